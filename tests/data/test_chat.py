@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from whet.data import check_context, demonstration_tokens, prompt_tokens
+from whet.types import Demonstration, Encoded, Prompt, WhetError
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+USER = {"role": "user", "content": "two plus three"}
+FIVE = {"role": "assistant", "content": "it is five"}
+AGAIN = {"role": "user", "content": "are you sure"}
+
+
+def built(template: str | None = CHATML, *, bos: bool = False, close: bool = False, eos: str | None = "</s>") -> Any:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["\n\nit is\n\nfive\n\nfive"] * 20, trainer)
+    if bos or close:
+        core.post_processor = processors.TemplateProcessing(
+            single=("<s> $A" if bos else "$A") + (" </s>" if close else ""), special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token=eos)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def text(tokenizer: Any, tokens: tuple[int, ...]) -> str:
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def trained(tokenizer: Any, encoded: Encoded) -> list[str]:
+    """The runs of trained tokens, as text."""
+    runs: list[list[int]] = [[]]
+    for token, action in zip(encoded.tokens, encoded.action, strict=True):
+        if action:
+            runs[-1].append(token)
+        elif runs[-1]:
+            runs.append([])
+    return [text(tokenizer, tuple(run)) for run in runs if run]
+
+
+def shown(reply: str, *messages: dict[str, str]) -> Demonstration:
+    return Demonstration(Prompt("a.jsonl:1", messages), reply)
+
+
+def test_conversation_prompt_opens_a_reply() -> None:
+    tokenizer = built()
+    tokens = prompt_tokens(tokenizer, Prompt("p", (USER, FIVE, AGAIN)))
+    assert text(tokenizer, tokens) == (
+        "<|im_start|>user\ntwo plus three<|im_end|>\n<|im_start|>assistant\nit is five<|im_end|>\n"
+        "<|im_start|>user\nare you sure<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert isinstance(tokens, tuple)
+    assert all(isinstance(token, int) for token in tokens)
+
+
+def test_plain_prompt_has_the_default_special_tokens() -> None:
+    bare, marked = built(None), built(None, bos=True)
+    prompt = Prompt("p", (), "it is")
+    assert text(bare, prompt_tokens(bare, prompt)) == "it is"
+    assert text(marked, prompt_tokens(marked, prompt)) == "<s>it is"
+
+
+def test_plain_prompt_stays_open() -> None:
+    closing = built(None, bos=True, close=True)
+    assert text(closing, prompt_tokens(closing, Prompt("p", (), "it is"))) == "<s>it is"
+    assert text(closing, prompt_tokens(closing, Prompt("p", (), "it is</s>"))) == "<s>it is</s>"
+
+
+def test_plain_demonstration() -> None:
+    tokenizer = built(None, bos=True)
+    encoded = demonstration_tokens(tokenizer, Demonstration(Prompt("p", (), "it is\n"), "\nfive"))
+    assert text(tokenizer, encoded.tokens) == "<s>it is\n\nfive</s>"
+    assert trained(tokenizer, encoded) == ["\nfive</s>"]
+    assert encoded.tokens[: encoded.action.index(True)] == prompt_tokens(tokenizer, Prompt("p", (), "it is\n"))
+
+
+def test_the_reply_is_trained_with_its_end_and_nothing_after() -> None:
+    tokenizer = built()
+    demonstration = shown("it is five", USER, FIVE, AGAIN)
+    encoded = demonstration_tokens(tokenizer, demonstration)
+    assert trained(tokenizer, encoded) == ["it is five<|im_end|>"]
+    before = prompt_tokens(tokenizer, demonstration.prompt)
+    assert encoded.tokens[: len(before)] == before
+    assert encoded.action.index(True) == len(before)
+    assert len(encoded.tokens) == len(encoded.action)
+
+
+def test_every_reply_trains_the_earlier_turns_too() -> None:
+    tokenizer = built()
+    demonstration = shown("five", USER, FIVE, AGAIN, FIVE, USER)
+    encoded = demonstration_tokens(tokenizer, demonstration, every_reply=True)
+    assert trained(tokenizer, encoded) == ["it is five<|im_end|>", "it is five<|im_end|>", "five<|im_end|>"]
+    assert encoded.tokens == demonstration_tokens(tokenizer, demonstration).tokens
+
+
+def test_every_reply_leaves_out_a_turn_that_opens_the_conversation() -> None:
+    tokenizer = built()
+    encoded = demonstration_tokens(tokenizer, shown("five", FIVE, USER), every_reply=True)
+    assert trained(tokenizer, encoded) == ["five<|im_end|>"]
+
+
+def test_a_merge_across_the_boundary_leaves_the_prompt_alone() -> None:
+    tokenizer = built()
+    opened = prompt_tokens(tokenizer, Prompt("p", (USER,)))
+    whole = text(tokenizer, opened) + "\n\nfive"
+    merged = tuple(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    assert merged[: len(opened)] != opened, "the vocabulary no longer merges across the boundary"
+    earlier = {"role": "assistant", "content": "\n\nfive"}
+    encoded = demonstration_tokens(tokenizer, shown("\n\nfive", USER))
+    assert encoded.tokens[: len(opened)] == opened
+    assert trained(tokenizer, encoded) == ["\n\nfive<|im_end|>"]
+    both = demonstration_tokens(tokenizer, shown("five", USER, earlier, AGAIN), every_reply=True)
+    assert both.tokens[: len(prompt_tokens(tokenizer, Prompt("p", (USER, earlier, AGAIN))))] == prompt_tokens(
+        tokenizer, Prompt("p", (USER, earlier, AGAIN))
+    )
+    first, last = trained(tokenizer, both)
+    assert first.endswith("\n\nfive<|im_end|>")
+    assert first.strip("\n") == "five<|im_end|>"
+    assert last == "five<|im_end|>"
+
+
+def test_control_tokens_inside_a_reply_do_not_end_it() -> None:
+    tokenizer = built()
+    tokenizer.add_tokens(["</think>"], special_tokens=True)
+    encoded = demonstration_tokens(tokenizer, shown("it is</think>", USER))
+    assert trained(tokenizer, encoded) == ["it is</think><|im_end|>"]
+
+
+def test_only_the_first_end_token_is_kept() -> None:
+    tokenizer = built(CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"))
+    encoded = demonstration_tokens(tokenizer, shown("five", USER, FIVE, AGAIN), every_reply=True)
+    assert trained(tokenizer, encoded) == ["it is five<|im_end|>", "five<|im_end|>"]
+
+
+def test_a_template_without_end_token_gets_eos() -> None:
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer = built(plain + "{% if add_generation_prompt %}assistant: {% endif %}")
+    encoded = demonstration_tokens(tokenizer, shown("five", USER))
+    assert text(tokenizer, encoded.tokens) == "user: two plus three\nassistant: five</s>"
+    assert trained(tokenizer, encoded) == ["five</s>"]
+
+
+def test_a_reply_the_template_trims_or_prefixes_is_trained_as_written() -> None:
+    thinking = CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ m.content | trim }}",
+    )
+    tokenizer = built(thinking)
+    demonstration = shown("  five \n", USER, FIVE, AGAIN)
+    assert trained(tokenizer, demonstration_tokens(tokenizer, demonstration)) == ["<think></think>five<|im_end|>"]
+    with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*messages\[1\] differently.*pass every_reply=False"):
+        demonstration_tokens(tokenizer, demonstration, every_reply=True)
+
+
+def test_a_template_that_rewrites_history_is_an_error() -> None:
+    rewriting = "{{ messages | length }} turns\n" + CHATML
+    with pytest.raises(WhetError, match=r"'a\.jsonl:1': the chat template rewrites the prompt .*give the tokenizer"):
+        demonstration_tokens(built(rewriting), shown("five", USER))
+
+
+def test_a_conversation_needs_a_template() -> None:
+    for encode in (
+        lambda: prompt_tokens(built(None), Prompt("a.jsonl:1", (USER,))),
+        lambda: demonstration_tokens(built(None), shown("five", USER)),
+    ):
+        with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*no chat template; use plain text prompts, or set"):
+            encode()
+
+
+def test_a_template_that_refuses_a_role_is_an_error() -> None:
+    refusing = "{{ raise_exception('no system turns') }}"
+    with pytest.raises(WhetError, match=r"'p': the chat template refuses the turns user \(no system turns\); .*change"):
+        prompt_tokens(built(refusing), Prompt("p", (USER,)))
+
+
+def test_a_reply_needs_an_end_token() -> None:
+    with pytest.raises(WhetError, match=r"'p': the tokenizer has no eos_token .*set tokenizer\.eos_token"):
+        demonstration_tokens(built(None, eos=None), Demonstration(Prompt("p", (), "it is"), "five"))
+
+
+def test_context() -> None:
+    prompts = [Prompt("short", (), "a"), Prompt("long", (), "b"), Prompt("longest", (), "c")]
+    check_context(prompts, [1, 20, 24], max_new_tokens=8, context=32)
+    with pytest.raises(
+        WhetError, match=r"'longest' \(and 1 more\): 30 tokens .*make 38; .*context of 32; lower max_new_tokens to 2,"
+    ):
+        check_context(prompts, [1, 25, 30], max_new_tokens=8, context=32)
+    with pytest.raises(WhetError, match=r"'longest': 32 tokens .*; shorten or drop the prompt"):
+        check_context(prompts, [1, 2, 32], max_new_tokens=1, context=32)
+
+
+def test_the_room_imports_no_heavy_package() -> None:
+    heavy = "{'transformers', 'datasets', 'pyarrow', 'jinja2'}"
+    script = (
+        f"import torch, sys; before = set(sys.modules); import whet.data; print({heavy} & (set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,233 @@
+"""Functions of every accepted form become rewards; everything else is refused in one line."""
+
+from __future__ import annotations
+
+import fractions
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from whet.protocols import Reward
+from whet.reward import BUILTIN, RewardFailure, as_reward, find_reward
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+
+def chat(answer: Any = "7", **meta: Any) -> Prompt:
+    return Prompt("p1", ({"role": "user", "content": "3+4?"},), answer=answer, meta=meta)
+
+
+def plain(answer: Any = "7", **meta: Any) -> Prompt:
+    return Prompt("p2", (), text="3+4=", answer=answer, meta=meta)
+
+
+def sample(reply: str) -> Sample:
+    tokens = torch.tensor([5, 6, 7, 8])
+    action = torch.tensor([False, False, True, True])
+    return Sample(tokens, action, torch.zeros(4), (0, 0), StopReason.END, reply)
+
+
+def one(function: Any, prompt: Prompt | None = None, reply: str = "seven", name: str | None = None) -> Any:
+    return as_reward(function, name)([prompt or chat()], [sample(reply)])[0]
+
+
+def test_prompt_text_and_reply() -> None:
+    def length(prompt, reply):  # type: ignore[no-untyped-def]
+        assert (prompt, reply) == ("3+4?", "seven")
+        return len(reply)
+
+    reward = as_reward(length)
+    assert isinstance(reward, Reward) and reward.name == "length"
+    assert reward([chat()] * 2, [sample("seven")] * 2) == [5.0, 5.0]
+    assert as_reward(length, "size").name == "size"
+
+
+def test_an_annotated_parameter_receives_the_prompt_object() -> None:
+    def by_class(row: Prompt, reply: str) -> float:
+        return float(row.id == "p1")
+
+    namespace: dict[str, Any] = {}
+    exec("def by_text(prompt: 'Prompt', reply: str): return float(prompt.id == 'p1')", namespace)
+    assert one(by_class) == 1.0
+    assert one(namespace["by_text"]) == 1.0
+
+
+def test_columns_by_name_with_defaults_and_the_rest() -> None:
+    def f(reply: str, answer: str, level: int, scale: float = 2.0, **rest: Any) -> float:
+        assert rest == {"prompt": "3+4?", "subject": "sums"}
+        return level * scale + float(answer)
+
+    assert one(f, chat(level=3, subject="sums")) == 13.0
+    assert one(f, chat(level=3, subject="sums", scale=10.0)) == 37.0
+
+
+def test_positional_only_partial_method_and_callable_object() -> None:
+    def f(prompt, reply, /, answer="no"):  # type: ignore[no-untyped-def]
+        return float(prompt == "3+4?" and reply == "seven" and answer == "7")
+
+    class Judge:
+        def __call__(self, reply: str) -> float:
+            return 0.5
+
+        def method(self, reply: str) -> float:
+            return 0.25
+
+    def weighted(reply: str, weight: float) -> float:
+        return weight
+
+    assert one(f) == 1.0
+    assert one(Judge()) == 0.5 and as_reward(Judge()).name == "Judge"
+    assert one(Judge().method) == 0.25
+    assert one(functools.partial(weighted, weight=3.0)) == 3.0
+    assert as_reward(functools.partial(weighted, weight=3.0)).name == "weighted"
+
+
+def test_a_reward_is_returned_as_it_is() -> None:
+    class Own:
+        name = "own"
+
+        def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+            return [1.0 for _ in samples]
+
+    own = Own()
+    assert as_reward(own) is own and as_reward(own, "own") is own
+    with pytest.raises(WhetError, match="'own' cannot be called 'other'"):
+        as_reward(own, "other")
+    with pytest.raises(WhetError, match=r"Own is a class.*Own\(\)"):
+        as_reward(Own)
+
+
+def test_batched_form_in_trl_shapes() -> None:
+    seen: dict[str, Any] = {}
+
+    def batched(completions, prompts, **columns):  # type: ignore[no-untyped-def]
+        seen.update(columns, completions=completions, prompts=prompts)
+        return [1, None]
+
+    scores = as_reward(batched)([chat(level=3), plain(answer="8")], [sample("a"), sample("b")])
+    assert scores == [1.0, None]
+    assert seen["prompts"] == [[{"role": "user", "content": "3+4?"}], "3+4="]
+    assert seen["completions"] == [[{"role": "assistant", "content": "a"}], "b"]
+    assert seen["completion_ids"] == [[7, 8], [7, 8]]
+    assert seen["answer"] == ["7", "8"] and seen["level"] == [3, None]
+
+
+def test_batched_form_receives_only_what_it_takes() -> None:
+    def batched(completions: list[str], answer: list[str], extra: str = "none") -> list[float]:
+        return [float(reply == gold) + (extra == "none") for reply, gold in zip(completions, answer, strict=True)]
+
+    assert as_reward(batched)([plain(level=3)] * 2, [sample("7"), sample("8")]) == [2.0, 1.0]
+    with pytest.raises(WhetError, match=r"'batched' asks for the column 'answer'.*'p2', reply '8'"):
+        as_reward(batched)([plain(), plain(answer=None)], [sample("7"), sample("8")])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [numpy.float32(0.5), torch.tensor(0.5), fractions.Fraction(1, 2), 0.5],
+    ids=["numpy", "torch", "fraction", "float"],
+)
+def test_numbers_of_other_libraries(value: Any) -> None:
+    score = one(lambda reply: value, name="half")
+    assert score == 0.5 and type(score) is float
+
+
+def test_true_is_one_and_none_is_unscorable() -> None:
+    assert one(lambda reply: True, name="yes") == 1.0
+    assert one(lambda reply: numpy.True_, name="yes") == 1.0
+    assert one(lambda reply: None, name="unknown") is None
+    assert as_reward(lambda completions: numpy.array([1, 2]), "many")([chat()] * 2, [sample("")] * 2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("1.0", r"'1.0' \(str\)"), (float("nan"), "nan"), (float("inf"), "inf"), (10**5000, "inf"), ([1], r"\[1\]")],
+    ids=["text", "nan", "inf", "huge", "list"],
+)
+def test_wrong_returns_name_reward_and_sample(value: Any, shown: str) -> None:
+    with pytest.raises(RewardFailure, match=f"reward 'odd' returned {shown}.*prompt 'p1'.*finite") as caught:
+        one(lambda reply: value, reply="x" * 200 + "END\n", name="odd")
+    assert "x" * 200 in str(caught.value) and "END" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_lists() -> None:
+    two = ([chat()] * 2, [sample("a"), sample("b")])
+    with pytest.raises(WhetError, match=r"returned 1 scores for 2 samples.*'p1', reply 'a'"):
+        as_reward(lambda completions: [1.0], "short")(*two)
+    with pytest.raises(WhetError, match=r"returned a float for one call on 2 samples.*one number a sample"):
+        as_reward(lambda completions: 1.0, "single")(*two)
+    with pytest.raises(RewardFailure, match=r"returned nan.*reply 'b'"):
+        as_reward(lambda completions: [1.0, float("nan")], "half")(*two)
+
+
+def test_a_missing_column_is_named_with_what_exists() -> None:
+    def f(reply: str, target: int) -> float:
+        return 1.0
+
+    with pytest.raises(WhetError, match=r"'f' asks for the column 'target'.*'p1', reply 'seven'.*numbers"):
+        one(f, chat(numbers=[1]))
+    with pytest.raises(WhetError, match="column 'answer'"):
+        one(lambda reply, answer: 1.0, chat(answer=None), name="g")
+
+
+def test_functions_that_cannot_be_rewards() -> None:
+    async def later(reply: str) -> float:
+        return 1.0
+
+    with pytest.raises(WhetError, match=r"'f' takes \(p, r\) and so never sees the reply"):
+        as_reward(lambda p, r: 1.0, "f")
+    with pytest.raises(WhetError, match="a lambda has no name"):
+        as_reward(lambda prompt, reply: 1.0)
+    with pytest.raises(WhetError, match="async"):
+        as_reward(later)
+    with pytest.raises(WhetError, match="3 is not a reward"):
+        as_reward(3)  # type: ignore[arg-type]
+
+
+def test_find_built_in() -> None:
+    assert set(BUILTIN) == {"exact_answer", "think_format", "countdown", "math_answer"}
+    for name in BUILTIN:
+        assert find_reward(name).name == name
+    assert find_reward("exact_answer")([chat()], [sample("#### 7")]) == [1.0]
+    with pytest.raises(WhetError, match=r"'exact_anser' \(did you mean 'exact_answer'\?\).*countdown"):
+        find_reward("exact_anser")
+
+
+def test_find_in_a_file(tmp_path: Any) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("bonus = 2.0\n")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from json import dumps\nfrom neighbour_of_mine import bonus\n\n"
+        "def shorter(prompt, reply):\n    return bonus - len(reply)\n"
+    )
+    reward = find_reward(f"{file}:shorter")
+    assert reward.name == "shorter" and reward([chat()], [sample("abc")]) == [-1.0]
+    with pytest.raises(WhetError, match=r"has no 'shortr' \(did you mean 'shorter'\?\); it has: shorter$"):
+        find_reward(f"{file}:shortr")
+    with pytest.raises(WhetError, match="names a file but no function"):
+        find_reward(str(file))
+    with pytest.raises(WhetError, match=r"no reward file .*min.py \(did you mean 'mine.py'\?\)"):
+        find_reward(f"{tmp_path / 'min.py'}:shorter")
+
+
+def test_find_in_a_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "rewards_here.py").write_text("def two(reply):\n    return 2\n")
+    assert find_reward("rewards_here:two")([chat()], [sample("")]) == [2.0]
+    with pytest.raises(WhetError, match="no module 'no_such_module_here'"):
+        find_reward("no_such_module_here:two")
+
+
+def test_a_file_that_fails_when_imported_is_named_with_its_line(tmp_path: Any) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(WhetError, match=r"broken\.py:2: ZeroDivisionError: division by zero"):
+        find_reward(f"{file}:f")
+    file.write_text("x = 1\ndef f(:\n")
+    with pytest.raises(WhetError, match=r"broken\.py:2: SyntaxError"):
+        find_reward(f"{file}:f")

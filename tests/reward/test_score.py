@@ -1,0 +1,306 @@
+"""Weights, exclusion, and time limits that hold on the main thread and off it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from whet.reward import Part, RewardFailure, as_reward, num_unscorable, score
+from whet.reward.limit import Overrun, limited
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+PROMPTS = [Prompt(f"p{i}", (), text="q", answer=str(i)) for i in range(3)]
+
+
+def sample(reply: str) -> Sample:
+    return Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, reply)
+
+
+SAMPLES = [sample("a"), sample("bb"), sample("ccc")]
+
+
+def length(reply: str) -> float:
+    return len(reply)
+
+
+def part(function: Any, weight: float = 1.0, name: str | None = None) -> Part:
+    return Part(as_reward(function, name), weight)
+
+
+def run(*parts: Part, timeout: float = 5.0, on_error: Any = "stop") -> list[Sample]:
+    return score(PROMPTS, SAMPLES, parts, timeout, on_error)
+
+
+def test_parts_are_named_and_summed_by_weight() -> None:
+    scored = run(part(length), part(lambda completions: [1, 0, 1], -0.5, "batched"))
+    assert [dict(one.parts) for one in scored] == [
+        {"length": 1.0, "batched": 1.0},
+        {"length": 2.0, "batched": 0.0},
+        {"length": 3.0, "batched": 1.0},
+    ]
+    assert [one.reward for one in scored] == [0.5, 2.0, 2.5]
+    assert [one.reply for one in scored] == ["a", "bb", "ccc"]
+    assert SAMPLES[0].reward is None
+
+
+def test_a_reward_of_your_own_is_checked_too() -> None:
+    class Own:
+        name = "own"
+
+        def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+            return [float("nan") if one.reply == "bb" else 2.0 for one in samples]
+
+    scored = run(Part(Own()), part(length), on_error="exclude")
+    assert [one.reward for one in scored] == [None, None, None]
+    with pytest.raises(RewardFailure, match=r"'own' returned nan.*'p1', reply 'bb'"):
+        run(Part(Own()))
+
+
+def test_none_makes_a_sample_unscorable_and_is_counted() -> None:
+    scored = run(part(length), part(lambda reply: None if reply == "bb" else 1.0, name="maybe"))
+    assert [one.reward for one in scored] == [2.0, None, 4.0]
+    assert scored[1].parts == {"length": 2.0}
+    assert num_unscorable(scored) == 1
+
+
+def test_refused_sums() -> None:
+    with pytest.raises(WhetError, match="two rewards are called 'length'"):
+        run(part(length), part(length))
+    with pytest.raises(WhetError, match=r"every reward has weight 0 \(length\)"):
+        run(part(length, 0.0))
+    with pytest.raises(WhetError, match="'length' has weight nan"):
+        part(length, float("nan"))
+    with pytest.raises(WhetError, match="no reward is given"):
+        run()
+    with pytest.raises(WhetError, match="on_error is 'skip'; give one of stop, exclude"):
+        run(part(length), on_error="skip")
+    with pytest.raises(WhetError, match="timeout is 0"):
+        run(part(length), timeout=0)
+    with pytest.raises(WhetError, match="not finite"):
+        run(part(lambda reply: 1e308, 10.0, "big"))
+
+
+def helper(text: str) -> float:
+    return float(text.index("z"))  # THE LINE
+
+
+def fragile(prompt: str, reply: str) -> float:
+    return helper(reply) if reply == "bb" else 1.0
+
+
+def line_of(mark: str) -> int:
+    with open(__file__) as file:
+        return next(number for number, line in enumerate(file, 1) if mark in line)
+
+
+def test_an_exception_is_wrapped_with_the_users_line() -> None:
+    with pytest.raises(RewardFailure) as caught:
+        run(part(fragile))
+    message = str(caught.value)
+    assert "'fragile' raised ValueError: substring not found" in message
+    assert f"{__file__}:{line_of('THE' + ' LINE')} " in message
+    assert "prompt 'p1', reply 'bb'" in message
+    assert "--set reward.on_error=exclude" in message
+    assert "\n" not in message and isinstance(caught.value.__cause__, ValueError)
+
+
+def test_exclusion_leaves_out_the_sample_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        scored = run(part(fragile), part(length), on_error="exclude")
+    assert [one.reward for one in scored] == [2.0, None, 4.0]
+    assert scored[1].parts == {"length": 2.0} and num_unscorable(scored) == 1
+    assert "failed on 1 of 3 samples" in caplog.text and "substring not found" in caplog.text
+
+
+def test_a_failing_batched_call_names_its_first_sample_and_excludes_all_of_it() -> None:
+    def batched(completions: list[str]) -> list[float]:
+        raise KeyError("gone")
+
+    with pytest.raises(RewardFailure, match=r"KeyError: 'gone'.*one call on 3 samples, the first: prompt 'p0'"):
+        run(part(batched))
+    assert num_unscorable(run(part(batched), part(length), on_error="exclude")) == 3
+
+
+def test_mistakes_in_the_data_are_never_excluded() -> None:
+    def asks(reply: str, colour: str) -> float:
+        return 1.0
+
+    with pytest.raises(WhetError, match="column 'colour'"):
+        run(part(asks), on_error="exclude")
+    with pytest.raises(WhetError, match="returned 1 scores for 3"):
+        run(part(lambda completions: [1.0], name="short"), on_error="exclude")
+
+
+def test_exit_is_a_failure_and_an_interrupt_is_not() -> None:
+    def leaves(reply: str) -> float:
+        sys.exit("bye")
+
+    def interrupted(reply: str) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(RewardFailure, match="SystemExit: bye"):
+        run(part(leaves))
+    with pytest.raises(KeyboardInterrupt):
+        run(part(interrupted), on_error="exclude")
+
+
+def loops(prompt: str, reply: str) -> float:
+    while reply == "bb":
+        pass
+    return 1.0
+
+
+def loops_and_catches(reply: str) -> float:
+    while reply == "bb":
+        try:
+            time.sleep(0.01)
+        except Exception:
+            continue
+    return 1.0
+
+
+def explodes(prompt: str, reply: str) -> float:
+    if reply == "bb":
+        re.match(r"(a+)+$", "a" * 40 + "b")
+    return 1.0
+
+
+def sleeps(reply: str) -> float:
+    time.sleep(30 if reply == "bb" else 0)
+    return 1.0
+
+
+def in_worker(call: Callable[[], Any]) -> BaseException | None:
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    return caught[0] if caught else None
+
+
+@pytest.mark.parametrize("function", [loops, loops_and_catches, explodes, sleeps])
+def test_endless_rewards_are_stopped_on_the_main_thread(function: Any) -> None:
+    started = time.monotonic()
+    with pytest.raises(RewardFailure) as caught:
+        run(part(function), timeout=0.3)
+    assert time.monotonic() - started < 1.5
+    message = str(caught.value)
+    assert f"'{function.__name__}' took longer than 0.3 s at {__file__}:" in message
+    assert "prompt 'p1', reply 'bb'" in message and "reward.timeout" in message
+
+
+@pytest.mark.parametrize("function", [loops, loops_and_catches, sleeps])
+def test_endless_rewards_are_stopped_in_a_worker_thread(function: Any) -> None:
+    started = time.monotonic()
+    error = in_worker(lambda: run(part(function), timeout=0.3))
+    assert time.monotonic() - started < 1.5
+    assert isinstance(error, RewardFailure)
+    assert f"'{function.__name__}' took longer than 0.3 s at {__file__}:" in str(error)
+    assert "prompt 'p1', reply 'bb'" in str(error)
+
+
+def test_a_stray_python_loop_does_not_burn_on() -> None:
+    running: list[threading.Thread] = []
+
+    def endless(reply: str) -> float:
+        running.append(threading.current_thread())
+        while True:
+            pass
+
+    assert isinstance(in_worker(lambda: run(part(endless), timeout=0.2)), RewardFailure)
+    running[0].join(5)
+    assert running[0].name == "whet-reward" and not running[0].is_alive()
+
+
+def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_thread() -> None:
+    program = textwrap.dedent("""
+        import re, threading, torch
+        from whet.reward import Part, as_reward, limit, score
+        from whet.types import Prompt, Sample, StopReason
+        limit.GRACE_SECONDS = 0.3
+        def explodes(reply):
+            return re.match(r"(a+)+$", "a" * 40 + "b")
+        sample = Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, "a")
+        arguments = ([Prompt("p", (), text="q")], [sample], [Part(as_reward(explodes))], 0.2, "stop")
+        thread = threading.Thread(target=score, args=arguments)
+        thread.start()
+        thread.join()
+        print("survived")
+    """)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and "survived" not in ended.stdout
+    assert "Timeout (0:00:00.7" in ended.stderr and "in explodes" in ended.stderr
+
+
+def test_a_batched_call_has_one_limit_and_a_timeout_can_be_excluded() -> None:
+    def batched(completions: list[str]) -> list[float]:
+        time.sleep(20)
+        return [1.0] * len(completions)
+
+    started = time.monotonic()
+    scored = run(part(batched), part(length), timeout=0.2, on_error="exclude")
+    assert time.monotonic() - started < 1.0
+    assert num_unscorable(scored) == 3 and scored[2].parts == {"length": 3.0}
+
+
+def test_a_swallowed_interruption_is_still_a_timeout() -> None:
+    def swallows(reply: str) -> float:
+        try:
+            time.sleep(20)
+        except BaseException:
+            return 1.0
+        return 0.0
+
+    with pytest.raises(RewardFailure, match="took longer"):
+        run(part(swallows), timeout=0.2)
+
+
+def test_handler_and_timer_are_put_back() -> None:
+    rung: list[int] = []
+    earlier = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        handler = signal.getsignal(signal.SIGALRM)
+        signal.setitimer(signal.ITIMER_REAL, 0.4)
+        run(part(length))
+        with pytest.raises(RewardFailure):
+            run(part(loops), timeout=0.1)
+        assert signal.getsignal(signal.SIGALRM) is handler and not rung
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < left < 0.31 and interval == 0
+        time.sleep(0.4)
+        assert rung == [1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier)
+
+
+def test_limits_nest() -> None:
+    def outer() -> str:
+        with pytest.raises(Overrun):
+            limited(lambda: time.sleep(5), 0.1)
+        time.sleep(5)
+        return "late"
+
+    started = time.monotonic()
+    with pytest.raises(Overrun):
+        limited(outer, 0.3)
+    assert 0.25 < time.monotonic() - started < 1.0
+    assert limited(lambda: 7, 1.0) == 7

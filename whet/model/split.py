@@ -1,0 +1,98 @@
+"""A causal language model cut in two: a trunk that ends in hidden states and a vocabulary head.
+
+Training and sampling both go through this cut, so that logits are only ever built for the positions that need them,
+a chunk at a time. The cut is checked against the model's own forward once; a model that does more between trunk and
+logits than we know keeps its head in the trunk (the head is then the identity) and still works, with larger memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class SplitModel:
+    """`head(hidden(...))` are the model's logits."""
+
+    model: nn.Module
+    trunk: nn.Module
+    head: Callable[[Tensor], Tensor]  # [M, D] -> [M, V]
+    whole: bool  # True: the trunk is the whole model and the head the identity
+    takes_positions: bool
+
+    def hidden(
+        self,
+        tokens: Tensor,  # int64 [N, T]
+        attention_mask: Tensor | None = None,  # int64 [N, T including cache]
+        position_ids: Tensor | None = None,  # int64 [N, T]
+        cache: Any = None,
+    ) -> Tensor:
+        """Hidden states [N, T, D]; `cache` is a transformers cache that is read and extended in place."""
+        extra: dict[str, Any] = {}
+        if position_ids is not None and self.takes_positions:
+            extra["position_ids"] = position_ids
+        if cache is not None:
+            extra["past_key_values"] = cache
+        output = self.trunk(input_ids=tokens, attention_mask=attention_mask, use_cache=cache is not None, **extra)
+        return output.logits if self.whole else output.last_hidden_state
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def split_model(model: Any) -> SplitModel:
+    """The cut that reproduces the model's own logits."""
+    trunk = model.base_model
+    head = _head(model)
+    if head is not None and trunk is not model:
+        candidate = SplitModel(model, trunk, head, False, _takes_positions(trunk))
+        if _agrees(candidate):
+            return candidate
+    return SplitModel(model, model, _identity, True, _takes_positions(model))
+
+
+def _identity(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _takes_positions(module: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(module.forward).parameters
+
+
+def _head(model: Any) -> Callable[[Tensor], Tensor] | None:
+    layer = model.get_output_embeddings()
+    if layer is None:
+        return None
+    settings = model.config.get_text_config()
+    softcap = getattr(settings, "final_logit_softcapping", None)
+    factor = getattr(settings, "logit_scale", None) or 1.0 / (getattr(settings, "logits_scaling", None) or 1.0)
+
+    def head(hidden: Tensor) -> Tensor:
+        logits = F.linear(hidden, layer.weight, getattr(layer, "bias", None))
+        if factor != 1.0:
+            logits = logits * factor
+        return torch.tanh(logits / softcap) * softcap if softcap else logits
+
+    return head
+
+
+@torch.no_grad()
+def _agrees(split: SplitModel) -> bool:
+    device = split.device
+    vocabulary = int(split.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
+    tokens = (torch.arange(1, 7, device=device) % vocabulary)[None]
+    try:
+        ours = split.head(split.hidden(tokens)[0])
+    except (TypeError, AttributeError, RuntimeError):
+        return False
+    theirs = split.model(input_ids=tokens).logits[0]
+    tolerance = 1e-4 if ours.dtype == torch.float32 else 5e-2
+    return ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,155 @@
+"""A run folder read back, and what it says in one sentence. Shared by everything that shows finished runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.report.record import (
+    SAMPLES,
+    Evaluation,
+    evaluations,
+    read_lines,
+    read_metrics,
+    read_summary,
+    step_reports,
+)
+from whet.report.text import duration, headline, measured, number
+from whet.types import StepReport
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds. Of the samples only those of the first and the last recorded step."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    config: str
+    steps: tuple[StepReport, ...]
+    evaluations: tuple[Evaluation, ...]
+    first_samples: tuple[Mapping[str, Any], ...]
+    last_samples: tuple[Mapping[str, Any], ...]
+
+    @property
+    def status(self) -> str:
+        return str(self.summary.get("status") or "running")
+
+    @property
+    def num_steps(self) -> int:
+        """The last step reached."""
+        return self.steps[-1].step if self.steps else 0
+
+    @property
+    def dtype(self) -> str:
+        return str((self.summary.get("facts") or {}).get("dtype", "float32"))
+
+    def seconds(self) -> dict[str, float]:
+        """Where the time went: as summed up by the run, or by its logs where it never came to that."""
+        told = self.summary.get("seconds")
+        if told:
+            return {phase: float(took) for phase, took in told.items() if took}
+        phases: dict[str, float] = {}
+        for step in self.steps:
+            for phase, took in step.seconds.items():
+                phases[phase] = phases.get(phase, 0.0) + took
+        evaluating = sum(evaluation.seconds for evaluation in self.evaluations)
+        return {**phases, "evaluate": evaluating} if evaluating else phases
+
+    def wall_seconds(self) -> float:
+        started, finished = self.summary.get("started"), self.summary.get("finished")
+        if started is not None and finished is not None and finished >= started:
+            return float(finished) - float(started)
+        return sum(self.seconds().values())
+
+    def tokens(self) -> int:
+        return int(self.summary.get("tokens") or sum(step.counts.get("tokens", 0) for step in self.steps))
+
+    def gain(self) -> tuple[str, float | None, float | None] | None:
+        """The headline measurement with its value before and after training; None where nothing was measured."""
+        before = dict(self.summary.get("before") or {})
+        after = dict(self.summary.get("after") or {})
+        if not before and not after and self.evaluations:
+            main = self.evaluations[0].name
+            same = [evaluation for evaluation in self.evaluations if evaluation.name == main]
+            before = dict(same[0].result) if same[0].step == 0 else {}
+            after = dict(same[-1].result) if same[-1].step > 0 else {}
+        name = headline(after or before)
+        return None if name is None else (name, before.get(name), after.get(name))
+
+
+def read_run(folder: Path | str) -> Run:
+    folder = Path(folder)
+    summary = read_summary(folder)
+    lines = read_metrics(folder)
+    config = folder / "config.toml"
+    first, last = _samples_at_the_ends(folder / SAMPLES)
+    return Run(
+        folder,
+        summary,
+        config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
+        tuple(step_reports(lines)),
+        tuple(evaluations(lines)),
+        first,
+        last,
+    )
+
+
+def verdict(run: Run) -> str:
+    """The run in one sentence."""
+    length = f"{run.num_steps} step{'s' if run.num_steps != 1 else ''} and {duration(run.wall_seconds())}"
+    if not run.steps:
+        return {
+            "failed": "The run failed before its first step.",
+            "interrupted": "The run was interrupted before its first step.",
+            "finished": "The run finished without a training step.",
+        }.get(run.status, "The run has not made its first step yet.")
+    total = int(run.summary.get("total_steps") or run.num_steps)
+    reached = f"step {run.num_steps} of {total}, after {duration(run.wall_seconds())}"
+    opening = {
+        "failed": f"The run failed after {reached}",
+        "interrupted": f"The run was interrupted after {reached}",
+        "running": f"The run is at {reached}, or was killed there",
+    }.get(run.status)
+    outcome = _outcome(run)
+    return f"{opening}: {outcome}." if opening else f"{outcome[0].upper()}{outcome[1:]} in {length}."
+
+
+def _outcome(run: Run) -> str:
+    gain = run.gain()
+    if gain is None:
+        first, last = (step.reward.get("total") for step in (run.steps[0], run.steps[-1]))
+        return f"mean reward went from {number(first)} to {number(last)}, without an evaluation"
+    name, before, after = gain
+    words = name.replace("_", " ")
+    if before is None:
+        return f"{words} reached {measured(name, after)}, with nothing measured before"
+    if after is None:
+        return f"{words} was {measured(name, before)} before training, with nothing measured after"
+    verb = "stayed at" if measured(name, before) == measured(name, after) else "rose" if after > before else "fell"
+    if verb == "stayed at":
+        return f"{words} stayed at {measured(name, after)}"
+    return f"{words} {verb} from {measured(name, before)} to {measured(name, after)}"
+
+
+def _samples_at_the_ends(
+    path: Path,
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
+    """The samples of the first and of the last recorded step, without holding the log in memory."""
+    first: list[Mapping[str, Any]] = []
+    last: list[Mapping[str, Any]] = []
+    for line in read_lines(path):
+        if not first or line["step"] == first[0]["step"]:
+            first.append(line)
+        if last and line["step"] != last[0]["step"]:
+            last = []
+        last.append(line)
+    return tuple(first), tuple(last)
+
+
+def started_on(run: Run) -> str:
+    """The day and minute the run began, in universal time; empty where it is not known."""
+    began = run.summary.get("started")
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(began))) if began else ""

@@ -1,0 +1,94 @@
+"""Numbers and times as people read them, and the small drawings made of characters. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+ABSENT = "-"
+ACCURACY_NAMES = ("accuracy", "correct", "correctness", "exact", "exact_match")
+PHASES = ("start_up", "rollout", "reward", "reference", "train", "evaluate", "save")
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.:-=+*#"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits or so; a dash for what was not measured."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
+
+
+def percent(share: float | None) -> str:
+    return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
+
+
+def quantity(count: float) -> str:
+    """A count in thousands (k), millions (M) or billions (G) where it is large."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if count >= size:
+            return f"{count / (1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{count:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return ABSENT
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def measured(name: str, value: float | None) -> str:
+    """A value in the unit its name implies: accuracies are shares, the rest plain numbers."""
+    return percent(value) if name in ACCURACY_NAMES or name.endswith("accuracy") else number(value)
+
+
+def headline(values: Mapping[str, float | None]) -> str | None:
+    """The name of the one measurement to put in a headline: an accuracy where there is one."""
+    for name in ACCURACY_NAMES:
+        if name in values:
+            return name
+    return next(iter(values), None)
+
+
+def label(phase: str) -> str:
+    return "start-up" if phase in ("start_up", "startup", "start") else phase.replace("_", " ")
+
+
+def ordered(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Phases in the order a run goes through them, unknown ones last; empty ones left out."""
+    known = {phase: place for place, phase in enumerate(PHASES)}
+    spent = [(phase, took) for phase, took in seconds.items() if took and math.isfinite(took) and took > 0]
+    return sorted(spent, key=lambda item: (known.get(item[0], len(known)), item[0]))
+
+
+def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) -> str:
+    """The course of the values in at most `width` characters, each the mean of its stretch."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    cells = min(width, len(finite))
+    edges = [len(finite) * cell // cells for cell in range(cells + 1)]
+    means = [sum(finite[start:stop]) / (stop - start) for start, stop in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1.0):
+        return blocks[len(blocks) // 2] * cells
+    return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1))] for mean in means)

@@ -1,0 +1,119 @@
+"""Rewards by name: a built-in, `module:function`, or `path/to/file.py:function`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from whet.protocols import Reward
+from whet.reward.answer import exact_answer
+from whet.reward.call import as_reward
+from whet.reward.countdown import countdown
+from whet.reward.failure import one_line, place, positions
+from whet.reward.math_answer import math_answer
+from whet.reward.think_format import think_format
+from whet.types import WhetError
+
+BUILTIN: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {function.__name__: function for function in (exact_answer, think_format, countdown, math_answer)}
+)
+
+
+def find_reward(name_or_path: str) -> Reward:
+    """The reward of that name; a file's or module's reward is imported, so its code runs."""
+    if name_or_path in BUILTIN:
+        return as_reward(BUILTIN[name_or_path])
+    source, _, attribute = name_or_path.rpartition(":")
+    if not source or not attribute:
+        raise WhetError(_unknown(name_or_path))
+    module = _file_module(source) if source.endswith(".py") else _named_module(source, name_or_path)
+    if not hasattr(module, attribute):
+        raise WhetError(
+            f"{source} has no {attribute!r}{_nearest(attribute, _functions(module))}; "
+            f"it has: {', '.join(_functions(module)) or 'no functions'}"
+        )
+    return as_reward(getattr(module, attribute))
+
+
+def _unknown(name: str) -> str:
+    if name.rstrip(":").endswith(".py"):
+        return f"reward {name!r} names a file but no function; add it, as in {name.rstrip(':')}:my_reward"
+    return (
+        f"no reward is called {name!r}{_nearest(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
+        "your own: path/to/file.py:function or module:function"
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """What a user could have meant: the callables the module itself defines."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not inspect.isclass(value) and not name.startswith("_")
+        if getattr(value, "__module__", None) == module.__name__
+    )
+
+
+def _file_module(source: str) -> ModuleType:
+    path = Path(source).resolve()
+    if not path.is_file():
+        near = sorted(str(other.name) for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        there = f"{path.parent} has: {', '.join(near)}" if near else f"{path.parent} has no .py files"
+        raise WhetError(f"there is no reward file {source}{_nearest(path.name, near)}; {there}; correct the path")
+    name = f"whet_reward:{path}"
+    if name in sys.modules:  # two parts may come from one file
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise WhetError(f"{source} cannot be imported as Python; give a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    _make_importable(path.parent)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(source, error, str(path)) from error
+    return module
+
+
+def _named_module(source: str, name_or_path: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
+            raise WhetError(
+                f"reward {name_or_path!r}: there is no module {source!r} here or among the installed packages; "
+                "correct the name, or give the file: path/to/file.py:function"
+            ) from None
+        raise _broken(source, error, None) from error
+    except Exception as error:
+        raise _broken(source, error, None) from error
+
+
+def _make_importable(folder: Path) -> None:
+    # appended: a user's neighbour files are found, and nothing installed is shadowed
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _broken(source: str, error: Exception, file: str | None) -> WhetError:
+    frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
+    where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else place(frames, file)
+    return WhetError(
+        f"{source} fails when imported, at {where}: {type(error).__name__}: {one_line(str(error))}; mend that line"
+    )

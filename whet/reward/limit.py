@@ -1,0 +1,118 @@
+"""Time limits on code we did not write.
+
+`limited` stops waiting for a call; on the main thread it interrupts it too, catastrophic regular expressions
+included. `watchdog` is the last defence, against C code that neither looks at signals nor releases the
+interpreter: it ends the process, because a dead run can be resumed and a hanging one only costs money.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TypeVar
+
+from whet.reward.failure import positions
+
+T = TypeVar("T")
+
+GRACE_SECONDS = 10.0  # what the watchdog adds to twice the limit
+REPEAT_SECONDS = 0.1  # between two interruptions of a call that swallowed the first
+
+
+class Overrun(BaseException):
+    """A call took too long. Not an `Exception`: graders like to catch those and to carry on."""
+
+    def __init__(self, innermost_first: tuple[tuple[str, int], ...] = ()) -> None:
+        super().__init__("took too long")
+        self.innermost_first = innermost_first  # (file, line) of the interrupted stack
+
+
+def limited(call: Callable[[], T], seconds: float) -> T:
+    """The call's value, or `Overrun` after `seconds`."""
+    return _interrupted(call, seconds) if _alarm_is_ours() else _abandoned(call, seconds)
+
+
+@contextlib.contextmanager
+def watchdog(seconds: float) -> Iterator[None]:
+    """End the process with every thread's traceback when the block outlives twice the limit and a grace.
+
+    There is one such timer in a process: with several threads scoring, the last one to enter is watched.
+    """
+    # the bare descriptor: notebooks and test runners put objects without one in sys.stderr
+    faulthandler.dump_traceback_later(2 * seconds + GRACE_SECONDS, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _alarm_is_ours() -> bool:
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        return False
+    # None: a C library owns the handler, and Python could not put it back
+    return signal.getsignal(signal.SIGALRM) is not None
+
+
+def _interrupted(call: Callable[[], T], seconds: float) -> T:
+    armed = True
+    overrun: Overrun | None = None
+
+    def ring(_signal: int, frame: FrameType | None) -> None:
+        nonlocal overrun
+        if armed:
+            overrun = overrun or Overrun(positions(traceback.walk_stack(frame)) if frame else ())
+            raise overrun
+
+    started = time.monotonic()
+    # silenced first: an outer alarm must not find this handler before the block that puts things back
+    earlier_delay, earlier_interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    earlier_handler = signal.signal(signal.SIGALRM, ring)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
+            value = call()
+        finally:
+            armed = False
+    finally:
+        # two steps, because the alarm may ring on the very line that disarms it; the next one is far enough
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier_handler)
+        if earlier_delay:
+            left = earlier_delay - (time.monotonic() - started)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), earlier_interval)
+    if overrun is not None:  # swallowed by the call: what it returned afterwards depends on the clock
+        raise overrun
+    return value
+
+
+def _abandoned(call: Callable[[], T], seconds: float) -> T:
+    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            outcome.put((call(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    worker = threading.Thread(target=work, name="whet-reward", daemon=True)
+    worker.start()
+    try:
+        value, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        frame = sys._current_frames().get(worker.ident or -1)
+        overrun = Overrun(positions(traceback.walk_stack(frame)) if frame else ())
+        # asks the stray thread to stop burning a core; Python code obeys at its next line
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(Overrun))
+        raise overrun from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]

@@ -1,0 +1,214 @@
+"""The values that travel between the rooms. All frozen; a shape on each field's line.
+
+P prompts, G samples a prompt, N = P * G sequences, T tokens padded, L tokens of one sequence, K reward parts.
+A field never changes its meaning; `None` means "this row does not need it" (see `Objective.needs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class WhetError(Exception):
+    """A mistake the user can mend: one line that names what was given, what was expected and the mend."""
+
+
+class StopReason(StrEnum):
+    """Why the engine stopped writing a reply."""
+
+    END = "end"  # a stop token, kept as the last token of the sample
+    TEXT = "text"  # a stop string appeared in the reply
+    LENGTH = "length"  # the token budget ran out: the reply is truncated
+
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question, and whatever its reward needs to judge a reply."""
+
+    id: str  # stable across runs: resume and samples.jsonl refer to it
+    messages: tuple[Message, ...]  # a conversation that ends before the reply; empty for a plain `text`
+    text: str | None = None  # plain prompt, sent to the model as it is; None for a conversation
+    answer: Any = None  # the gold answer, None where there is none
+    meta: Mapping[str, Any] = field(default_factory=dict)  # all other columns of the row
+
+    def question(self) -> str:
+        """What a person would call the prompt: the plain text, or the last message."""
+        if self.text is not None:
+            return self.text
+        return self.messages[-1]["content"] if self.messages else ""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt with the reply to imitate: one row of supervised training."""
+
+    prompt: Prompt
+    reply: str  # the last reply; earlier assistant turns stay in `prompt.messages`
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokens ready for a model, with the positions that carry loss."""
+
+    tokens: tuple[int, ...]  # [L]
+    action: tuple[bool, ...]  # [L], True on the tokens to learn
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How replies are drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch truncation off."""
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()  # the reply ends with the token that completes one of these
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}; give at least 1"),
+            (self.temperature >= 0, f"temperature is {self.temperature}; give 0 (greedy) or more"),
+            (0 < self.top_p <= 1, f"top_p is {self.top_p}; give a share in (0, 1], 1 switches it off"),
+            (self.top_k >= 0, f"top_k is {self.top_k}; give 0 (off) or a count"),
+            (0 <= self.min_p < 1, f"min_p is {self.min_p}; give a share in [0, 1), 0 switches it off"),
+            (all(self.stop), "a stop string is empty; drop it"),
+        )
+        for fine, complaint in checks:
+            if not fine:
+                raise WhetError(complaint)
+
+    @property
+    def truncates(self) -> bool:
+        """True when some tokens of the vocabulary cannot be drawn."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reply to write: the tokens of its prompt and the seed of its own random stream."""
+
+    tokens: tuple[int, ...]  # [prompt length]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens the sampler could have drawn at each action position, when it truncates the vocabulary."""
+
+    ids: Tensor  # int32 [sum of counts], the kept token ids, position after position
+    counts: Tensor  # int32 [number of action tokens]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory exactly as the engine saw it. Never re-tokenised."""
+
+    tokens: Tensor  # int64 [L], prompt and reply
+    action: Tensor  # bool [L], True where the policy chose the token
+    behavior_logp: Tensor  # float32 [L], log-probability as sampled, 0 where not an action
+    versions: tuple[int, int]  # (oldest, newest) policy version that wrote it
+    stop: StopReason
+    reply: str  # the action tokens as text
+    support: Support | None = None  # None: the whole vocabulary
+    parts: Mapping[str, float] = field(default_factory=dict)  # each named reward, before weighting
+    reward: float | None = None  # weighted sum of the parts; None: not scored, or unscorable
+
+    def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
+        return replace(self, parts=dict(parts), reward=reward)
+
+    @property
+    def num_actions(self) -> int:
+        return int(self.action.sum())
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt; `greedy` is the extra deterministic reply some baselines compare with."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]  # G
+    greedy: Sample | None = None
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """What the objective sees: always [N, T], whatever packing the model used.
+
+    `reward` is NaN for an unscorable sample: it stays out of every statistic and gets advantage 0.
+    `old_logp` None means that the batch is trained by the very policy that wrote it: the ratio is 1.
+    """
+
+    tokens: Tensor  # int64 [N, T], right-padded
+    action: Tensor  # bool [N, T], True on the trained tokens
+    group: Tensor  # int64 [N], samples of one prompt share a number
+    reward: Tensor  # float [N]
+    behavior_logp: Tensor | None = None  # [N, T], of the sampler
+    old_logp: Tensor | None = None  # [N, T], of the trainer before the first update of this batch
+    ref_logp: Tensor | None = None  # [N, T], of the reference
+    advantage: Tensor | None = None  # [N, T], set by Objective.advantage
+    support: Tensor | None = None  # int32 [N, T, S], ids the sampler could draw, -1 padding
+
+    @property
+    def num_sequences(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """n_i, the number of trained tokens of each sequence: int64 [N]."""
+        return self.action.sum(-1)
+
+    def select(self, rows: Tensor | Sequence[int]) -> TokenBatch:
+        """The batch of these rows, in this order."""
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens.device)
+
+        def pick(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[index]
+
+        return TokenBatch(
+            self.tokens[index],
+            self.action[index],
+            self.group[index],
+            self.reward[index],
+            pick(self.behavior_logp),
+            pick(self.old_logp),
+            pick(self.ref_logp),
+            pick(self.advantage),
+            pick(self.support),
+        )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Denominators of the WHOLE optimizer step, over all passes and ranks. Never local ones."""
+
+    tokens: int  # M, trained tokens
+    sequences: int  # sequences with at least one trained token
+    max_new_tokens: int  # the generation budget, not the padded width
+
+    def __add__(self, other: Totals) -> Totals:
+        if self.max_new_tokens != other.max_new_tokens:
+            raise ValueError("two ranks disagree on max_new_tokens")
+        return Totals(self.tokens + other.tokens, self.sequences + other.sequences, self.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One training step as it is recorded. `seconds` holds the only fields that differ between equal runs."""
+
+    step: int  # 1 is the first
+    policy_version: int  # of the weights that wrote the samples
+    counts: Mapping[str, int]  # prompts, samples, tokens, truncated, unscorable
+    reward: Mapping[str, float]  # "total" and each part: mean over the scored samples
+    metrics: Mapping[str, float]  # loss, gradient norm, kl, entropy, sampler_gap, learning_rate, ...
+    health: tuple[str, ...] = ()  # findings of this step, one sentence each
+    seconds: Mapping[str, float] = field(default_factory=dict)  # rollout, reward, train, save, ...
