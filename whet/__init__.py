@@ -1,0 +1,26 @@
+"""whet: sharpen language models with reinforcement learning.
+
+import whet
+run = whet.train("grpo")          # the built-in model on the built-in task
+print(run.before, run.after, run.report)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from whet.api import Run, evaluate, resume, train
+
+__all__ = ["Run", "__version__", "evaluate", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and transformers take seconds to import; `import whet` must not
+    if name in ("Run", "evaluate", "resume", "train"):
+        from whet import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'whet' has no attribute {name!r}")

@@ -27,8 +27,8 @@ STATE = {"cursor": {"epoch": 2, "row": 17}, "seed": 5, "rate": 0.1}
 
 
 def optimizer_tensors() -> dict[str, dict[str, torch.Tensor]]:
-    both = torch.arange(12.0)
-    return {"optimizer": {"first": both[:6], "second": both[6:].view(2, 3), "step": torch.tensor(40.0)}}
+    shared = torch.arange(12.0)  # one memory under two names, and one of them not contiguous
+    return {"optimizer": {"first": shared, "second": shared.view(3, 4).T, "step": torch.tensor(40.0)}}
 
 
 def save(folder: Path, step: int, model: Any, tokenizer: Any) -> Path:
@@ -149,6 +149,13 @@ def flip_a_byte(file: Path) -> None:
     file.write_bytes(content)
 
 
+def change_a_digest(file: Path) -> None:
+    content = json.loads(file.read_text())
+    entry = content["files"]["state.json"]
+    entry["sha256"] = entry["sha256"][::-1]
+    file.write_text(json.dumps(content))
+
+
 def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
@@ -169,7 +176,7 @@ def test_every_damage_is_found_and_the_model_untouched(
     assert weights_digest(llama) == before
 
 
-@pytest.mark.parametrize("harm", [flip_a_byte, truncate, Path.unlink])
+@pytest.mark.parametrize("harm", [flip_a_byte, change_a_digest, truncate, Path.unlink])
 def test_damaged_manifest(harm: Any, tmp_path: Path, llama: Any, tokenizer: Any) -> None:
     path = save(tmp_path, 40, llama, tokenizer)
     file = path / "manifest.json"
@@ -322,3 +329,25 @@ def test_a_killed_process_leaves_only_whole_checkpoints(tmp_path: Path, folder: 
     load_checkpoint(found[-1], llama)
     assert remove_leftovers(checkpoints), "six kills must have cut at least one save"
     assert complete_checkpoints(checkpoints) == found
+
+
+def test_files_reach_the_disk_before_the_name_does(
+    tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    real_flush, real_replace = room.flush, room.os.replace
+
+    def flushed(path: Path) -> None:
+        events.append(path.name)
+        real_flush(path)
+
+    def replaced(source: Path, target: Path) -> None:
+        if Path(target).parent == tmp_path:  # safetensors may rename within the partial folder
+            events.append("renamed")
+        real_replace(source, target)
+
+    monkeypatch.setattr(room, "flush", flushed)
+    monkeypatch.setattr(room.os, "replace", replaced)
+    path = save(tmp_path, 3, llama, tokenizer)
+    files = sorted(file.name for file in path.iterdir())
+    assert events == [*files, ".step-000003.partial", "renamed", tmp_path.name]

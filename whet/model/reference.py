@@ -15,7 +15,4 @@ def frozen_copy(model: Model) -> Model:
     reference = copy.deepcopy(model)
     reference.eval()
     reference.requires_grad_(False)
-    for parameter in reference.parameters():
-        # a deep copy takes the gradients along: as much memory again, for nothing
-        parameter.grad = None
     return reference

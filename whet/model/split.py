@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class SplitModel:
-    """`head(hidden(...))` are the model's logits."""
+    """`logits(hidden(...))` are the model's logits. Sampler and trainer share it, precision included."""
 
     model: nn.Module
     trunk: nn.Module
     head: Callable[[Tensor], Tensor]  # [M, D] -> [M, V]
     whole: bool  # True: the trunk is the whole model and the head the identity
     takes_positions: bool
+    dtype: torch.dtype = torch.float32  # of the matrix products; the weights keep their own
 
     def hidden(
         self,
@@ -40,23 +42,35 @@ class SplitModel:
             extra["position_ids"] = position_ids
         if cache is not None:
             extra["past_key_values"] = cache
-        output = self.trunk(input_ids=tokens, attention_mask=attention_mask, use_cache=cache is not None, **extra)
+        with self._precision():
+            output = self.trunk(input_ids=tokens, attention_mask=attention_mask, use_cache=cache is not None, **extra)
         return output.logits if self.whole else output.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, D] -> [M, V], at least float32."""
+        with self._precision():
+            logits = self.head(hidden)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.dtype in (torch.float32, torch.float64):
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
 
-def split_model(model: Any) -> SplitModel:
-    """The cut that reproduces the model's own logits."""
+def split_model(model: Any, dtype: torch.dtype = torch.float32) -> SplitModel:
+    """The cut that reproduces the model's own logits; `dtype` is that of its matrix products."""
     trunk = model.base_model
     head = _head(model)
     if head is not None and trunk is not model:
         candidate = SplitModel(model, trunk, head, False, _takes_positions(trunk))
         if _agrees(candidate):
-            return candidate
-    return SplitModel(model, model, _identity, True, _takes_positions(model))
+            return replace(candidate, dtype=dtype)
+    return SplitModel(model, model, _identity, True, _takes_positions(model), dtype)
 
 
 def _identity(logits: Tensor) -> Tensor:

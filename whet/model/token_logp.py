@@ -68,8 +68,7 @@ def _scores(
 def _chunk(
     split: SplitModel, states: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    logits = split.head(states)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    logits = split.logits(states) / temperature
     picked = logits.gather(-1, targets[:, None])[:, 0]
     if kept is not None:
         logits = logits.gather(-1, kept.clamp(min=0).long()).masked_fill(kept < 0, float("-inf"))

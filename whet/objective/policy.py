@@ -58,7 +58,7 @@ class Objective:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
         if batch.advantage is None:
             raise ValueError("the batch has no advantage yet: call Objective.advantage on the whole step first")
-        action, advantage = batch.action, batch.advantage
+        action, advantage = batch.action, batch.advantage.to(logp.dtype)
         current = logp.detach().masked_fill(~action, 0.0)
         old = current if batch.old_logp is None else batch.old_logp.masked_fill(~action, 0.0)
         ratio = self.ratio(current - old, action)

@@ -191,7 +191,7 @@ def display(
         Text.assemble((f"{name} ", "dim"), (value, "bold"), (f" {line} ", "green")) for name, value, line in courses
     )
     values = Text("   ").join(Text.assemble((f"{name} ", "dim"), value) for name, value in step_values(report))
-    health = [Text(finding, style="yellow") for finding in report.health] or [Text("health fine", style="dim")]
+    health = [Text(finding, style="yellow") for finding in report.health[:3]] or [Text("health fine", style="dim")]
     texts = [text for text in (curves, values) if text]
     return Padding(Stack(progress, *texts, *health), (1, 2, 0, 2))
 

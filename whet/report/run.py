@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Run:
         phases: dict[str, float] = {}
         for step in self.steps:
             for phase, took in step.seconds.items():
-                phases[phase] = phases.get(phase, 0.0) + took
+                phases[phase] = phases.get(phase, 0.0) + (took if math.isfinite(took) else 0.0)
         evaluating = sum(evaluation.seconds for evaluation in self.evaluations)
         return {**phases, "evaluate": evaluating} if evaluating else phases
 
@@ -69,15 +70,18 @@ class Run:
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
         """The headline measurement with its value before and after training; None where nothing was measured."""
-        before = dict(self.summary.get("before") or {})
-        after = dict(self.summary.get("after") or {})
-        if not before and not after and self.evaluations:
-            main = self.evaluations[0].name
-            same = [evaluation for evaluation in self.evaluations if evaluation.name == main]
-            before = dict(same[0].result) if same[0].step == 0 else {}
-            after = dict(same[-1].result) if same[-1].step > 0 else {}
+        main = self.evaluations[0].name if self.evaluations else ""
+        same = [evaluation for evaluation in self.evaluations if evaluation.name == main]
+        earlier = same[0].result if same and same[0].step == 0 else {}
+        later = same[-1].result if same and same[-1].step > 0 else {}
+        before = _measurements(self.summary.get("before") or earlier)
+        after = _measurements(self.summary.get("after") or later)
         name = headline(after or before)
         return None if name is None else (name, before.get(name), after.get(name))
+
+
+def _measurements(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def read_run(folder: Path | str) -> Run:
@@ -113,25 +117,28 @@ def verdict(run: Run) -> str:
         "interrupted": f"The run was interrupted after {reached}",
         "running": f"The run is at {reached}, or was killed there",
     }.get(run.status)
-    outcome = _outcome(run)
-    return f"{opening}: {outcome}." if opening else f"{outcome[0].upper()}{outcome[1:]} in {length}."
+    outcome, remark = _outcome(run)
+    if opening:
+        return f"{opening}: {outcome}{remark}."
+    return f"{outcome[0].upper()}{outcome[1:]} in {length}{remark}."
 
 
-def _outcome(run: Run) -> str:
+def _outcome(run: Run) -> tuple[str, str]:
+    """What changed, and a remark on what was not measured."""
     gain = run.gain()
     if gain is None:
         first, last = (step.reward.get("total") for step in (run.steps[0], run.steps[-1]))
-        return f"mean reward went from {number(first)} to {number(last)}, without an evaluation"
+        return f"mean reward went from {number(first)} to {number(last)}", " (nothing was evaluated)"
     name, before, after = gain
     words = name.replace("_", " ")
-    if before is None:
-        return f"{words} reached {measured(name, after)}, with nothing measured before"
     if after is None:
-        return f"{words} was {measured(name, before)} before training, with nothing measured after"
-    verb = "stayed at" if measured(name, before) == measured(name, after) else "rose" if after > before else "fell"
-    if verb == "stayed at":
-        return f"{words} stayed at {measured(name, after)}"
-    return f"{words} {verb} from {measured(name, before)} to {measured(name, after)}"
+        return f"{words} was {measured(name, before)} before training", " (nothing was evaluated since)"
+    if before is None:
+        return f"{words} reached {measured(name, after)}", " (nothing was evaluated before training)"
+    if measured(name, before) == measured(name, after):
+        return f"{words} stayed at {measured(name, after)}", ""
+    verb = "rose" if after > before else "fell"
+    return f"{words} {verb} from {measured(name, before)} to {measured(name, after)}", ""
 
 
 def _samples_at_the_ends(

@@ -114,7 +114,9 @@ def tick_text(tick: float, scale: Scale) -> str:
     if max(abs(value) for value in scale.ticks) >= 10000:
         return f"{tick / 1000:g}k"
     if stride < 1e-3:
-        return f"{tick:.1g}" if tick else "0"
+        largest = max(abs(value) for value in scale.ticks)
+        digits = math.floor(math.log10(largest)) - math.floor(math.log10(stride) + 1e-9) + 1
+        return f"{tick:.{max(1, digits)}g}" if tick else "0"
     text = f"{tick:.{max(0, math.ceil(-math.log10(stride) - 1e-9))}f}"
     return f"{tick:g}" if scale.ticks == (0.0, 0.25, 0.5, 0.75, 1.0) else text
 

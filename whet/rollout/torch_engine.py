@@ -116,7 +116,7 @@ class TorchEngine:
                 (lengths[alive] + position)[:, None],
                 cache,
             )
-            logits = self._split.head(hidden[:, -1])
+            logits = self._split.logits(hidden[:, -1])
         return [self._sample(request, replies, row) for row, request in enumerate(requests)]
 
     def _prefill(self, prompts: Sequence[_Prompt], width: int) -> tuple[Any, Tensor]:
@@ -135,7 +135,7 @@ class TorchEngine:
         positions = (column - (width - lengths[:, None])).clamp(min=0)
         cache = DynamicCache(config=self._split.model.config)  # type: ignore[arg-type]
         hidden = self._split.hidden(tokens.to(device), mask, positions.to(device), cache)
-        return cache, self._split.head(hidden[:, -1])
+        return cache, self._split.logits(hidden[:, -1])
 
     def _write(
         self, replies: _Replies, rows: Sequence[int], position: int, drawn: Draw, sampling: Sampling

@@ -1,0 +1,185 @@
+"""Each check fires on its illness, and stays silent on the runs that only look ill."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from whet.report import diagnosis, episodes, findings, notes
+from whet.types import StepReport
+
+
+def history(
+    num_steps: int,
+    reward: object = 0.4,
+    counts: dict[str, int] | None = None,
+    **metrics: object,
+) -> list[StepReport]:
+    """A run; each argument is a constant or a function of the step."""
+
+    def at(value: object, step: int) -> float:
+        return value(step) if callable(value) else value  # type: ignore[return-value]
+
+    return [
+        StepReport(
+            step,
+            step - 1,
+            {"samples": 100, "tokens": 2000, "truncated": 0, "unscorable": 0, **(counts or {})},
+            {"total": at(reward, step), "accuracy": at(reward, step)},
+            {name: at(value, step) for name, value in metrics.items()},
+        )
+        for step in range(1, num_steps + 1)
+    ]
+
+
+def names(steps: list[StepReport], dtype: str = "float32") -> set[str]:
+    return {finding.name for finding in findings(steps, dtype) if finding.is_problem}
+
+
+def rising(step: int) -> float:
+    return min(1.0, 0.02 * step)
+
+
+def test_nothing_is_found_without_steps_nor_in_a_run_that_learns() -> None:
+    assert diagnosis([]) == () and notes([]) == ()
+    steps = history(
+        40,
+        rising,
+        loss=0.3,
+        entropy=lambda step: 2 * math.exp(-step / 5),
+        kl=lambda step: 0.01 * step,
+        gradient_norm=lambda step: 1 + 0.3 * (step % 3),
+        sampler_gap=1e-6,
+        uniform_groups=lambda step: min(1.0, step / 30),
+    )
+    for length in range(1, 41):
+        assert diagnosis(steps[:length]) == ()
+
+
+def test_all_wrong_asks_for_easier_data() -> None:
+    steps = history(5, 0.0, uniform_groups=1.0)
+    (sentence,) = diagnosis(steps)
+    assert "every reply is wrong" in sentence and "easier data" in sentence and "group_size" in sentence
+    assert names(steps[:4]) == set()
+
+
+def test_all_right_is_a_note_that_asks_for_harder_data() -> None:
+    steps = history(30, 1.0, uniform_groups=1.0)
+    assert diagnosis(steps) == ()
+    assert any("harder data" in note for note in notes(steps))
+
+
+def test_solved_is_seen_without_an_accuracy_part() -> None:
+    solved = [
+        StepReport(
+            step,
+            step,
+            {"samples": 8},
+            {"total": 1.2, "format": 1.0, "boxed": 1.0, "cost": 0.0},
+            {"uniform_groups": 1.0},
+        )
+        for step in range(1, 31)
+    ]
+    assert diagnosis(solved) == ()
+    assert any("cost" in note for note in notes(solved))
+
+
+def test_unbounded_scores_never_count_as_solved() -> None:
+    steps = [
+        StepReport(step, step, {"samples": 8}, {"total": 3.7, "judge": 3.7}, {"uniform_groups": 1.0})
+        for step in range(1, 31)
+    ]
+    assert names(steps) == {"no reward signal"}
+
+
+def test_rising_accuracy_silences_uniform_groups() -> None:
+    assert names(history(12, lambda step: 0.3 + 0.02 * step, uniform_groups=1.0)) == set()
+    assert names(history(12, 0.5, uniform_groups=1.0)) == {"no reward signal"}
+
+
+def test_no_signal_is_not_reported_as_flat_too() -> None:
+    assert names(history(30, 0.0, uniform_groups=1.0)) == {"no reward signal"}
+
+
+def test_flat_reward_needs_twenty_steps_and_noise_is_not_a_rise() -> None:
+    noise = random.Random(0)
+    values = [0.3 + noise.gauss(0, 0.05) for _ in range(60)]
+    steps = history(60, lambda step: values[step - 1])
+    assert names(steps[:19]) == set()
+    flat = sum("flat reward" in names(steps[:length]) for length in range(20, 61))
+    assert flat >= 30
+    slow = history(60, lambda step: 0.3 + 0.004 * step + 0.3 * (values[step - 1] - 0.3))
+    assert sum("flat reward" in names(slow[:length]) for length in range(20, 61)) <= 4
+
+
+def test_falling_reward_is_called_falling() -> None:
+    (sentence,) = diagnosis(history(20, lambda step: 0.8 - 0.02 * step))
+    assert "fell" in sentence and "lower learning_rate" in sentence
+
+
+def test_entropy() -> None:
+    collapse = {"entropy": lambda step: 2.0 if step < 10 else 0.1}
+    assert "entropy collapse" in names(history(30, **collapse))
+    assert "entropy collapse" not in names(history(30, rising, **collapse))
+    assert "entropy collapse" not in names(history(30, 1.0, **collapse))
+    assert any("Entropy fell from 2.00" in note for note in notes(history(30, 1.0, **collapse)))
+    assert "entropy explosion" in names(history(30, entropy=lambda step: 0.5 * step))
+    assert names(history(15, entropy=2.0)) == set()
+
+
+def test_kl_runaway() -> None:
+    assert "KL runaway" in names(history(15, kl=lambda step: 0.05 if step < 12 else 3.0))
+    assert "KL runaway" not in names(history(15, kl=lambda step: 0.01 * step))
+    assert "KL runaway" in names(history(15, rising, kl=50.0))
+
+
+def test_gradient_spike_is_found_at_its_step_only_and_zero_norms_are_not_typical() -> None:
+    steps = history(15, gradient_norm=lambda step: 20.0 if step == 12 else 1.0)
+    assert names(steps[:12]) == {"gradient spike"}
+    assert names(steps[:11]) == names(steps[:13]) == set()
+    (episode,) = [episode for episode in episodes(steps) if episode.finding.name == "gradient spike"]
+    assert (episode.first, episode.last, episode.num_steps, episode.holds) == (12, 12, 1, False)
+    assert names(history(12, gradient_norm=lambda step: 1.0 if step > 10 else 0.0)) == set()
+
+
+def test_truncation_and_unscorable_shares() -> None:
+    (truncated,) = diagnosis(history(6, counts={"truncated": 60}))
+    assert "60.0%" in truncated and "max_new_tokens" in truncated
+    assert names(history(6, counts={"truncated": 40})) == set()
+    assert names(history(6, 1.0, counts={"truncated": 100})) == set()
+    (unscorable,) = diagnosis(history(6, counts={"unscorable": 20}))
+    assert "20.0%" in unscorable and "samples.jsonl" in unscorable
+
+
+def test_reply_length() -> None:
+    assert "length collapse" in names(history(12, reply_length=lambda step: 40.0 if step < 6 else 4.0))
+    assert "length blow-up" in names(history(12, reply_length=lambda step: 40.0 if step < 6 else 400.0))
+    assert names(history(12, rising, reply_length=lambda step: 40.0 if step < 6 else 4.0)) == set()
+    assert names(history(12, reply_length=40.0)) == set()
+
+
+@pytest.mark.parametrize(
+    ("gap", "dtype", "fires"),
+    [(2e-3, "float32", True), (5e-4, "float32", False), (2e-3, "torch.bfloat16", False), (0.06, "bf16", True)],
+)
+def test_sampler_gap_depends_on_the_dtype(gap: float, dtype: str, fires: bool) -> None:
+    assert ("sampler gap" in names(history(2, sampler_gap=gap), dtype)) == fires
+
+
+def test_not_a_number() -> None:
+    (sentence,) = diagnosis(history(1, loss=math.nan))
+    assert sentence.startswith("loss of step 1 is not a number")
+
+
+def test_loss_near_zero_is_called_normal() -> None:
+    steps = history(5, loss=1e-4)
+    assert diagnosis(steps) == ()
+    assert any("loss is near 0" in note and "normal" in note for note in notes(steps))
+    assert notes(history(5, loss=0.5)) == ()
+
+
+def test_findings_are_one_line_with_a_mend() -> None:
+    for sentence in diagnosis(history(30, 0.0, {"truncated": 90}, uniform_groups=1.0, sampler_gap=1.0)):
+        assert "\n" not in sentence and ": " in sentence and "; " in sentence and sentence.endswith(".")

@@ -1,0 +1,299 @@
+"""whet from Python: the same runs as the command line, as functions that return values."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.config import Config, EvaluationConfig, differing_keys, read_toml, resolved, resolved_evaluation, toml_text
+from whet.protocols import Reporter, Reward
+from whet.types import WhetError
+
+RewardLike = str | Callable[..., Any] | Reward
+CONFIG, ROWS = "config.toml", "data.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder after (or during) training."""
+
+    folder: Path
+    status: str  # finished or interrupted
+    steps: int
+    before: Mapping[str, float]  # marks on held-out prompts before the first step
+    after: Mapping[str, float]
+    report: Path
+
+    @property
+    def model(self) -> Path:
+        """The newest checkpoint, a folder that transformers loads."""
+        from whet.model import complete_checkpoints
+
+        return complete_checkpoints(self.folder / "checkpoints")[-1]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        from whet.report import read_metrics
+
+        return read_metrics(self.folder)
+
+    def samples(self) -> list[dict[str, Any]]:
+        from whet.report import read_samples
+
+        return read_samples(self.folder)
+
+
+def train(
+    method: str,
+    *,
+    model: str | None = None,
+    data: str | Sequence[Mapping[str, Any]] | None = None,
+    reward: RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]] | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    watchers: Sequence[Reporter] | None = None,
+    command: str = "",
+    **settings: Any,
+) -> Run:
+    """Train `model` on `data` by `method` and return the run.
+
+    `data` is a source as on the command line, or rows as dictionaries. `reward` is a built-in name, a function
+    `(prompt, reply) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
+    `settings` are config values: `steps=20, batch={"group_size": 4}`. `watchers` defaults to the console.
+    """
+    layer = dict(settings)
+    for section, key, value in (("model", "name", model), ("data", "source", data if isinstance(data, str) else None)):
+        if value is not None:
+            layer[section] = {**layer.get(section, {}), key: value}
+    rows = None if data is None or isinstance(data, str) else list(data)
+    if rows is not None:
+        layer["data"] = {**layer.get("data", {}), "source": ROWS}
+    parts = _parts(reward)
+    if parts is not None:
+        layer["reward"] = {**layer.get("reward", {}), "parts": [{"reward": path, "weight": w} for path, w, _ in parts]}
+    base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
+    resolved_config = resolved(method, base, layer)
+    with claimed_folder(resolved_config, rows) as (folder, final):
+        return _run(final, folder, watchers, None, command, _rewards(parts))
+
+
+def resume(
+    folder: str | Path,
+    *,
+    steps: int | None = None,
+    checkpoint: str | None = None,
+    reward: RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]] | None = None,
+    watchers: Sequence[Reporter] | None = None,
+    command: str = "",
+) -> Run:
+    """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total."""
+    from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
+
+    path = Path(folder)
+    config = read_config(path)
+    if steps is not None:
+        config = config.model_copy(update={"steps": steps})
+    with locked(path):
+        found = complete_checkpoints(path / "checkpoints")
+        chosen = found[-1] if found else None
+        if checkpoint is not None:
+            chosen = path / "checkpoints" / checkpoint
+            if chosen not in found:
+                raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in found)}")
+        if chosen is not None:
+            verify_checkpoint(chosen)
+            done = checkpoint_step(chosen)
+            if done >= config.steps:
+                raise WhetError(
+                    f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
+                    f"`whet resume {path} --steps {2 * config.steps}`"
+                )
+        if steps is not None:
+            write_config(path, config)
+        return _run(config, path, watchers, chosen, command, _rewards(_parts(reward)))
+
+
+def evaluate(
+    model: str, *, data: str | None = None, samples: int = 1, settings: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Marks of a model or run on held-out prompts: greedy, or `samples` drawn replies a prompt with pass@k."""
+    from whet.evaluation import held_out_marks
+
+    return held_out_marks(evaluation_config(model, data, settings), samples)
+
+
+def read_config(folder: Path) -> Config:
+    """The config a run was started with."""
+    if not (folder / CONFIG).is_file():
+        raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `ls runs` lists yours")
+    values = read_toml(folder / CONFIG)
+    return resolved(str(values.get("method")), values)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    partial = folder / f".{CONFIG}"
+    partial.write_text(toml_text(config), encoding="utf-8")
+    os.replace(partial, folder / CONFIG)
+
+
+@contextlib.contextmanager
+def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Path, Config]]:
+    """The run's own folder, made and locked; never one that already holds a run."""
+    folder = Path(config.folder) if config.folder else _next_free(config.method)
+    if (folder / CONFIG).exists():
+        there = read_config(folder)
+        differing = differing_keys(config, there)
+        about = f"with another config ({', '.join(differing[:3])} differ)" if differing else "with this very config"
+        raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
+    if folder.is_dir() and any(path.name != "lock" for path in folder.iterdir()):
+        raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            values: dict[str, Any] = {"folder": str(folder)}
+            if rows is not None:
+                source = folder / ROWS
+                source.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
+                values["data"] = config.data.model_copy(update={"source": str(source)})
+            final = config.model_copy(update=values)
+            yield folder, final
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a run folder."""
+    with open(folder / "lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WhetError(
+                f"{folder}: another process is training there; wait for it, or give another --folder"
+            ) from error
+        yield
+
+
+def _run(
+    config: Config,
+    folder: Path,
+    watchers: Sequence[Reporter] | None,
+    checkpoint: Path | None,
+    command: str,
+    rewards: Any,
+) -> Run:
+    from whet.assembly import assembled
+    from whet.report import Console, Record, write_report
+    from whet.train.run import RunFailed, Schedule, run_course
+
+    started = time.time()
+    assembly = assembled(config, rewards)
+    if not (folder / CONFIG).exists():
+        write_config(folder, config)
+    summary = {
+        "title": assembly.title,
+        "method": config.method,
+        "objective": assembly.objective,
+        "facts": {**assembly.facts, "seed": str(config.seed), "folder": str(folder)},
+        "total_steps": config.steps,
+        "started": started,
+        "command": command or f"whet resume {shlex.quote(str(folder))}",
+        "seed": config.seed,
+    }
+    record = Record(folder, config.report.samples_per_step)
+    console = Console() if watchers is None else None
+    reporters = [console] if console is not None else list(watchers or ())
+    schedule = Schedule(
+        config.steps, config.report.evaluate_every, config.report.save_every, config.report.keep_checkpoints
+    )
+    start_up = time.time() - started
+    try:
+        outcome = run_course(
+            assembly.course,
+            schedule,
+            folder,
+            record,
+            reporters,
+            summary,
+            checkpoint=checkpoint,
+            precision=assembly.precision,
+        )
+    except (KeyboardInterrupt, RunFailed, WhetError) as error:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        if console is not None:
+            console.close()
+        record.finished({"status": status, "finished": time.time(), "error": str(error)})
+        write_report(folder)
+        raise
+    ending = {
+        "status": outcome.status,
+        "finished": time.time(),
+        "before": dict(outcome.before),
+        "after": dict(outcome.after),
+        "seconds": {"start_up": start_up, **outcome.seconds},
+        "tokens": outcome.tokens,
+    }
+    record.finished(ending)
+    report = write_report(folder)
+    going_on = f"whet resume {folder}" if outcome.status == "interrupted" else f"whet sample {folder}"
+    for reporter in reporters:
+        reporter.finished({**summary, **ending, "report": str(report), "next": going_on})
+    return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
+
+
+def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
+    """The run's own config where `model` is a run folder, the defaults otherwise."""
+    folder = Path(model)
+    base = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    layer: dict[str, Any] = {"model": {"name": model}}
+    if data is not None:
+        base.pop("data", None)
+        layer["data"] = {"source": data} if data.startswith("task:") else {"source": data, "held_out": data}
+    return resolved_evaluation(base, layer, dict(settings or {}))
+
+
+def _next_free(method: str) -> Path:
+    number = 1
+    while (folder := Path("runs") / f"{method}-{number:03d}").exists():
+        number += 1
+    return folder
+
+
+def _parts(reward: Any) -> list[tuple[str, float, RewardLike]] | None:
+    """(path for the config, weight, reward) of each part."""
+    if reward is None:
+        return None
+    if isinstance(reward, Mapping):
+        return [(_path_of(each, name), float(weight), each) for name, (each, weight) in reward.items()]
+    several = reward if isinstance(reward, list | tuple) else [reward]
+    return [(_path_of(each, ""), 1.0, each) for each in several]
+
+
+def _path_of(reward: RewardLike, name: str) -> str:
+    """How a resumed run finds the reward again: its name, or file.py:function."""
+    if isinstance(reward, str):
+        return reward
+    code = getattr(reward, "__code__", None)
+    function = getattr(reward, "__qualname__", name)
+    if code is not None and function.isidentifier() and Path(code.co_filename).is_file():
+        return f"{code.co_filename}:{function}"
+    return f"python:{name or function}"
+
+
+def _rewards(parts: list[tuple[str, float, RewardLike]] | None) -> Any:
+    if parts is None:
+        return None
+    from whet.reward import Part, as_reward, check_parts, find_reward
+
+    found = [Part(find_reward(each) if isinstance(each, str) else as_reward(each), weight) for _, weight, each in parts]
+    check_parts(found)
+    return found
+
+
+__all__ = ["Run", "evaluate", "resume", "train"]

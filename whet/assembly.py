@@ -1,0 +1,264 @@
+"""From a config to the parts of a run: model, data, rewards, course. The only place that knows them all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from whet.config import Config, EvaluationConfig, PolicyConfig, SamplingSection, SupervisedConfig, flattened
+from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from, read_rows
+from whet.data.tasks import TASKS, Task, demonstrations, prompts
+from whet.model import LoadedModel, device_choice, dtype_choice, frozen_copy, load_model
+from whet.model.split import SplitModel, split_model
+from whet.objective import Objective, check_setting, description, preset_named, title, with_changes
+from whet.reward import BUILTIN, Part, as_reward, check_parts, find_reward, score
+from whet.rollout.collect import Score
+from whet.rollout.torch_engine import TorchEngine
+from whet.train.evaluate import Exam
+from whet.train.optimizer import OptimizerSettings
+from whet.train.rl import Questions, RLCourse, RLSettings
+from whet.train.run import Course
+from whet.train.sft import SFTCourse, SFTSettings
+from whet.types import Demonstration, Prompt, Sampling, WhetError
+
+HELD_OUT_SEED = 1  # of a task's held-out questions: the same for every run, so that runs can be compared
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The model on its device, and what was chosen for it."""
+
+    loaded: LoadedModel
+    policy: SplitModel
+    engine: TorchEngine
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A run ready to start."""
+
+    course: Course
+    title: str
+    objective: list[str]  # in words and symbols
+    facts: Mapping[str, str]
+    precision: str
+
+
+def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
+    """Build everything; every mistake in the config or the data surfaces here, before the first step."""
+    objective = row_of(config) if isinstance(config, PolicyConfig) else None
+    task_prompts = prompts_of(config, held_out=False) if isinstance(config, PolicyConfig) else []
+    held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts else []
+    parts = list(rewards) if rewards is not None else parts_of(config, bool(task_prompts or held_out))
+    machine = machine_of(config)
+    sampling = sampling_of(config.sampling)
+    judge = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
+    exam = exam_of(machine, held_out[: config.report.evaluate_prompts], sampling, judge) if held_out and parts else None
+    facts = {**machine.facts, "data": data_fact(config, task_prompts, held_out)}
+    if isinstance(config, PolicyConfig) and objective is not None:
+        course: Course = policy_course(config, objective, machine, task_prompts, judge, exam)
+        lines, name = description(objective, config.batch.updates_per_step), title(objective)
+        facts["reward"] = ", ".join(f"{part.weight:g} x {part.reward.name}" for part in parts)
+    else:
+        assert isinstance(config, SupervisedConfig)
+        course = supervised_course(config, machine, exam)
+        lines = ["Supervised fine-tuning", "  J = 1/M SUM log pi(reply token)", "  - every reply token counts the same"]
+        name = "SFT"
+    return Assembly(course, name, lines, facts, str(machine.policy.dtype))
+
+
+def row_of(config: PolicyConfig) -> Objective:
+    """The method's row with the config's changes, checked against the rest of the config."""
+    changes = flattened(config.objective)
+    objective = with_changes(preset_named(config.method).objective, changes)
+    batch = config.batch
+    check_setting(objective, group_size=batch.group_size, updates_per_step=batch.updates_per_step, changed=changes)
+    return objective
+
+
+def tasks_of(source: str) -> list[Task]:
+    """`task:arithmetic+lists` -> the tasks."""
+    found = []
+    for name in source.removeprefix("task:").split("+"):
+        if name not in TASKS:
+            raise WhetError(f"data.source={source}: no task is called {name!r}; there are {', '.join(TASKS)}")
+        found.append(TASKS[name])
+    return found
+
+
+def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
+    data = config.data
+    if not data.source.startswith("task:"):
+        source = data.held_out if held_out else data.source
+        if not source:
+            return []
+        rows = read_rows(source, data.limit or None)
+        return prompts_from(rows, columns=data.columns, as_chat=data.as_chat)
+    split, seed = ("held_out", HELD_OUT_SEED) if held_out else ("train", config.seed)
+    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
+    total = config.report.evaluate_prompts if held_out else data.count
+    count = -(-total // len(kinds))
+    return [prompt for task, difficulty in kinds for prompt in prompts(task, split, count, seed, difficulty)]
+
+
+def demonstrations_of(config: SupervisedConfig) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Rows to learn from, and held-out rows to measure the loss on."""
+    data = config.data
+    if not data.source.startswith("task:"):
+        options: dict[str, Any] = {"columns": data.columns, "as_chat": data.as_chat}
+        rows = demonstrations_from(read_rows(data.source, data.limit or None), **options)
+        held_out = demonstrations_from(read_rows(data.held_out), **options) if data.held_out else []
+        return rows, held_out
+    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
+    count = -(-data.count // len(kinds))
+    rows = [
+        row
+        for task, difficulty in kinds
+        if difficulty in task.difficulties
+        for row in demonstrations(task, count, config.seed, difficulty, data.share_worked)
+    ]
+    return rows, []
+
+
+def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
+    """The config's rewards, or the task's own."""
+    if config.reward.parts:
+        parts = [Part(find_reward(part.reward), part.weight) for part in config.reward.parts]
+    elif config.data.source.startswith("task:"):
+        names = {task.reward for task in tasks_of(config.data.source)}
+        parts = [Part(find_reward(names.pop()) if len(names) == 1 else as_reward(task_answer))]
+    elif wanted:
+        raise WhetError(
+            "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
+            "or --reward file.py:function"
+        )
+    else:
+        return []
+    check_parts(parts)
+    return parts
+
+
+def task_answer(prompt: Prompt, reply: str) -> float:
+    """The reward of whichever built-in task the prompt comes from."""
+    task = TASKS[prompt.id.split("/")[0]]
+    return BUILTIN[task.reward](prompt, reply)
+
+
+def machine_of(config: Config | EvaluationConfig) -> Machine:
+    threads = config.model.threads or usable_cores()
+    torch.set_num_threads(threads)
+    device = device_choice(config.model.device)
+    dtype, why = dtype_choice(config.model.precision, device)
+    loaded = load_model(config.model.name, torch.float32, str(device))
+    policy = split_model(loaded.model, dtype)
+    engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    facts = {
+        "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
+        "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} of {os.cpu_count()} cores{_busy(threads)}",
+        "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+    }
+    return Machine(loaded, policy, engine, facts)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _busy(threads: int) -> str:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = load > 0.5 * (os.cpu_count() or 1) and threads > 1
+    return f" (another job keeps {load:.1f} cores busy: model.threads=1 may be faster)" if busy else ""
+
+
+def sampling_of(section: SamplingSection) -> Sampling:
+    return Sampling(
+        section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop)
+    )
+
+
+def encoded_prompts(machine: Machine, chosen: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
+    """Tokens of each prompt; one that cannot fit with its reply is an error."""
+    tokens = [prompt_tokens(machine.loaded.tokenizer, prompt) for prompt in chosen]
+    lengths = [len(each) for each in tokens]
+    check_context(chosen, lengths, max_new_tokens=sampling.max_new_tokens, context=machine.loaded.context)
+    return tokens
+
+
+def exam_of(machine: Machine, chosen: Sequence[Prompt], sampling: Sampling, judge: Score) -> Exam:
+    return Exam(chosen, encoded_prompts(machine, chosen, sampling), sampling, judge)
+
+
+def policy_course(
+    config: PolicyConfig,
+    objective: Objective,
+    machine: Machine,
+    chosen: Sequence[Prompt],
+    judge: Score,
+    exam: Exam | None,
+) -> RLCourse:
+    batch, sampling = config.batch, sampling_of(config.sampling)
+    reference = None
+    if "ref_logp" in objective.needs():
+        reference = split_model(frozen_copy(machine.loaded.model), machine.policy.dtype)
+    return RLCourse(
+        machine.policy,
+        machine.loaded.tokenizer,
+        machine.engine,
+        objective,
+        Questions(chosen, encoded_prompts(machine, chosen, sampling), judge),
+        RLSettings(
+            config.steps,
+            batch.prompts_per_step,
+            batch.group_size,
+            batch.updates_per_step,
+            batch.tokens_per_pass,
+            sampling,
+            config.seed,
+        ),
+        optimizer_of(config),
+        reference,
+        exam,
+    )
+
+
+def supervised_course(config: SupervisedConfig, machine: Machine, exam: Exam | None) -> SFTCourse:
+    rows, held_out = demonstrations_of(config)
+    encode = partial(demonstration_tokens, machine.loaded.tokenizer, every_reply=config.data.every_reply)
+    encoded = [encode(row) for row in rows]
+    check_context(
+        [row.prompt for row in rows],
+        [len(row.tokens) for row in encoded],
+        max_new_tokens=0,
+        context=machine.loaded.context,
+    )
+    settings = SFTSettings(
+        config.steps, config.batch.rows_per_step, config.batch.tokens_per_pass, config.batch.packed, config.seed
+    )
+    return SFTCourse(
+        machine.policy,
+        machine.loaded.tokenizer,
+        encoded,
+        settings,
+        optimizer_of(config),
+        [encode(row) for row in held_out],
+        None if exam is None else (machine.engine, exam),
+    )
+
+
+def optimizer_of(config: Config) -> OptimizerSettings:
+    return OptimizerSettings(**config.optimizer.model_dump())
+
+
+def data_fact(config: Config, chosen: Sequence[Prompt], held_out: Sequence[Prompt]) -> str:
+    data = config.data
+    about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.source.startswith("task:") else ""
+    numbers = [f"{len(chosen)} prompts"] if chosen else []
+    numbers += [f"{len(held_out)} held out"] if held_out else []
+    return f"{data.source}{about} ({', '.join(numbers) or 'demonstrations'})"

@@ -1,0 +1,225 @@
+"""The command line. Heavy imports happen inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from whet import __version__
+
+app = typer.Typer(
+    name="whet",
+    help="Sharpen language models with reinforcement learning.\n\n"
+    "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Any config value, e.g. batch.group_size=16. Repeatable."),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Built-in name, folder, run folder, .gguf file, smollm2 or hub id.")
+]
+Data = Annotated[
+    str | None, typer.Option("--data", help="task:arithmetic (countdown, lists), a file, or hub:owner/name.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"whet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    method: Annotated[str, typer.Argument(help="A row of `whet algorithms`, or sft.")],
+    model: Model = None,
+    data: Data = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option("--reward", help="Built-in name, module:function or file.py:function. Repeatable."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the run.")] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Of the run; default: the next under runs/.")] = None,
+    config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Train a model and leave a run folder with checkpoints, samples, metrics and report.html.
+
+    Examples:
+
+      whet train grpo
+
+      whet train grpo --data task:lists --set data.difficulty=2 --steps 30
+
+      whet train dr_grpo --model smollm2 --data train.jsonl --reward math_answer
+
+      whet train sft --data chats.jsonl --set batch.packed=true
+    """
+    from whet import api
+    from whet.config import from_settings, read_toml
+
+    values = from_settings(settings or [])
+    for key, value in (("steps", steps), ("seed", seed), ("folder", folder)):
+        if value is not None:
+            values[key] = value
+    base = read_toml(config) if config else {}
+    run = api.train(
+        method,
+        model=model,
+        data=data,
+        reward=list(reward) if reward else None,
+        config=base,
+        command=shlex.join(["whet", *sys.argv[1:]]),
+        **values,
+    )
+    _leave(run)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    steps: Annotated[int | None, typer.Option("--steps", help="New total of steps, to train longer.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
+    ] = None,
+) -> None:
+    """Go on with a run, exactly where its newest complete checkpoint is."""
+    from whet import api
+
+    _leave(api.resume(run, steps=steps, checkpoint=checkpoint, command=shlex.join(["whet", *sys.argv[1:]])))
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
+    data: Data = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Replies a prompt; 1 is greedy.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Marks of a model on held-out prompts: accuracy, reward, reply length; pass@k with --samples.
+
+    A run folder is asked on the held-out prompts of its own task.
+    """
+    from whet import api
+    from whet.config import from_settings
+
+    found = api.evaluate(model, data=data, samples=samples, settings=from_settings(settings or []))
+    if as_json:
+        _print_json(found)
+        return
+    for name, value in found.items():
+        typer.echo(f"{name:14} {value:.4g}")
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
+    prompt: Annotated[str | None, typer.Argument(help="A question; without one, held-out prompts are asked.")] = None,
+    number: Annotated[int, typer.Option("--samples", "-n", min=1, help="Replies a prompt.")] = 1,
+    count: Annotated[int, typer.Option("--count", min=1, help="Held-out prompts to show.")] = 5,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Send the prompt as it is, without the chat template.")
+    ] = False,
+    data: Data = None,
+    settings: Settings = None,
+) -> None:
+    """Look at replies: to your own prompt, or to held-out prompts with their rewards. Greedy for one reply."""
+    from whet import api
+    from whet.config import from_settings
+    from whet.evaluation import held_out_groups, written_replies
+    from whet.types import Prompt
+
+    values = from_settings(settings or [])
+    if number == 1:
+        values.setdefault("sampling", {}).setdefault("temperature", 0.0)
+    if prompt is None:
+        values.setdefault("report", {})["evaluate_prompts"] = count
+        for group in held_out_groups(api.evaluation_config(model, data, values), number):
+            typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
+            for each in group.samples:
+                typer.echo(f"  [{each.reward if each.reward is not None else 'unscorable'}] {each.reply}")
+        return
+    question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
+    for replies in written_replies(api.evaluation_config(model, data, values), [question], number):
+        for reply in replies:
+            typer.echo(reply)
+
+
+@app.command()
+def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """The methods: each one a row of pieces, with its paper."""
+    from whet.objective.table import markdown_table, rows
+
+    if as_json:
+        _print_json(rows())
+        return
+    typer.echo(markdown_table())
+    typer.echo("\n`whet explain METHOD` tells what a row fixes and breaks. There is also `whet train sft`.")
+
+
+@app.command()
+def explain(method: Annotated[str, typer.Argument(help="A row of `whet algorithms`.")]) -> None:
+    """A method's formula, row, paper, what it fixes and what it breaks."""
+    from whet.objective.table import explanation
+
+    typer.echo(explanation(method))
+
+
+@app.command()
+def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
+    """Draw report.html of a run again, also while it is running."""
+    from pathlib import Path
+
+    from whet.api import read_config
+    from whet.report import write_report
+
+    read_config(Path(run))
+    typer.echo(write_report(run))
+
+
+def _leave(run: Any) -> None:
+    if run.status == "interrupted":
+        raise typer.Exit(130)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2))
+
+
+def main() -> None:
+    """Run the command line: exit code 2 and one line for a mistake of the user's, 1 for a run that failed."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        from whet.train.run import RunFailed
+        from whet.types import WhetError
+
+        if not isinstance(error, WhetError | RunFailed):
+            raise
+        print(f"whet: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, WhetError) else 1) from None

@@ -1,0 +1,60 @@
+"""Asking a model: marks on held-out prompts, and replies to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import comb
+from statistics import fmean
+
+from whet.assembly import encoded_prompts, exam_of, machine_of, parts_of, prompts_of, sampling_of
+from whet.config import EvaluationConfig
+from whet.reward import score
+from whet.rollout.collect import replies
+from whet.train.evaluate import marks
+from whet.types import Group, Prompt, WhetError
+
+
+def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
+    """Scored replies to the held-out prompts: one greedy reply each, or several drawn ones."""
+    chosen = prompts_of(config, held_out=True)[: config.report.evaluate_prompts]
+    if not chosen:
+        raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
+    parts = parts_of(config, wanted=True)
+    machine = machine_of(config)
+    judge = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
+    exam = exam_of(machine, chosen, sampling_of(config.sampling), judge)
+    if num_samples == 1:
+        return exam.sat(machine.engine)
+    if config.sampling.temperature == 0:
+        raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
+    return exam.sat(machine.engine, num_samples, config.sampling.temperature, config.seed)
+
+
+def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
+    groups = held_out_groups(config, num_samples)
+    found = marks(groups)
+    if num_samples > 1 and "accuracy" in found:
+        found.update(pass_at(groups, num_samples))
+    return {"prompts": float(len(groups)), **found}
+
+
+def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+    """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
+    found = {}
+    for k in sorted({2**power for power in range(num_samples.bit_length()) if 2**power <= num_samples} | {num_samples}):
+        missed = []
+        for group in groups:
+            right = sum(sample.reward == 1.0 for sample in group.samples)
+            missed.append(comb(num_samples - right, k) / comb(num_samples, k))
+        found[f"pass@{k}"] = 1.0 - fmean(missed)
+    return found
+
+
+def written_replies(config: EvaluationConfig, questions: Sequence[Prompt], num_samples: int) -> list[list[str]]:
+    """Replies to prompts of the user's own."""
+    machine = machine_of(config)
+    sampling = sampling_of(config.sampling)
+    tokens = encoded_prompts(machine, questions, sampling)
+    written = replies(machine.engine, tokens, num_samples, sampling, (config.seed,))
+    return [[sample.reply for sample in samples] for samples in written]

@@ -1,0 +1,134 @@
+"""Supervised fine-tuning: imitate the replies of demonstrations. Only their tokens carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.data.cursor import Cursor
+from whet.data.packing import packed_rows, padded_rows, row_passes
+from whet.model.split import SplitModel
+from whet.model.token_logp import token_logp
+from whet.protocols import Engine
+from whet.train.evaluate import Exam, marks
+from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
+from whet.train.run import Clock, RunFailed
+from whet.train.update import NotFinite, stepped
+from whet.types import Encoded, Prompt, Sample, StepReport, WhetError
+
+
+@dataclass(frozen=True)
+class SFTSettings:
+    steps: int
+    rows_per_step: int
+    tokens_per_pass: int  # memory only, never the gradient
+    packed: bool
+    seed: int
+
+
+class SFTCourse:
+    """loss = - 1/M SUM logp over the M reply tokens of the step, however they are packed or cut into passes."""
+
+    def __init__(
+        self,
+        policy: SplitModel,
+        tokenizer: Any,
+        rows: Sequence[Encoded],
+        settings: SFTSettings,
+        optimizer: OptimizerSettings,
+        held_out: Sequence[Encoded] = (),
+        exam: tuple[Engine, Exam] | None = None,
+    ) -> None:
+        if settings.packed:
+            check_packing(policy)
+        self._policy, self._tokenizer = policy, tokenizer
+        self._rows, self._held_out, self._exam = rows, held_out, exam
+        self._settings, self._rates = settings, optimizer
+        self._optimizer = adamw(policy.model, optimizer)
+        self._cursor = Cursor(len(rows), settings.seed)
+        policy.model.train()
+
+    @property
+    def model(self) -> Any:
+        return self._policy.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        chosen, self._cursor = self._cursor.take(self._settings.rows_per_step)
+        rows = [self._rows[index] for index in chosen]
+        rate = scheduled_rate(self._rates, number, self._settings.steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        with clock.phase("train"):
+            self._optimizer.zero_grad(set_to_none=True)
+            try:
+                loss = self._total_loss(rows, learn=True)
+                if not torch.isfinite(torch.tensor(loss)):
+                    raise NotFinite("the loss is not finite", "the weights diverged; lower optimizer.learning_rate")
+                norm = stepped(self._policy.model, self._optimizer, self._rates.max_gradient_norm)
+            except NotFinite as error:
+                raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
+        report = StepReport(
+            step=number,
+            policy_version=number - 1,
+            counts={"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)},
+            reward={},
+            metrics={"loss": loss, "gradient_norm": norm, "learning_rate": rate},
+        )
+        return report, []
+
+    def _total_loss(self, rows: Sequence[Encoded], learn: bool) -> float:
+        trained = sum(sum(row.action) for row in rows)
+        total = 0.0
+        for part in row_passes(rows, self._settings.tokens_per_pass, self._settings.packed):
+            batch = packed_rows(part) if self._settings.packed else padded_rows(part)
+            device = self._policy.device
+            positions = None if batch.position_ids is None else batch.position_ids.to(device)
+            found = token_logp(self._policy, batch.tokens.to(device), batch.action.to(device), position_ids=positions)
+            loss = -found.logp.double().sum() / max(trained, 1)
+            if learn:
+                loss.backward()
+            total += float(loss.detach())
+        return total
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        result = {"loss": self._total_loss(self._held_out, learn=False)} if self._held_out else {}
+        if self._exam is not None:
+            engine, exam = self._exam
+            result.update(marks(exam.sat(engine)))
+        return result
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._cursor.position}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"optimizer": optimizer_tensors(self._policy.model, self._optimizer)}
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._cursor = replace(self._cursor, position=state["position"])
+        restore_optimizer(self._policy.model, self._optimizer, tensors["optimizer"])
+
+
+@torch.no_grad()
+def check_packing(policy: SplitModel) -> None:
+    """Refuse packing for a model whose packed rows would see each other."""
+    vocabulary = int(policy.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
+    rows = [
+        Encoded(tuple(token % vocabulary for token in range(first, first + length)), (False,) + (True,) * (length - 1))
+        for first, length in ((1, 5), (11, 7))
+    ]
+    device = policy.device
+    packed, alone = packed_rows(rows), [padded_rows([row]) for row in rows]
+    together = token_logp(policy, packed.tokens.to(device), packed.action.to(device), position_ids=packed.position_ids)  # type: ignore[arg-type]
+    apart = [token_logp(policy, each.tokens.to(device), each.action.to(device)).logp[0] for each in alone]
+    tolerance = 1e-4 if policy.dtype == torch.float32 else 5e-2
+    if not torch.allclose(together.logp[0], torch.cat(apart), atol=tolerance, rtol=tolerance):
+        raise WhetError("packed=true: this model lets packed rows see each other; set packed=false")
