@@ -65,7 +65,8 @@ def train(
 
     `data` is a source as on the command line, or rows as dictionaries. `reward` is a built-in name, a function
     `(prompt, reply) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
-    `settings` are config values: `steps=20, batch={"group_size": 4}`. `watchers` defaults to the console.
+    `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
+    `steps=20, batch={"group_size": 4}`. `watchers` defaults to the console.
     """
     layer = dict(settings)
     for section, key, value in (("model", "name", model), ("data", "source", data if isinstance(data, str) else None)):
@@ -94,6 +95,7 @@ def resume(
 ) -> Run:
     """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total."""
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
+    from whet.report import read_summary
 
     path = Path(folder)
     config = read_config(path)
@@ -108,8 +110,8 @@ def resume(
                 raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in found)}")
         if chosen is not None:
             verify_checkpoint(chosen)
-            done = checkpoint_step(chosen)
-            if done >= config.steps:
+            # a run killed between its last step and its report still has that to write
+            if checkpoint_step(chosen) >= config.steps and read_summary(path).get("status") == "finished":
                 raise WhetError(
                     f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
                     f"`whet resume {path} --steps {2 * config.steps}`"

@@ -76,21 +76,20 @@ def train(
       whet train sft --data chats.jsonl --set batch.packed=true
     """
     from whet import api
-    from whet.config import from_settings, read_toml
+    from whet.config import from_settings, merged, read_toml
 
-    values = from_settings(settings or [])
-    for key, value in (("steps", steps), ("seed", seed), ("folder", folder)):
-        if value is not None:
-            values[key] = value
-    base = read_toml(config) if config else {}
+    flags: dict[str, Any] = {
+        key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
+    }
+    values = merged(read_toml(config) if config else {}, from_settings(settings or []))
     run = api.train(
         method,
         model=model,
         data=data,
         reward=list(reward) if reward else None,
-        config=base,
+        config=values,
         command=shlex.join(["whet", *sys.argv[1:]]),
-        **values,
+        **flags,
     )
     _leave(run)
 

@@ -155,7 +155,7 @@ MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
             "steps": 40,
             "sampling": {"max_new_tokens": 64},
             "batch": {"prompts_per_step": 16, "group_size": 8},
-            "optimizer": {"learning_rate": 1e-3},
+            "optimizer": {"learning_rate": 3e-4},
         },
         SupervisedConfig: {
             "steps": 200,
@@ -183,7 +183,7 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     given = _given(layers)
     name = given["model"].get("name") if isinstance(given.get("model"), dict) else None
     base = MODEL_DEFAULTS.get(str(name or ModelSection().name), {}).get(kind, {})
-    config: Config = _validated(kind, _merged(_merged(base, given), {"method": method}))
+    config: Config = _validated(kind, merged(merged(base, given), {"method": method}))
     _refuse_idle(config, given)
     _refuse_impossible(config)
     return config
@@ -200,7 +200,7 @@ def resolved_evaluation(*layers: Mapping[str, Any]) -> EvaluationConfig:
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for layer in layers:
-        given = _merged(given, layer)
+        given = merged(given, layer)
     return given
 
 
@@ -274,12 +274,13 @@ def _value(text: str) -> Any:
         return [_value(part) for part in text.split(",")] if "," in text else text
 
 
-def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(low)
+def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables laid over one another; `high` wins."""
+    both = dict(low)
     for key, value in high.items():
-        before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged
+        before = both.get(key)
+        both[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return both
 
 
 def _complaint(kind: type[BaseModel], error: ValidationError) -> str:

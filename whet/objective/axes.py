@@ -23,10 +23,12 @@ PIECES: tuple[tuple[str, tuple[type, ...]], ...] = (
     ),
     ("kl", (kl.NoKL, kl.K2, kl.K3)),
 )
+# every axis of a row with its pieces, by the names a config uses
 AXES: dict[str, dict[str, type]] = {axis: {piece.name: piece for piece in kinds} for axis, kinds in PIECES}  # type: ignore[attr-defined]
 
 
 def preset_named(name: str) -> Preset:
+    """The row of that name, or an error with the nearest one."""
     if name not in PRESETS:
         raise WhetError(f"no method is called {name!r}{nearest(name, PRESETS)}; `whet algorithms` lists them")
     return PRESETS[name]

@@ -61,4 +61,5 @@ DR_GRPO = Preset(
     deviations=("L is the run's max_new_tokens, not the padded width",),
 )
 
+# every method by the name that the command line takes
 PRESETS: dict[str, Preset] = {preset.objective.name: preset for preset in (REINFORCE, GRPO, DR_GRPO)}

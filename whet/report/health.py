@@ -59,11 +59,12 @@ class Course:
     tolerance: float  # of sampler_gap
     rising: bool  # the score grows, beyond noise
     solved: bool  # the score is at its top
+    gained: bool  # it took at least half of the way to its top, and holds
     score: float  # mean over the recent steps
 
     @property
     def doing_well(self) -> bool:
-        return self.rising or self.solved
+        return self.rising or self.solved or self.gained
 
     def metric(self, name: str, last: int = RECENT) -> list[float]:
         """The finite values of a metric over the last steps."""
@@ -117,6 +118,7 @@ def course_of(history: Sequence[StepReport], dtype: str = "float32") -> Course:
         0.05 if any(name in dtype.lower() for name in HALF_PRECISION) else 1e-3,
         is_rising(scores),
         is_solved(history[-RECENT:]),
+        has_gained(finite(map(score, history))),
         fmean(scores[-RECENT:]) if scores else math.nan,
     )
 
@@ -138,6 +140,15 @@ def is_solved(recent: Sequence[StepReport]) -> bool:
     means = {name: fmean(finite(step.reward.get(name) for step in recent) or [0.0]) for name in parts}
     paying = [mean for mean in means.values() if mean > FAILED]
     return bool(paying) and all(SOLVED <= mean <= 1 + 1e-6 for mean in paying)
+
+
+def has_gained(scores: Sequence[float]) -> bool:
+    """True when a score between 0 and 1 has won half of what it could since the first steps, and is not falling."""
+    if len(scores) < 2 * RECENT or not all(0 <= value <= 1 for value in scores):
+        return False
+    start, now = fmean(scores[:3]), fmean(scores[-RECENT:])
+    falling = _slope_in_errors(scores[-min(len(scores), FLAT_STEPS) :]) < -2
+    return now >= start + 0.5 * (1 - start) and not falling
 
 
 def is_rising(values: Sequence[float]) -> bool:

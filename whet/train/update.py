@@ -73,7 +73,7 @@ def update(
         width = found.logp.shape[1]
         logp[rows, :width] = found.logp.detach().float().cpu()
         entropy[rows, :width] = found.entropy.float().cpu()
-        metrics["loss"] += float(loss.value)
+        metrics["loss"] += float(loss.value.detach())
         for name, number in loss.metrics.items():
             metrics[name] = metrics.get(name, 0.0) + number
     metrics["gradient_norm"] = stepped(split.model, optimizer, max_gradient_norm)

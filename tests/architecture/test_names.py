@@ -1,0 +1,381 @@
+"""Words that must not appear: methods outside the presets, vague names, left-over notes, other machines."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from source_tree import (
+    FUNCTIONS,
+    ROOT,
+    Module,
+    comments,
+    docstring_nodes,
+    name_words,
+    package_modules,
+    text_files,
+    write_tree,
+)
+
+NAMED_HERE = ("objective/presets.py",)
+EXAMPLES_HERE = ("cli.py", "__init__.py")  # docstrings and help texts may show a real command
+
+VAGUE_FUNCTIONS = ("compute_", "get_", "do_", "handle_")
+VAGUE_CLASSES = ("Manager", "Helper")
+VAGUE_MODULES = {"util", "utils", "helper", "helpers", "misc"}
+SHORT_WORDS = {"adv", "agg", "cfg", "est", "ctl"}
+
+NOTE = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+MACHINE_PATH = re.compile(r"(?<![\w./~-])(/(?:root|work)(?![\w-])|/(?:home|Users)/\w+|[A-Z]:\\Users\\\w+)")
+URL_HOST = re.compile(r"\b[a-z][a-z+]*://(?:[\w.-]+@)?([\w.-]*\w)")
+MIRROR = re.compile(
+    r"(?i)(?<![\w.-])("
+    r"(?:[\w-]+\.)*(?:artifactory|nexus|devpi|mirrors?|registry|hf-mirror|pypi|pythonhosted)(?:\.[\w-]+)*"
+    r"\.(?:com|org|net|io|dev|cn|edu|ai)"
+    r"|(?:ghcr|docker|quay)\.io"
+    r"|(?:[\w-]+\.){2,}(?:internal|corp|lan|intranet)"
+    r"|10(?:\.\d{1,3}){3}|(?:192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2}"
+    r")(?![\w(-])"
+)
+# Where a link may lead. A new host is a decision, so it is written down here.
+HOSTS = {
+    *("arxiv.org", "doi.org", "github.com", "huggingface.co", "pytorch.org", "docs.pytorch.org", "www.apache.org"),
+    *("www.w3.org", "docs.python.org", "example.com", "example.org", "localhost", "127.0.0.1", "proxy"),
+}
+
+
+def method_words(names: Iterable[str]) -> set[tuple[str, ...]]:
+    """Each method's name as the words an identifier would be made of."""
+    return {tuple(name_words(name.replace(".", "").replace(" ", "_").replace("-", "_"))) for name in names}
+
+
+def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]) -> list[str]:
+    """Where a method is named outside the presets: identifiers, strings, docstrings, comments and file names.
+
+    `pieces` are the names of rules (a clip rule may carry the word of a method); they are no methods.
+    """
+    complaints = []
+    for module in package_modules(package):
+        inside = module.path.relative_to(package).as_posix()
+        if inside in NAMED_HERE:
+            continue
+        told = _told_to_users(module) if inside in EXAMPLES_HERE else set()
+        texts = [(line, text) for line, text in identifiers(module) if text not in pieces]
+        texts += [(node.lineno, node.value) for node in strings(module) if node not in told]
+        texts += [(line, text) for line, text, _ in comments(module.text)]
+        for line, text in [(1, module.path.stem), *texts]:
+            words = [word for token in re.findall(r"\w+", text) if token not in pieces for word in name_words(token)]
+            for method in methods:
+                if any(tuple(words[at : at + len(method)]) == method for at in range(len(words))):
+                    complaints.append(
+                        f"{module.at(line)} names the method {'_'.join(method)!r} in {text.strip()[:60]!r}"
+                    )
+    return complaints
+
+
+def strings(module: Module) -> Iterator[ast.Constant]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
+
+
+def identifiers(module: Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of every name in the file, used or bound."""
+    for node in ast.walk(module.tree):
+        for field in ("id", "attr", "name", "asname", "arg", "module"):
+            if isinstance(value := getattr(node, field, None), str):
+                yield getattr(node, "lineno", 1), value
+
+
+def bound_names(module: Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of every name that this file gives to something."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.lineno, node.asname
+
+
+def _told_to_users(module: Module) -> set[ast.Constant]:
+    """Docstrings and `help=` texts."""
+    found = docstring_nodes(module.tree)
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            found |= {each for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+    return found
+
+
+def vague_names(package: Path) -> list[str]:
+    """Names that say nothing, or not enough."""
+    complaints = []
+    for module in package_modules(package):
+        if VAGUE_MODULES & set(module.name.split(".")):
+            complaints.append(f"{module.place}: name a module after what it holds")
+        for node in ast.walk(module.tree):
+            if isinstance(node, FUNCTIONS) and not node.name.endswith("__"):
+                if node.name.lstrip("_").startswith(VAGUE_FUNCTIONS):
+                    complaints.append(f"{module.at(node.lineno)} defines {node.name}: name what it is, or what it does")
+            elif isinstance(node, ast.ClassDef) and node.name.endswith(VAGUE_CLASSES):
+                complaints.append(f"{module.at(node.lineno)} defines {node.name}: name what it is")
+        for line, name in bound_names(module):
+            if short := SHORT_WORDS & set(name_words(name)):
+                complaints.append(f"{module.at(line)} names something {name}: write {', '.join(short)} out")
+    return complaints
+
+
+def left_over_notes(root: Path) -> list[str]:
+    """Notes to oneself: in the comments of Python files, anywhere in other text."""
+    complaints = []
+    for place, text in text_files(root):
+        if place.endswith((".json", ".jsonl")):
+            continue
+        lines = comments_of(place, text) if place.endswith(".py") else list(enumerate(text.splitlines(), 1))
+        complaints += [f"{place}:{line} is left over: {said.strip()}" for line, said in lines if NOTE.search(said)]
+    return complaints
+
+
+def comments_of(place: str, text: str) -> list[tuple[int, str]]:
+    docstrings = [(node.lineno, str(node.value)) for node in docstring_nodes(ast.parse(text, place))]
+    return [(line, said) for line, said, _ in comments(text)] + docstrings
+
+
+def commented_out_code(root: Path) -> list[str]:
+    """Comments that stand alone and are Python: single lines, and whole blocks."""
+    complaints = []
+    for place, text in text_files(root):
+        if not place.endswith(".py"):
+            continue
+        block: list[tuple[int, str]] = []
+        for line, _, alone in [*comments(text), (0, "", True)]:
+            if not alone:
+                continue
+            if block and line != block[-1][0] + 1:
+                whole = "\n".join(said for _, said in block)
+                hits = [at for at, said in block if looks_like_code(said)]
+                if hits or (len(block) > 1 and looks_like_code(whole)):
+                    complaints.append(f"{place}:{(hits or [block[0][0]])[0]} is commented-out code; delete it")
+                block = []
+            if line:
+                block.append((line, text.splitlines()[line - 1].strip().removeprefix("#").removeprefix(" ")))
+    return complaints
+
+
+def looks_like_code(comment: str) -> bool:
+    """Conservative: whole statements only, and none that a sentence or a formula could be."""
+    text = comment.strip()
+    try:
+        body = ast.parse(text + (" pass" if text.endswith(":") else "")).body
+    except (SyntaxError, ValueError):
+        return False
+    return any(_is_statement(node) for node in body)
+
+
+def _is_statement(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call | ast.Await | ast.Yield)
+    if isinstance(node, ast.Return):
+        return not isinstance(node.value, ast.Name | None)
+    if isinstance(node, ast.AnnAssign):
+        return node.value is not None
+    simple = (ast.Assign, ast.AugAssign, ast.Import, ast.ImportFrom, ast.Raise, ast.Assert, ast.Delete)
+    compound = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.ClassDef, *FUNCTIONS)
+    return isinstance(node, (*simple, *compound))
+
+
+def other_machines(root: Path) -> list[str]:
+    """Absolute paths of somebody's machine, package indexes and mirrors, and links to hosts nobody decided on."""
+    complaints = []
+    for place, text in text_files(root):
+        for number, line in enumerate(text.splitlines(), 1):
+            found = [f"the machine path {path}" for path in MACHINE_PATH.findall(line)]
+            found += [f"the host {host}" for host in MIRROR.findall(line)]
+            found += [f"the host {host}, which is not in HOSTS" for host in URL_HOST.findall(line) if not _public(host)]
+            complaints += [f"{place}:{number} has {each}" for each in dict.fromkeys(found)]
+    return complaints
+
+
+def _public(host: str) -> bool:
+    return host in HOSTS or host.endswith((".test", ".invalid", ".example"))
+
+
+def rows_and_pieces() -> tuple[set[tuple[str, ...]], set[str]]:
+    """The methods' names and titles, and the names of the rules they are made of."""
+    from whet.objective import AXES, PRESETS
+
+    kinds = [kind for known in AXES.values() for kind in known.items()]
+    pieces = {name for name, _ in kinds} | {kind.__name__ for _, kind in kinds}
+    return method_words([*PRESETS, *(preset.title for preset in PRESETS.values())]), pieces
+
+
+def test_methods_are_named_in_the_presets_only():
+    methods, pieces = rows_and_pieces()
+    assert ("grpo",) in methods and "ppo_clip" in pieces
+    assert not (found := named_methods(ROOT / "whet", methods, pieces)), "\n".join(found)
+
+
+def test_names_say_what_they_name():
+    assert not (found := vague_names(ROOT / "whet")), "\n".join(found)
+
+
+def test_nothing_is_left_over():
+    assert not (found := left_over_notes(ROOT) + commented_out_code(ROOT)), "\n".join(found)
+
+
+def test_no_other_machine_is_named():
+    assert not (found := other_machines(ROOT)), "\n".join(found)
+
+
+def test_the_real_tree_is_read():
+    places = {place for place, _ in text_files(ROOT)}
+    assert {"pyproject.toml", "whet/types.py"} <= places
+
+
+METHODS, PIECES = method_words(["ppo", "dr_grpo", "grpo", "Dr. GRPO", "reinforce"]), {"ppo_clip", "PPOClip"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if method == 'grpo': pass",
+        "def grpo_loss(): pass",
+        "class GRPOTrainer: pass",
+        "DRGRPO = DrGRPO = 1",
+        "names = {'dr_grpo': 1}",
+        "text = f'{x} of PPO/loss'",
+        "x.ppo = 1",
+        "f(use_ppo=True)",
+        "from a import b as ppo",
+        "x = 1  # as in Dr. GRPO",
+        "def f():\n    '''As REINFORCE does.'''",
+    ],
+)
+def test_a_named_method_is_found(tmp_path, line):
+    write_tree(tmp_path, {"whet/train/rl.py": line + "\n", "whet/objective/presets.py": "GRPO = 'grpo'\n"})
+    found = named_methods(tmp_path / "whet", METHODS, PIECES)
+    assert found and all(each.startswith("whet/train/rl.py:") for each in found)
+
+
+def test_a_file_named_after_a_method_is_found(tmp_path):
+    write_tree(tmp_path, {"whet/train/grpo.py": "", "whet/train/grouped.py": ""})
+    (complaint,) = named_methods(tmp_path / "whet", METHODS, PIECES)
+    assert complaint.startswith("whet/train/grpo.py:1 ")
+
+
+def test_examples_rules_and_longer_words_are_no_named_methods(tmp_path):
+    example = "'''Try `whet train grpo`.'''\n"
+    fine = {
+        "whet/__init__.py": example,
+        "whet/cli.py": f"{example}def f(a=Option('-a', help='grpo ' 'or ppo')):\n    '''whet train grpo'''\n",
+        "whet/objective/clip.py": "class PPOClip:\n    '''reinforcement'''\n    name = 'ppo_clip'  # supports\n",
+    }
+    write_tree(tmp_path, fine)
+    assert named_methods(tmp_path / "whet", METHODS, PIECES) == []
+    write_tree(tmp_path, {"whet/cli.py": "if method == 'grpo':\n    ppo = 1\n", "whet/data/__init__.py": example})
+    assert len(named_methods(tmp_path / "whet", METHODS, PIECES)) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def compute_loss(): pass",
+        "def _get_rows(): pass",
+        "class A:\n    async def handle_it(self): pass",
+        "def do_it(): pass",
+        "class WeightManager: pass",
+        "class RowHelper: pass",
+        "adv = 1",
+        "def f(cfg): pass",
+        "import config as cfg",
+        "self.agg_mode = 1",
+        "for est in x: pass",
+        "ctl: int = 3",
+    ],
+)
+def test_a_vague_name_is_found(tmp_path, line):
+    (complaint,) = vague_names(write_tree(tmp_path, {"whet/a.py": line + "\n"}) / "whet")
+    assert complaint.startswith("whet/a.py:")
+
+
+def test_a_vague_module_is_found_and_good_names_pass(tmp_path):
+    names = (
+        "def __get__(self): pass\ndef getter(): best = advantage = aggregate = table.get_text()\nclass Managed: pass\n"
+    )
+    fine = write_tree(tmp_path / "fine", {"whet/text.py": names})
+    assert vague_names(fine / "whet") == []
+    bad = write_tree(tmp_path / "bad", {"whet/utils.py": "", "whet/helpers/a.py": "", "whet/data/misc.py": ""})
+    assert len(vague_names(bad / "whet")) == 3
+
+
+def test_notes_are_found(tmp_path):
+    note = "TO" + "DO"
+    bad = {"a.py": f"x = 1  # {note}: later\n", "b.md": f"- {note} write\n", "c.py": f"'''{'FIX' + 'ME'}'''\n"}
+    assert len(left_over_notes(write_tree(tmp_path / "bad", bad))) == 3
+    fine = {"a.py": f"x = {note!r}\n", "b.md": f"{note}S and AXXXA\n"}
+    assert left_over_notes(write_tree(tmp_path / "fine", fine)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["x = f(y)", "import torch", "return a + b", "print(x)", "if a > b:", "loss = call(\n#     a,\n# )", "raise X(y)"],
+)
+def test_commented_out_code_is_found(tmp_path, code):
+    root = write_tree(tmp_path, {"a.py": f"y = 1\n# {code}\nz = 2\n"})
+    (complaint,) = commented_out_code(root)
+    assert complaint.startswith("a.py:2")
+
+
+def test_prose_is_no_code(tmp_path):
+    prose = [
+        "the mean of equal rewards is that reward; the rounded sum would leave noise",
+        "return early",
+        "note: because",
+        "for example:",
+        "type: ignore[attr-defined]",
+        "why (and when)",
+        "[N, T]",
+        "x",
+        "1 - exp(-u)",
+    ]
+    lines = "".join(f"# {said}\n\n" for said in prose) + "x = 1  # y = 2\n"
+    assert commented_out_code(write_tree(tmp_path, {"a.py": lines})) == []
+
+
+SCHEME = "https:" + "//"  # in pieces, here and below, so that this file passes its own check
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "see /ro" + "ot/.cache",
+        "cd /wo" + "rk",
+        "`/ho" + "me/ann/data`",
+        "'/Us" + "ers/ann'",
+        f"pip install -i {SCHEME}nex" + "us.acme.com/simple",
+        "host py" + "pi.org",
+        f"{SCHEME}10.0" + ".0.7:8080/x",
+        "HF_ENDPOINT=hf-mir" + "ror.com",
+        "cache.acme.inter" + "nal",
+        f"{SCHEME}unknown" + ".place/a",
+    ],
+)
+def test_another_machine_is_found(tmp_path, said):
+    found = other_machines(write_tree(tmp_path, {"docs/a.md": f"first\n{said}\n"}))
+    assert found and all(each.startswith("docs/a.md:2 ") for each in found)
+
+
+def test_public_links_and_relative_paths_pass(tmp_path):
+    said = (
+        "https://arxiv.org/abs/2402.03300 and <https://github.com/a/work/b>, ./work, a/home/b, /workers, ~/work, "
+        "http://user@127.0.0.1:9/x, version 10.2.1, torch 2.13.0, registry, mirror.py, registry.items()"
+    )
+    assert other_machines(write_tree(tmp_path, {"a.md": said, "b.bin": "\0 /ro" + "ot"})) == []

@@ -1,0 +1,125 @@
+"""Chunked log-probabilities against the plain computation, values and gradients."""
+
+import pytest
+import torch
+import transformers
+
+from whet.model import token_logp as module
+from whet.model.split import split_model
+from whet.model.token_logp import token_logp
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
+
+
+def model_of(kind="llama"):
+    torch.manual_seed(0)
+    configs = {
+        "llama": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+        "gemma2": lambda: transformers.Gemma2Config(**SMALL, head_dim=12, final_logit_softcapping=5.0),
+        "granite": lambda: transformers.GraniteConfig(**SMALL, logits_scaling=3.0),
+        "cohere": lambda: transformers.CohereConfig(**SMALL, logit_scale=0.25),
+        "gpt2": lambda: transformers.GPT2Config(vocab_size=61, n_embd=24, n_layer=2, n_head=2, n_positions=128),
+    }
+    return transformers.AutoModelForCausalLM.from_config(configs[kind]()).double().eval()
+
+
+def batch():
+    stream = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 61, (5, 14), generator=stream)
+    action = torch.rand(5, 14, generator=stream) > 0.4
+    action[:, 0] = False
+    return tokens, action
+
+
+def plain(model, tokens, action, temperature):
+    logits = model(input_ids=tokens).logits[:, :-1] / temperature
+    logp = logits.log_softmax(-1)
+    picked = logp.gather(-1, tokens[:, 1:, None])[..., 0]
+    entropy = -(logp.exp() * logp).sum(-1)
+    zero = torch.zeros(len(tokens), 1, dtype=picked.dtype)
+    return [torch.where(action, torch.cat([zero, each], 1), 0.0) for each in (picked, entropy)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "granite", "cohere", "gpt2"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk", [1, 61 * 4, 1 << 22])
+def test_values_and_gradients_equal_the_plain_ones(kind, temperature, chunk, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    model = model_of(kind)
+    split = split_model(model)
+    assert not split.whole
+    tokens, action = batch()
+    weights = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gradients = []
+    for scores in (
+        lambda: token_logp(split, tokens, action, temperature),
+        lambda: plain(model, tokens, action, temperature),
+    ):
+        model.zero_grad()
+        found = scores()
+        logp, entropy = (found.logp, found.entropy) if not isinstance(found, list) else found
+        (logp * weights).sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        values = (logp.detach(), entropy.detach())
+        if len(gradients) == 1:
+            ours = values
+    torch.testing.assert_close(ours, values, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-9)
+
+
+def test_logits_are_built_a_chunk_at_a_time(monkeypatch):
+    """[N, T, V] never exists: the largest logits tensor stays within the bound, also in the backward pass."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 61 * 7)
+    split = split_model(model_of())
+    sizes = []
+    monkeypatch.setattr(type(split), "logits", lambda self, hidden: sizes.append(len(hidden)) or self.head(hidden))
+    tokens, action = batch()
+    token_logp(split, tokens, action).logp.sum().backward()
+    assert max(sizes) == 7 and sum(sizes) == 2 * int(action.sum())
+
+
+def test_a_support_is_renormalised_on():
+    model = model_of()
+    split = split_model(model)
+    tokens, action = batch()
+    support = torch.full((*tokens.shape, 4), -1, dtype=torch.int32)
+    support[..., 0] = tokens
+    support[..., 1] = (tokens + 7) % 61
+    support[..., 2] = (tokens + 20) % 61
+    found = token_logp(split, tokens, action, 0.9, support).logp
+    logits = model(input_ids=tokens).logits / 0.9
+    for row, column in action.nonzero().tolist():
+        kept = support[row, column][:3].long()
+        expected = logits[row, column - 1][tokens[row, column]] - logits[row, column - 1][kept].logsumexp(-1)
+        assert found[row, column].item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_a_model_that_does_more_behind_its_trunk_keeps_its_head():
+    model = model_of()
+    forward = model.forward
+
+    def stranger(**inputs):
+        output = forward(**inputs)
+        output.logits = output.logits * 1.5
+        return output
+
+    model.forward = stranger
+    split = split_model(model)
+    assert split.whole
+    tokens, action = batch()
+    expected = plain(lambda input_ids: stranger(input_ids=input_ids), tokens, action, 1.0)[0]
+    torch.testing.assert_close(token_logp(split, tokens, action).logp, expected)
+
+
+def test_the_first_token_cannot_be_an_action():
+    tokens, action = batch()
+    with pytest.raises(ValueError, match="no prefix"):
+        token_logp(split_model(model_of()), tokens, torch.ones_like(action))
