@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["Run", "__version__", "evaluate", "resume", "train"]
 
 
+# Loading a subpackage puts it under its name here. Loaded now and taken away again, the room called `train` never
+# stands in front of the function: a second `whet.train(...)` would find a module.
+import whet.train as _room
+
+globals().pop("train")
+del _room
+
+
 def __getattr__(name: str) -> Any:
     # torch and transformers take seconds to import; `import whet` must not
     if name in ("Run", "evaluate", "resume", "train"):

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,18 +156,24 @@ def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = No
         raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
     if folder.is_dir() and any(path.name != "lock" for path in folder.iterdir()):
         raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    except OSError as error:
+        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
+    try:
         with locked(folder):
             values: dict[str, Any] = {"folder": str(folder)}
             if rows is not None:
                 source = folder / ROWS
                 source.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
                 values["data"] = config.data.model_copy(update={"source": str(source)})
-            final = config.model_copy(update=values)
-            yield folder, final
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
+            yield folder, config.model_copy(update=values)
+    except BaseException:
+        if is_new and not (folder / CONFIG).exists():
+            shutil.rmtree(folder, ignore_errors=True)  # a mistake found before the run began leaves nothing behind
+        raise
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from whet.train.run import Course
 from whet.train.sft import SFTCourse, SFTSettings
 from whet.types import Demonstration, Prompt, Sampling, WhetError
 
+SMALL_MODEL = 2_000_000  # weights
 HELD_OUT_SEED = 1  # of a task's held-out questions: the same for every run, so that runs can be compared
 
 
@@ -151,30 +152,32 @@ def task_answer(prompt: Prompt, reply: str) -> float:
 
 
 def machine_of(config: Config | EvaluationConfig) -> Machine:
-    threads = config.model.threads or usable_cores()
-    torch.set_num_threads(threads)
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
     policy = split_model(loaded.model, dtype)
     engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    threads, threads_why = thread_choice(config.model.threads, size)
+    torch.set_num_threads(threads)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
-        "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} of {os.cpu_count()} cores{_busy(threads)}",
+        "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
     }
     return Machine(loaded, policy, engine, facts)
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _busy(threads: int) -> str:
+def thread_choice(asked: int, num_weights: int) -> tuple[int, str]:
+    """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if asked:
+        return asked, f"model.threads={asked}; {cores} usable cores"
+    if num_weights < SMALL_MODEL:
+        return 1, f"a model this small gains nothing from more; {cores} usable cores"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    busy = load > 0.5 * (os.cpu_count() or 1) and threads > 1
-    return f" (another job keeps {load:.1f} cores busy: model.threads=1 may be faster)" if busy else ""
+    busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
+    return cores, f"every usable core{busy}"
 
 
 def sampling_of(section: SamplingSection) -> Sampling:

@@ -34,7 +34,7 @@ class ModelSection(Section):
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products; weights are fp32")
-    threads: int = Field(0, ge=0, description="of the CPU; 0 takes every usable core")
+    threads: int = Field(0, ge=0, description="of the CPU; 0 takes every usable core, or one for a tiny model")
 
 
 class DataSection(Section):
@@ -153,6 +153,7 @@ MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
     "whetstone": {
         PolicyConfig: {
             "steps": 40,
+            "data": {"count": 1024},
             "sampling": {"max_new_tokens": 64},
             "batch": {"prompts_per_step": 16, "group_size": 8},
             "optimizer": {"learning_rate": 3e-4},
@@ -306,7 +307,7 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
         and issubclass(field.annotation, BaseModel)
         and location[-1] in field.annotation.model_fields
     ]
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
     best = elsewhere or [".".join([*map(str, location[:-1]), name]) for name in close]
     return f"; did you mean {best[0]!r}?" if best else f"; known here: {', '.join(known)}"
 
@@ -315,8 +316,9 @@ def idle_keys(config: Config) -> dict[str, str]:
     """Paths that cannot change this run, with the reason."""
     data = config.data
     is_task = data.source.startswith("task:")
+    other = "files" if is_task else "tasks"
     idle = {
-        f"data.{key}": f"has no effect on data.source={data.source}: it is for {'files' if is_task else 'tasks'}"
+        f"data.{key}": f"has no effect on data.source={data.source}: it is for {other}; drop it"
         for key in (("limit", "columns", "as_chat", "held_out") if is_task else ("difficulty", "count", "share_worked"))
         if key in type(data).model_fields
     }

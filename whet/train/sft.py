@@ -127,7 +127,9 @@ def check_packing(policy: SplitModel) -> None:
     ]
     device = policy.device
     packed, alone = packed_rows(rows), [padded_rows([row]) for row in rows]
-    together = token_logp(policy, packed.tokens.to(device), packed.action.to(device), position_ids=packed.position_ids)  # type: ignore[arg-type]
+    assert packed.position_ids is not None
+    positions = packed.position_ids.to(device)
+    together = token_logp(policy, packed.tokens.to(device), packed.action.to(device), position_ids=positions)
     apart = [token_logp(policy, each.tokens.to(device), each.action.to(device)).logp[0] for each in alone]
     tolerance = 1e-4 if policy.dtype == torch.float32 else 5e-2
     if not torch.allclose(together.logp[0], torch.cat(apart), atol=tolerance, rtol=tolerance):

@@ -81,9 +81,10 @@ def update(
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_norm: float) -> float:
-    """Clip, check and step; the gradient norm before clipping."""
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm))
-    if not torch.isfinite(torch.tensor(norm)):
+    """Check, clip and step; the gradient norm before clipping."""
+    # checked first: clipping by a norm that is not a number would spread it over every gradient
+    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    if not torch.isfinite(norm):
         broken = [
             name
             for name, parameter in model.named_parameters()
@@ -92,8 +93,9 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_nor
         where = broken[0] if broken else "the norm itself overflowed"
         optimizer.zero_grad(set_to_none=True)
         raise NotFinite("the gradient is not finite", f"first seen in {where}; try a lower optimizer.learning_rate")
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_gradient_norm, norm)
     optimizer.step()
-    return norm
+    return float(norm)
 
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:

@@ -1,0 +1,164 @@
+"""Batches and passes: nothing is lost, nothing is doubled, and no pass is larger than asked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from whet.data.packing import packed_rows, padded_rows, passes, row_passes, token_batch, trimmed
+from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support
+
+
+def sample(prompt, reply, reward=0.0, support=None):
+    """A sample whose log-probability at a reply token is minus that token."""
+    tokens = torch.tensor([*prompt, *reply])
+    action = torch.tensor([False] * len(prompt) + [True] * len(reply))
+    kept = None
+    if support is not None:
+        ids = torch.tensor([token for each in support for token in each], dtype=torch.int32)
+        kept = Support(ids, torch.tensor([len(each) for each in support], dtype=torch.int32))
+    return Sample(tokens, action, -(tokens * action).float(), (0, 0), StopReason.END, "", kept, {}, reward)
+
+
+def group(name, *samples):
+    return Group(Prompt(name, (), name), samples)
+
+
+@pytest.fixture
+def groups():
+    one = group("one", sample((1, 2), (3, 4, 5), 1.0), sample((1, 2), (6,), None))
+    return [one, group("two", sample((7,), (8, 9), 0.25))]
+
+
+def ragged_batch(lengths):
+    return token_batch([group("ragged", *(sample((1,), range(2, 2 + length)) for length in lengths))])
+
+
+def encoded(*lengths):
+    rows = []
+    for number, length in enumerate(lengths):
+        first = 100 * (number + 1)
+        rows.append(Encoded(tuple(range(first, first + length)), (False,) + (True,) * (length - 1)))
+    return rows
+
+
+def test_a_batch_holds_every_sample_padded_on_the_right(groups):
+    batch = token_batch(groups)
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5], [1, 2, 6, 0, 0], [7, 8, 9, 0, 0]]
+    assert batch.action.int().tolist() == [[0, 0, 1, 1, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0]]
+    assert batch.behavior_logp.tolist() == [[0, 0, -3, -4, -5], [0, 0, -6, 0, 0], [0, -8, -9, 0, 0]]
+    assert batch.group.tolist() == [0, 0, 1]
+    assert batch.lengths.tolist() == [3, 1, 2]
+    assert batch.support is None
+    assert (batch.tokens.dtype, batch.action.dtype) == (torch.int64, torch.bool)
+
+
+def test_an_unscored_sample_has_no_reward(groups):
+    reward = token_batch(groups).reward
+    assert reward[[0, 2]].tolist() == [1.0, 0.25]
+    assert reward[1].isnan()
+
+
+def test_the_support_lies_at_the_action_positions():
+    samples = sample((1, 2), (3, 4), support=[(3, 9), (4,)]), sample((5,), (6, 7), support=[(6,), (0, 7, 8)])
+    support = token_batch([group("cut", *samples)]).support
+    assert support.dtype == torch.int32
+    empty = [-1, -1, -1]
+    assert support.tolist() == [
+        [empty, empty, [3, 9, -1], [4, -1, -1]],
+        [empty, [6, -1, -1], [0, 7, 8], empty],
+    ]
+
+
+def test_truncated_and_whole_samples_do_not_mix():
+    with pytest.raises(ValueError, match="some without"):
+        token_batch([group("mixed", sample((1,), (2,), support=[(2, 3)]), sample((1,), (2,)))])
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1, 7, 12, 30, 10_000])
+def test_passes_hold_every_row_once_within_the_budget(tokens_per_pass):
+    lengths = [5, 1, 9, 2, 2, 30, 4, 7]
+    parts = passes(ragged_batch(lengths), tokens_per_pass)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        width = max(1 + lengths[row] for row in part)
+        assert len(part) == 1 or width * len(part) <= tokens_per_pass
+
+
+def test_passes_are_few_and_of_similar_lengths():
+    lengths = [5, 1, 9, 2, 2, 30, 4, 7]
+    assert passes(ragged_batch(lengths), 1) == [[1], [3], [4], [6], [0], [7], [2], [5]]
+    assert passes(ragged_batch(lengths), 12) == [[1, 3, 4], [6, 0], [7], [2], [5]]
+    assert passes(ragged_batch(lengths), 10_000) == [[1, 3, 4, 6, 0, 7, 2, 5]]
+
+
+def test_passes_measure_up_to_the_last_action_only():
+    """A tool's answer behind the last action costs nothing: it is trimmed away before the pass."""
+    batch = ragged_batch([2, 8])
+    action = batch.action.clone()
+    action[1, 3:] = False
+    assert passes(replace(batch, action=action), 6) == [[0, 1]]
+    assert passes(batch, 6) == [[0], [1]]
+
+
+def test_rows_without_an_action_still_appear():
+    batch = ragged_batch([2, 3, 4])
+    action = batch.action.clone()
+    action[1] = False
+    parts = passes(replace(batch, action=action), 100)
+    assert sorted(row for part in parts for row in part) == [0, 1, 2]
+
+
+def test_trimmed_cuts_every_field_and_keeps_what_is_left():
+    samples = sample((1, 2), (3, 4), support=[(3, 9), (4,)]), sample((5,), (6, 7, 8, 9), support=[(6,)] * 4)
+    batch = token_batch([group("cut", *samples)])
+    shape = batch.tokens.shape
+    batch = replace(batch, old_logp=torch.rand(shape), ref_logp=torch.rand(shape), advantage=torch.rand(shape))
+    part = trimmed(batch.select([0]))
+    assert part.tokens.tolist() == [[1, 2, 3, 4]]
+    for name in ("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "advantage", "support"):
+        assert torch.equal(getattr(part, name), getattr(batch, name)[:1, :4]), name
+    assert torch.equal(trimmed(batch).tokens, batch.tokens)
+
+
+def test_trimmed_without_any_action_leaves_a_column():
+    batch = ragged_batch([2])
+    assert trimmed(replace(batch, action=torch.zeros_like(batch.action))).tokens.shape == (1, 1)
+
+
+def test_padded_rows():
+    rows = padded_rows([Encoded((5, 6, 7), (False, True, True)), Encoded((8, 9), (False, True))])
+    assert rows.tokens.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert rows.action.tolist() == [[False, True, True], [False, True, False]]
+    assert rows.position_ids is None
+
+
+def test_packed_rows_restart_their_positions():
+    rows = packed_rows([Encoded((5, 6, 7), (False, True, True)), Encoded((8, 9), (False, True))])
+    assert rows.tokens.tolist() == [[5, 6, 7, 8, 9]]
+    assert rows.action.tolist() == [[False, True, True, False, True]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 0, 1]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tokens_per_pass", [1, 9, 13, 24, 10_000])
+def test_row_passes_hold_every_row_once_within_the_budget(packed, tokens_per_pass):
+    rows = encoded(5, 2, 9, 3, 3, 20, 4, 7)
+    parts = row_passes(rows, tokens_per_pass, packed)
+    assert sorted(row.tokens for part in parts for row in part) == sorted(row.tokens for row in rows)
+    for part in parts:
+        size = sum(len(row.tokens) for row in part) if packed else len(part) * max(len(row.tokens) for row in part)
+        assert len(part) == 1 or size <= tokens_per_pass
+
+
+def test_row_passes_fill_their_budget():
+    rows = encoded(5, 2, 9, 3)
+
+    def lengths(tokens_per_pass, packed):
+        return [[len(row.tokens) for row in part] for part in row_passes(rows, tokens_per_pass, packed)]
+
+    assert lengths(10, packed=True) == [[2, 3, 5], [9]]
+    assert lengths(10, packed=False) == [[2, 3], [5], [9]]
+    assert lengths(19, packed=True) == [[2, 3, 5, 9]]
+    assert lengths(36, packed=False) == [[2, 3, 5, 9]]
+    assert lengths(1, packed=True) == [[2], [3], [5], [9]]

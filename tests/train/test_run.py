@@ -1,0 +1,438 @@
+"""Around the steps: evaluating, saving, stopping politely, and going on where it was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import whet
+from whet import cli
+from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
+from whet.report import Record, read_metrics, read_samples
+from whet.report.record import read_summary
+from whet.train.run import Schedule, run_course
+from whet.types import StepReport, WhetError
+
+ROOT = Path(__file__).parents[2]
+
+
+class Weights(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.total = torch.nn.Parameter(torch.zeros(1))
+
+    def save_pretrained(self, path):
+        save_file(self.state_dict(), Path(path) / "model.safetensors")
+
+
+class NoTokens:
+    def save_pretrained(self, path):
+        pass
+
+
+class Adding:
+    """A course that adds each step's number to its weight. `during` does something in the middle of a step."""
+
+    def __init__(self, during=None, evaluating=None, held_out=True):
+        self.model, self.tokenizer = Weights(), NoTokens()
+        self.during, self.evaluating, self.held_out = during or {}, evaluating or {}, held_out
+        self.done = 0
+
+    def step(self, number, clock):
+        with clock.phase("train"), torch.no_grad():
+            self.model.total += number
+        self.during.get(number, lambda: None)()
+        self.done += 1
+        metrics = {"loss": 1.0 / number, "gradient_norm": 1.0}
+        return StepReport(number, number - 1, {"tokens": 10}, {"total": 0.5}, metrics), []
+
+    def evaluate(self):
+        self.evaluating.get(self.done, lambda: None)()
+        return {"accuracy": float(self.model.total) / 100} if self.held_out else {}
+
+    def state(self):
+        return {"done": self.done}
+
+    def tensors(self):
+        return {"optimizer": {"moment": 2 * self.model.total.detach()}}
+
+    def restore(self, state, tensors):
+        self.done = state["done"]
+        assert torch.equal(tensors["optimizer"]["moment"], 2 * self.model.total)
+
+
+class Diary:
+    """A watcher that notes what it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def started(self, summary):
+        self.events.append("started")
+
+    def stepped(self, report, samples):
+        self.events.append(report.step)
+
+    def evaluated(self, step, name, result, seconds):
+        self.events.append((step, result["accuracy"]))
+
+    def finished(self, summary):
+        self.events.append("finished")
+
+
+def run(course, folder, *, steps=5, evaluate_every=0, save_every=2, keep=9, checkpoint=None, diary=None):
+    schedule = Schedule(steps, evaluate_every, save_every, keep)
+    watchers = [diary or Diary()]
+    return run_course(course, schedule, folder, Record(folder), watchers, {"title": "adding"}, checkpoint=checkpoint)
+
+
+def saved_steps(folder):
+    return [int(path.name.removeprefix("step-")) for path in complete_checkpoints(folder / "checkpoints")]
+
+
+def timeless(folder):
+    lines = read_metrics(folder)
+    for line in lines:
+        line.pop("seconds")
+    return lines
+
+
+def interrupt(number=signal.SIGINT, times=1):
+    def now():
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+
+    return now
+
+
+# evaluating and saving
+
+
+def test_it_evaluates_before_on_schedule_and_after(tmp_path):
+    diary = Diary()
+    outcome = run(Adding(), tmp_path, steps=5, evaluate_every=2, diary=diary)
+    assert diary.events == ["started", (0, 0.0), 1, 2, (2, 0.03), 3, 4, (4, 0.1), 5, (5, 0.15)]
+    assert (outcome.status, outcome.steps, outcome.tokens) == ("finished", 5, 50)
+    assert (outcome.before, outcome.after) == ({"accuracy": 0.0}, {"accuracy": 0.15})
+    assert {"train", "evaluate", "save"} <= outcome.seconds.keys()
+
+
+def test_evaluate_every_zero_is_before_and_after(tmp_path):
+    diary = Diary()
+    run(Adding(), tmp_path, steps=4, diary=diary)
+    assert diary.events == ["started", (0, 0.0), 1, 2, 3, 4, (4, 0.1)]
+
+
+def test_nothing_held_out_nothing_evaluated(tmp_path):
+    diary = Diary()
+    outcome = run(Adding(held_out=False), tmp_path, steps=2, evaluate_every=1, diary=diary)
+    assert diary.events == ["started", 1, 2]
+    assert outcome.before == outcome.after == {}
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(9, [3, 6, 7]), (2, [6, 7]), (1, [7])])
+def test_it_saves_on_schedule_and_at_the_end_and_prunes(tmp_path, keep, kept):
+    run(Adding(), tmp_path, steps=7, save_every=3, keep=keep)
+    assert saved_steps(tmp_path) == kept
+    for path in complete_checkpoints(tmp_path / "checkpoints"):
+        verify_checkpoint(path)
+
+
+def test_the_record_has_every_step_once(tmp_path):
+    run(Adding(), tmp_path, steps=3)
+    lines = read_metrics(tmp_path)
+    assert [(line["step"], "eval" in line) for line in lines] == [
+        (0, True),
+        (1, False),
+        (2, False),
+        (3, False),
+        (3, True),
+    ]
+    assert all("train" in line["seconds"] for line in lines if "eval" not in line)
+
+
+# stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_signal_finishes_the_step_and_saves(tmp_path, number):
+    before = signal.getsignal(number)
+    course = Adding(during={3: interrupt(number)})
+    outcome = run(course, tmp_path, steps=9, save_every=100)
+    assert (outcome.status, outcome.steps, course.done) == ("interrupted", 3, 3)
+    assert saved_steps(tmp_path) == [3]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_between_two_steps_saves_too(tmp_path):
+    """It comes while step 2 is evaluated: that step was reported and must not be lost."""
+    outcome = run(Adding(evaluating={2: interrupt()}), tmp_path, steps=9, evaluate_every=2, save_every=100)
+    assert (outcome.status, outcome.steps) == ("interrupted", 2)
+    assert saved_steps(tmp_path) == [2]
+
+
+def test_a_signal_in_the_last_step_changes_nothing(tmp_path):
+    outcome = run(Adding(during={3: interrupt()}), tmp_path, steps=3)
+    assert outcome.status == "finished" and outcome.after == {"accuracy": 0.06} and saved_steps(tmp_path) == [2, 3]
+
+
+def test_a_second_signal_interrupts_at_once(tmp_path):
+    before, course = signal.getsignal(signal.SIGINT), Adding(during={3: interrupt(times=2)})
+    with pytest.raises(KeyboardInterrupt):
+        run(course, tmp_path, steps=9)
+    assert course.done == 2 and saved_steps(tmp_path) == [2]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_runs_beside_the_main_thread(tmp_path):
+    outcomes = []
+    worker = threading.Thread(target=lambda: outcomes.append(run(Adding(), tmp_path, steps=2)))
+    worker.start()
+    worker.join()
+    assert outcomes[0].status == "finished"
+
+
+# going on
+
+
+def test_an_interrupted_run_goes_on_to_what_an_unbroken_one_has(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = run(Adding(), whole, steps=8, evaluate_every=3)
+    run(Adding(during={3: interrupt()}), broken, steps=8, evaluate_every=3)
+    course, diary = Adding(), Diary()
+    checkpoint = complete_checkpoints(broken / "checkpoints")[-1]
+    outcome = run(course, broken, steps=8, evaluate_every=3, checkpoint=checkpoint, diary=diary)
+    assert diary.events[:3] == ["started", 4, 5]
+    assert timeless(broken) == timeless(whole)
+    assert (outcome.before, outcome.after, outcome.tokens) == (expected.before, expected.after, expected.tokens)
+    assert float(course.model.total) == 36
+
+
+def test_what_was_logged_after_the_checkpoint_is_cut_off(tmp_path):
+    def fail():
+        raise RuntimeError("the power is gone")
+
+    with pytest.raises(RuntimeError):
+        run(Adding(during={6: fail}), tmp_path, steps=9, save_every=2)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5]
+    with (tmp_path / "metrics.jsonl").open("ab") as log:
+        log.write(b'{"step": 6, "torn')
+    run(Adding(), tmp_path, steps=6, checkpoint=tmp_path / "checkpoints" / "step-000004")
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_a_run_without_a_checkpoint_starts_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Adding(during={1: interrupt(times=2)}), tmp_path)
+    run(Adding(), tmp_path, steps=2)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 2]
+
+
+def test_going_back_gives_up_the_newer_checkpoints(tmp_path):
+    """They belong to logs that are cut off; pruning by number would keep them and drop the new ones."""
+    run(Adding(), tmp_path, steps=8, save_every=2)
+    checkpoint = tmp_path / "checkpoints" / "step-000002"
+    outcome = run(Adding(during={4: interrupt()}), tmp_path, steps=8, save_every=3, keep=2, checkpoint=checkpoint)
+    assert outcome.steps == 4 and saved_steps(tmp_path) == [3, 4]
+    model = Weights()
+    load_checkpoint(tmp_path / "checkpoints" / "step-000004", model)
+    assert float(model.total) == 10
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+# the whole program
+
+
+SMALL = {
+    "model": {"threads": 1},
+    "data": {"count": 40, "difficulty": [2]},
+    "sampling": {"max_new_tokens": 12},
+    "batch": {"prompts_per_step": 2, "group_size": 2},
+    "report": {"evaluate_prompts": 4, "evaluate_every": 0, "save_every": 2, "keep_checkpoints": 9},
+}
+
+
+def small_arguments(folder, *words):
+    settings = [
+        f"{section}.{key}={json.dumps(value)}" for section, values in SMALL.items() for key, value in values.items()
+    ]
+    return ["train", "reinforce", "--folder", str(folder), *words, *(w for each in settings for w in ("--set", each))]
+
+
+def start(*words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "whet", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+
+
+def wait_until(process, happened, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def command(monkeypatch, capsys, *words):
+    """(exit code, standard error) of the command line, in this process."""
+    monkeypatch.setattr(sys, "argv", ["whet", *words])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code or 0, capsys.readouterr().err.strip()
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "four"
+    assert whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), watchers=[]).status == "finished"
+    return folder
+
+
+@pytest.fixture
+def copied(four_steps, tmp_path):
+    return Path(shutil.copytree(four_steps, tmp_path / "run"))
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def weights_of(folder, step):
+    return (folder / "checkpoints" / f"step-{step:06d}" / "model.safetensors").read_bytes()
+
+
+def test_resume_extends_a_run(monkeypatch, capsys, copied, tmp_path):
+    code, _ = command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")
+    assert code == 0 and saved_steps(copied) == [2, 4, 6]
+    assert read_summary(copied)["status"] == "finished" and read_summary(copied)["total_steps"] == 6
+    whole = tmp_path / "whole"
+    whet.train("reinforce", config=SMALL, steps=6, folder=str(whole), watchers=[])
+    assert weights_of(copied, 6) == weights_of(whole, 6)
+    assert read_samples(copied) == read_samples(whole)
+    code, error = command(monkeypatch, capsys, "resume", str(copied))
+    assert code == 2 and "all 6 steps are done" in error
+
+
+def test_resume_from_an_older_checkpoint(monkeypatch, capsys, copied, four_steps):
+    (copied / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"broken")
+    code, _ = command(monkeypatch, capsys, "resume", str(copied), "--from", "step-000002")
+    assert code == 2  # finished already: there is no step left to do
+    code, _ = command(monkeypatch, capsys, "resume", str(copied), "--from", "step-000002", "--steps", "5")
+    assert code == 0 and saved_steps(copied) == [2, 4, 5]
+    assert weights_of(copied, 4) == weights_of(four_steps, 4)
+    steps = [line["step"] for line in read_metrics(copied) if "eval" not in line]
+    assert steps == [1, 2, 3, 4, 5]
+
+
+def test_resume_from_a_checkpoint_that_is_not_there(monkeypatch, capsys, copied):
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--from", "step-000003", "--steps", "9")
+    assert code == 2 and "step-000003: no complete checkpoint; there are step-000002, step-000004" in error
+
+
+def test_fewer_steps_than_are_done_is_a_mistake(monkeypatch, capsys, copied):
+    summary = json.loads((copied / "run.json").read_text())
+    (copied / "run.json").write_text(json.dumps({**summary, "status": "interrupted"}))
+    before = files(copied)
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--steps", "3")
+    assert code == 2 and "step 4" in error and "--steps" in error and "\n" not in error
+    assert files(copied) == before
+
+
+def test_a_damaged_checkpoint_is_named_with_its_mend_and_nothing_is_deleted(monkeypatch, capsys, copied):
+    weights = copied / "checkpoints" / "step-000004" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    before = files(copied)
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")
+    assert code == 2 and "\n" not in error
+    assert "model.safetensors has changed bytes" in error and "step-000004" in error
+    assert error.endswith(f"whet resume {copied} --from step-000002")
+    assert files(copied) == before
+
+
+def test_lost_log_lines_are_a_mistake_that_leaves_the_folder_alone(monkeypatch, capsys, copied):
+    log = copied / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[:100])
+    before = files(copied)
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")
+    assert code == 2 and "metrics.jsonl has 100 bytes" in error
+    after = files(copied)
+    assert {name for name in before if after[name] != before[name]} <= {"config.toml", "run.json", "report.html"}
+    summary = read_summary(copied)
+    assert summary["title"] == "REINFORCE" and summary["method"] == "reinforce"
+
+
+def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):
+    code, error = command(monkeypatch, capsys, "resume", str(tmp_path / "nowhere"))
+    assert code == 2 and "not a run folder" in error
+
+
+def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
+    folder = tmp_path / "run"
+    process = start(*small_arguments(folder, "--steps", "5000", "--set", "report.save_every=5000"))
+    try:
+        wait_until(process, lambda: len(read_metrics(folder)) >= 3)
+        before = files(folder).keys()
+        for attempt in (
+            lambda: whet.resume(folder, watchers=[]),
+            lambda: whet.train("reinforce", config=SMALL, folder=str(folder), watchers=[]),
+        ):
+            with pytest.raises(WhetError, match=r"another process is training there|already holds a run"):
+                attempt()
+        assert files(folder).keys() >= before and process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    summary = read_summary(folder)
+    (step,) = saved_steps(folder)
+    assert summary["status"] == "interrupted"
+    assert step == read_metrics(folder)[-1]["step"] < 5000
+    resumed = whet.resume(folder, steps=step + 1, watchers=[])
+    assert (resumed.status, resumed.steps) == ("finished", step + 1)
+
+
+def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
+    reward = tmp_path / "slow.py"
+    reward.write_text(
+        "import pathlib, time\n"
+        "def slow(reply):\n"
+        "    pathlib.Path(__file__).with_suffix('.called').touch()\n"
+        "    time.sleep(60)\n"
+        "    return 0.0\n"
+    )
+    words = ["--reward", f"{reward}:slow", "--set", "report.evaluate_prompts=0", "--set", "reward.timeout=100"]
+    process = start(*[w for w in small_arguments(tmp_path / "run", *words) if w != "report.evaluate_prompts=4"])
+    try:
+        wait_until(process, reward.with_suffix(".called").exists)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert read_summary(tmp_path / "run")["status"] == "interrupted"

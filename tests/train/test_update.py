@@ -1,0 +1,545 @@
+"""One optimizer update: what the gradient is, what it does not depend on, and what happens when it is not a number."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from whet.model.split import split_model
+from whet.objective import PRESETS, step_totals, with_changes
+from whet.rollout.torch_engine import TorchEngine
+from whet.train import rl
+from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
+from whet.train.rl import Questions, RLCourse, RLSettings, minibatches
+from whet.train.run import Clock, RunFailed
+from whet.train.sft import SFTCourse, SFTSettings, check_packing
+from whet.train.update import NotFinite, scores, update
+from whet.types import Encoded, Prompt, Sampling, TokenBatch, WhetError
+
+BUDGET = 8
+VOCABULARY = 50
+MEMORY = {"running_sum": 0.4, "running_mass": 0.5}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """Tiny, double precision, with weights large enough that every token looks different."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=None,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
+    return model.double()
+
+
+@pytest.fixture
+def model(llama):
+    """A copy to train."""
+    return copy.deepcopy(llama)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Ragged rows, a gap in some of them as a tool's answer would leave, and a policy that has drifted."""
+    stream = torch.Generator().manual_seed(4)
+    shapes = [(2, 5), (3, 1), (1, 7), (4, 4), (2, 2), (6, 3)]
+    width = max(prompt + reply for prompt, reply in shapes)
+    action = torch.zeros(len(shapes), width, dtype=torch.bool)
+    for row, (prompt, reply) in enumerate(shapes):
+        action[row, prompt : prompt + reply] = True
+    action[2, 4] = False
+
+    def noise(scale):
+        return scale * torch.randn(action.shape, generator=stream, dtype=torch.float64)
+
+    return TokenBatch(
+        tokens=torch.randint(2, VOCABULARY, action.shape, generator=stream),
+        action=action,
+        group=torch.tensor([0, 0, 1, 1, 2, 2]),
+        reward=torch.tensor([1.0, 0.0, 0.5, 2.0, 0.0, 1.0], dtype=torch.float64),
+        old_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
+        ref_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
+    )
+
+
+class Spy(torch.optim.SGD):
+    """Takes the gradient and leaves the weights alone."""
+
+    def __init__(self, model):
+        super().__init__(model.parameters(), lr=0.1)
+
+    def step(self, closure=None):
+        self.gradient = flat_gradient(self.param_groups[0]["params"])
+
+
+def flat_gradient(parameters):
+    return torch.cat([parameter.grad.flatten() for parameter in parameters])
+
+
+def gradient(model, batch, name="grpo", tokens_per_pass=10_000, temperature=1.0, max_gradient_norm=1e9):
+    objective = PRESETS[name].objective
+    batch, _ = objective.advantage(batch, MEMORY)
+    spy = Spy(model)
+    metrics, _ = update(
+        split_model(model),
+        spy,
+        objective,
+        batch,
+        step_totals(batch, BUDGET),
+        temperature=temperature,
+        tokens_per_pass=tokens_per_pass,
+        max_gradient_norm=max_gradient_norm,
+    )
+    return spy.gradient, metrics
+
+
+def plain_logp(model, tokens, temperature=1.0, support=None):
+    """Every token's log-probability by the model's own forward pass; [N, T], 0 in the first column."""
+    logits = model(input_ids=tokens).logits[:, :-1] / temperature
+    if support is not None:
+        kept = torch.zeros_like(logits, dtype=torch.bool)
+        kept.scatter_(-1, support[:, 1:].clamp(min=0).long(), support[:, 1:] >= 0)
+        logits = logits.masked_fill(~kept, -math.inf)
+    found = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    return F.pad(found, (1, 0))
+
+
+def relative(one, two):
+    assert two.norm() > 1e-3
+    return float((one - two).norm() / two.norm())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_gradient_is_that_of_a_plain_forward_pass(model, batch, name, temperature):
+    found, metrics = gradient(model, batch, name, temperature=temperature)
+    objective = PRESETS[name].objective
+    advantaged, _ = objective.advantage(batch, MEMORY)
+    model.zero_grad(set_to_none=True)
+    loss = objective.loss(advantaged, plain_logp(model, batch.tokens, temperature), step_totals(batch, BUDGET))
+    loss.value.backward()
+    assert relative(found, flat_gradient(model.parameters())) < 1e-10
+    assert metrics["loss"] == pytest.approx(float(loss.value.detach()), rel=1e-10)
+    assert metrics["gradient_norm"] == pytest.approx(float(found.norm()), rel=1e-10)
+
+
+def test_the_gradient_of_truncated_sampling_is_renormalised_on_what_could_be_drawn(model, batch):
+    support = torch.stack([batch.tokens, torch.full_like(batch.tokens, 7), torch.full_like(batch.tokens, -1)], -1).int()
+    truncated = replace(batch, support=support)
+    found, _ = gradient(model, truncated, "dr_grpo")
+    objective = PRESETS["dr_grpo"].objective
+    advantaged, _ = objective.advantage(truncated, {})
+    model.zero_grad(set_to_none=True)
+    logp = plain_logp(model, batch.tokens, support=support)
+    objective.loss(advantaged, logp, step_totals(batch, BUDGET)).value.backward()
+    assert relative(found, flat_gradient(model.parameters())) < 1e-10
+    assert relative(found, gradient(model, batch, "dr_grpo")[0]) > 0.1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("tokens_per_pass", [1, 12, 30])
+def test_tokens_per_pass_is_memory_only(model, batch, name, tokens_per_pass):
+    whole, metrics = gradient(model, batch, name)
+    cut, cut_metrics = gradient(model, batch, name, tokens_per_pass)
+    assert relative(cut, whole) < 1e-10
+    assert cut_metrics == pytest.approx(metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_order_of_the_rows_does_not_matter(model, batch, name):
+    shuffled = batch.select([3, 5, 0, 2, 4, 1])
+    assert relative(gradient(model, shuffled, name, 12)[0], gradient(model, batch, name)[0]) < 1e-10
+
+
+def test_padding_does_not_matter(model, batch):
+    def wider(values, fill):
+        return F.pad(values, (0, 5), value=fill)
+
+    padded = replace(
+        batch,
+        tokens=wider(batch.tokens, 9),
+        action=wider(batch.action, False),
+        old_logp=wider(batch.old_logp, math.nan),
+        ref_logp=wider(batch.ref_logp, math.inf),
+    )
+    assert relative(gradient(model, padded)[0], gradient(model, batch)[0]) < 1e-10
+
+
+def test_the_gradient_is_clipped_and_reported_as_it_was(model, batch):
+    free, metrics = gradient(model, batch)
+    clipped, clipped_metrics = gradient(model, batch, max_gradient_norm=0.01)
+    assert float(clipped.norm()) == pytest.approx(0.01, rel=1e-4) and float(free.norm()) > 0.02
+    assert clipped_metrics["gradient_norm"] == pytest.approx(metrics["gradient_norm"])
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1, 30, 10_000])
+def test_scores_are_the_models_own(model, batch, tokens_per_pass):
+    found = scores(split_model(model), batch, 0.7, tokens_per_pass)
+    with torch.no_grad():
+        expected = torch.where(batch.action, plain_logp(model, batch.tokens, 0.7), 0.0)
+        every = (model(input_ids=batch.tokens).logits[:, :-1] / 0.7).log_softmax(-1)
+    torch.testing.assert_close(found.logp, expected.float(), rtol=1e-5, atol=1e-6)
+    entropy = torch.where(batch.action, F.pad(-(every.exp() * every).sum(-1), (1, 0)), 0.0)
+    torch.testing.assert_close(found.entropy, entropy.float(), rtol=1e-5, atol=1e-6)
+    assert not found.logp.requires_grad
+
+
+# what is not a number
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def attempt(model, batch, objective=PRESETS["grpo"].objective):
+    optimizer = adamw(model, OptimizerSettings(learning_rate=0.1))
+    update(
+        split_model(model),
+        optimizer,
+        objective,
+        batch,
+        step_totals(batch, BUDGET),
+        temperature=1.0,
+        tokens_per_pass=12,
+        max_gradient_norm=1.0,
+    )
+
+
+def with_advantage(batch):
+    return PRESETS["grpo"].objective.advantage(batch, {})[0]
+
+
+def spoiled(values, row, column, value):
+    values = values.clone()
+    values[row, column] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "cause"),
+    [
+        ("advantage", -math.inf, "look at the rewards"),
+        ("ref_logp", math.inf, "the reference's"),
+        ("old_logp", -math.inf, "the ratio or the KL term"),
+    ],
+)
+def test_a_loss_that_is_not_finite_stops_before_the_weights(model, batch, field, value, cause):
+    before, fine = weights(model), with_advantage(batch)
+    broken = replace(fine, **{field: spoiled(getattr(fine, field), 2, 5, value)})
+    with pytest.raises(NotFinite, match=f"the loss is not finite.*{cause}") as error:
+        attempt(model, broken)
+    assert 2 in error.value.rows and len(error.value.rows) < 6
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_diverged_weights_are_told_apart(model, batch):
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = math.nan
+    with pytest.raises(NotFinite, match=r"its weights diverged; lower optimizer\.learning_rate"):
+        attempt(model, with_advantage(batch))
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights(model, batch):
+    before = weights(model)
+    model.model.layers[0].mlp.up_proj.weight.register_hook(lambda value: value * math.inf)
+    with pytest.raises(NotFinite, match=r"the gradient is not finite: first seen in model\.layers\.0\.mlp\.up_proj"):
+        attempt(model, with_advantage(batch))
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# supervised
+
+
+ROWS = [
+    Encoded((5, 9, 11, 4), (False, False, True, True)),
+    Encoded((7, 8, 3, 40, 41, 42, 1), (False, False, False, True, True, True, True)),
+    Encoded((12, 6), (False, True)),
+    Encoded((5, 9, 11, 2, 33, 1), (False, True, False, False, True, True)),
+]
+
+
+def supervised_gradient(model, packed, tokens_per_pass, rows=ROWS):
+    model = copy.deepcopy(model)
+    settings = SFTSettings(10, len(rows), tokens_per_pass, packed, seed=0)
+    course = SFTCourse(split_model(model), None, rows, settings, OptimizerSettings(1e-3, max_gradient_norm=1e9))
+    report, _ = course.step(1, Clock())
+    assert report.counts == {"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)}
+    return flat_gradient(model.parameters()), report.metrics["loss"]
+
+
+def labelled_gradient(model, rows=ROWS, extra_label=None):
+    """By transformers' own loss, a row at a time, with -100 on every label that must not count."""
+    model = copy.deepcopy(model)
+    total, trained = 0.0, sum(sum(row.action) for row in rows)
+    for number, row in enumerate(rows):
+        labels = [token if learnt else -100 for token, learnt in zip(row.tokens, row.action, strict=True)]
+        if extra_label is not None and number == extra_label[0]:
+            labels[extra_label[1]] = row.tokens[extra_label[1]]
+        count = sum(label != -100 for label in labels[1:])
+        loss = model(input_ids=torch.tensor([row.tokens]), labels=torch.tensor([labels])).loss
+        (loss * count / trained).backward()
+        total += float(loss.detach()) * count / trained
+    return flat_gradient(model.parameters()), total
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1, 9, 10_000])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_imitation_is_the_same_however_it_is_packed(llama, packed, tokens_per_pass):
+    found, loss = supervised_gradient(llama, packed, tokens_per_pass)
+    expected, expected_loss = labelled_gradient(llama)
+    # transformers takes its loss in single precision
+    assert relative(found, expected) < 1e-6
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    alone, alone_loss = supervised_gradient(llama, False, 1)
+    assert relative(found, alone) < 1e-10
+    assert loss == pytest.approx(alone_loss, rel=1e-12)
+
+
+def test_only_the_reply_carries_loss(llama):
+    """One prompt token more among the labels and the gradient would be another."""
+    found, _ = supervised_gradient(llama, False, 10_000)
+    assert relative(labelled_gradient(llama, extra_label=(1, 1))[0], found) > 0.05
+
+
+def test_a_model_whose_packed_rows_see_each_other_is_refused(llama):
+    blind = replace(split_model(llama), takes_positions=False)
+    with pytest.raises(WhetError, match=r"packed=true: .*set packed=false"):
+        check_packing(blind)
+    check_packing(split_model(llama))
+    settings = SFTSettings(1, 2, 100, packed=True, seed=0)
+    with pytest.raises(WhetError, match="packed=true"):
+        SFTCourse(blind, None, ROWS, settings, OptimizerSettings(1e-3))
+    SFTCourse(blind, None, ROWS, replace(settings, packed=False), OptimizerSettings(1e-3))
+
+
+def test_imitation_stops_on_a_loss_that_is_not_finite(model):
+    course = SFTCourse(split_model(model), None, ROWS, SFTSettings(5, 2, 100, False, 0), OptimizerSettings(1e-3))
+    with torch.no_grad():
+        model.model.norm.weight[0] = math.nan
+    before = weights(model)
+    with pytest.raises(RunFailed, match=r"step 4: the loss is not finite.*learning_rate.*last checkpoint"):
+        course.step(4, Clock())
+    after = weights(model)
+    assert all(torch.equal(before[name].nan_to_num(7), after[name].nan_to_num(7)) for name in before)
+
+
+def test_held_out_loss_is_measured_without_learning(model):
+    course = SFTCourse(
+        split_model(model), None, ROWS[:2], SFTSettings(5, 2, 9, True, 0), OptimizerSettings(1e-2), held_out=ROWS[2:]
+    )
+    before = weights(model)
+    measured = course.evaluate()
+    assert measured == {"loss": pytest.approx(labelled_gradient(model, ROWS[2:])[1], rel=1e-6)}
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# the optimizer
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 1 / 16), ("cosine", None)])
+def test_schedules(schedule, last, warmup):
+    total = 16 + warmup
+    settings = OptimizerSettings(0.5, schedule=schedule, warmup_steps=warmup)
+    rates = [scheduled_rate(settings, step, total) for step in range(1, total + 1)]
+    assert rates[:warmup] == pytest.approx([0.5 * step / 5 for step in range(1, warmup + 1)])
+    assert rates[warmup] == 0.5
+    assert sorted(rates[warmup:], reverse=True) == rates[warmup:]
+    last = 0.5 * (1 + math.cos(math.pi * 15 / 16)) if last is None else last
+    assert rates[-1] == pytest.approx(0.5 * last) and rates[-1] > 0
+    if schedule != "constant":
+        assert rates[warmup + 8] == pytest.approx(0.25)
+        assert len(set(rates)) == total
+
+
+def test_more_warmup_than_steps_is_only_warmup():
+    settings = OptimizerSettings(1.0, schedule="cosine", warmup_steps=9)
+    assert [scheduled_rate(settings, step, 3) for step in (1, 2, 3)] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def learn(model, optimizer, step):
+    tokens = torch.tensor([[5, 9, 11, 4 + step]])
+    optimizer.zero_grad()
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+
+
+def test_the_optimizers_state_comes_back_bit_for_bit(model):
+    settings = OptimizerSettings(1e-2, weight_decay=0.1)
+    first = adamw(model, settings)
+    for step in range(3):
+        learn(model, first, step)
+    other = copy.deepcopy(model)
+    second = adamw(other, settings)
+    saved = optimizer_tensors(model, first)
+    assert len(saved) == 3 * len(list(model.parameters()))
+    assert all(value.is_contiguous() for value in saved.values())
+    restore_optimizer(other, second, saved)
+    again = optimizer_tensors(other, second)
+    assert saved.keys() == again.keys() and all(torch.equal(saved[name], again[name]) for name in saved)
+    learn(model, first, 3)
+    learn(other, second, 3)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    # a fresh optimizer would have gone elsewhere
+    third = copy.deepcopy(model)
+    learn(third, adamw(third, settings), 4)
+    learn(model, first, 4)
+    assert not torch.equal(third.lm_head.weight, model.lm_head.weight)
+
+
+def test_restoring_copies(model):
+    optimizer = adamw(model, OptimizerSettings(1e-2))
+    learn(model, optimizer, 0)
+    saved = optimizer_tensors(model, optimizer)
+    restore_optimizer(model, optimizer, saved)
+    before = {name: value.clone() for name, value in saved.items()}
+    learn(model, optimizer, 1)
+    assert all(torch.equal(before[name], value) for name, value in saved.items())
+
+
+def test_weight_decay_is_for_matrices(model):
+    model.model.embed_tokens.weight.requires_grad_(False)
+    before = weights(model)
+    optimizer = adamw(model, OptimizerSettings(0.1, weight_decay=0.5))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        kept = 1.0 if parameter.ndim < 2 or name == "model.embed_tokens.weight" else 1 - 0.1 * 0.5
+        torch.testing.assert_close(parameter.detach(), before[name] * kept, rtol=1e-12, atol=0)
+    assert {parameter.ndim for parameter in model.parameters()} == {1, 2}
+
+
+# several updates of one batch
+
+
+class Letters:
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(chr(40 + token) for token in tokens)
+
+
+def even_tokens(prompts, samples):
+    shares = [float((sample.tokens[sample.action] % 2 == 0).float().mean()) for sample in samples]
+    return [sample.scored({"even": share}, share) for sample, share in zip(samples, shares, strict=True)]
+
+
+def course_of(model, updates, changes=None, rate=0.02, tokens_per_pass=1000):
+    policy = split_model(model)
+    prompts = [Prompt(f"q{number}", (), "?") for number in range(3)]
+    objective = with_changes(PRESETS["dr_grpo"].objective, changes or {})
+    return RLCourse(
+        policy,
+        None,
+        TorchEngine(policy, Letters(), (1,), context=64),
+        objective,
+        Questions(prompts, [(2, 3), (4, 5, 6), (7,)], even_tokens),
+        RLSettings(20, 3, 4, updates, tokens_per_pass, Sampling(max_new_tokens=BUDGET), seed=5),
+        OptimizerSettings(rate),
+    )
+
+
+@pytest.fixture
+def seen_parts(monkeypatch):
+    """(batch, log-probabilities before the update) of every update."""
+    parts, original = [], rl.update
+
+    def watched(split, optimizer, objective, batch, totals, **settings):
+        before = scores(split, batch, settings["temperature"], 1000).logp
+        parts.append((batch, before, totals))
+        return original(split, optimizer, objective, batch, totals, **settings)
+
+    monkeypatch.setattr(rl, "update", watched)
+    return parts
+
+
+def test_several_updates_measure_the_move_since_the_batch_was_written(model, seen_parts):
+    course = course_of(model.float(), updates=4)
+    reports = [course.step(number, Clock())[0] for number in (1, 2, 3)]
+    assert len(seen_parts) == 12
+    for start in (0, 4, 8):
+        first, *later = seen_parts[start : start + 4]
+        torch.testing.assert_close(first[0].old_logp, first[1], rtol=0, atol=1e-5)
+        for part, before, _ in later:
+            # old_logp is of the weights before the first update: the sampler's, which share them
+            torch.testing.assert_close(part.old_logp, part.behavior_logp, rtol=0, atol=1e-4)
+            assert (part.old_logp - before)[part.action].abs().max() > 1e-3
+        rows = torch.cat([part.tokens for part, _, _ in seen_parts[start : start + 4]])
+        assert len(rows) == 12
+        # the advantage was taken over the whole step, and each update divides by what it holds itself
+        assert all(totals.sequences == 3 == part.num_sequences for part, _, totals in seen_parts[start : start + 4])
+    assert all(report.metrics["ratio"] != 1.0 for report in reports)
+    assert any(report.metrics["reweighted"] > 0 for report in reports)
+    assert all(report.metrics["sampler_gap"] < 1e-4 for report in reports)
+
+
+def test_one_update_needs_no_old_logp_and_its_ratio_is_one(model, seen_parts):
+    course = course_of(model.float(), updates=1)
+    for number in (1, 2):
+        report, samples = course.step(number, Clock())
+        assert report.metrics["ratio"] == pytest.approx(1.0) and report.metrics["reweighted"] == 0
+        assert report.policy_version == number - 1 and {each.versions for _, each in samples} == {(number - 1,) * 2}
+    assert all(part.old_logp is None for part, _, _ in seen_parts)
+
+
+def test_a_step_does_not_depend_on_tokens_per_pass(llama):
+    found = []
+    for tokens_per_pass in (1, 40, 1000):
+        model = copy.deepcopy(llama)
+        report, _ = course_of(model, 2, rate=1e-3, tokens_per_pass=tokens_per_pass).step(1, Clock())
+        found.append((report.metrics, weights(model)))
+    for metrics, after in found[:2]:
+        assert metrics == pytest.approx(found[2][0], rel=1e-5, abs=1e-6)
+        assert all(torch.allclose(after[name], found[2][1][name], atol=1e-6) for name in after)
+
+
+def test_the_failing_samples_are_named(model, monkeypatch):
+    course = course_of(model.float(), updates=2)
+
+    def broken(*arguments, **settings):
+        raise NotFinite("the loss is not finite", "because", rows=(0,))
+
+    monkeypatch.setattr(rl, "update", broken)
+    first = minibatches(12, 2, 5, 7)[0][0]
+    with pytest.raises(RunFailed) as error:
+        course.step(7, Clock())
+    taken = [f"q{row}" for row in course_of(model, 1)._cursor.take(3)[0]]
+    assert str(error.value) == (
+        f"step 7: the loss is not finite: because; samples of {taken[first // 4]}; "
+        "the weights of the last checkpoint are untouched"
+    )
+
+
+def test_an_objective_that_needs_a_reference_must_get_one(model):
+    with pytest.raises(ValueError, match="needs a reference"):
+        course_of(model.float(), 1, {"kl": "k3"})
+
+
+def test_minibatches_cover_every_row_once_and_are_seeded():
+    parts = minibatches(13, 4, seed=1, step=2)
+    assert sorted(row for part in parts for row in part) == list(range(13))
+    assert [len(part) for part in parts] == [4, 3, 3, 3]
+    assert parts == minibatches(13, 4, seed=1, step=2)
+    assert parts != minibatches(13, 4, seed=1, step=3) and parts != minibatches(13, 4, seed=2, step=2)
+    assert [row for part in parts for row in part] != list(range(13))
+    assert minibatches(5, 1, seed=1, step=2) == [[0, 1, 2, 3, 4]]
