@@ -78,17 +78,13 @@ class Batch:
     old_logp: Tensor  # float [N, T], log-probability of each action when it was chosen, 0 elsewhere
 
 
-def places(real: Tensor) -> Tensor:
-    """[N, T]: 0, 1, 2, ... from the first real token of each row, so that padding does not shift a question."""
-    return (real.cumsum(-1) - 1).clamp(min=0)
-
-
 @torch.no_grad()
 def sample(model, tokenizer, questions: list[str], greedy: bool = False) -> Batch:
     """One reply to each question, token by token, at temperature 1 (or always the likeliest token, if greedy)."""
     chats = [[{"role": "user", "content": text}] for text in questions]
     texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
-    # padded on the left: then every row's last column is where its reply begins
+    # Padded on the left, so that all replies begin in the same column. Today's models see only how far apart two tokens
+    # are (rotary positions), so a question that padding moved to the right is still the same question.
     encoded = tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
     tokens = encoded.input_ids.to(model.device)  # [N, question length], and one column longer each round
     real = encoded.attention_mask.to(model.device)
@@ -98,8 +94,7 @@ def sample(model, tokenizer, questions: list[str], greedy: bool = False) -> Batc
     cache = None  # keys and values of what the model has read, so that each round reads only what is new
     for _ in range(MAX_NEW_TOKENS):
         unread = tokens if cache is None else tokens[:, -1:]
-        position = places(real)[:, -unread.shape[1] :]
-        output = model(unread, attention_mask=real, position_ids=position, past_key_values=cache, use_cache=True)
+        output = model(unread, attention_mask=real, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         logp = output.logits[:, -1].log_softmax(-1)  # [N, V], of every token that could come next
         chosen = logp.argmax(-1, keepdim=True) if greedy else torch.multinomial(logp.exp(), 1)  # [N, 1]
@@ -121,7 +116,7 @@ def replies_of(batch: Batch, tokenizer) -> list[str]:
 
 def token_logp(model, batch: Batch) -> Tensor:
     """[N, T]: log-probability of each token given all before it, read in one go. With gradient, unlike `sample`."""
-    logits = model(batch.tokens, attention_mask=batch.real, position_ids=places(batch.real)).logits  # [N, T, V]
+    logits = model(batch.tokens, attention_mask=batch.real).logits  # [N, T, V]
     # what the model says at place t is about the token at t + 1
     logp = logits[:, :-1].log_softmax(-1).gather(-1, batch.tokens[:, 1:, None]).squeeze(-1)  # [N, T - 1]
     return torch.nn.functional.pad(logp, (1, 0))  # nothing precedes the first token: 0, and it is never an action
@@ -212,7 +207,7 @@ def train(model, tokenizer, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO in one file: a small model learns to think before it answers.")
     parser.add_argument("--model", default=str(MODEL), help="folder of a chat model (default: the built-in one)")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=16, help="questions a step")
     parser.add_argument("--group-size", type=int, default=8, help="replies to each question, at least 2")
     parser.add_argument("--updates", type=int, default=1, help="gradient steps on each batch")
@@ -228,6 +223,8 @@ def main() -> None:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if model.num_parameters() < 10_000_000:
+        torch.set_num_threads(1)  # in so small a model threads wait for each other longer than they work
     model.eval()  # no dropout: the policy that is trained must be the policy that wrote the replies
 
     start = time.perf_counter()

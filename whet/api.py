@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from whet.types import WhetError
 
 RewardLike = str | Callable[..., Any] | Reward
 CONFIG, ROWS = "config.toml", "data.jsonl"
+FROM_PYTHON = "python:"  # in a config: a reward that only the calling program has
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ def train(
     `steps=20, batch={"group_size": 4}`. `watchers` defaults to the console.
     """
     layer = dict(settings)
-    for section, key, value in (("model", "name", model), ("data", "source", data if isinstance(data, str) else None)):
-        if value is not None:
-            layer[section] = {**layer.get(section, {}), key: value}
     rows = None if data is None or isinstance(data, str) else list(data)
-    if rows is not None:
-        layer["data"] = {**layer.get("data", {}), "source": ROWS}
     parts = _parts(reward)
+    if model is not None:
+        layer["model"] = {"name": model}
+    if data is not None:
+        layer["data"] = {"source": ROWS if rows is not None else data}
     if parts is not None:
-        layer["reward"] = {**layer.get("reward", {}), "parts": [{"reward": path, "weight": w} for path, w, _ in parts]}
+        listed = [{"reward": _path_of(each, name), "weight": weight} for name, weight, each in parts]
+        layer["reward"] = {"parts": listed}
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     resolved_config = resolved(method, base, layer)
     with claimed_folder(resolved_config, rows) as (folder, final):
@@ -94,7 +94,10 @@ def resume(
     watchers: Sequence[Reporter] | None = None,
     command: str = "",
 ) -> Run:
-    """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total."""
+    """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total.
+
+    `reward` is for a run whose reward was given from Python and is in no file; weights stay those of the run.
+    """
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
     from whet.report import read_summary
 
@@ -102,6 +105,13 @@ def resume(
     config = read_config(path)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
+    unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
+    if reward is None and unreachable:
+        name = unreachable[0].removeprefix(FROM_PYTHON)
+        raise WhetError(
+            f"{path}: its reward {name!r} was given from Python and is in no file; "
+            "resume it there: whet.resume(folder, reward=...)"
+        )
     with locked(path):
         found = complete_checkpoints(path / "checkpoints")
         chosen = found[-1] if found else None
@@ -111,15 +121,19 @@ def resume(
                 raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in found)}")
         if chosen is not None:
             verify_checkpoint(chosen)
+            done = checkpoint_step(chosen)
+            if steps is not None and steps <= done:
+                raise WhetError(f"{path} is at step {done} already; give --steps a larger total")
             # a run killed between its last step and its report still has that to write
-            if checkpoint_step(chosen) >= config.steps and read_summary(path).get("status") == "finished":
+            if done >= config.steps and read_summary(path).get("status") == "finished":
                 raise WhetError(
                     f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
                     f"`whet resume {path} --steps {2 * config.steps}`"
                 )
-        if steps is not None:
-            write_config(path, config)
-        return _run(config, path, watchers, chosen, command, _rewards(_parts(reward)))
+        parts = _parts(reward)
+        if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
+            parts = [(name, was.weight, each) for (name, _, each), was in zip(parts, config.reward.parts, strict=True)]
+        return _run(config, path, watchers, chosen, command, _rewards(parts))
 
 
 def evaluate(
@@ -167,12 +181,15 @@ def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = No
             values: dict[str, Any] = {"folder": str(folder)}
             if rows is not None:
                 source = folder / ROWS
-                source.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
+                source.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
                 values["data"] = config.data.model_copy(update={"source": str(source)})
             yield folder, config.model_copy(update=values)
     except BaseException:
-        if is_new and not (folder / CONFIG).exists():
-            shutil.rmtree(folder, ignore_errors=True)  # a mistake found before the run began leaves nothing behind
+        if not (folder / CONFIG).exists():  # a mistake found before the run began leaves nothing behind
+            for name in ("lock", ROWS):
+                (folder / name).unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()
         raise
 
 
@@ -199,12 +216,11 @@ def _run(
 ) -> Run:
     from whet.assembly import assembled
     from whet.report import Console, Record, write_report
-    from whet.train.run import RunFailed, Schedule, run_course
+    from whet.train.run import Schedule, run_course
 
     started = time.time()
     assembly = assembled(config, rewards)
-    if not (folder / CONFIG).exists():
-        write_config(folder, config)
+    write_config(folder, config)
     summary = {
         "title": assembly.title,
         "method": config.method,
@@ -233,11 +249,11 @@ def _run(
             checkpoint=checkpoint,
             precision=assembly.precision,
         )
-    except (KeyboardInterrupt, RunFailed, WhetError) as error:
+    except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         if console is not None:
             console.close()
-        record.finished({"status": status, "finished": time.time(), "error": str(error)})
+        record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
         write_report(folder)
         raise
     ending = {
@@ -250,7 +266,8 @@ def _run(
     }
     record.finished(ending)
     report = write_report(folder)
-    going_on = f"whet resume {folder}" if outcome.status == "interrupted" else f"whet sample {folder}"
+    asked = "" if outcome.after else ' "your prompt"'  # without held-out prompts there is nothing else to ask
+    going_on = f"whet resume {folder}" if outcome.status == "interrupted" else f"whet sample {folder}{asked}"
     for reporter in reporters:
         reporter.finished({**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
@@ -267,6 +284,15 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
     return resolved_evaluation(base, layer, dict(settings or {}))
 
 
+def _row_line(number: int, row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(row)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise WhetError(
+            f"data: row {number} is not a dictionary that JSON can hold ({error}); give text, numbers, lists and None"
+        ) from error
+
+
 def _next_free(method: str) -> Path:
     number = 1
     while (folder := Path("runs") / f"{method}-{number:03d}").exists():
@@ -275,13 +301,16 @@ def _next_free(method: str) -> Path:
 
 
 def _parts(reward: Any) -> list[tuple[str, float, RewardLike]] | None:
-    """(path for the config, weight, reward) of each part."""
+    """(name, weight, reward) of each part; an empty name is the reward's own."""
     if reward is None:
         return None
     if isinstance(reward, Mapping):
-        return [(_path_of(each, name), float(weight), each) for name, (each, weight) in reward.items()]
+        for name, pair in reward.items():
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[1], int | float):
+                raise WhetError(f"reward {name!r} is {pair!r}; give a pair, as in {{{name!r}: (reward, 1.0)}}")
+        return [(name, float(weight), each) for name, (each, weight) in reward.items()]
     several = reward if isinstance(reward, list | tuple) else [reward]
-    return [(_path_of(each, ""), 1.0, each) for each in several]
+    return [("", 1.0, each) for each in several]
 
 
 def _path_of(reward: RewardLike, name: str) -> str:
@@ -289,10 +318,11 @@ def _path_of(reward: RewardLike, name: str) -> str:
     if isinstance(reward, str):
         return reward
     code = getattr(reward, "__code__", None)
-    function = getattr(reward, "__qualname__", name)
-    if code is not None and function.isidentifier() and Path(code.co_filename).is_file():
+    function = getattr(reward, "__qualname__", "")
+    # a file's function comes back under its own name: under another one the reports would change it in midrun
+    if code is not None and function.isidentifier() and name in ("", function) and Path(code.co_filename).is_file():
         return f"{code.co_filename}:{function}"
-    return f"python:{name or function}"
+    return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
 
 
 def _rewards(parts: list[tuple[str, float, RewardLike]] | None) -> Any:
@@ -300,7 +330,8 @@ def _rewards(parts: list[tuple[str, float, RewardLike]] | None) -> Any:
         return None
     from whet.reward import Part, as_reward, check_parts, find_reward
 
-    found = [Part(find_reward(each) if isinstance(each, str) else as_reward(each), weight) for _, weight, each in parts]
+    rewards = [(find_reward(each) if isinstance(each, str) else each, name, weight) for name, weight, each in parts]
+    found = [Part(as_reward(each, name or None), weight) for each, name, weight in rewards]
     check_parts(found)
     return found
 

@@ -56,7 +56,7 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     objective = row_of(config) if isinstance(config, PolicyConfig) else None
     task_prompts = prompts_of(config, held_out=False) if isinstance(config, PolicyConfig) else []
     held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts else []
-    parts = list(rewards) if rewards is not None else parts_of(config, bool(task_prompts or held_out))
+    parts = list(rewards) if rewards is not None else parts_of(config, isinstance(config, PolicyConfig))
     machine = machine_of(config)
     sampling = sampling_of(config.sampling)
     judge = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
@@ -121,7 +121,6 @@ def demonstrations_of(config: SupervisedConfig) -> tuple[list[Demonstration], li
     rows = [
         row
         for task, difficulty in kinds
-        if difficulty in task.difficulties
         for row in demonstrations(task, count, config.seed, difficulty, data.share_worked)
     ]
     return rows, []
@@ -130,6 +129,12 @@ def demonstrations_of(config: SupervisedConfig) -> tuple[list[Demonstration], li
 def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
     """The config's rewards, or the task's own."""
     if config.reward.parts:
+        for part in config.reward.parts:
+            if part.reward.startswith("python:"):
+                raise WhetError(
+                    f"the reward {part.reward.removeprefix('python:')!r} of this run was given from Python and is in "
+                    "no file; give another with --reward"
+                )
         parts = [Part(find_reward(part.reward), part.weight) for part in config.reward.parts]
     elif config.data.source.startswith("task:"):
         names = {task.reward for task in tasks_of(config.data.source)}
@@ -173,8 +178,10 @@ def thread_choice(asked: int, num_weights: int) -> tuple[int, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if asked:
         return asked, f"model.threads={asked}; {cores} usable cores"
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
     if num_weights < SMALL_MODEL:
-        return 1, f"a model this small gains nothing from more; {cores} usable cores"
+        return 1, f"a model this small gains little from more; {cores} usable cores"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
     return cores, f"every usable core{busy}"
@@ -234,9 +241,9 @@ def policy_course(
 def supervised_course(config: SupervisedConfig, machine: Machine, exam: Exam | None) -> SFTCourse:
     rows, held_out = demonstrations_of(config)
     encode = partial(demonstration_tokens, machine.loaded.tokenizer, every_reply=config.data.every_reply)
-    encoded = [encode(row) for row in rows]
+    encoded = [encode(row) for row in (*rows, *held_out)]
     check_context(
-        [row.prompt for row in rows],
+        [row.prompt for row in (*rows, *held_out)],
         [len(row.tokens) for row in encoded],
         max_new_tokens=0,
         context=machine.loaded.context,
@@ -247,10 +254,10 @@ def supervised_course(config: SupervisedConfig, machine: Machine, exam: Exam | N
     return SFTCourse(
         machine.policy,
         machine.loaded.tokenizer,
-        encoded,
+        encoded[: len(rows)],
         settings,
         optimizer_of(config),
-        [encode(row) for row in held_out],
+        encoded[len(rows) :],
         None if exam is None else (machine.engine, exam),
     )
 

@@ -28,6 +28,10 @@ Settings = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", help="Built-in name, folder, run folder, .gguf file, smollm2 or hub id.")
 ]
+Rewards = Annotated[
+    list[str] | None,
+    typer.Option("--reward", help="Built-in name, module:function or file.py:function. Repeatable."),
+]
 Data = Annotated[
     str | None, typer.Option("--data", help="task:arithmetic (countdown, lists), a file, or hub:owner/name.")
 ]
@@ -53,10 +57,7 @@ def train(
     method: Annotated[str, typer.Argument(help="A row of `whet algorithms`, or sft.")],
     model: Model = None,
     data: Data = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help="Built-in name, module:function or file.py:function. Repeatable."),
-    ] = None,
+    reward: Rewards = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the run.")] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Of the run; default: the next under runs/.")] = None,
@@ -112,6 +113,7 @@ def resume(
 def evaluate(
     model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
     data: Data = None,
+    reward: Rewards = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Replies a prompt; 1 is greedy.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: Settings = None,
@@ -121,9 +123,12 @@ def evaluate(
     A run folder is asked on the held-out prompts of its own task.
     """
     from whet import api
-    from whet.config import from_settings
+    from whet.config import from_settings, merged
 
-    found = api.evaluate(model, data=data, samples=samples, settings=from_settings(settings or []))
+    values = from_settings(settings or [])
+    if reward:
+        values = merged(values, {"reward": {"parts": [{"reward": each} for each in reward]}})
+    found = api.evaluate(model, data=data, samples=samples, settings=values)
     if as_json:
         _print_json(found)
         return
@@ -213,6 +218,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
+        print("whet: interrupted; `whet resume RUN` goes on from the last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
         from whet.train.run import RunFailed

@@ -6,7 +6,6 @@ The resolved value is written into the run folder before anything else happens.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from whet.objective.presets import PRESETS
-from whet.types import WhetError
+from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
 Validated = TypeVar("Validated", bound=BaseModel)
@@ -63,7 +62,7 @@ class SamplingSection(Section):
 
 class RewardPart(Section):
     reward: str = Field(description="built-in name, module:function or file.py:function")
-    weight: float = 1.0
+    weight: float = Field(1.0, description="in the sum")
 
 
 class RewardSection(Section):
@@ -75,7 +74,7 @@ class RewardSection(Section):
 
 
 class BatchSection(Section):
-    prompts_per_step: int = Field(8, ge=1)
+    prompts_per_step: int = Field(8, ge=1, description="prompts a step")
     group_size: int = Field(8, ge=1, description="replies a prompt")
     updates_per_step: int = Field(1, ge=1, description="optimizer updates a collected batch")
     tokens_per_pass: int = Field(16384, ge=1, description="memory only: never changes the gradient")
@@ -88,30 +87,30 @@ class RowsSection(Section):
 
 
 class OptimizerSection(Section):
-    learning_rate: float = Field(1e-6, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-    max_gradient_norm: float = Field(1.0, gt=0)
+    learning_rate: float = Field(1e-6, gt=0, description="at the top of the schedule")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear rise")
+    weight_decay: float = Field(0.0, ge=0, description="on matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean gradient")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean squared gradient")
+    epsilon: float = Field(1e-8, gt=0, description="floor of the divisor")
+    max_gradient_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
 
 
 class ReportSection(Section):
     evaluate_every: int = Field(10, ge=0, description="steps; 0: only before and after")
     evaluate_prompts: int = Field(200, ge=0, description="held-out prompts; 0 switches evaluation off")
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="older ones are removed")
     samples_per_step: int = Field(1, ge=0, description="groups of each step written to samples.jsonl")
 
 
 class RunConfig(Section):
     """What every run has."""
 
-    method: str
-    seed: int = 0
-    steps: int = Field(100, ge=1)
+    method: str = Field(description="a row of `whet algorithms`, or sft")
+    seed: int = Field(0, description="of everything random in the run")
+    steps: int = Field(100, ge=1, description="optimization steps")
     folder: str = Field("", description="of the run; empty: the next free one under runs/")
     model: ModelSection = ModelSection()
     sampling: SamplingSection = SamplingSection()
@@ -173,8 +172,7 @@ def config_kind(method: str) -> type[PolicyConfig] | type[SupervisedConfig]:
         return SupervisedConfig
     if method in PRESETS:
         return PolicyConfig
-    close = difflib.get_close_matches(method, [*PRESETS, SUPERVISED], n=1, cutoff=0.4)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(method, [*PRESETS, SUPERVISED], cutoff=0.4)
     raise WhetError(f"no method is called {method!r}{hint}; `whet algorithms` lists them, and there is {SUPERVISED!r}")
 
 
@@ -182,6 +180,10 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     """The run's config from nested layers, later ones winning; unknown keys and bad values are one-line errors."""
     kind = config_kind(method)
     given = _given(layers)
+    if given.get("method", method) != method:
+        raise WhetError(
+            f"the config is for method {given['method']!r}, not {method!r}; drop its `method`, or train that"
+        )
     name = given["model"].get("name") if isinstance(given.get("model"), dict) else None
     base = MODEL_DEFAULTS.get(str(name or ModelSection().name), {}).get(kind, {})
     config: Config = _validated(kind, merged(merged(base, given), {"method": method}))
@@ -190,12 +192,14 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     return config
 
 
-def resolved_evaluation(*layers: Mapping[str, Any]) -> EvaluationConfig:
-    """Like `resolved`, for a model that is only asked: keys of a run that only matter to training are dropped."""
-    given = {key: value for key, value in _given(layers).items() if key in EvaluationConfig.model_fields}
-    known = DataSection.model_fields
-    given["data"] = {key: value for key, value in given.get("data", {}).items() if key in known}
-    return _validated(EvaluationConfig, given)
+def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:
+    """Like `resolved`, for a model that is only asked; of a run's own values only those that matter here are taken."""
+    shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
+    if "data" in shared:
+        shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
+    given = _given((shared, *layers))
+    defaults = MODEL_DEFAULTS.get(str(given.get("model", {}).get("name")), {}).get(PolicyConfig, {})
+    return _validated(EvaluationConfig, merged({"sampling": defaults.get("sampling", {})}, given))
 
 
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -243,10 +247,12 @@ def from_settings(settings: Sequence[str]) -> dict[str, Any]:
         keys = path.strip().split(".")
         place = nested
         for key in keys[:-1]:
-            place = place.setdefault(key, {})
-            if not isinstance(place, dict):
-                raise WhetError(f"--set {setting}: {key} already has a value; set one or the other")
-        place[keys[-1]] = _value(text.strip())
+            if not isinstance(place.setdefault(key, {}), dict):
+                place[key] = {"kind": place[key]}  # objective.kl=k2 and then objective.kl.beta=0.1
+            place = place[key]
+        value = _value(text.strip())
+        before = place.get(keys[-1])
+        place[keys[-1]] = {**before, "kind": value} if isinstance(before, dict) else value
     return nested
 
 
@@ -307,8 +313,8 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
         and issubclass(field.annotation, BaseModel)
         and location[-1] in field.annotation.model_fields
     ]
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
-    best = elsewhere or [".".join([*map(str, location[:-1]), name]) for name in close]
+    close = nearest(str(location[-1]), known)
+    best = elsewhere or ([".".join([*map(str, location[:-1]), close])] if close else [])
     return f"; did you mean {best[0]!r}?" if best else f"; known here: {', '.join(known)}"
 
 

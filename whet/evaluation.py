@@ -11,12 +11,14 @@ from whet.assembly import encoded_prompts, exam_of, machine_of, parts_of, prompt
 from whet.config import EvaluationConfig
 from whet.reward import score
 from whet.rollout.collect import replies
-from whet.train.evaluate import marks
+from whet.train.evaluate import main_score, marks
 from whet.types import Group, Prompt, WhetError
 
 
 def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
     """Scored replies to the held-out prompts: one greedy reply each, or several drawn ones."""
+    if num_samples < 1:
+        raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     chosen = prompts_of(config, held_out=True)[: config.report.evaluate_prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
@@ -45,7 +47,7 @@ def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     for k in sorted({2**power for power in range(num_samples.bit_length()) if 2**power <= num_samples} | {num_samples}):
         missed = []
         for group in groups:
-            right = sum(sample.reward == 1.0 for sample in group.samples)
+            right = sum(main_score(sample) == 1.0 for sample in group.samples)
             missed.append(comb(num_samples - right, k) / comb(num_samples, k))
         found[f"pass@{k}"] = 1.0 - fmean(missed)
     return found

@@ -6,7 +6,8 @@ A field never changes its meaning; `None` means "this row does not need it" (see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -17,6 +18,19 @@ from torch import Tensor
 
 class WhetError(Exception):
     """A mistake the user can mend: one line that names what was given, what was expected and the mend."""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that a mistyped one probably means; case does not count."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """' (did you mean X?)' for an error line, or nothing when no known name is close."""
+    close = nearest(name, known, cutoff)
+    return f" (did you mean {close!r}?)" if close else ""
 
 
 class StopReason(StrEnum):

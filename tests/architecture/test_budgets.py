@@ -17,7 +17,7 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 6
 # What is above its budget today, and by how much it may be. Never raise a number; delete what has been mended.
 ALLOWED: dict[str, int] = {
     "lines of whet/api.py::_run": 65,
-    "lines of whet/train/run.py::run_course": 66,
+    "lines of whet/train/run.py::run_course": 65,
     "parameters of whet/api.py::train": 8,
     "parameters of whet/train/rl.py::RLCourse.__init__": 9,
     "parameters of whet/train/run.py::run_course": 8,

@@ -201,3 +201,24 @@ def test_eval_and_sample(capsys):
     assert code == 0 and out.count("> Left to right mod 10") == 2 and "gold:" in out
     code, out, _ = whet(capsys, "sample", "whetstone", "Sort 3 1 2", "-n", "2", "--set", "model.threads=1")
     assert code == 0 and out.count("<answer>") == 2
+
+
+def test_eval_refuses_mistyped_keys_too(capsys):
+    code, _, err = whet(capsys, "eval", "whetstone", "--set", "data.dificulty=1")
+    assert code == 2 and "did you mean 'data.difficulty'" in err
+    code, _, err = whet(capsys, "eval", "whetstone", "--set", "batch.group_size=4")
+    assert code == 2 and "'batch'" in err
+
+
+def test_a_piece_and_its_number_in_any_order(capsys):
+    from whet.config import flattened, from_settings
+
+    expected = {"objective.kl": "k2", "objective.kl.beta": 0.1}
+    assert flattened(from_settings(["objective.kl=k2", "objective.kl.beta=0.1"])) == expected
+    assert flattened(from_settings(["objective.kl.beta=0.1", "objective.kl=k2"])) == expected
+
+
+def test_a_config_of_another_method_is_refused(capsys, tmp_path):
+    (tmp_path / "other.toml").write_text('method = "dr_grpo"\n')
+    code, _, err = whet(capsys, "train", "grpo", "--config", "other.toml")
+    assert code == 2 and "'dr_grpo', not 'grpo'" in err

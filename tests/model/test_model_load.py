@@ -268,11 +268,13 @@ def test_device_choice() -> None:
             device_choice(name)
 
 
-def test_cpu_is_always_fp32_and_says_why() -> None:
-    for name in ("auto", "fp32", "bf16"):
-        dtype, reason = dtype_choice(name, torch.device("cpu"))
-        assert dtype == torch.float32 and "CPU" in reason and "\n" not in reason
-    assert "asked for" in dtype_choice("bf16", torch.device("cpu"))[1]
+def test_cpu_takes_fp32_unless_asked_and_says_why() -> None:
+    cpu = torch.device("cpu")
+    dtype, reason = dtype_choice("auto", cpu)
+    assert dtype == torch.float32 and "CPU" in reason and "\n" not in reason
+    assert dtype_choice("fp32", cpu) == (torch.float32, "asked for")
+    dtype, reason = dtype_choice("bf16", cpu)
+    assert dtype == torch.bfloat16 and "asked for" in reason and "slower" in reason
     with pytest.raises(WhetError, match="fp16"):
         dtype_choice("fp16", torch.device("cpu"))
 

@@ -173,11 +173,11 @@ def test_not_a_number() -> None:
     assert sentence.startswith("loss of step 1 is not a number")
 
 
-def test_loss_near_zero_is_called_normal() -> None:
-    steps = history(5, loss=1e-4)
+def test_a_surrogate_near_zero_is_called_normal() -> None:
+    steps = history(5, surrogate=1e-4)
     assert diagnosis(steps) == ()
-    assert any("loss is near 0" in note and "normal" in note for note in notes(steps))
-    assert notes(history(5, loss=0.5)) == ()
+    assert any("surrogate objective is near 0" in note and "normal" in note for note in notes(steps))
+    assert notes(history(5, surrogate=0.5)) == ()
 
 
 def test_findings_are_one_line_with_a_mend() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.data.rows import Row, nearest
-from whet.types import Demonstration, Message, Prompt, WhetError
+from whet.data.rows import Row
+from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

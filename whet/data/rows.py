@@ -7,7 +7,6 @@ with its file, its line and the mend. Counting starts at 1 everywhere, as editor
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
@@ -17,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whet.types import WhetError
+from whet.types import WhetError, nearest
 
 HUB = "hub:"
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
@@ -44,13 +43,6 @@ def read_rows(source: str, limit: int | None = None) -> list[Row]:
     if not rows:
         raise WhetError(f"{source}: holds no rows; expected at least one; check that it was written to the end")
     return rows
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name most like `name`, letter case aside; None when none is close."""
-    by_lower = {other.lower(): other for other in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[close[0]] if close else None
 
 
 def _file_rows(source: str) -> Iterator[Row]:

@@ -6,7 +6,6 @@ that needs no new embedding row, and the tokens that end a reply gathered in one
 
 from __future__ import annotations
 
-import difflib
 import re
 import socket
 import urllib.parse
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from whet.model.checkpoint import MANIFEST, complete_checkpoints, verify_checkpoint
 from whet.model.gguf import converted_folder, smollm2_file
 from whet.model.pretrained import first_line, quiet_transformers, read_model
-from whet.types import WhetError
+from whet.types import WhetError, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -107,7 +106,7 @@ def nearest_mend(name: str) -> str:
     """What to type instead of a name that leads nowhere."""
     known = (*builtin_models(), SMOLLM2)
     folders = nearest_folders(name)
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6) or folders
+    close = [found] if (found := nearest(name, known)) else folders
     choices = ", ".join(known)
     hint = f"did you mean {close[0]}? Or give " if close else "give "
     return f"{hint}{choices}, a folder, a .gguf file or a hub id owner/name"
@@ -119,7 +118,8 @@ def nearest_folders(name: str) -> list[str]:
     if not name or not path.parent.is_dir():
         return []
     there = [entry for entry in path.parent.iterdir() if entry.is_dir() or entry.suffix == ".gguf"]
-    names = difflib.get_close_matches(path.name, [entry.name for entry in there], n=1, cutoff=0.6)
+    found = nearest(path.name, [entry.name for entry in there])
+    names = [found] if found else []
     return [str(path.parent / found) for found in names]
 
 
@@ -290,17 +290,16 @@ def dtype_choice(name: str, device: torch.device) -> tuple[torch.dtype, str]:
     """The number type for `auto`, `fp32` or `bf16` on a device, and the reason in one line for the run's report."""
     if name not in ("auto", "fp32", "bf16"):
         raise WhetError(f"dtype is {name!r}; give auto, fp32 or bf16")
-    if device.type != "cuda":
-        asked = "bf16 was asked for, but " if name == "bf16" else ""
-        slow = "bf16 matrix products can be 200 times slower"
-        return torch.float32, f"fp32: {asked}the run is on the {device.type.upper()}, where {slow}"
     if name == "fp32":
-        return torch.float32, "fp32: asked for"
+        return torch.float32, "asked for"
+    if device.type != "cuda":
+        slow = f"on a {device.type.upper()} bf16 matrix products can be 200 times slower"
+        return (torch.bfloat16, f"asked for; {slow}") if name == "bf16" else (torch.float32, slow)
     with torch.cuda.device(device):
         supported = torch.cuda.is_bf16_supported(including_emulation=False)
         card = torch.cuda.get_device_name(device)
     if supported:
-        return torch.bfloat16, f"bf16: {'asked for' if name == 'bf16' else f'{card} computes in it'}"
+        return torch.bfloat16, "asked for" if name == "bf16" else f"{card} computes in it"
     if name == "bf16":
         raise WhetError(f"dtype is bf16, but {card} does not compute in it; give auto or fp32")
-    return torch.float32, f"fp32: {card} does not compute in bf16"
+    return torch.float32, f"{card} does not compute in bf16"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from whet.objective import advantage, aggregate, clip, kl, ratio
 from whet.objective.policy import Objective
 from whet.objective.presets import PRESETS, Preset
-from whet.types import WhetError
+from whet.types import WhetError, did_you_mean
 
 PIECES: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("baseline", (advantage.GroupMean, advantage.RunningMean)),
@@ -30,14 +30,8 @@ AXES: dict[str, dict[str, type]] = {axis: {piece.name: piece for piece in kinds}
 def preset_named(name: str) -> Preset:
     """The row of that name, or an error with the nearest one."""
     if name not in PRESETS:
-        raise WhetError(f"no method is called {name!r}{nearest(name, PRESETS)}; `whet algorithms` lists them")
+        raise WhetError(f"no method is called {name!r}{did_you_mean(name, PRESETS)}; `whet algorithms` lists them")
     return PRESETS[name]
-
-
-def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """' (did you mean X?)', or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
@@ -48,7 +42,7 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
     for path in sorted(changes, key=lambda each: each.count(".")):
         axis, _, number = path.partition(".")
         if axis not in AXES:
-            raise WhetError(f"objective.{path}: no axis is called {axis!r}{nearest(axis, AXES)}")
+            raise WhetError(f"objective.{path}: no axis is called {axis!r}{did_you_mean(axis, AXES)}")
         piece = getattr(objective, axis)
         try:
             changed = _with_number(axis, piece, number, changes[path]) if number else _piece_named(axis, changes[path])
@@ -60,9 +54,9 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
 
 def _piece_named(axis: str, name: Any) -> Any:
     kinds = AXES[axis]
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         known = ", ".join(kinds)
-        raise WhetError(f"objective.{axis} is {name!r}{nearest(str(name), kinds)}; give one of {known}")
+        raise WhetError(f"objective.{axis} is {name!r}{did_you_mean(str(name), kinds)}; give one of {known}")
     return kinds[name]()
 
 
@@ -71,9 +65,9 @@ def _with_number(axis: str, piece: Any, name: str, value: Any) -> Any:
     if name not in settable:
         known = ", ".join(settable) or "nothing"
         raise WhetError(
-            f"objective.{axis}.{name}: {piece.name} has no such number{nearest(name, settable)}; it has {known}"
+            f"objective.{axis}.{name}: {piece.name} has no such number{did_you_mean(name, settable)}; it has {known}"
         )
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise WhetError(f"objective.{axis}.{name} is {value!r}; give a number")
     return replace(piece, **{name: float(value)})
 
@@ -137,6 +131,9 @@ def description(objective: Objective, updates_per_step: int = 1) -> list[str]:
     if objective.clip.uses_ratio:
         note = "  (always 1 here: one update a batch)" if updates_per_step == 1 else ""
         lines.append(f"  {objective.ratio.symbols()}{note}")
-    pieces = (objective.baseline, objective.scale, objective.clip, objective.aggregate, objective.kl)
-    lines += [f"  - {piece.words()}" for piece in pieces]
+    words = [objective.baseline.words(), objective.scale.words()]
+    if objective.clip.uses_ratio and updates_per_step > 1:
+        words.append(objective.ratio.words())
+    words += [objective.clip.words(), objective.aggregate.words(), objective.kl.words()]
+    lines += [f"  - {each}" for each in words]
     return lines

@@ -59,7 +59,7 @@ class PPOClip:
     uses_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.low < 0 or self.high < 0:
+        if not (self.low >= 0 and self.high >= 0):
             raise ValueError(f"clip.low = {self.low}, clip.high = {self.high}; give half-widths of 0 or more")
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor) -> Tensor:

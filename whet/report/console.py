@@ -165,6 +165,7 @@ def step_values(report: StepReport, with_reward: bool = False) -> list[tuple[str
     speed = report.counts.get("tokens", 0) / seconds if seconds > 0 else None
     values = (
         ("reward", report.reward.get("total") if with_reward else None),
+        ("loss", None if report.reward else report.metrics.get("loss")),
         ("tokens/s", speed),
         ("KL", report.metrics.get("kl")),
         ("entropy", report.metrics.get("entropy")),

@@ -240,11 +240,11 @@ def _entropy(course: Course) -> Finding | None:
     moved = f"from {number(start)} to {number(now)}"
     if start > 0 and now < 0.1 * start:
         cause = "the policy has stopped exploring"
-        mend = "lower learning_rate, raise temperature or clip high, or add an entropy bonus"
+        mend = "lower optimizer.learning_rate, or raise sampling.temperature or objective.clip.high"
         return Finding("entropy collapse", f"Entropy fell {moved} while the reward stays flat", cause, mend)
     if now > 3 * start and now > start + 1:
         cause = "the policy is being washed out towards random text"
-        mend = "lower learning_rate, drop the entropy bonus or raise the kl coefficient"
+        mend = "lower optimizer.learning_rate, or raise objective.kl.beta"
         return Finding("entropy explosion", f"Entropy grew {moved} without a better reward", cause, mend)
     return None
 
@@ -306,7 +306,7 @@ def _length(course: Course) -> Finding | None:
         return Finding("length collapse", f"Replies shrank {moved} without a better reward", cause, mend)
     if now > 4 * start and now >= 32:
         cause = "length is being rewarded, or the end of the reply is no longer learned"
-        mend = "use the token_mean aggregate, add an overlong penalty or lower max_new_tokens"
+        mend = "set objective.aggregate=token_mean, or lower sampling.max_new_tokens"
         return Finding("length blow-up", f"Replies grew {moved} without a better reward", cause, mend)
     return None
 
@@ -319,7 +319,7 @@ def _sampler_gap(course: Course) -> Finding | None:
         "sampler gap",
         f"Sampler and trainer disagree by {number(gap)} per token (at most {course.tolerance:g} is expected)",
         "the replies are not quite from the policy that is trained",
-        "set mismatch to truncate, or run sampler and trainer in the same dtype and with the same weights",
+        "run sampler and trainer in the same precision (model.precision) and with the same weights",
     )
 
 
@@ -352,13 +352,13 @@ def _flat(course: Course) -> Finding | None:
     return Finding("flat reward", evidence, cause, mend)
 
 
-def _loss_near_zero(course: Course) -> Finding | None:
-    losses = course.metric("loss")
-    if len(losses) < 3 or median(abs(loss) for loss in losses) > 0.01:
+def _surrogate_near_zero(course: Course) -> Finding | None:
+    values = course.metric("surrogate")
+    if len(values) < 3 or median(abs(value) for value in values) > 0.01:
         return None
-    evidence = f"The loss is near 0 ({number(losses[-1])})"
+    evidence = f"The surrogate objective is near 0 ({number(values[-1])})"
     cause = "this is normal; while the ratio is 1 the advantages of a group cancel in its value, not in its gradient"
-    return Finding("loss near zero", evidence, cause + ". Watch the reward instead")
+    return Finding("surrogate near zero", evidence, cause + ". Watch the reward instead")
 
 
 def _entropy_falls_with_success(course: Course) -> Finding | None:
@@ -388,7 +388,7 @@ CHECKS: tuple[Callable[[Course], Finding | None], ...] = (
     _length,
     _sampler_gap,
     _unscorable,
-    _loss_near_zero,
+    _surrogate_near_zero,
     _entropy_falls_with_success,
     _some_uniform,
 )

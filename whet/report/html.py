@@ -172,7 +172,7 @@ def _measures(run: Run) -> list[tuple[str, str, Measure]]:
         ("Entropy", "nats per token", _metric("entropy")),
         ("KL", "nats per token", _metric("kl")),
         ("Gradient norm", "before clipping", gradient_norm),
-        ("Loss", "near 0 is normal", _metric("loss")),
+        ("Loss", "share x weight x A x log pi", _metric("loss")),
         ("Sampler gap", "nats per token", _metric("sampler_gap")),
         ("Speed", "tokens a second, whole step", _speed),
     ]

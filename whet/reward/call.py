@@ -21,7 +21,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.protocols import Reward
@@ -90,6 +90,8 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
         raise WhetError(f"{function.__name__} is a class, not a reward; give an instance, as in {function.__name__}()")
     if isinstance(function, Reward):
         if name not in (None, function.name):
+            if isinstance(function, PerSample | Batched):
+                return replace(function, name=name)
             raise WhetError(f"reward {function.name!r} cannot be called {name!r}: rename it where it is made")
         return function
     if not callable(function):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -20,7 +19,7 @@ from whet.reward.countdown import countdown
 from whet.reward.failure import one_line, place, positions
 from whet.reward.math_answer import math_answer
 from whet.reward.think_format import think_format
-from whet.types import WhetError
+from whet.types import WhetError, did_you_mean
 
 BUILTIN: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {function.__name__: function for function in (exact_answer, think_format, countdown, math_answer)}
@@ -37,7 +36,7 @@ def find_reward(name_or_path: str) -> Reward:
     module = _file_module(source) if source.endswith(".py") else _named_module(source, name_or_path)
     if not hasattr(module, attribute):
         raise WhetError(
-            f"{source} has no {attribute!r}{_nearest(attribute, _functions(module))}; "
+            f"{source} has no {attribute!r}{did_you_mean(attribute, _functions(module))}; "
             f"it has: {', '.join(_functions(module)) or 'no functions'}"
         )
     return as_reward(getattr(module, attribute))
@@ -47,14 +46,9 @@ def _unknown(name: str) -> str:
     if name.rstrip(":").endswith(".py"):
         return f"reward {name!r} names a file but no function; add it, as in {name.rstrip(':')}:my_reward"
     return (
-        f"no reward is called {name!r}{_nearest(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
+        f"no reward is called {name!r}{did_you_mean(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
         "your own: path/to/file.py:function or module:function"
     )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _functions(module: ModuleType) -> list[str]:
@@ -72,7 +66,7 @@ def _file_module(source: str) -> ModuleType:
     if not path.is_file():
         near = sorted(str(other.name) for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         there = f"{path.parent} has: {', '.join(near)}" if near else f"{path.parent} has no .py files"
-        raise WhetError(f"there is no reward file {source}{_nearest(path.name, near)}; {there}; correct the path")
+        raise WhetError(f"there is no reward file {source}{did_you_mean(path.name, near)}; {there}; correct the path")
     name = f"whet_reward:{path}"
     if name in sys.modules:  # two parts may come from one file
         return sys.modules[name]

@@ -80,6 +80,8 @@ class RLCourse:
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         groups = self._collect(number, clock)
+        if all(sample.reward is None for group in groups for sample in group.samples):
+            raise RunFailed(f"step {number}: not one of its samples could be scored; mend the reward, then resume")
         batch = self._annotated(token_batch(groups), clock)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = scheduled_rate(self._rates, number, self._settings.steps)

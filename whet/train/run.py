@@ -18,7 +18,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from whet.model.checkpoint import load_checkpoint, prune_checkpoints, remove_leftovers, save_checkpoint
+from whet.model.checkpoint import (
+    checkpoint_step,
+    complete_checkpoints,
+    hide,
+    load_checkpoint,
+    prune_checkpoints,
+    remove_leftovers,
+    save_checkpoint,
+)
 from whet.protocols import Reporter
 from whet.report.health import diagnosis
 from whet.report.record import Record, read_metrics, step_reports
@@ -164,10 +172,16 @@ def run_course(
                 saved = step
             if stopping.is_set():
                 break
-    if saved < 0:
+    if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
-    status = "finished" if progress.step == schedule.steps else "interrupted"
-    return Outcome(status, progress.step, progress.before, progress.after, progress.seconds, progress.tokens)
+    return _outcome(progress, schedule.steps)
+
+
+def _outcome(progress: _Progress, steps: int) -> Outcome:
+    status = "finished" if progress.step == steps else "interrupted"
+    # a mark that only one of the two evaluations could give is no comparison
+    before = {name: value for name, value in progress.before.items() if name in progress.after}
+    return Outcome(status, progress.step, before, progress.after, progress.seconds, progress.tokens)
 
 
 def _restored(course: Course, folder: Path, checkpoint: Path | None) -> _Progress:
@@ -177,6 +191,10 @@ def _restored(course: Course, folder: Path, checkpoint: Path | None) -> _Progres
     tensors, state = load_checkpoint(checkpoint, course.model)
     course.restore(state["course"], tensors)
     Record.truncate(folder, state["logs"])
+    # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
+    for path in complete_checkpoints(checkpoint.parent):
+        if checkpoint_step(path) > checkpoint_step(checkpoint):
+            hide(path)
     return _Progress(**state["run"])
 
 

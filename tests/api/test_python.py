@@ -1,0 +1,316 @@
+"""whet as a Python user meets it: functions in, values out, and a folder that can be resumed."""
+
+import importlib.util
+import json
+import tomllib
+
+import pytest
+import torch
+
+import whet
+from whet.model.checkpoint import complete_checkpoints
+from whet.model.load import BUILTIN
+from whet.report.record import read_summary
+from whet.types import WhetError
+
+SMALL = {
+    "model": {"device": "cpu", "threads": 1},
+    "sampling": {"max_new_tokens": 10},
+    "batch": {"prompts_per_step": 3, "group_size": 2},
+    "report": {"evaluate_prompts": 0, "save_every": 2, "keep_checkpoints": 9},
+}
+ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "id": f"row-{n}", "extra": n} for n in range(6)]
+
+REWARD_FILE = """
+def length(prompt, reply, answer, extra):
+    assert prompt == f"What is {extra} + 1?" and answer == str(extra + 1)
+    return len(reply) / 10
+
+
+def stumbling(reply, extra):
+    if extra == 4:
+        raise KeyError("no such thing")
+    return 1.0
+"""
+
+
+def batched(prompts, completions, answer, **columns):
+    """In TRL's signature."""
+    assert len(prompts) == len(completions) == len(answer) == len(columns["extra"]) == len(columns["completion_ids"])
+    assert all(prompt.startswith("What is") for prompt in prompts)
+    return [float("1" in completion) for completion in completions]
+
+
+def train(folder, method="reinforce", **changes):
+    settings = {"data": ROWS, "config": SMALL, "steps": 2, "watchers": [], **changes}
+    return whet.train(method, folder=str(folder), **settings)
+
+
+def steps_of(run):
+    return [line for line in run.metrics() if "eval" not in line]
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def reward_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(REWARD_FILE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, reward_file):
+    """Two steps on rows as dictionaries, by a function that lives in a file."""
+    return train(tmp_path_factory.mktemp("runs") / "first", reward=loaded(reward_file).length)
+
+
+def test_the_function_stays_the_function():
+    """The package has a room of that name; importing it must not stand in front of the function."""
+    import whet.train.update
+    from whet.train import rl
+
+    assert whet.train is whet.api.train and rl.RLCourse
+
+
+def test_a_run_has_its_numbers(run):
+    assert (run.status, run.steps, run.before, run.after) == ("finished", 2, {}, {})
+    assert [step["step"] for step in steps_of(run)] == [1, 2]
+    for step in steps_of(run):
+        assert step["counts"] == {**step["counts"], "prompts": 3, "samples": 6, "unscorable": 0}
+        assert step["reward"]["total"] == step["reward"]["length"] > 0
+        assert step["metrics"]["gradient_norm"] > 0 and step["metrics"]["sampler_gap"] < 1e-4
+    assert run.report == run.folder / "report.html" and run.report.is_file()
+    assert read_summary(run.folder)["status"] == "finished"
+
+
+def test_a_run_keeps_its_rows_and_samples(run):
+    assert [json.loads(line) for line in (run.folder / "data.jsonl").read_text().splitlines()] == ROWS
+    samples = run.samples()
+    assert {sample["step"] for sample in samples} == {1, 2}
+    for sample in samples:
+        assert sample["parts"] == {"length": sample["reward"]} == {"length": pytest.approx(len(sample["reply"]) / 10)}
+        assert sample["prompt_id"].startswith("row-") and sample["question"].startswith("What is")
+
+
+def test_the_model_is_a_folder_transformers_loads(run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert run.model == run.folder / "checkpoints" / "step-000002"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
+    first = AutoModelForCausalLM.from_pretrained(BUILTIN / "whetstone")
+    moved = [not torch.equal(one, two) for one, two in zip(model.parameters(), first.parameters(), strict=True)]
+    assert all(moved) and tokenizer.encode("What is 3 + 1?")
+
+
+def test_resume_finds_the_reward_in_its_file(run, reward_file):
+    stated = tomllib.loads((run.folder / "config.toml").read_text())
+    assert stated["reward"]["parts"] == [{"reward": f"{reward_file}:length", "weight": 1.0}]
+    resumed = whet.resume(run.folder, steps=3, watchers=[])
+    assert (resumed.status, resumed.steps) == ("finished", 3)
+    assert [step["step"] for step in steps_of(resumed)] == [1, 2, 3]
+    assert steps_of(resumed)[2]["reward"].keys() == {"length", "total"}
+
+
+def test_a_batched_function_in_trls_signature(tmp_path):
+    found = train(tmp_path / "run", reward=batched, steps=1)
+    assert {sample["reward"] for sample in found.samples()} <= {0.0, 1.0}
+    assert steps_of(found)[0]["reward"].keys() == {"batched", "total"}
+
+
+def test_named_rewards_have_weights(tmp_path):
+    parts = {"short": (lambda reply: 10.0 - len(reply), 0.5), "exact_answer": ("exact_answer", 3.0)}
+    found = train(tmp_path / "run", reward=parts, steps=1)
+    for sample in found.samples():
+        assert sample["parts"]["short"] == 10.0 - len(sample["reply"])
+        assert sample["reward"] == pytest.approx(0.5 * sample["parts"]["short"] + 3.0 * sample["parts"]["exact_answer"])
+    stated = tomllib.loads((found.folder / "config.toml").read_text())["reward"]["parts"]
+    assert [part["weight"] for part in stated] == [0.5, 3.0]
+
+
+def test_a_reward_that_only_python_has_must_be_given_again(tmp_path):
+    class Fixed:
+        name = "fixed"
+
+        def __call__(self, prompts, samples):
+            return [0.25 for _ in samples]
+
+    found = train(tmp_path / "run", reward=Fixed(), steps=1)
+    assert steps_of(found)[0]["reward"] == {"fixed": 0.25, "total": 0.25}
+    with pytest.raises(WhetError, match=r"'fixed' was given from Python .* whet\.resume\(folder, reward=\.\.\.\)"):
+        whet.resume(found.folder, steps=2, watchers=[])
+    assert whet.resume(found.folder, steps=2, reward=Fixed(), watchers=[]).steps == 2
+
+
+def test_a_reward_that_raises_stops_the_run_and_names_the_sample(tmp_path, reward_file):
+    folder = tmp_path / "run"
+    with pytest.raises(WhetError) as error:
+        train(folder, reward=f"{reward_file}:stumbling", steps=9)
+    message = str(error.value)
+    assert "\n" not in message and "'row-4'" in message and "KeyError" in message
+    assert f"{reward_file}:{REWARD_FILE[: REWARD_FILE.index('raise')].count(chr(10)) + 1}" in message
+    assert "reward.on_error=exclude" in message
+    summary = read_summary(folder)
+    assert (summary["status"], summary["error"], summary["title"]) == ("failed", message, "REINFORCE")
+    # six rows, three a step: the first pass over the data meets it in step 1 or 2
+    done = steps_of(whet.Run(folder, "failed", 0, {}, {}, folder / "report.html"))
+    assert len(done) <= 1 and (folder / "report.html").is_file()
+    resumed = whet.resume(folder, steps=3, reward=f"{reward_file}:length", watchers=[])
+    assert resumed.status == "finished" and complete_checkpoints(folder / "checkpoints")
+
+
+def test_failing_samples_can_be_left_out(tmp_path, reward_file):
+    config = {**SMALL, "reward": {"on_error": "exclude"}}
+    found = train(tmp_path / "run", reward=f"{reward_file}:stumbling", config=config)
+    # row 4 comes once in the first two steps of three prompts; both of its replies are unscorable
+    assert sum(step["counts"]["unscorable"] for step in steps_of(found)) == 2
+    assert all(step["reward"]["total"] == 1.0 for step in steps_of(found))
+
+
+class Watcher:
+    def __init__(self):
+        self.events, self.summaries, self.seen = [], [], []
+
+    def started(self, summary):
+        self.events.append("started")
+        self.summaries.append(summary)
+
+    def stepped(self, report, samples):
+        self.events.append(f"step {report.step}")
+        self.seen.append(samples)
+
+    def evaluated(self, step, name, result, seconds):
+        self.events.append(f"{name} {step}")
+        assert 0 <= result["accuracy"] <= 1 and seconds > 0
+
+    def finished(self, summary):
+        self.events.append("finished")
+        self.summaries.append(summary)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    watcher = Watcher()
+    config = {**SMALL, "report": {**SMALL["report"], "evaluate_prompts": 6, "evaluate_every": 1}}
+    folder = tmp_path_factory.mktemp("runs") / "watched"
+    found = train(folder, "grpo", data="task:arithmetic", config=config, watchers=[watcher])
+    return found, watcher
+
+
+def test_a_watcher_sees_everything(watched):
+    found, watcher = watched
+    assert watcher.events == [
+        "started",
+        "held_out 0",
+        *("step 1", "held_out 1", "step 2", "held_out 2"),
+        "finished",
+    ]
+    begin, end = watcher.summaries
+    assert (begin["title"], begin["method"], begin["total_steps"]) == ("GRPO", "grpo", 2)
+    assert any("log(pi/ref)" in line for line in begin["objective"])
+    assert (end["status"], end["after"], end["report"]) == ("finished", found.after, str(found.report))
+    for samples in watcher.seen:
+        assert len(samples) == 6
+        assert all(sample.reward is not None and prompt.question() for prompt, sample in samples)
+
+
+def test_a_run_is_asked_about_its_own_task(watched):
+    found, _ = watched
+    marks = whet.evaluate(str(found.folder))
+    assert {name: marks[name] for name in found.after} == found.after
+    assert marks["prompts"] == 6
+
+
+def test_evaluate_with_several_samples_gives_pass_at_k():
+    settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
+    settings["report"] = {"evaluate_prompts": 12}
+    settings["data"] = {"difficulty": [1]}
+    marks = whet.evaluate("whetstone", samples=4, settings=settings)
+    assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1
+    assert marks["pass@1"] < marks["pass@2"] < marks["pass@4"] <= 1
+    assert marks == whet.evaluate("whetstone", samples=4, settings=settings)
+    with pytest.raises(WhetError, match="temperature 0 are all equal"):
+        whet.evaluate("whetstone", samples=2, settings={**settings, "sampling": {"temperature": 0.0}})
+    with pytest.raises(WhetError, match="samples is 0"):
+        whet.evaluate("whetstone", samples=0, settings=settings)
+
+
+DEMONSTRATIONS = [{"prompt": f"Say {word}!", "completion": word * 2} for word in ("ab", "ce", "di", "fo")]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("kind", ["completion", "messages"])
+def test_imitation_of_rows(tmp_path, kind, packed):
+    rows = DEMONSTRATIONS
+    if kind == "messages":
+        turns = [(row["prompt"], row["completion"]) for row in rows]
+        rows = [
+            {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": say}]}
+            for ask, say in turns
+        ]
+    config = {"model": {"device": "cpu", "threads": 1}, "batch": {"rows_per_step": 4, "packed": packed}}
+    found = train(tmp_path / "run", "sft", data=rows, config=config, steps=12)
+    losses = [step["metrics"]["loss"] for step in steps_of(found)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert steps_of(found)[0]["counts"]["rows"] == 4
+    written = tomllib.loads((found.folder / "config.toml").read_text())
+    assert "sampling" not in written and "reward" not in written
+
+
+def test_imitation_measures_its_loss_on_held_out_demonstrations(tmp_path):
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in DEMONSTRATIONS[:2]))
+    config = {
+        "model": {"device": "cpu", "threads": 1},
+        "batch": {"rows_per_step": 4},
+        "data": {"held_out": str(held_out)},
+    }
+    found = train(tmp_path / "run", "sft", data=DEMONSTRATIONS, config=config, steps=8)
+    assert found.before.keys() == found.after.keys() == {"loss"}
+    assert found.after["loss"] < 0.7 * found.before["loss"]
+
+
+def test_settings_win_over_the_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'steps = 7\nseed = 5\n[model]\ndevice = "cpu"\nthreads = 1\n[sampling]\nmax_new_tokens = 6\ntemperature = 0.9\n'
+    )
+    changes = {"sampling": {"max_new_tokens": 5}, "report": {"evaluate_prompts": 0}, "batch": SMALL["batch"]}
+    found = train(tmp_path / "run", config=file, steps=1, reward="exact_answer", **changes)
+    stated = tomllib.loads((found.folder / "config.toml").read_text())
+    assert (stated["steps"], stated["seed"], stated["model"]["threads"]) == (1, 5, 1)
+    assert (stated["sampling"]["max_new_tokens"], stated["sampling"]["temperature"]) == (5, 0.9)
+    assert stated["batch"]["group_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"no reward: .*--reward NAME"),
+        ({"reward": "exact_anser"}, r"did you mean 'exact_answer'\?"),
+        ({"reward": {"short": len}}, r"give a pair, as in \{'short': \(reward, 1\.0\)\}"),
+        ({"reward": [batched, batched]}, r"two rewards are called 'batched'"),
+        ({"reward": batched, "data": [{"prompt": "a", "answer": {1}}]}, r"data: row 0 .*JSON"),
+        ({"reward": batched, "data": ["What is 1 + 1?"]}, r"data: row 0 is not a dictionary"),
+        ({"reward": batched, "data": []}, r"holds no rows"),
+        ({"reward": batched, "data": [{"promt": "a"}]}, r"did you mean 'promt'\?"),
+        ({"reward": batched, "method": "grop"}, r"did you mean 'grpo'\?"),
+        ({"reward": batched, "batch": {"group_sizes": 2}}, r"did you mean 'batch\.group_size'\?"),
+        ({"reward": batched, "config": "nowhere.toml"}, r"nowhere\.toml: no such file"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_no_folder(tmp_path, changes, message):
+    with pytest.raises(WhetError, match=message) as error:
+        train(tmp_path / "run", **changes)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_is_never_used_twice(run):
+    with pytest.raises(WhetError, match=r"already holds a run .*whet resume"):
+        train(run.folder, reward="exact_answer")

@@ -1,0 +1,28 @@
+"""What the README shows is what happens."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from whet.objective.table import markdown_table
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_method_table_is_the_real_one():
+    assert markdown_table() in README, (
+        'refresh it: python -c "from whet.objective.table import *; print(markdown_table())"'
+    )
+
+
+def test_the_python_example_runs(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+    program = tmp_path / "example.py"
+    program.write_text(block)
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (float(number) for number in re.findall(r"'reward': (-?[\d.]+)", done.stdout)[-2:])
+    assert after > before + 0.3
+    assert (tmp_path / "runs" / "grpo-001" / "report.html").exists()
