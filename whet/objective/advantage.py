@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from whet.types import TokenBatch
+from whet.types import TokenBatch, WhetError
 
 Memory = Mapping[str, float]  # what a row remembers from step to step; saved with every checkpoint
 
@@ -171,3 +171,77 @@ class GroupStd:
 
     def symbols(self, centred: str) -> str:
         return f"({centred}) / (std_g(R) + {STD_FLOOR:g})"
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """b_i = mean of the other rewards of i's group. Kool 2019; Ahmadian 2024 (2402.14740), eq. 6.
+
+    Unbiased: the sample is not in its own baseline. R - b = G/(G-1) (R - mean).
+    """
+
+    name: ClassVar[str] = "leave_one_out"
+    smallest_group: ClassVar[int] = 2
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        moments = group_moments(batch.reward, batch.group)
+        others = (moments.count * moments.mean - batch.reward) / (moments.count - 1).clamp(min=1)
+        return torch.where(moments.constant, batch.reward, others)
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        return memory
+
+    def words(self) -> str:
+        return "compare each reply with the mean of the others in its group"
+
+    def symbols(self) -> str:
+        return "mean_{g, not i}(R)"
+
+
+@dataclass(frozen=True)
+class LengthWeightedMean:
+    """b_g = SUM_j n_j R_j / SUM_j n_j. Hao 2025 (2505.23585): variance-optimal if grad-norm^2 grows with length.
+
+    The advantages of a group no longer sum to 0.
+    """
+
+    name: ClassVar[str] = "length_weighted_mean"
+    smallest_group: ClassVar[int] = 2
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        _, index = torch.unique(batch.group, return_inverse=True)
+        scored = ~batch.reward.isnan()
+        length = torch.where(scored, batch.lengths.to(batch.reward.dtype), 0.0)
+        sums = torch.zeros(2, int(index.max()) + 1, dtype=batch.reward.dtype, device=batch.reward.device)
+        sums = sums.index_add(1, index, torch.stack([length * torch.where(scored, batch.reward, 0.0), length]))
+        moments = group_moments(batch.reward, batch.group)
+        return torch.where(moments.constant, batch.reward, (sums[0] / sums[1].clamp(min=1))[index])
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        return memory
+
+    def words(self) -> str:
+        return "compare each reply with the mean of its group, weighted by length"
+
+    def symbols(self) -> str:
+        return "SUM_g(n R) / SUM_g(n)"
+
+
+@dataclass(frozen=True)
+class GroupMeanScale:
+    """A = (R - b) / mean_g(R); 0 for a group without success. MaxRL 2026 (2602.02710). Rewards must be 0 or 1."""
+
+    name: ClassVar[str] = "group_mean"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        scored = batch.reward[~batch.reward.isnan()]
+        if not ((scored == 0) | (scored == 1)).all():
+            raise WhetError("objective.scale=group_mean is defined for rewards of 0 or 1 only; use an accuracy reward")
+        mean = group_moments(batch.reward, batch.group).mean
+        return torch.where(mean > 0, centred / mean.clamp(min=1e-12), 0.0)
+
+    def words(self) -> str:
+        return "divide the difference by the share of right replies: rare successes count most"
+
+    def symbols(self, centred: str) -> str:
+        return f"({centred}) / mean_g(R)"

@@ -13,15 +13,18 @@ from whet.objective.presets import PRESETS, Preset
 from whet.types import WhetError, did_you_mean
 
 PIECES: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("baseline", (advantage.GroupMean, advantage.RunningMean)),
-    ("scale", (advantage.NoScale, advantage.GroupStd)),
-    ("ratio", (ratio.TokenRatio,)),
-    ("clip", (clip.OnPolicy, clip.PPOClip)),
+    (
+        "baseline",
+        (advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.RunningMean),
+    ),
+    ("scale", (advantage.NoScale, advantage.GroupStd, advantage.GroupMeanScale)),
+    ("ratio", (ratio.TokenRatio, ratio.SequenceRatio, ratio.SequenceProduct)),
+    ("clip", (clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.SoftGate, clip.GeometricMean)),
     (
         "aggregate",
         (aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
     ),
-    ("kl", (kl.NoKL, kl.K2, kl.K3)),
+    ("kl", (kl.NoKL, kl.K2, kl.K3, kl.K1Reward)),
 )
 # every axis of a row with its pieces, by the names a config uses
 AXES: dict[str, dict[str, type]] = {axis: {piece.name: piece for piece in kinds} for axis, kinds in PIECES}  # type: ignore[attr-defined]

@@ -48,11 +48,11 @@ class Objective:
 
     def advantage(self, batch: TokenBatch, memory: Memory) -> tuple[TokenBatch, Memory]:
         """The batch with A = scale(R - b) on its action tokens, and what to remember for the next step."""
-        centred = batch.reward - self.baseline(batch, memory)
-        scaled = self.scale(centred, batch)
+        paid = replace(batch, reward=batch.reward - self.kl.cost(batch))
+        scaled = self.scale(paid.reward - self.baseline(paid, memory), paid)
         each = torch.where(batch.reward.isnan(), 0.0, scaled)
         spread = torch.where(batch.action, each[:, None], 0.0)
-        return replace(batch, advantage=spread), self.baseline.remembered(batch, memory)
+        return replace(batch, advantage=spread), self.baseline.remembered(paid, memory)
 
     def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals) -> Loss:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
@@ -66,7 +66,7 @@ class Objective:
         share = self.aggregate(action, totals).to(logp.dtype)
         pull = weight * advantage
         metrics = {
-            "surrogate": (share * self.clip.surrogate(ratio, advantage)).sum(),
+            "surrogate": (share * self.clip.surrogate(ratio, advantage, action)).sum(),
             "reweighted": ((weight != ratio) & action).sum() / max(totals.tokens, 1),
             "ratio": torch.where(action, ratio, 0.0).sum() / max(totals.tokens, 1),
         }
