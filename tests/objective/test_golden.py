@@ -18,11 +18,20 @@ from whet.objective import (
     title,
     with_changes,
 )
-from whet.objective.advantage import GroupMean, GroupStd, NoScale, RunningMean, group_moments
+from whet.objective.advantage import (
+    GroupMean,
+    GroupMeanScale,
+    GroupStd,
+    LeaveOneOut,
+    LengthWeightedMean,
+    NoScale,
+    RunningMean,
+    group_moments,
+)
 from whet.objective.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean
-from whet.objective.clip import OnPolicy, PPOClip
-from whet.objective.kl import K2, K3, NoKL
-from whet.objective.ratio import TokenRatio
+from whet.objective.clip import Cap, DualClip, GeometricMean, OnPolicy, PPOClip, SoftGate
+from whet.objective.kl import K2, K3, K1Reward, NoKL
+from whet.objective.ratio import SequenceProduct, SequenceRatio, TokenRatio
 from whet.objective.table import explanation, markdown_page, markdown_table, rows
 from whet.types import TokenBatch, Totals, WhetError
 
@@ -123,13 +132,13 @@ def test_the_two_edges_of_ppo_clip_are_its_own():
 def test_the_surrogate_of_ppo_clip_is_the_lower_of_two():
     ratio = torch.tensor([0.5, 0.5, 2.0, 2.0])
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    assert PPOClip(0.25, 0.25).surrogate(ratio, advantage).tolist() == [0.5, -0.75, 1.25, -2.0]
+    assert PPOClip(0.25, 0.25).surrogate(ratio, advantage, advantage != 0).tolist() == [0.5, -0.75, 1.25, -2.0]
 
 
 def test_on_policy_weighs_everything_with_one():
     ratio, advantage = torch.tensor([0.3, 7.0]), torch.tensor([2.0, -2.0])
     assert OnPolicy()(ratio, advantage, advantage > 0).tolist() == [1.0, 1.0]
-    assert OnPolicy().surrogate(ratio, advantage).tolist() == [2.0, -2.0]
+    assert OnPolicy().surrogate(ratio, advantage, advantage != 0).tolist() == [2.0, -2.0]
 
 
 # shares
@@ -285,6 +294,7 @@ def test_an_unknown_method_names_the_nearest():
         ("grpo", {"baseline": "running_mean"}, (1, 1), "give objective.scale=none"),
         ("reinforce", {}, (1, 2), "give updates_per_step=1, or objective.clip=ppo_clip"),
         ("grpo", {"clip.high": 0.28}, (8, 1), "objective.clip.high has no effect with updates_per_step=1"),
+        ("gspo", {"aggregate": "token_mean"}, (8, 2), "give objective.aggregate=sequence_mean"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_their_mend(name, changes, setting, message):
@@ -357,3 +367,76 @@ def test_the_explanation_tells_all_there_is_to_tell(name):
 def test_the_explanation_of_an_unknown_method_names_the_nearest():
     with pytest.raises(WhetError, match="did you mean 'reinforce'"):
         explanation("reinforced")
+
+
+def test_dual_clip_drops_bad_tokens_that_became_likely():
+    ratio = torch.tensor([[2.9, 3.1, 3.1, 0.5]])
+    advantage = torch.tensor([[-1.0, -1.0, 1.0, -1.0]])
+    rule = DualClip(0.2, 0.2, 3.0)
+    assert rule(ratio, advantage, advantage != 0).tolist() == near([[2.9, 0.0, 0.0, 0.0]])
+    assert rule.surrogate(ratio, advantage, advantage != 0).tolist() == near([[-2.9, -3.0, 1.2, -0.8]])
+
+
+def test_cap_holds_the_weight_and_drops_nothing():
+    ratio = torch.tensor([[0.1, 1.0, 9.0]])
+    assert Cap(5.0)(ratio, -ratio, ratio > 0).tolist() == near([[0.1, 1.0, 5.0]])
+
+
+def test_soft_gate_by_hand():
+    """sigmoid(1) = 0.7310586: 4 p (1 - p) r at r = 2, tau 1; and tau 1.05 where A < 0."""
+    ratio = torch.tensor([[1.0, 2.0, 2.0]], dtype=torch.float64)
+    advantage = torch.tensor([[1.0, 1.0, -1.0]], dtype=torch.float64)
+    share = 1 / (1 + math.exp(-1.05))
+    expected = [[1.0, 4 * 0.7310585786 * 0.2689414214 * 2, 4 * share * (1 - share) * 2]]
+    assert SoftGate()(ratio, advantage, ratio > 0).tolist() == near(expected)
+
+
+def test_geometric_mean_by_hand():
+    """Two trained tokens with log-ratios 0.2 and 1.0 (held at 0.4): both count in the mean, only the first learns."""
+    ratio = torch.tensor([[5.0, math.exp(0.2), math.exp(1.0)]], dtype=torch.float64)
+    advantage = torch.tensor([[0.0, 2.0, 2.0]], dtype=torch.float64)
+    weight = GeometricMean(0.4)(ratio, advantage, torch.tensor([[False, True, True]]))
+    assert weight[:, 1:].tolist() == near([[math.exp(0.3), 0.0]])
+
+
+def test_sequence_ratios_by_hand():
+    log_ratio = torch.tensor([[9.0, 0.1, 0.3], [9.0, 0.5, 9.0]], dtype=torch.float64)
+    action = ACTION
+    assert SequenceRatio()(log_ratio, action)[action].tolist() == near([[math.exp(0.2)] * 2 + [math.exp(0.5)]])[0]
+    assert SequenceProduct()(log_ratio, action)[action].tolist() == near([[math.exp(0.4)] * 2 + [math.exp(0.5)]])[0]
+
+
+def test_leave_one_out_and_length_weighted_mean_by_hand():
+    batch = batch_of(1.0, 0.0, 0.0, 2.0)
+    assert LeaveOneOut()(batch, {}).tolist() == pytest.approx([2 / 3, 1.0, 1.0, 1 / 3])
+    action = torch.tensor([[True, True, True], [True, False, False]])
+    assert LengthWeightedMean()(batch_of(1.0, 0.0, action=action), {}).tolist() == pytest.approx([0.75, 0.75])
+
+
+def test_group_mean_scale_by_hand():
+    batch = batch_of(1.0, 0.0, 0.0, 0.0, groups=[0, 0, 1, 1])
+    assert GroupMeanScale()(batch.reward - 0.5, batch).tolist() == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_k1_in_the_reward_by_hand():
+    batch = replace(
+        batch_of(1.0, 0.0, action=ACTION),
+        behavior_logp=torch.tensor([[5.0, -1.0, -2.0], [5.0, -1.0, 5.0]]),
+        ref_logp=torch.tensor([[0.0, -2.0, -4.0], [0.0, -0.5, 0.0]]),
+    )
+    assert K1Reward(0.1).cost(batch).tolist() == pytest.approx([0.3, -0.05])
+
+
+@pytest.mark.parametrize(
+    ("piece", "numbers"),
+    [
+        (Cap, {"ceiling": 0.2}),
+        (DualClip, {"ceiling": 1.0}),
+        (SoftGate, {"tau_positive": 0.0}),
+        (GeometricMean, {"width": 0.0}),
+        (K1Reward, {"beta": 0.0}),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(piece, numbers):
+    with pytest.raises(ValueError, match="give"):
+        piece(**numbers)

@@ -8,7 +8,7 @@ BUDGET = 16
 
 
 def random_batch(
-    seed: int, num_groups: int = 4, group_size: int = 5, drift: float = 0.4
+    seed: int, num_groups: int = 4, group_size: int = 5, drift: float = 0.4, binary: bool = False
 ) -> tuple[TokenBatch, torch.Tensor]:
     """A batch whose policy has drifted since it was sampled, and its current log-probabilities [N, T].
 
@@ -27,6 +27,8 @@ def random_batch(
     old_logp = logp + drift * torch.randn(logp.shape, generator=stream, dtype=torch.float64)
     ref_logp = logp + 0.7 * torch.randn(logp.shape, generator=stream, dtype=torch.float64)
     reward = torch.rand(num_rows, generator=stream, dtype=torch.float64).mul(4).round().div(2)
+    if binary:
+        reward = (reward >= 1).to(reward.dtype)
     batch = TokenBatch(
         tokens=torch.randint(0, 50, action.shape, generator=stream),
         action=action,

@@ -9,13 +9,16 @@ import torch
 
 from whet.data.packing import passes, trimmed
 from whet.objective import AXES, PRESETS, step_totals
-from whet.types import Totals
+from whet.types import Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 from batches import BUDGET, random_batch
 
 ROWS = list(PRESETS)
-GROUP_ROWS = [name for name in ROWS if PRESETS[name].objective.baseline.name == "group_mean"]
+GROUP_ROWS = [name for name in ROWS if PRESETS[name].objective.baseline.smallest_group > 1]
+BINARY = [name for name in ROWS if PRESETS[name].objective.scale.name == "group_mean"]  # rewards of 0 or 1 only
+# a KL in the reward tells equal replies apart, and so it should
+SILENT_ROWS = [name for name in GROUP_ROWS if PRESETS[name].objective.kl.name != "k1_reward"]
 
 
 def advantaged(name, batch):
@@ -36,7 +39,7 @@ def relative(one, two):
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("tokens_per_pass", [1, 40, 100, 10_000])
 def test_micro_batches_do_not_matter(name, tokens_per_pass):
-    batch, logp = random_batch(1)
+    batch, logp = random_batch(1, binary=name in BINARY)
     batch = advantaged(name, batch)
     whole = gradient(name, batch, logp)
     totals = step_totals(batch, BUDGET)
@@ -54,7 +57,7 @@ def test_micro_batches_do_not_matter(name, tokens_per_pass):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_number_of_ranks_does_not_matter(name, ranks):
     """Each rank sees only its rows and the summed totals."""
-    batch, logp = random_batch(2)
+    batch, logp = random_batch(2, binary=name in BINARY)
     batch = advantaged(name, batch)
     shares = [list(range(rank, batch.num_sequences, ranks)) for rank in range(ranks)]
     totals = sum(
@@ -68,7 +71,7 @@ def test_the_number_of_ranks_does_not_matter(name, ranks):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_order_does_not_matter(name):
-    batch, logp = random_batch(3)
+    batch, logp = random_batch(3, binary=name in BINARY)
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(0))
     shuffled = gradient(name, advantaged(name, batch.select(order)), logp[order])
     assert relative(shuffled, gradient(name, advantaged(name, batch), logp)[order]) < 1e-14
@@ -76,7 +79,7 @@ def test_order_does_not_matter(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_padding_does_not_matter_and_may_hold_anything(name):
-    batch, logp = random_batch(4)
+    batch, logp = random_batch(4, binary=name in BINARY)
     whole = gradient(name, advantaged(name, batch), logp)
 
     def wider(values, fill):
@@ -96,7 +99,7 @@ def test_padding_does_not_matter_and_may_hold_anything(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_untrained_tokens_get_exactly_no_gradient(name):
-    batch, logp = random_batch(5)
+    batch, logp = random_batch(5, binary=name in BINARY)
     found = gradient(name, advantaged(name, batch), logp)
     assert (found[~batch.action] == 0).all()
     assert (found[batch.action] != 0).float().mean() > 0.3
@@ -104,7 +107,7 @@ def test_untrained_tokens_get_exactly_no_gradient(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_sequence_without_a_trained_token_leaves_all_denominators(name):
-    batch, logp = random_batch(6)
+    batch, logp = random_batch(6, binary=name in BINARY)
     batch = advantaged(name, batch)
     silent = batch.action.clone()
     silent[[0, 7]] = False
@@ -119,7 +122,7 @@ def test_a_sequence_without_a_trained_token_leaves_all_denominators(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_at_ratio_one_the_weight_is_one(name):
     """With old_logp None or equal to logp the policy term is share * A, whatever the clip rule."""
-    batch, logp = random_batch(7)
+    batch, logp = random_batch(7, binary=name in BINARY)
     objective = replace(PRESETS[name].objective, kl=AXES["kl"]["none"]())
     batch = objective.advantage(batch, {})[0]
     totals = step_totals(batch, BUDGET)
@@ -136,21 +139,25 @@ def test_at_ratio_one_the_weight_is_one(name):
 @pytest.mark.parametrize("name", ROWS)
 def test_a_constant_added_to_a_groups_rewards(name):
     """Group baselines forget it, whatever it is; a running mean does not, and must not."""
-    batch, logp = random_batch(8)
+    batch, logp = random_batch(8, binary=name in BINARY)
+    if name in BINARY:
+        with pytest.raises(WhetError, match="0 or 1"):
+            advantaged(name, replace(batch, reward=batch.reward + 1))
+        return
     shift = torch.tensor([0.0, 3.0, -2.0, 100.0], dtype=torch.float64)[batch.group]
     before = gradient(name, advantaged(name, batch), logp)
     after = gradient(name, advantaged(name, replace(batch, reward=batch.reward + shift)), logp)
-    if PRESETS[name].objective.baseline.name == "group_mean":
+    if name in GROUP_ROWS:
         assert relative(after, before) < 1e-12
     else:
         assert relative(after, before) > 0.1
 
 
-@pytest.mark.parametrize("name", GROUP_ROWS)
+@pytest.mark.parametrize("name", [name for name in SILENT_ROWS if name not in BINARY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
     """Also when float noise makes its spread tiny but not zero."""
-    batch, _logp = random_batch(9)
+    batch, _logp = random_batch(9, binary=name in BINARY)
     reward = torch.full_like(batch.reward, 0.1, dtype=dtype)
     reward[::2] += 1e-9 if dtype == torch.float64 else 1.5e-8
     assert (advantaged(name, replace(batch, reward=reward)).advantage == 0).all()
@@ -158,16 +165,16 @@ def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
-    batch, _logp = random_batch(10, num_groups=6, group_size=1)
+    batch, _logp = random_batch(10, num_groups=6, group_size=1, binary=name in BINARY)
     found = advantaged(name, batch).advantage
     assert found.isfinite().all()
-    if name in GROUP_ROWS:
+    if name in SILENT_ROWS:
         assert (found == 0).all()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
-    batch, _logp = random_batch(11)
+    batch, _logp = random_batch(11, binary=name in BINARY)
     reward = batch.reward.clone()
     reward[3] = float("nan")
     others = [row for row in range(batch.num_sequences) if row != 3]
@@ -178,7 +185,7 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_an_empty_step_is_a_zero_not_a_nan(name):
-    batch, logp = random_batch(12)
+    batch, logp = random_batch(12, binary=name in BINARY)
     batch = advantaged(name, replace(batch, action=torch.zeros_like(batch.action)))
     assert step_totals(batch, BUDGET) == Totals(0, 0, BUDGET)
     assert (gradient(name, batch, logp) == 0).all()
@@ -186,7 +193,7 @@ def test_an_empty_step_is_a_zero_not_a_nan(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_loss_needs_an_advantage_and_what_needs_says(name):
-    batch, logp = random_batch(13)
+    batch, logp = random_batch(13, binary=name in BINARY)
     objective = PRESETS[name].objective
     with pytest.raises(ValueError, match=r"Objective\.advantage"):
         objective.loss(batch, logp, step_totals(batch, BUDGET))

@@ -108,6 +108,12 @@ def check_setting(objective: Objective, *, group_size: int, updates_per_step: in
         raise WhetError(
             "objective.scale=group_std has no spread to divide by with group_size 1; give objective.scale=none"
         )
+    whole_reply = objective.ratio.name.startswith("sequence") and objective.clip.uses_ratio
+    if whole_reply and objective.aggregate.name in ("token_mean", "fixed_length") and differences(objective):
+        raise WhetError(
+            f"objective.ratio={objective.ratio.name} weighs whole replies but objective.aggregate="
+            f"{objective.aggregate.name} counts tokens: long replies would dominate; give objective.aggregate=sequence_mean"
+        )
     for path in changed:
         if path.startswith("clip.") and updates_per_step == 1:
             raise WhetError(

@@ -157,7 +157,7 @@ class SoftGate:
             raise ValueError(f"clip.tau is {self.tau_positive} / {self.tau_negative}; give numbers above 0")
 
     def _gate(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        tau = torch.where(advantage > 0, self.tau_positive, self.tau_negative).to(ratio.dtype)
+        tau = torch.full_like(ratio, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
         return torch.sigmoid(tau * (ratio - 1)), tau
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
