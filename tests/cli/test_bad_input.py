@@ -100,7 +100,7 @@ MISTAKES = {
     "broken config": (["train", "grpo", "--config", "broken.toml"], "line 1"),
     "not a run": (["resume", "."], "not a run folder"),
     "unknown model to ask": (["eval", "nomodel"], "give whetstone"),
-    "unknown method to explain": (["explain", "gpo"], "did you mean 'grpo'"),
+    "unknown method to explain": (["explain", "grop"], "did you mean 'grpo'"),
 }
 
 

@@ -10,7 +10,7 @@ from whet.objective import PRESETS
 # One learning rate serves every row: Adam forgets the gradient's scale, and that is all that dividing by the budget
 # L instead of the reply's length changes. Plain gradient descent would need a larger one there.
 SETTINGS = {
-    "steps": 12,
+    "steps": 18,
     "optimizer": {"learning_rate": 4e-4},
     "sampling": {"max_new_tokens": 40},
     "batch": {"prompts_per_step": 10, "group_size": 8},

@@ -229,7 +229,7 @@ class LengthWeightedMean:
 
 @dataclass(frozen=True)
 class GroupMeanScale:
-    """A = (R - b) / mean_g(R); 0 for a group without success. MaxRL 2026 (2602.02710). Rewards must be 0 or 1."""
+    """A = (R - b) / mean_g(R); 0 for a group without success. arXiv 2602.02710 (2026). Rewards must be 0 or 1."""
 
     name: ClassVar[str] = "group_mean"
 

@@ -112,7 +112,7 @@ def check_setting(objective: Objective, *, group_size: int, updates_per_step: in
     if whole_reply and objective.aggregate.name in ("token_mean", "fixed_length") and differences(objective):
         raise WhetError(
             f"objective.ratio={objective.ratio.name} weighs whole replies but objective.aggregate="
-            f"{objective.aggregate.name} counts tokens: long replies would dominate; give objective.aggregate=sequence_mean"
+            f"{objective.aggregate.name} counts tokens: long replies dominate; give objective.aggregate=sequence_mean"
         )
     for path in changed:
         if path.startswith("clip.") and updates_per_step == 1:
