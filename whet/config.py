@@ -155,7 +155,7 @@ MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
             "data": {"count": 1024},
             "sampling": {"max_new_tokens": 64},
             "batch": {"prompts_per_step": 16, "group_size": 8},
-            "optimizer": {"learning_rate": 3e-4},
+            "optimizer": {"learning_rate": 1e-4},
         },
         SupervisedConfig: {
             "steps": 200,

@@ -197,3 +197,9 @@ def test_a_run_that_won_most_of_its_way_and_holds_is_left_in_peace():
 def steps_of(reward: float, number: int) -> StepReport:
     entropy = max(0.16 / number, 0.008)
     return StepReport(number, number - 1, {"samples": 8, "tokens": 200}, {"total": reward}, {"entropy": entropy})
+
+
+def test_a_run_that_begins_near_its_top_is_told_so_and_not_alarmed():
+    history = [steps_of(0.9 + 0.02 * (number % 2), number) for number in range(1, 31)]
+    assert not any("not risen" in finding for finding in diagnosis(history))
+    assert any("so near its top" in note for note in notes(history))

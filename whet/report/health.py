@@ -341,6 +341,9 @@ def _flat(course: Course) -> Finding | None:
         return None
     start, now = fmean(scores[: FLAT_STEPS // 2]), fmean(scores[FLAT_STEPS // 2 :])
     falling = _slope_in_errors(scores) < -2
+    if not falling and 0.8 <= now <= 1:
+        evidence = f"The reward stays at {number(now)}"
+        return Finding("little to gain", evidence, "this is normal so near its top; harder data would teach more")
     course_words = "fell" if falling else "has not risen"
     cause = "the updates do harm" if falling else "the updates are too small, too noisy, or have nothing to reward"
     mend = (
