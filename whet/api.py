@@ -13,13 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.config import Config, EvaluationConfig, differing_keys, read_toml, resolved, resolved_evaluation, toml_text
+from whet.config import (
+    FROM_PYTHON,
+    Config,
+    EvaluationConfig,
+    differing_keys,
+    read_toml,
+    resolved,
+    resolved_evaluation,
+    toml_text,
+)
 from whet.protocols import Reporter, Reward
 from whet.types import WhetError
 
 RewardLike = str | Callable[..., Any] | Reward
 CONFIG, ROWS = "config.toml", "data.jsonl"
-FROM_PYTHON = "python:"  # in a config: a reward that only the calling program has
 
 
 @dataclass(frozen=True)

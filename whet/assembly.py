@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from whet.config import Config, EvaluationConfig, PolicyConfig, SamplingSection, SupervisedConfig, flattened
+from whet.config import (
+    FROM_PYTHON,
+    Config,
+    EvaluationConfig,
+    PolicyConfig,
+    SamplingSection,
+    SupervisedConfig,
+    flattened,
+)
 from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from, read_rows
 from whet.data.tasks import TASKS, Task, demonstrations, prompts
 from whet.model import LoadedModel, device_choice, dtype_choice, frozen_copy, load_model
@@ -130,9 +138,9 @@ def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
     """The config's rewards, or the task's own."""
     if config.reward.parts:
         for part in config.reward.parts:
-            if part.reward.startswith("python:"):
+            if part.reward.startswith(FROM_PYTHON):
                 raise WhetError(
-                    f"the reward {part.reward.removeprefix('python:')!r} of this run was given from Python and is in "
+                    f"the reward {part.reward.removeprefix(FROM_PYTHON)!r} of this run was given from Python and is in "
                     "no file; give another with --reward"
                 )
         parts = [Part(find_reward(part.reward), part.weight) for part in config.reward.parts]

@@ -18,6 +18,7 @@ from whet.objective.presets import PRESETS
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
+FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
 
 

@@ -75,7 +75,7 @@ def batch():
         tokens=torch.randint(2, VOCABULARY, action.shape, generator=stream),
         action=action,
         group=torch.tensor([0, 0, 1, 1, 2, 2]),
-        reward=torch.tensor([1.0, 0.0, 0.5, 2.0, 0.0, 1.0], dtype=torch.float64),
+        reward=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
         old_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
         ref_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
     )
