@@ -70,11 +70,13 @@ def train(
 
       whet train grpo
 
-      whet train grpo --data task:lists --set data.difficulty=2 --steps 30
+      whet train gspo --set batch.updates_per_step=4
 
       whet train dr_grpo --model smollm2 --data train.jsonl --reward math_answer
 
       whet train sft --data chats.jsonl --set batch.packed=true
+
+    `whet config METHOD` shows every key that --set takes, with its default.
     """
     from whet import api
     from whet.config import from_settings, merged, read_toml
@@ -93,6 +95,24 @@ def train(
         **flags,
     )
     _leave(run)
+
+
+@app.command("config")
+def show_config(
+    method: Annotated[str, typer.Argument(help="A row of `whet algorithms`, or sft.")],
+    model: Model = None,
+    data: Data = None,
+    settings: Settings = None,
+) -> None:
+    """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
+    from whet.config import from_settings, merged, resolved, toml_text
+
+    chosen: dict[str, Any] = {}
+    if model is not None:
+        chosen["model"] = {"name": model}
+    if data is not None:
+        chosen["data"] = {"source": data}
+    typer.echo(toml_text(resolved(method, merged(from_settings(settings or []), chosen))), nl=False)
 
 
 @app.command()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,7 @@ def test_help_and_version_are_instant_and_whole():
     runner = CliRunner()
     result = runner.invoke(cli.app, ["--help"])
     assert result.exit_code == 0
-    for command in ("train", "resume", "eval", "sample", "algorithms", "explain", "report"):
+    for command in ("train", "config", "resume", "eval", "sample", "algorithms", "explain", "report"):
         assert command in result.output
     code = "import sys; from whet import cli; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
@@ -222,3 +223,13 @@ def test_a_config_of_another_method_is_refused(capsys, tmp_path):
     (tmp_path / "other.toml").write_text('method = "dr_grpo"\n')
     code, _, err = whet(capsys, "train", "grpo", "--config", "other.toml")
     assert code == 2 and "'dr_grpo', not 'grpo'" in err
+
+
+def test_config_shows_what_train_would_use_and_reads_it_back(capsys, tmp_path):
+    code, out, _ = whet(capsys, "config", "grpo", "--set", "batch.group_size=4")
+    (tmp_path / "mine.toml").write_text(out)
+    values = tomllib.loads(out)
+    assert code == 0 and values["batch"]["group_size"] == 4 and values["optimizer"]["learning_rate"] == 1e-4
+    again = whet(capsys, "config", "grpo", "--model", "smollm2")[1]
+    assert tomllib.loads(again)["optimizer"]["learning_rate"] == 1e-6
+    assert whet(capsys, "train", "grpo", "--config", "mine.toml", "--folder", "run", *TINY)[0] == 0
