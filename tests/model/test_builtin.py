@@ -80,17 +80,15 @@ def test_where_it_starts_from_is_in_the_stated_band():
 
 
 @pytest.mark.slow
-def test_the_recipe_leads_there(tmp_path, monkeypatch):
-    """A shorter run of the same recipe from scratch: it learns the form, and working pays while guessing does not."""
+def test_the_recipe_leads_there(tmp_path):
+    """The whole recipe from scratch, ten minutes on a CPU: another model of the same kind, with the same start."""
     recipe().write(tmp_path / "scratch")
     values = tomllib.loads((ROOT / "recipes" / "whetstone.toml").read_text())
     values["model"]["name"] = str(tmp_path / "scratch")
-    values |= {"steps": 600, "folder": str(tmp_path / "run")}
-    values["data"]["count"] = 30000
-    run = whet.train("sft", config=values)
-    greedy = whet.evaluate(str(run.folder), data="task:arithmetic", settings={"report": {"evaluate_prompts": 100}})
-    tried = whet.evaluate(
-        str(run.folder), data="task:arithmetic", samples=8, settings={"report": {"evaluate_prompts": 50}}
-    )
+    run = whet.train("sft", config=values, folder=str(tmp_path / "run"))
+    settings = {"data": {"source": "task:arithmetic", "difficulty": 3}, "report": {"evaluate_prompts": 100}}
+    greedy = whet.evaluate(str(run.folder), settings=settings)
+    tried = whet.evaluate(str(run.folder), samples=8, settings=settings)
+    print(greedy, tried)
     assert START_BAND[0] < greedy["accuracy"] < START_BAND[1]
-    assert tried["pass@8"] > 0.7
+    assert 0.25 < tried["pass@1"] < 0.6 and tried["pass@8"] > 0.85
