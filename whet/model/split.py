@@ -58,6 +58,11 @@ class SplitModel:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     @property
+    def vocabulary(self) -> int:
+        """V, the number of logits."""
+        return int(self.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -101,8 +106,7 @@ def _head(model: Any) -> Callable[[Tensor], Tensor] | None:
 @torch.no_grad()
 def _agrees(split: SplitModel) -> bool:
     device = split.device
-    vocabulary = int(split.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
-    tokens = (torch.arange(1, 7, device=device) % vocabulary)[None]
+    tokens = (torch.arange(1, 7, device=device) % split.vocabulary)[None]
     try:
         ours = split.head(split.hidden(tokens)[0])
     except (TypeError, AttributeError, RuntimeError):

@@ -51,8 +51,7 @@ def token_logp(
 def _scores(
     split: SplitModel, states: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    vocabulary = int(split.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
-    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    rows = max(1, CHUNK_ELEMENTS // split.vocabulary)
     parts = []
     for start in range(0, max(len(targets), 1), rows):
         window = slice(start, start + rows)

@@ -120,9 +120,11 @@ class SFTCourse:
 @torch.no_grad()
 def check_packing(policy: SplitModel) -> None:
     """Refuse packing for a model whose packed rows would see each other."""
-    vocabulary = int(policy.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
     rows = [
-        Encoded(tuple(token % vocabulary for token in range(first, first + length)), (False,) + (True,) * (length - 1))
+        Encoded(
+            tuple(token % policy.vocabulary for token in range(first, first + length)),
+            (False,) + (True,) * (length - 1),
+        )
         for first, length in ((1, 5), (11, 7))
     ]
     device = policy.device
