@@ -81,7 +81,7 @@ def test_where_it_starts_from_is_in_the_stated_band():
 
 @pytest.mark.slow
 def test_the_recipe_leads_there(tmp_path):
-    """The whole recipe from scratch, ten minutes on a CPU: another model of the same kind, with the same start."""
+    """The whole recipe from scratch, many minutes on a CPU: another model of the same kind, with the same start."""
     recipe().write(tmp_path / "scratch")
     values = tomllib.loads((ROOT / "recipes" / "whetstone.toml").read_text())
     values["model"]["name"] = str(tmp_path / "scratch")

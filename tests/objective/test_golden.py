@@ -295,6 +295,8 @@ def test_an_unknown_method_names_the_nearest():
         ("reinforce", {}, (1, 2), "give updates_per_step=1, or objective.clip=ppo_clip"),
         ("grpo", {"clip.high": 0.28}, (8, 1), "objective.clip.high has no effect with updates_per_step=1"),
         ("gspo", {"aggregate": "token_mean"}, (8, 2), "give objective.aggregate=sequence_mean"),
+        ("grpo", {"ratio": "sequence"}, (8, 1), "objective.ratio has no effect with updates_per_step=1"),
+        ("grpo", {"clip": "cap"}, (8, 1), "objective.clip has no effect with updates_per_step=1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_their_mend(name, changes, setting, message):

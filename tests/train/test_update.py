@@ -543,3 +543,18 @@ def test_minibatches_cover_every_row_once_and_are_seeded():
     assert parts != minibatches(13, 4, seed=1, step=3) and parts != minibatches(13, 4, seed=2, step=2)
     assert [row for part in parts for row in part] != list(range(13))
     assert minibatches(5, 1, seed=1, step=2) == [[0, 1, 2, 3, 4]]
+
+
+def test_the_engine_is_handed_the_new_weights_after_every_step_and_on_resume(model):
+    """An engine with weights of its own depends on it; one that shares the trainer's only notes the version."""
+    course = course_of(model.float(), updates=1)
+    handed = []
+    course._engine.load = lambda weights, version: handed.append((version, {n: w.clone() for n, w in weights.items()}))
+    course.step(1, Clock())
+    course.step(2, Clock())
+    assert [version for version, _ in handed] == [1, 2]
+    for name, weight in model.state_dict().items():
+        assert torch.equal(handed[1][1][name], weight)
+    assert any(not torch.equal(handed[0][1][name], handed[1][1][name]) for name in handed[0][1])
+    course.restore(course.state(), course.tensors())
+    assert handed[2][0] == 2 and handed[2][1].keys() == model.state_dict().keys()

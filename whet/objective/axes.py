@@ -115,7 +115,7 @@ def check_setting(objective: Objective, *, group_size: int, updates_per_step: in
             f"{objective.aggregate.name} counts tokens: long replies dominate; give objective.aggregate=sequence_mean"
         )
     for path in changed:
-        if path.startswith("clip.") and updates_per_step == 1:
+        if path.partition(".")[0] in ("clip", "ratio") and updates_per_step == 1:
             raise WhetError(
                 f"objective.{path} has no effect with updates_per_step=1: the ratio is exactly 1 on the only update; "
                 "set updates_per_step above 1, or drop it"

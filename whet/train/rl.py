@@ -95,7 +95,7 @@ class RLCourse:
             metrics={**metrics, "uniform_groups": uniform_share(groups), "learning_rate": rate},
         )
         self._version += 1
-        self._engine.load({}, self._version)
+        self._engine.load(self._policy.model.state_dict(), self._version)
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
 
     def _collect(self, number: int, clock: Clock) -> list[Group]:
@@ -161,7 +161,7 @@ class RLCourse:
         self._cursor = replace(self._cursor, position=state["position"])
         self._memory = state["memory"]
         self._version = state["version"]
-        self._engine.load({}, self._version)
+        self._engine.load(self._policy.model.state_dict(), self._version)
         restore_optimizer(self._policy.model, self._optimizer, tensors["optimizer"])
 
 
