@@ -7,7 +7,7 @@ A field never changes its meaning; `None` means "this row does not need it" (see
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -135,6 +135,7 @@ class Sample:
     reply: str  # the action tokens as text
     support: Support | None = None  # None: the whole vocabulary
     parts: Mapping[str, float] = field(default_factory=dict)  # each named reward, before weighting
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (position of the step's last token, score)
     reward: float | None = None  # weighted sum of the parts; None: not scored, or unscorable
 
     def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
@@ -152,6 +153,7 @@ class Group:
     prompt: Prompt
     samples: tuple[Sample, ...]  # G
     greedy: Sample | None = None
+    drawn: tuple[float, ...] = ()  # every reward drawn for the prompt, when only some samples are trained on
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,27 @@ class TokenBatch:
     behavior_logp: Tensor | None = None  # [N, T], of the sampler
     old_logp: Tensor | None = None  # [N, T], of the trainer before the first update of this batch
     ref_logp: Tensor | None = None  # [N, T], of the reference
-    advantage: Tensor | None = None  # [N, T], set by Objective.advantage
     support: Tensor | None = None  # int32 [N, T, S], ids the sampler could draw, -1 padding
+    entropy: Tensor | None = None  # [N, T], of the policy before the first update of this batch
+    value: Tensor | None = None  # [N, T], the critic's, of the state before the token, before the first update
+    parts: Tensor | None = None  # [N, K], each named reward; the first says whether the reply is right
+    part_weight: Tensor | None = None  # [N, K], what each part counts in the reward: the same in every row
+    finished: Tensor | None = None  # bool [N], False where the token budget cut the reply off
+    greedy_reward: Tensor | None = None  # [N], of the greedy reply to the same prompt
+    drawn: Tensor | None = None  # [N, 3], count, mean and Bessel's std of all rewards drawn for the prompt
+    prompt: Tensor | None = None  # int64 [N], the prompt's own number, the same in every step
+    step_reward: Tensor | None = None  # [N, T], of the step that ends here; NaN where none does
+    segment: Tensor | None = None  # int64 [N, T], number of the sentence or turn, counted from 0 in each reply
+    anchor: Tensor | None = None  # int64 [N, T], equal where segments of a group start from the same state
+    max_new_tokens: int | None = None  # the generation budget
+
+    # set by Objective.advantage
+    advantage: Tensor | None = None  # [N, T]
+    token_reward: Tensor | None = None  # [N, T], what a token earned besides the reply's reward
+    target: Tensor | None = None  # [N, T], what the critic should have said
+    learns: Tensor | None = None  # bool [N, T], tokens whose advantage counts; None: all actions
+    tied: Tensor | None = None  # bool [N, T], tokens the KL term acts on; None: all actions
+    importance: Tensor | None = None  # [N, 2], a learned share's factor and its slope
 
     @property
     def num_sequences(self) -> int:
@@ -181,24 +202,43 @@ class TokenBatch:
         """n_i, the number of trained tokens of each sequence: int64 [N]."""
         return self.action.sum(-1)
 
+    @property
+    def correct(self) -> Tensor | None:
+        """bool [N]: the reward's first part is 1; an unscorable reply is not."""
+        return None if self.parts is None else (self.parts[:, 0] == 1) & ~self.reward.isnan()
+
+    def mapped(self, change: Callable[[Tensor], Tensor], only: Iterable[str] | None = None) -> TokenBatch:
+        """The batch with every tensor changed, or only those of the given fields."""
+        names = self.__dataclass_fields__ if only is None else only
+        tensors = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
+        return replace(self, **{name: change(value) for name, value in tensors.items()})
+
     def select(self, rows: Tensor | Sequence[int]) -> TokenBatch:
         """The batch of these rows, in this order."""
         index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens.device)
+        return self.mapped(lambda value: value[index])
 
-        def pick(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[index]
+    def narrowed(self, width: int) -> TokenBatch:
+        """The first `width` columns."""
+        return self.mapped(lambda value: value[:, :width], TOKEN_FIELDS)
 
-        return TokenBatch(
-            self.tokens[index],
-            self.action[index],
-            self.group[index],
-            self.reward[index],
-            pick(self.behavior_logp),
-            pick(self.old_logp),
-            pick(self.ref_logp),
-            pick(self.advantage),
-            pick(self.support),
-        )
+
+# the fields of a TokenBatch that have a token axis, their second
+TOKEN_FIELDS = (
+    *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
+    *("segment", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
+)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What some rows need of a forward pass beyond logp. All carry gradient where the row asked for it."""
+
+    entropy: Tensor | None = None  # [N, T], of the policy's distribution at each action
+    top_logp: Tensor | None = None  # [N, T, K], of the K likeliest tokens
+    chose_top: Tensor | None = None  # bool [N, T], the sampled token is the likeliest
+    divergence: Tensor | None = None  # [N, T], KL(policy, reference) over the whole vocabulary
+    value: Tensor | None = None  # [N, T], the critic's
 
 
 @dataclass(frozen=True)
@@ -208,11 +248,17 @@ class Totals:
     tokens: int  # M, trained tokens
     sequences: int  # sequences with at least one trained token
     max_new_tokens: int  # the generation budget, not the padded width
+    correct_tokens: int = 0  # trained tokens of right replies
 
     def __add__(self, other: Totals) -> Totals:
         if self.max_new_tokens != other.max_new_tokens:
             raise ValueError("two ranks disagree on max_new_tokens")
-        return Totals(self.tokens + other.tokens, self.sequences + other.sequences, self.max_new_tokens)
+        return Totals(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.max_new_tokens,
+            self.correct_tokens + other.correct_tokens,
+        )
 
 
 @dataclass(frozen=True)

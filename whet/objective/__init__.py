@@ -4,13 +4,13 @@ from whet.objective.advantage import Memory
 from whet.objective.aggregate import step_totals
 from whet.objective.axes import (
     AXES,
-    check_setting,
     description,
     differences,
     preset_named,
     title,
     with_changes,
 )
+from whet.objective.check import Setting, check_setting
 from whet.objective.policy import Loss, Objective
 from whet.objective.presets import PRESETS, Preset
 
@@ -21,6 +21,7 @@ __all__ = [
     "Memory",
     "Objective",
     "Preset",
+    "Setting",
     "check_setting",
     "description",
     "differences",

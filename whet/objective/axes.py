@@ -7,27 +7,74 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from whet.objective import advantage, aggregate, clip, kl, ratio
+from whet.objective import (
+    advantage,
+    aggregate,
+    clip,
+    control,
+    credit,
+    gates,
+    keep,
+    kl,
+    mismatch,
+    pass_at_k,
+    ratio,
+    reference,
+    scale,
+    select,
+    shape,
+    steps,
+    terms,
+)
 from whet.objective.policy import Objective
 from whet.objective.presets import PRESETS, Preset
 from whet.types import WhetError, did_you_mean
 
-PIECES: tuple[tuple[str, tuple[type, ...]], ...] = (
-    (
-        "baseline",
-        (advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.RunningMean),
+PIECES: dict[str, tuple[type, ...]] = {
+    "baseline": (
+        *(advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.RunningMean),
+        *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker, advantage.PartwiseGroup),
+        *(pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
+        *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace),
+        *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.AnchoredSteps),
     ),
-    ("scale", (advantage.NoScale, advantage.GroupStd, advantage.GroupMeanScale)),
-    ("ratio", (ratio.TokenRatio, ratio.SequenceRatio, ratio.SequenceProduct)),
-    ("clip", (clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.SoftGate, clip.GeometricMean)),
-    (
-        "aggregate",
-        (aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
+    "scale": (
+        *(scale.NoScale, scale.GroupStd, scale.GroupMeanScale, scale.DrawnStd),
+        *(scale.TokenStd, scale.WhitenTokens, scale.WhitenReplies),
     ),
-    ("kl", (kl.NoKL, kl.K2, kl.K3, kl.K1Reward)),
-)
+    "ratio": (
+        *(ratio.TokenRatio, ratio.SequenceRatio, ratio.SequenceProduct, ratio.SegmentRatio),
+        *(ratio.SamplerTokenRatio, ratio.SamplerProduct),
+    ),
+    "clip": (
+        *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, gates.SoftGate, gates.GeometricMean),
+        *(gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
+    ),
+    "aggregate": (
+        *(aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
+        aggregate.LearnedLength,
+    ),
+    "kl": (
+        *(kl.NoKL, kl.K2, kl.K3, kl.K3Corrected, kl.Absolute, kl.Full, kl.K1Reward, kl.K2Reward, kl.K3Reward),
+        *(kl.AbsoluteReward, kl.K1Immediate, kl.K3Old, kl.AbsoluteOld),
+    ),
+    "shape": (shape.AsScored, shape.SoftOverlong, shape.LengthCost, shape.ClipReward),
+    "keep": (keep.Everything, keep.MixedOutcome, keep.Balanced, keep.Fresh),
+    "mismatch": (
+        *(mismatch.NoMismatch, mismatch.Truncate, mismatch.TruncateReply, mismatch.MaskTokens),
+        *(mismatch.MaskReplies, mismatch.MaskStale),
+    ),
+    "select": (select.AllTokens, select.Finished, select.TopEntropy, select.ClipCovariance, select.TieCovariance),
+    "smooth": (terms.NoSmoothing, terms.TopK),
+    "imitate": (terms.NoImitation, terms.ImitateRight),
+    "entropy": (terms.NoBonus, terms.Bonus, terms.BonusToTarget),
+    "value": (terms.NoCritic, terms.SquaredError, terms.ClippedError),
+    "control": (control.Fixed, control.Proportional, control.Doubling, control.Budget, control.EndUpdates),
+    "reference": (reference.Frozen, reference.Reset, reference.MovingAverage),
+}
 # every axis of a row with its pieces, by the names a config uses
-AXES: dict[str, dict[str, type]] = {axis: {piece.name: piece for piece in kinds} for axis, kinds in PIECES}  # type: ignore[attr-defined]
+AXES: dict[str, dict[str, type]] = {axis: {piece.name: piece for piece in kinds} for axis, kinds in PIECES.items()}  # type: ignore[attr-defined]
+MAIN_AXES = ("baseline", "scale", "ratio", "clip", "aggregate", "kl")
 
 
 def preset_named(name: str) -> Preset:
@@ -57,6 +104,10 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
 
 def _piece_named(axis: str, name: Any) -> Any:
     kinds = AXES[axis]
+    if axis == "kl" and name == "k1":
+        raise WhetError(
+            "objective.kl=k1: in the loss its expected gradient is 0, it ties to nothing; give k1_reward, k2 or k3"
+        )
     if not isinstance(name, str) or name not in kinds:
         known = ", ".join(kinds)
         raise WhetError(f"objective.{axis} is {name!r}{did_you_mean(str(name), kinds)}; give one of {known}")
@@ -91,37 +142,6 @@ def differences(objective: Objective) -> dict[str, str]:
     return found
 
 
-def check_setting(objective: Objective, *, group_size: int, updates_per_step: int, changed: Mapping[str, Any]) -> None:
-    """Refuse a row that cannot work in this run, and every number the user set that would have no effect in it."""
-    smallest = objective.baseline.smallest_group
-    if group_size < smallest:
-        raise WhetError(
-            f"group_size is {group_size} but the baseline {objective.baseline.name} compares replies of one prompt; "
-            f"give group_size >= {smallest}, or objective.baseline=running_mean"
-        )
-    if updates_per_step > 1 and not objective.clip.uses_ratio:
-        raise WhetError(
-            f"updates_per_step is {updates_per_step} but objective.clip={objective.clip.name} ignores how far the "
-            "policy has moved; give updates_per_step=1, or objective.clip=ppo_clip"
-        )
-    if group_size == 1 and isinstance(objective.scale, advantage.GroupStd):
-        raise WhetError(
-            "objective.scale=group_std has no spread to divide by with group_size 1; give objective.scale=none"
-        )
-    whole_reply = objective.ratio.name.startswith("sequence") and objective.clip.uses_ratio
-    if whole_reply and objective.aggregate.name in ("token_mean", "fixed_length") and differences(objective):
-        raise WhetError(
-            f"objective.ratio={objective.ratio.name} weighs whole replies but objective.aggregate="
-            f"{objective.aggregate.name} counts tokens: long replies dominate; give objective.aggregate=sequence_mean"
-        )
-    for path in changed:
-        if path.partition(".")[0] in ("clip", "ratio") and updates_per_step == 1:
-            raise WhetError(
-                f"objective.{path} has no effect with updates_per_step=1: the ratio is exactly 1 on the only update; "
-                "set updates_per_step above 1, or drop it"
-            )
-
-
 def title(objective: Objective) -> str:
     """The method's title, with a star when the row is not the preset."""
     return preset_named(objective.name).title + ("*" if differences(objective) else "")
@@ -129,20 +149,24 @@ def title(objective: Objective) -> str:
 
 def description(objective: Objective, updates_per_step: int = 1) -> list[str]:
     """The effective objective in words and symbols: what this run will really maximise."""
-    preset = preset_named(objective.name)
-    centred = f"R - {objective.baseline.symbols()}"
-    lines = [f"{title(objective)}  ({preset.paper})"]
-    lines += [f"  changed: {path} {change}" for path, change in differences(objective).items()]
+    row, preset = objective, preset_named(objective.name)
+    lines = [f"{title(row)}  ({preset.paper})"]
+    lines += [f"  changed: {path} {change}" for path, change in differences(row).items()]
+    if row.shape.symbols():
+        lines.append(f"  {row.shape.symbols()}")
+    inner = f"{row.mismatch.symbols()}{row.clip.symbols()}{row.kl.symbols()}{row.entropy.symbols()}"
     lines += [
-        f"  A = {objective.scale.symbols(centred)}",
-        f"  J = {objective.aggregate.symbols()} [ {objective.clip.symbols()}{objective.kl.symbols()} ]",
+        f"  A = {row.scale.symbols(row.baseline.symbols())}",
+        f"  J = {row.aggregate.symbols()} [ {inner} ]{row.imitate.symbols()}",
     ]
-    if objective.clip.uses_ratio:
-        note = "  (always 1 here: one update a batch)" if updates_per_step == 1 else ""
-        lines.append(f"  {objective.ratio.symbols()}{note}")
-    words = [objective.baseline.words(), objective.scale.words()]
-    if objective.clip.uses_ratio and updates_per_step > 1:
-        words.append(objective.ratio.words())
-    words += [objective.clip.words(), objective.aggregate.words(), objective.kl.words()]
-    lines += [f"  - {each}" for each in words]
+    sampler = row.ratio.against == "behavior_logp"
+    if row.clip.uses_ratio:
+        note = "  (always 1 here: one update a batch)" if updates_per_step == 1 and not sampler else ""
+        lines.append(f"  {row.ratio.symbols()}{note}")
+    told = [row.keep, row.shape, row.baseline, row.scale]
+    if row.clip.uses_ratio and (updates_per_step > 1 or sampler):
+        told.append(row.ratio)
+    told += [row.clip, row.mismatch, row.select, row.smooth, row.aggregate, row.kl, row.control]
+    told += [row.reference, row.entropy, row.imitate, row.value]
+    lines += [f"  - {words}" for piece in told if (words := piece.words())]
     return lines

@@ -1,24 +1,43 @@
 """The one loss of every policy method.
 
-    loss = - SUM_it share_it (weight_it A_it - kl_weight_it) logp_it
+    loss = - SUM_it share_it (weight_it A_it - kl_weight_it) logp_it    (- entropy, + exact KL, same shares)
 
-Only `logp` carries gradient. A method is a row of pieces, one an axis; nothing here knows a method by name.
+Only `logp` carries gradient, and the `Extras` of rows that need more. A method is a row of pieces, one an axis;
+nothing here knows a method by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
-from whet.objective.advantage import Baseline, Memory, Scale
+from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
 from whet.objective.clip import Clip
+from whet.objective.control import Control, Fixed
+from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
+from whet.objective.mismatch import Mismatch, NoMismatch
 from whet.objective.ratio import Ratio
-from whet.types import TokenBatch, Totals
+from whet.objective.reference import Frozen, Reference
+from whet.objective.scale import Scale
+from whet.objective.select import AllTokens, Select
+from whet.objective.shape import AsScored, Shape
+from whet.objective.terms import (
+    Bonus,
+    Entropy,
+    Imitate,
+    NoBonus,
+    NoCritic,
+    NoImitation,
+    NoSmoothing,
+    Smooth,
+    Value,
+)
+from whet.types import Extras, TokenBatch, Totals
 
 
 @dataclass(frozen=True)
@@ -40,42 +59,153 @@ class Objective:
     clip: Clip
     aggregate: Aggregate
     kl: KL
+    shape: Shape = field(default_factory=AsScored)
+    keep: Keep = field(default_factory=Everything)
+    mismatch: Mismatch = field(default_factory=NoMismatch)
+    select: Select = field(default_factory=AllTokens)
+    smooth: Smooth = field(default_factory=NoSmoothing)
+    imitate: Imitate = field(default_factory=NoImitation)
+    entropy: Entropy = field(default_factory=NoBonus)
+    value: Value = field(default_factory=NoCritic)
+    control: Control = field(default_factory=Fixed)
+    reference: Reference = field(default_factory=Frozen)
 
     def needs(self) -> frozenset[str]:
         """What the loop must annotate beyond rewards; `old_logp` only matters once the policy has moved."""
-        wanted = {"old_logp": self.clip.uses_ratio, "ref_logp": self.kl.needs_reference}
-        return frozenset(name for name, needed in wanted.items() if needed)
+        pieces = [getattr(self, axis.name) for axis in fields(self)[1:]]
+        needed = frozenset().union(*(piece.needs for piece in pieces))
+        return needed | {self.ratio.against} if self.clip.uses_ratio else needed
+
+    def tuned(self, memory: Memory) -> Objective:
+        """The row of this step: with the coefficients its controllers have arrived at."""
+        kl, weight = self.kl, self.entropy.coefficient(memory)
+        if self.control.turns_beta and "beta" in memory:
+            kl = replace(kl, beta=memory["beta"])  # type: ignore[type-var, call-arg]
+        return replace(self, kl=kl, entropy=Bonus(weight) if weight > 0 else NoBonus())
 
     def advantage(self, batch: TokenBatch, memory: Memory) -> tuple[TokenBatch, Memory]:
-        """The batch with A = scale(R - b) on its action tokens, and what to remember for the next step."""
-        paid = replace(batch, reward=batch.reward - self.kl.cost(batch))
-        scaled = self.scale(paid.reward - self.baseline(paid, memory), paid)
-        each = torch.where(batch.reward.isnan(), 0.0, scaled)
-        spread = torch.where(batch.action, each[:, None], 0.0)
-        return replace(batch, advantage=spread), self.baseline.remembered(paid, memory)
+        """The batch with A = scale(R - b) on its action tokens, and what to remember for the next step.
 
-    def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals) -> Loss:
+        Give it the whole collected batch, never a part: statistics and choices of tokens are taken over all of it.
+        """
+        row = self.tuned(memory)
+        cost = row.kl.cost(batch)
+        reward, earned = row.shape(batch), batch.step_reward
+        token_reward = None if earned is None else earned.nan_to_num().to(reward.dtype)
+        if cost is not None and not row.kl.immediate:
+            token_reward = -cost if token_reward is None else token_reward - cost
+        if token_reward is not None and not row.baseline.per_token:
+            reward = reward + torch.where(batch.action, token_reward, 0.0).sum(-1)
+        paid = replace(batch, reward=reward, token_reward=token_reward)
+        scored = batch.action & ~batch.reward.isnan()[:, None]
+        scaled = row.scale(row.baseline.centred(paid, memory), paid)
+        if cost is not None and row.kl.immediate:
+            scaled = scaled - cost
+        known = replace(paid, reward=batch.reward, advantage=torch.where(scored, scaled, 0.0))
+        known = replace(known, target=row.baseline.target(paid), importance=row.aggregate.importance(paid, memory))
+        return row.select(known), row.baseline.remembered(paid, memory)
+
+    def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals, extras: Extras | None = None) -> Loss:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
         if batch.advantage is None:
             raise ValueError("the batch has no advantage yet: call Objective.advantage on the whole step first")
-        action, advantage = batch.action, batch.advantage.to(logp.dtype)
+        extras, action = extras or Extras(), batch.action
         current = logp.detach().masked_fill(~action, 0.0)
         old = current if batch.old_logp is None else batch.old_logp.masked_fill(~action, 0.0)
-        ratio = self.ratio(current - old, action)
-        weight = self.clip(ratio, advantage, action)
-        share = self.aggregate(action, totals).to(logp.dtype)
+        moved = (current - old).exp()
+        ratio = self.ratio(current - self._against(batch, old), batch)
+        advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
+        weight = self.clip(ratio, advantage, action, current)
+        metrics = {"ratio": torch.where(action, ratio, 0.0).sum(), "reweighted": ((weight != ratio) & action).sum()}
+        if self.mismatch.needs:
+            sampled = self._sampled(batch)
+            factor = self.mismatch(old - sampled, current - sampled, advantage, action)
+            weight = weight * factor
+            metrics["mismatch_dropped"] = ((factor == 0) & action).sum()
+        if batch.learns is not None:
+            weight = torch.where(batch.learns, weight, 0.0)
+        share = self.aggregate(batch, totals).to(logp.dtype)
         pull = weight * advantage
-        metrics = {
-            "surrogate": (share * self.clip.surrogate(ratio, advantage, action)).sum(),
-            "reweighted": ((weight != ratio) & action).sum() / max(totals.tokens, 1),
-            "ratio": torch.where(action, ratio, 0.0).sum() / max(totals.tokens, 1),
-        }
-        if self.kl.needs_reference:
-            if batch.ref_logp is None:
-                raise ValueError(f"the {self.kl.name} term needs ref_logp and the batch has none")
-            u = current - batch.ref_logp.masked_fill(~action, 0.0)
-            pull = pull - self.kl.weight(u)
-            metrics["kl"] = torch.where(action, self.kl.value(u), 0.0).sum() / max(totals.tokens, 1)
-        coefficient = torch.where(action, share * pull, 0.0)
-        value = -(coefficient * logp.masked_fill(~action, 0.0)).sum()
+        metrics["kl_old"] = torch.where(action, moved - 1 - (current - old), 0.0).sum()
+        metrics.update(self._kl_metrics(batch, current, moved))
+        metrics = {name: number / max(totals.tokens, 1) for name, number in metrics.items()}
+        surrogate = self.clip.surrogate(ratio, advantage, action, current)
+        metrics["surrogate"] = (share * surrogate).sum()
+        if batch.importance is not None:
+            slope = torch.where(action, surrogate, 0.0).sum(-1) * batch.importance[:, 1]
+            metrics["share_slope"] = slope.sum() / max(totals.tokens, 1)
+        if batch.ref_logp is not None:
+            strayed = torch.where(action, current - batch.ref_logp, 0.0).sum()
+            metrics["kl_reply"] = strayed / max(totals.sequences, 1)
+        value = self._weighted(batch, logp, share, pull, extras) + self._ties(batch, logp, share, moved, extras)
+        imitated = self.imitate(batch, totals)
+        if imitated is not None:
+            value = value - (imitated * logp.masked_fill(~action, 0.0)).sum()
         return Loss(value, {name: float(number) for name, number in metrics.items()})
+
+    def critic_loss(self, batch: TokenBatch, value: Tensor, totals: Totals) -> Loss:
+        """The critic's error of this pass, as a share of the whole step's. `value` [N, T] carries the gradient."""
+        error = torch.where(batch.action, self.value.error(value, batch), 0.0).sum() / max(totals.tokens, 1)
+        return Loss(self.value.coefficient * error, {"value_error": float(error.detach())})
+
+    def learned(self, memory: Memory, metrics: Mapping[str, float], num_replies: int) -> Memory:
+        """What to remember after the updates of a step; `metrics` are those of its last update."""
+        beta = getattr(self.kl, "beta", 0.0)
+        memory = self.control.adjusted(memory, beta, metrics, num_replies)
+        memory = self.entropy.adjusted(memory, metrics)
+        return self.aggregate.learned(memory, metrics.get("share_slope", 0.0))
+
+    def _against(self, batch: TokenBatch, old: Tensor) -> Tensor:
+        return old if self.ratio.against == "old_logp" else self._sampled(batch)
+
+    def _sampled(self, batch: TokenBatch) -> Tensor:
+        if batch.behavior_logp is None:
+            raise ValueError(f"the row {self.name} needs behavior_logp and the batch has none")
+        return batch.behavior_logp.masked_fill(~batch.action, 0.0)
+
+    def _weighted(self, batch: TokenBatch, logp: Tensor, share: Tensor, pull: Tensor, extras: Extras) -> Tensor:
+        """- SUM share pull logp; where a row smooths, part of the pull goes to the likeliest tokens."""
+        coefficient = torch.where(batch.action, share * pull, 0.0)
+        moved = self.smooth.spread(batch, extras)
+        if moved is None:
+            return -(coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
+        if extras.top_logp is None:
+            raise ValueError(f"the row {self.name} needs top_logp and the pass has none")
+        own = ((1 - moved) * coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
+        top = extras.top_logp.masked_fill(~batch.action[..., None], 0.0).mean(-1)
+        return -own - (moved * coefficient * top).sum()
+
+    def _ties(self, batch: TokenBatch, logp: Tensor, share: Tensor, moved: Tensor, extras: Extras) -> Tensor:
+        """The KL and entropy terms."""
+        action = batch.action
+        tied = action if batch.tied is None else batch.tied & action
+        value = logp.new_zeros(())
+        if "divergence" in self.kl.needs:
+            if extras.divergence is None:
+                raise ValueError(f"the {self.kl.name} term needs the reference's whole distribution")
+            beta = getattr(self.kl, "beta", 0.0)
+            value = value + beta * torch.where(tied, share * extras.divergence, 0.0).sum()
+        elif self.kl.needs:
+            u = self._strayed(batch, logp.detach())
+            coefficient = torch.where(tied, share * self.kl.weight(u, moved), 0.0)
+            value = value + (coefficient * logp.masked_fill(~action, 0.0)).sum()
+        weight = self.entropy.coefficient({})
+        if weight > 0:
+            if extras.entropy is None:
+                raise ValueError(f"the row {self.name} needs the entropy of the pass")
+            value = value - weight * torch.where(action, share * extras.entropy, 0.0).sum()
+        return value
+
+    def _strayed(self, batch: TokenBatch, current: Tensor) -> Tensor:
+        """u = logp - ref_logp; 0 for a term that does not look at the reference."""
+        if self.kl.to_old:
+            return torch.zeros_like(current)
+        if batch.ref_logp is None:
+            raise ValueError(f"the {self.kl.name} term needs ref_logp and the batch has none")
+        return (current - batch.ref_logp).masked_fill(~batch.action, 0.0)
+
+    def _kl_metrics(self, batch: TokenBatch, current: Tensor, moved: Tensor) -> dict[str, Tensor]:
+        if not self.kl.needs:
+            return {}
+        value = self.kl.value(self._strayed(batch, current), moved)
+        return {"kl": torch.where(batch.action, value, 0.0).sum()}

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from whet.objective.axes import AXES, description, preset_named
+from whet.objective.axes import AXES, MAIN_AXES, description, preset_named
 from whet.objective.presets import PRESETS
 
 
 def rows() -> list[dict[str, Any]]:
     """Every row with its pieces and their numbers."""
-    return [
-        {
-            "name": name,
-            "title": preset.title,
-            **{axis: str_of(getattr(preset.objective, axis)) for axis in AXES},
-            "needs": sorted(preset.objective.needs()),
-            "paper": preset.paper,
-            "formula": preset.formula,
-            "fixes": preset.fixes,
-            "breaks": preset.breaks,
-            "deviations": list(preset.deviations),
-        }
-        for name, preset in PRESETS.items()
-    ]
+    return [_row(name) for name in PRESETS]
+
+
+def _row(name: str) -> dict[str, Any]:
+    preset = PRESETS[name]
+    return {
+        "name": name,
+        "title": preset.title,
+        **{axis: str_of(getattr(preset.objective, axis)) for axis in AXES},
+        "needs": sorted(preset.objective.needs()),
+        "paper": preset.paper,
+        "formula": preset.formula,
+        "fixes": preset.fixes,
+        "breaks": preset.breaks,
+        "deviations": list(preset.deviations),
+    }
 
 
 def str_of(piece: Any) -> str:
@@ -34,15 +37,23 @@ def str_of(piece: Any) -> str:
 
 
 def markdown_table() -> str:
-    """One line a method, aligned so that it also reads well in a terminal."""
-    header = ["method", *AXES, "paper"]
-    cells = [[row["name"], *(row[axis] for axis in AXES), row["paper"].split(",")[0]] for row in rows()]
+    """One line a method, aligned so that it also reads well in a terminal; `also` holds the axes few rows use."""
+    header = ["method", *MAIN_AXES, "also", "paper"]
+    cells = [
+        [row["name"], *(row[axis] for axis in MAIN_AXES), ", ".join(_also(row)), row["paper"].split(",")[0]]
+        for row in rows()
+    ]
     widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
     lines = [
         "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
         for line in [header, ["-" * width for width in widths], *cells]
     ]
     return "\n".join(lines)
+
+
+def _also(row: Mapping[str, Any]) -> list[str]:
+    defaults = {axis: next(iter(kinds)) for axis, kinds in AXES.items() if axis not in MAIN_AXES}
+    return [f"{axis} {row[axis]}" for axis, usual in defaults.items() if row[axis] != usual]
 
 
 def explanation(name: str) -> str:
@@ -56,7 +67,8 @@ def explanation(name: str) -> str:
         f"breaks    {preset.breaks}",
         "",
         "row",
-        *(f"  {axis:10} {str_of(getattr(preset.objective, axis))}" for axis in AXES),
+        *(f"  {axis:10} {str_of(getattr(preset.objective, axis))}" for axis in MAIN_AXES),
+        *(f"  {also.replace(' ', ' ' * (11 - len(also.split(' ')[0])), 1)}" for also in _also(_row(name))),
         "",
         "what a run maximises",
         *description(preset.objective, updates_per_step=2)[1:],

@@ -1,0 +1,83 @@
+"""How much memory the model-sized parts of a run take, computed from dtypes.
+
+Activations and the sampler's cache depend on the architecture and the lengths; they are not counted, room is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+# Bytes a weight: (at the least, as whet keeps it today).
+WORKING_COPY = (2, 2)  # bf16, what the matrix products read
+MASTER_AND_MOMENTS = (12, 12)  # fp32: the weight, and AdamW's m and v
+GRADIENT = (2, 4)  # bf16, fp32
+REFERENCE = (2, 4)  # bf16, fp32
+TRAINED = (
+    WORKING_COPY[0] + MASTER_AND_MOMENTS[0] + GRADIENT[0],
+    WORKING_COPY[1] + MASTER_AND_MOMENTS[1] + GRADIENT[1],
+)
+REFERENCES = frozenset(("ref_logp", "divergence"))  # needs of an objective that a frozen copy answers
+SHARE_FOR_STATES = 0.8  # of the memory; a rule of thumb
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Weights and their training state in gigabytes (10^9 bytes); activations and caches come on top."""
+
+    low: float  # gradients and reference in bf16
+    high: float  # as whet keeps them today
+    parts: tuple[str, ...]
+    fits: bool | None  # None: the machine's memory is not known
+    verdict: str
+
+
+def copies(needs: Collection[str]) -> list[tuple[str, tuple[int, int]]]:
+    """Everything as large as the model, with its bytes a weight; `needs` are those of the objective."""
+    found = [("policy (bf16 copy, fp32 master, m and v, gradients)", TRAINED)]
+    if "value" in needs:
+        found.append(("critic (the same again)", TRAINED))
+    if REFERENCES & set(needs):
+        found.append(("reference (a frozen copy)", REFERENCE))
+    return found
+
+
+def bytes_per_weight(needs: Collection[str]) -> int:
+    """As whet keeps it today."""
+    return sum(most for _, (_, most) in copies(needs))
+
+
+def fits(billions: float | None, gigabytes: float | None, needs: Collection[str]) -> bool | None:
+    """Whether the states leave a fifth of the memory free; None where a number is missing."""
+    if billions is None or gigabytes is None:
+        return None
+    return billions * bytes_per_weight(needs) <= SHARE_FOR_STATES * gigabytes
+
+
+def memory_estimate(
+    billions: float, gigabytes: float | None, needs: Collection[str], may_drop_reference: bool
+) -> MemoryEstimate:
+    """The estimate, and what to do where it does not fit."""
+    held = copies(needs)
+    low = billions * sum(least for _, (least, _) in held)
+    high = billions * bytes_per_weight(needs)
+    parts = tuple(f"{what}: {span(billions * least, billions * most)}" for what, (least, most) in held)
+    enough = fits(billions, gigabytes, needs)
+    if gigabytes is None:
+        verdict = "activations and the sampler's cache come on top; give --memory to hear whether it fits"
+    elif enough:
+        verdict = f"fits {gigabytes:g} GB: {gigabytes - high:.3g} GB are left for activations and the sampler's cache"
+    else:
+        largest = SHARE_FOR_STATES * gigabytes / bytes_per_weight(needs)
+        verdict = (
+            f"does not fit {gigabytes:g} GB with a fifth left for activations and the sampler's cache: whet trains "
+            f"every weight on one device, so take a model of at most {largest:.2g} billion weights"
+        )
+        if may_drop_reference and held[-1][1] is REFERENCE:
+            verdict += f"; --set objective.kl=none saves the reference's {billions * REFERENCE[1]:.3g} GB"
+    return MemoryEstimate(low, high, parts, enough, verdict)
+
+
+def span(low: float, high: float) -> str:
+    """'112 to 126 GB', or one number where both are the same."""
+    return f"{low:.3g} GB" if low == high else f"{low:.3g} to {high:.3g} GB"

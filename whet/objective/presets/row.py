@@ -1,0 +1,20 @@
+"""What a row is besides its pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whet.objective.policy import Objective
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row and what a reader should know about it."""
+
+    objective: Objective
+    title: str
+    paper: str
+    formula: str  # the paper's own expression
+    fixes: str
+    breaks: str
+    deviations: tuple[str, ...] = ()  # what the paper does not state and whet chose

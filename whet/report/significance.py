@@ -1,0 +1,68 @@
+"""Whether two means differ beyond noise: Welch's t-test, and its correction where there are several. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, variance
+
+
+def incomplete_beta(x: float, a: float, b: float) -> float:
+    """I_x(a, b), the regularised incomplete beta function, by its continued fraction. DLMF 8.17.22."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below this point
+        return 1 - incomplete_beta(1 - x, b, a)
+    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    # 1 + d1 / (1 + d2 / ...) from the front, by ratios of neighbouring convergents: modified Lentz
+    ahead, behind, value = 1.0, 0.0, 1.0
+    for place in range(1, 10_000):
+        half = place // 2
+        if place % 2:
+            term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+        else:
+            term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+        ahead, behind = _off_zero(1 + term / ahead), 1 / _off_zero(1 + term * behind)
+        value *= ahead * behind
+        if abs(ahead * behind - 1) < 1e-15:
+            break
+    return scale / (a * value)
+
+
+def _off_zero(value: float) -> float:
+    return value if abs(value) > 1e-300 else 1e-300
+
+
+def two_sided_p(t: float, freedom: float) -> float:
+    """P(|T| >= |t|) of Student's t = I_{f / (f + t^2)}(f / 2, 1 / 2)."""
+    return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+def welch_p(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """p of Welch's test that two means differ, the variances being unlike; None where there is no spread to judge by.
+
+    t = (m1 - m2) / sqrt(v1 / n1 + v2 / n2);  f = (v1 / n1 + v2 / n2)^2 / SUM (v / n)^2 / (n - 1)
+    """
+    if len(first) < 2 or len(second) < 2:
+        return None
+    errors = [variance(values) / len(values) for values in (first, second)]
+    total = sum(errors)
+    # accuracies that agree to the last answer differ by float noise at most
+    if math.sqrt(total) <= 1e-12 * max(1e-300, *map(abs, first), *map(abs, second)):
+        return None
+    shares = [error / total for error in errors]
+    freedom = 1 / sum(share**2 / (len(values) - 1) for share, values in zip(shares, (first, second), strict=True))
+    return two_sided_p((fmean(first) - fmean(second)) / math.sqrt(total), freedom)
+
+
+def corrected(ps: Sequence[float], num_tests: int) -> list[float]:
+    """Holm's correction for m tests: the smallest p times m, the next times m - 1, ..., never falling.
+
+    In the order given. m may be larger than the number of ps: tests that were meant and could not be made count.
+    """
+    order = sorted(range(len(ps)), key=lambda place: ps[place])
+    found, floor = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(order):
+        floor = max(floor, min(1.0, (num_tests - rank) * ps[place]))
+        found[place] = floor
+    return found
