@@ -211,7 +211,8 @@ class TokenBatch:
         """The batch with every tensor changed, or only those of the given fields."""
         names = self.__dataclass_fields__ if only is None else only
         tensors = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
-        return replace(self, **{name: change(value) for name, value in tensors.items()})
+        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
+        return replace(self, **changed)
 
     def select(self, rows: Tensor | Sequence[int]) -> TokenBatch:
         """The batch of these rows, in this order."""

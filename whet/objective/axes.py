@@ -163,7 +163,7 @@ def description(objective: Objective, updates_per_step: int = 1) -> list[str]:
     if row.clip.uses_ratio:
         note = "  (always 1 here: one update a batch)" if updates_per_step == 1 and not sampler else ""
         lines.append(f"  {row.ratio.symbols()}{note}")
-    told = [row.keep, row.shape, row.baseline, row.scale]
+    told: list[Any] = [row.keep, row.shape, row.baseline, row.scale]
     if row.clip.uses_ratio and (updates_per_step > 1 or sampler):
         told.append(row.ratio)
     told += [row.clip, row.mismatch, row.select, row.smooth, row.aggregate, row.kl, row.control]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from whet.objective.axes import differences
@@ -24,11 +25,8 @@ class Setting:
 
 def check_setting(objective: Objective, setting: Setting, changed: Mapping[str, Any]) -> None:
     """Refuse a row that cannot work in this run, and every number the user set that would have no effect in it."""
-    for complaint in (
-        *_impossible(objective, setting),
-        *_pointless(objective, setting),
-        *_idle(objective, setting, changed),
-    ):
+    complaints = (_impossible(objective, setting), _pointless(objective, setting), _idle(objective, setting, changed))
+    for complaint in chain(*complaints):
         raise WhetError(complaint)
 
 
@@ -82,7 +80,7 @@ def _pointless(row: Objective, setting: Setting) -> Iterator[str]:
         )
     if row.control.turns_beta and not hasattr(row.kl, "beta"):
         yield (
-            f"objective.control={row.control.name} turns the coefficient of a KL and objective.kl={row.kl.name} has none; "
+            f"objective.control={row.control.name} turns a KL's coefficient and objective.kl={row.kl.name} has none; "
             "give objective.kl=k3, or objective.control=fixed"
         )
     if row.reference.kept_after(0) < 1 and "ref_logp" not in row.needs():
@@ -103,12 +101,8 @@ def _pointless(row: Objective, setting: Setting) -> Iterator[str]:
             f"batch.lag is {setting.lag} but objective.keep=fresh leaves out replies older than "
             f"{row.keep.max_lag:g} versions: nothing would be left; lower batch.lag or raise keep.max_lag"  # type: ignore[attr-defined]
         )
-    if (
-        setting.lag
-        and not row.mismatch.needs
-        and row.ratio.against != "behavior_logp"
-        and row.baseline.name != "vtrace"
-    ):
+    corrected = row.mismatch.needs or "behavior_logp" in row.ratio.needs | row.baseline.needs
+    if setting.lag and not corrected:
         yield (
             f"batch.lag is {setting.lag}: replies are those of an older policy, which this row does not correct for; "
             "give objective.mismatch=truncate"
