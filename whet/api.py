@@ -272,6 +272,8 @@ def _run(
         "seconds": {"start_up": start_up, **outcome.seconds},
         "tokens": outcome.tokens,
     }
+    if outcome.ended:
+        ending["ended"] = outcome.ended
     record.finished(ending)
     report = write_report(folder)
     asked = "" if outcome.after else ' "your prompt"'  # without held-out prompts there is nothing else to ask

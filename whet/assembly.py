@@ -21,18 +21,21 @@ from whet.config import (
 )
 from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from, read_rows
 from whet.data.tasks import TASKS, Task, demonstrations, prompts
-from whet.model import LoadedModel, device_choice, dtype_choice, frozen_copy, load_model
+from whet.model import LoadedModel, device_choice, dtype_choice, load_model
+from whet.model.critic import critic_on
+from whet.model.reference import HeldReference, Reference, ReloadedReference
 from whet.model.split import SplitModel, split_model
-from whet.objective import Objective, check_setting, description, preset_named, title, with_changes
-from whet.reward import BUILTIN, Part, as_reward, check_parts, find_reward, score
+from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
+from whet.reward import BUILTIN, Part, as_reward, check_parts, find_reward, score, step_scorer, with_steps
+from whet.reward.steps import StepScorer
 from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
 from whet.train.evaluate import Exam
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rl import Questions, RLCourse, RLSettings
+from whet.train.rl import Cast, Questions, RLCourse, RLSettings
 from whet.train.run import Course
 from whet.train.sft import SFTCourse, SFTSettings
-from whet.types import Demonstration, Prompt, Sampling, WhetError
+from whet.types import Demonstration, Prompt, Sample, Sampling, WhetError
 
 SMALL_MODEL = 2_000_000  # weights
 HELD_OUT_SEED = 1  # of a task's held-out questions: the same for every run, so that runs can be compared
@@ -61,18 +64,29 @@ class Assembly:
 
 def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
-    objective = row_of(config) if isinstance(config, PolicyConfig) else None
+    is_policy = isinstance(config, PolicyConfig)
+    parts = list(rewards) if rewards is not None else parts_of(config, is_policy)
+    objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = prompts_of(config, held_out=False) if isinstance(config, PolicyConfig) else []
     held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts else []
-    parts = list(rewards) if rewards is not None else parts_of(config, isinstance(config, PolicyConfig))
     machine = machine_of(config)
     sampling = sampling_of(config.sampling)
-    judge = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
+    judge: Score = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
     exam = exam_of(machine, held_out[: config.report.evaluate_prompts], sampling, judge) if held_out and parts else None
     facts = {**machine.facts, "data": data_fact(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
-        course: Course = policy_course(config, objective, machine, task_prompts, judge, exam)
-        lines, name = description(objective, config.batch.updates_per_step), title(objective)
+        scorer = step_scorer(parts)
+        if scorer is not None and "step_reward" in objective.needs():
+            judge = partial(judged_steps, judge=judge, scorer=scorer, tokenizer=machine.loaded.tokenizer)
+        questions = Questions(
+            task_prompts,
+            encoded_prompts(machine, task_prompts, sampling),
+            judge,
+            {part.reward.name: part.weight for part in parts},
+        )
+        course: Course = policy_course(config, objective, machine, questions, exam)
+        updates = config.batch.updates_per_step * config.batch.passes_per_step
+        lines, name = description(objective, updates), title(objective)
         facts["reward"] = ", ".join(f"{part.weight:g} x {part.reward.name}" for part in parts)
     else:
         assert isinstance(config, SupervisedConfig)
@@ -82,12 +96,25 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     return Assembly(course, name, lines, facts, str(machine.policy.dtype))
 
 
-def row_of(config: PolicyConfig) -> Objective:
-    """The method's row with the config's changes, checked against the rest of the config."""
+def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
+    """The method's row with the config's changes, checked against the rest of the config and its rewards."""
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)
     batch = config.batch
-    check_setting(objective, group_size=batch.group_size, updates_per_step=batch.updates_per_step, changed=changes)
+    setting = Setting(
+        batch.group_size,
+        batch.updates_per_step * batch.passes_per_step,
+        len(parts),
+        batch.lag,
+        step_scorer(parts) is not None,
+        config.steps,
+    )
+    check_setting(objective, setting, changes)
+    if config.model.reference == "reload" and objective.reference.name != "frozen":
+        raise WhetError(
+            f"model.reference=reload reads the first policy anew, but objective.reference={objective.reference.name} "
+            "moves the reference; give model.reference=memory"
+        )
     return objective
 
 
@@ -213,37 +240,54 @@ def exam_of(machine: Machine, chosen: Sequence[Prompt], sampling: Sampling, judg
     return Exam(chosen, encoded_prompts(machine, chosen, sampling), sampling, judge)
 
 
+def judged_steps(
+    prompts: Sequence[Prompt], samples: Sequence[Sample], *, judge: Score, scorer: StepScorer, tokenizer: Any
+) -> list[Sample]:
+    """Scored samples, with the scores of their steps on the tokens that end them."""
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return with_steps(prompts, judge(prompts, samples), scorer, decode)
+
+
 def policy_course(
-    config: PolicyConfig,
-    objective: Objective,
-    machine: Machine,
-    chosen: Sequence[Prompt],
-    judge: Score,
-    exam: Exam | None,
+    config: PolicyConfig, objective: Objective, machine: Machine, questions: Questions, exam: Exam | None
 ) -> RLCourse:
-    batch, sampling = config.batch, sampling_of(config.sampling)
-    reference = None
-    if "ref_logp" in objective.needs():
-        reference = split_model(frozen_copy(machine.loaded.model), machine.policy.dtype)
-    return RLCourse(
+    batch, needs = config.batch, objective.needs()
+    critic = None
+    if "value" in needs:
+        critic = critic_on(machine.policy, shared=config.critic.trunk == "shared", start=config.critic.start)
+    cast = Cast(
         machine.policy,
         machine.loaded.tokenizer,
         machine.engine,
-        objective,
-        Questions(chosen, encoded_prompts(machine, chosen, sampling), judge),
-        RLSettings(
-            config.steps,
-            batch.prompts_per_step,
-            batch.group_size,
-            batch.updates_per_step,
-            batch.tokens_per_pass,
-            sampling,
-            config.seed,
-        ),
-        optimizer_of(config),
-        reference,
-        exam,
+        reference_of(config, machine) if "ref_logp" in needs else None,
+        critic,
+        config.critic.learning_rate,
     )
+    settings = RLSettings(
+        config.steps,
+        batch.prompts_per_step,
+        batch.group_size,
+        batch.updates_per_step,
+        batch.tokens_per_pass,
+        sampling_of(config.sampling),
+        config.seed,
+        batch.passes_per_step,
+        batch.lag,
+        config.data.order == "by_difficulty",
+    )
+    return RLCourse(cast, objective, questions, settings, optimizer_of(config), exam)
+
+
+def reference_of(config: PolicyConfig, machine: Machine) -> Reference:
+    """The policy before the first step: a copy in memory, or its source to read again."""
+    if config.model.reference == "memory":
+        return HeldReference(machine.policy)
+    device = machine.policy.device
+
+    def load() -> SplitModel:
+        return split_model(load_model(config.model.name, torch.float32, str(device)).model, machine.policy.dtype)
+
+    return ReloadedReference(load)
 
 
 def supervised_course(config: SupervisedConfig, machine: Machine, exam: Exam | None) -> SFTCourse:

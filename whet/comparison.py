@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from whet import api
-from whet.config import PolicyConfig, differing_keys, flattened, merged, resolved
+from whet.config import PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
 from whet.report.compare import Comparison, Result, comparison_values, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
@@ -107,22 +107,24 @@ def compare(
     seeds: int = 3,
     *,
     folder: str | Path | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
     command: str = "",
-    stream: TextIO | None = None,
     **settings: Any,
 ) -> Compared:
     """Run every method with seeds 0, 1, ... on the same task, and draw compare.html with one table and one plot.
 
-    `settings` are the config of every run: `steps=20, batch={"group_size": 4}`; `model`, `data` and `reward` may be
-    given by name, as on the command line. A folder that already holds runs of this comparison is gone on with.
+    `config` is a TOML file or its nested values, `settings` are top-level keys that win over it: `steps=20,
+    batch={"group_size": 4}`; `model`, `data` and `reward` may be given by name, as on the command line. A folder that
+    already holds runs of this comparison is gone on with.
     """
-    names, layer = chosen_methods(methods), named_settings(settings)
+    base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
+    names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
     place = Path(folder) if folder else _next_free()
     entries = plan(names, seeds, place, layer)
     check_folder(place, entries)
-    output = stream if stream is not None else sys.stdout
+    output = sys.stdout
     is_stopped, failures = False, {}
     try:
         # seed by seed: whenever this is interrupted, the methods have about as many runs each
@@ -183,14 +185,15 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
 
     entries = []
     for method in methods:
+        if config_kind(method) is not PolicyConfig:
+            raise WhetError(
+                f"--methods: {method!r} imitates demonstrations and draws no replies, so its budget cannot be held "
+                "equal; compare rows of `whet algorithms`"
+            )
         for seed in range(seeds):
             place = folder / f"{method}-seed{seed}"
             config = resolved(method, layer, {"seed": seed, "folder": str(place)})
-            if not isinstance(config, PolicyConfig):
-                raise WhetError(
-                    f"--methods: {method!r} imitates demonstrations and draws no replies, so nothing about it can be "
-                    "held equal; compare rows of `whet algorithms`"
-                )
+            assert isinstance(config, PolicyConfig)
             entries.append(Entry(method, seed, place, config))
         try:
             row_of(entries[-1].config)
@@ -244,7 +247,7 @@ def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]
     facts = (
         ("model", ("model",), first.model.name),
         ("data", ("data",), f"{data.source}{about}"),
-        ("seeds", (), f"{seeds}; a seed gives every method the same prompts, in the same order, and draws alike"),
+        ("seeds", (), f"{seeds}; a seed gives every method the same queue of prompts and the same random streams"),
         (
             "budget",
             ("steps", "batch", "sampling"),

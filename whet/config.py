@@ -35,6 +35,9 @@ class ModelSection(Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products; weights are fp32")
     threads: int = Field(0, ge=0, description="of the CPU; 0 takes every usable core, or one for a tiny model")
+    reference: Literal["memory", "reload"] = Field(
+        "memory", description="a second copy, or read from its source at every step"
+    )
 
 
 class DataSection(Section):
@@ -45,6 +48,12 @@ class DataSection(Section):
     limit: int = Field(0, ge=0, description="use only the first rows of a file; 0 is all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = ours")
     as_chat: bool = Field(False, description="send a plain text prompt as a user message")
+
+
+class PromptSection(DataSection):
+    order: Literal["shuffled", "by_difficulty"] = Field(
+        "shuffled", description="by_difficulty visits prompts whose replies all agreed less often"
+    )
 
 
 class DemonstrationSection(DataSection):
@@ -77,7 +86,9 @@ class RewardSection(Section):
 class BatchSection(Section):
     prompts_per_step: int = Field(8, ge=1, description="prompts a step")
     group_size: int = Field(8, ge=1, description="replies a prompt")
-    updates_per_step: int = Field(1, ge=1, description="optimizer updates a collected batch")
+    updates_per_step: int = Field(1, ge=1, description="optimizer updates a pass over the collected batch")
+    passes_per_step: int = Field(1, ge=1, description="passes over the collected batch")
+    lag: int = Field(0, ge=0, description="policy versions that replies are behind, as with an asynchronous sampler")
     tokens_per_pass: int = Field(16384, ge=1, description="memory only: never changes the gradient")
 
 
@@ -96,6 +107,12 @@ class OptimizerSection(Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean squared gradient")
     epsilon: float = Field(1e-8, gt=0, description="floor of the divisor")
     max_gradient_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
+
+
+class CriticSection(Section):
+    trunk: Literal["own", "shared"] = Field("own", description="a trunk of its own, or a head on the policy's")
+    start: str = Field("", description="folder of a reward model (one label) to start from; empty: the policy")
+    learning_rate: float = Field(0.0, ge=0, description="0: the policy's")
 
 
 class ReportSection(Section):
@@ -123,8 +140,9 @@ class RunConfig(Section):
 class PolicyConfig(RunConfig):
     """Reinforcement learning by one of the rows of `whet algorithms`."""
 
-    data: DataSection = DataSection()
+    data: PromptSection = PromptSection()
     batch: BatchSection = BatchSection()
+    critic: CriticSection = CriticSection()
     objective: dict[str, Any] = Field({}, description="changes to the method's row: clip.high, kl, kl.beta, ...")
 
 
@@ -187,6 +205,8 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
         )
     name = given["model"].get("name") if isinstance(given.get("model"), dict) else None
     base = MODEL_DEFAULTS.get(str(name or ModelSection().name), {}).get(kind, {})
+    if method in PRESETS:
+        base = merged(base, PRESETS[method].run)
     config: Config = _validated(kind, merged(merged(base, given), {"method": method}))
     _refuse_idle(config, given)
     _refuse_impossible(config)
@@ -329,6 +349,9 @@ def idle_keys(config: Config) -> dict[str, str]:
         for key in (("limit", "columns", "as_chat", "held_out") if is_task else ("difficulty", "count", "share_worked"))
         if key in type(data).model_fields
     }
+    trains_critic = not isinstance(config, PolicyConfig) or "value" in config.objective
+    if not trains_critic and not PRESETS[config.method].objective.value.needs:
+        idle["critic"] = f"has no effect: {config.method} trains no critic; drop it"
     if isinstance(config, SupervisedConfig) and not (is_task or data.held_out):
         for section in ("sampling", "reward"):
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"

@@ -11,7 +11,7 @@ from whet.assembly import encoded_prompts, exam_of, machine_of, parts_of, prompt
 from whet.config import EvaluationConfig
 from whet.reward import score
 from whet.rollout.collect import replies
-from whet.train.evaluate import main_score, marks
+from whet.train.evaluate import marks
 from whet.types import Group, Prompt, WhetError
 
 
@@ -47,7 +47,7 @@ def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     for k in sorted({2**power for power in range(num_samples.bit_length()) if 2**power <= num_samples} | {num_samples}):
         missed = []
         for group in groups:
-            right = sum(main_score(sample) == 1.0 for sample in group.samples)
+            right = sum(sample.outcome == 1.0 for sample in group.samples)
             missed.append(comb(num_samples - right, k) / comb(num_samples, k))
         found[f"pass@{k}"] = 1.0 - fmean(missed)
     return found

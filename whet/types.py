@@ -145,6 +145,11 @@ class Sample:
     def num_actions(self) -> int:
         return int(self.action.sum())
 
+    @property
+    def outcome(self) -> float | None:
+        """The first part of the reward: the one that says whether a reply is right; None for an unscorable reply."""
+        return next(iter(self.parts.values()), None) if self.reward is not None else None
+
 
 @dataclass(frozen=True)
 class Group:

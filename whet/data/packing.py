@@ -5,16 +5,20 @@ How a batch is cut is a question of memory only: the objective's shares come fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
 
-from whet.types import Encoded, Group, Sample, TokenBatch
+from whet.types import Encoded, Group, Sample, StopReason, TokenBatch
 
 
-def token_batch(groups: Sequence[Group]) -> TokenBatch:
+def token_batch(
+    groups: Sequence[Group], part_weights: Mapping[str, float] | None = None, max_new_tokens: int | None = None
+) -> TokenBatch:
     """All samples of the groups as one right-padded batch; an unscored sample has reward NaN."""
     samples = [sample for group in groups for sample in group.samples]
     width = max(len(sample.tokens) for sample in samples)
@@ -25,15 +29,70 @@ def token_batch(groups: Sequence[Group]) -> TokenBatch:
             row[: len(value)] = value
         return rows
 
-    rewards = [float("nan") if sample.reward is None else sample.reward for sample in samples]
+    rewards = [_number(sample.reward) for sample in samples]
+    names = (
+        list(part_weights) if part_weights is not None else sorted({name for each in samples for name in each.parts})
+    )
+    weights = [1.0 if part_weights is None else part_weights[name] for name in names]
+    wide = torch.float64
     return TokenBatch(
         tokens=padded([sample.tokens for sample in samples]),
         action=padded([sample.action for sample in samples]),
         group=torch.tensor([number for number, group in enumerate(groups) for _ in group.samples]),
-        reward=torch.tensor(rewards, dtype=torch.float64),
+        reward=torch.tensor(rewards, dtype=wide),
         behavior_logp=padded([sample.behavior_logp for sample in samples]),
         support=_supports(samples, width),
+        parts=torch.tensor([[_number(each.parts.get(name)) for name in names] for each in samples], dtype=wide)
+        if names
+        else None,
+        part_weight=torch.tensor(weights, dtype=wide).expand(len(samples), -1) if names else None,
+        finished=torch.tensor([sample.stop is not StopReason.LENGTH for sample in samples]),
+        greedy_reward=_greedy(groups),
+        drawn=_drawn(groups),
+        prompt=torch.tensor(
+            [number for group in groups for number in [_number_of(group.prompt.id)] * len(group.samples)]
+        ),
+        step_reward=_steps(samples, width),
+        max_new_tokens=max_new_tokens,
     )
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _number_of(name: str) -> int:
+    """A number of its own for each name, the same in every process."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+
+
+def _greedy(groups: Sequence[Group]) -> Tensor | None:
+    if any(group.greedy is None for group in groups):
+        return None
+    each = [_number(group.greedy.reward) for group in groups if group.greedy is not None for _ in group.samples]
+    return torch.tensor(each, dtype=torch.float64)
+
+
+def _drawn(groups: Sequence[Group]) -> Tensor | None:
+    """count, mean and Bessel's std of every reward drawn for the prompt."""
+    if not all(group.drawn for group in groups):
+        return None
+    rows = [
+        (len(group.drawn), fmean(group.drawn), stdev(group.drawn) if len(group.drawn) > 1 else 0.0)
+        for group in groups
+        for _ in group.samples
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _steps(samples: Sequence[Sample], width: int) -> Tensor | None:
+    if not any(sample.steps for sample in samples):
+        return None
+    rows = torch.full((len(samples), width), float("nan"), dtype=torch.float64)
+    for row, sample in zip(rows, samples, strict=True):
+        for position, score in sample.steps:
+            row[position] = score
+    return rows
 
 
 def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
@@ -66,21 +125,7 @@ def passes(batch: TokenBatch, tokens_per_pass: int) -> list[list[int]]:
 
 def trimmed(batch: TokenBatch) -> TokenBatch:
     """The batch without the columns behind the last action of all rows: nothing there can change a gradient."""
-    width = max([*_widths(batch.action), 1])
-
-    def cut(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value[:, :width]
-
-    return replace(
-        batch,
-        tokens=batch.tokens[:, :width],
-        action=batch.action[:, :width],
-        behavior_logp=cut(batch.behavior_logp),
-        old_logp=cut(batch.old_logp),
-        ref_logp=cut(batch.ref_logp),
-        advantage=cut(batch.advantage),
-        support=cut(batch.support),
-    )
+    return batch.narrowed(max([*_widths(batch.action), 1]))
 
 
 def _widths(action: Tensor) -> list[int]:

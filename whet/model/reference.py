@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from whet.model.split import SplitModel, split_model
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -16,3 +21,47 @@ def frozen_copy(model: Model) -> Model:
     reference.eval()
     reference.requires_grad_(False)
     return reference
+
+
+class HeldReference:
+    """A second copy in memory. It may be moved towards the policy."""
+
+    def __init__(self, policy: SplitModel) -> None:
+        self._split = split_model(frozen_copy(policy.model), policy.dtype)
+
+    @contextmanager
+    def split(self) -> Iterator[SplitModel]:
+        yield self._split
+
+    @torch.no_grad()
+    def follow(self, policy: SplitModel, kept: float) -> None:
+        """reference <- kept * reference + (1 - kept) * policy."""
+        for mine, theirs in zip(self._split.model.parameters(), policy.model.parameters(), strict=True):
+            # at kept = 0 the copy must be exact: lerp would leave rounding
+            mine.copy_(theirs if kept == 0 else mine * kept + theirs * (1 - kept))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its weights by name; a weight shared by two layers is there once."""
+        return {name: value.detach().cpu().contiguous() for name, value in self._split.model.named_parameters()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._split.model.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+class ReloadedReference:
+    """Read anew from its source whenever it is asked, and dropped again: slower, but no second copy while training."""
+
+    def __init__(self, load: Callable[[], SplitModel]) -> None:
+        self._load = load
+
+    @contextmanager
+    def split(self) -> Iterator[SplitModel]:
+        loaded = self._load()
+        loaded.model.eval()
+        loaded.model.requires_grad_(False)
+        yield loaded
+
+
+Reference = HeldReference | ReloadedReference

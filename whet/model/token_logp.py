@@ -18,11 +18,25 @@ CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What a caller wants of the distribution beyond the log-probability of the chosen token."""
+
+    entropy_gradient: bool = False
+    num_top: int = 0  # log-probabilities of the likeliest tokens
+    reference: SplitModel | None = None  # for the KL to it over the whole vocabulary
+    states: bool = False  # the hidden states, for a critic on the same trunk
+
+
+@dataclass(frozen=True)
 class TokenScores:
-    """Both [N, T], 0 where not an action. Only `logp` carries gradient."""
+    """All [N, T, ...], 0 where not an action. `entropy` carries gradient only where asked for."""
 
     logp: Tensor
     entropy: Tensor
+    top_logp: Tensor | None = None  # [N, T, K], with gradient
+    chose_top: Tensor | None = None  # bool [N, T], the chosen token is the likeliest
+    divergence: Tensor | None = None  # [N, T], KL(policy, reference), with gradient
+    states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
 
 
 def token_logp(
@@ -32,47 +46,96 @@ def token_logp(
     temperature: float = 1.0,
     support: Tensor | None = None,  # int32 [N, T, S], -1 padding
     position_ids: Tensor | None = None,  # int64 [N, T]; restarting positions mark packed rows
+    *,
+    wanted: Wanted | None = None,
 ) -> TokenScores:
     """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given."""
-    if bool(action[:, 0].any()):
-        raise ValueError("the first token of a row has no prefix: it cannot be an action")
-    hidden = split.hidden(tokens, position_ids=position_ids)
-    chosen = action[:, 1:]
-    states, targets = hidden[:, :-1][chosen], tokens[:, 1:][chosen]
-    kept = None if support is None else support[:, 1:][chosen]
-    logp, entropy = _scores(split, states, targets, temperature, kept)
-    rows = torch.zeros(tokens.shape, dtype=logp.dtype, device=tokens.device)
+    wanted = wanted or Wanted()
+    states = states_before(split, tokens, action, position_ids)
+    targets = tokens[:, 1:][action[:, 1:]]
+    kept = None if support is None else support[:, 1:][action[:, 1:]]
+    others = None
+    if wanted.reference is not None:
+        with torch.no_grad():
+            others = states_before(wanted.reference, tokens, action, position_ids)
+    found = _scores(_Head(split, temperature, wanted), states, targets, kept, others)
+
+    def placed(values: Tensor) -> Tensor:
+        rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=tokens.device)
+        mask = action.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
+        return rows.masked_scatter(mask, values)
+
     return TokenScores(
-        rows.masked_scatter(action, logp),
-        rows.masked_scatter(action, entropy),
+        placed(found[0]),
+        placed(found[1]),
+        placed(found[2]) if wanted.num_top else None,
+        placed(found[3]) if wanted.num_top else None,
+        placed(found[4]) if others is not None else None,
+        states if wanted.states else None,
     )
 
 
+def states_before(
+    split: SplitModel, tokens: Tensor, action: Tensor, position_ids: Tensor | None = None
+) -> Tensor:  # [A, D]
+    """The trunk's hidden state before each action, in row order."""
+    if bool(action[:, 0].any()):
+        raise ValueError("the first token of a row has no prefix: it cannot be an action")
+    return split.hidden(tokens, position_ids=position_ids)[:, :-1][action[:, 1:]]
+
+
+@dataclass(frozen=True)
+class _Head:
+    split: SplitModel
+    temperature: float
+    wanted: Wanted
+
+    def logits(self, split: SplitModel, states: Tensor, kept: Tensor | None) -> Tensor:
+        logits = split.logits(states) / self.temperature
+        if kept is None:
+            return logits
+        return logits.gather(-1, kept.clamp(min=0).long()).masked_fill(kept < 0, float("-inf"))
+
+
 def _scores(
-    split: SplitModel, states: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    rows = max(1, CHUNK_ELEMENTS // split.vocabulary)
+    head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
+) -> tuple[Tensor, ...]:
+    rows = max(1, CHUNK_ELEMENTS // head.split.vocabulary)
     parts = []
     for start in range(0, max(len(targets), 1), rows):
         window = slice(start, start + rows)
-        arguments = (split, states[window], targets[window], temperature, None if kept is None else kept[window])
+        chunk = [None if each is None else each[window] for each in (states, targets, kept, others)]
         if len(targets) > rows and torch.is_grad_enabled():
-            parts.append(checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(_chunk, head, *chunk, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_chunk(*arguments))
-    logp, entropy = zip(*parts, strict=True)
-    return torch.cat(logp), torch.cat(entropy)
+            parts.append(_chunk(head, *chunk))  # type: ignore[arg-type]
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
 def _chunk(
-    split: SplitModel, states: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    logits = split.logits(states) / temperature
-    picked = logits.gather(-1, targets[:, None])[:, 0]
-    if kept is not None:
-        logits = logits.gather(-1, kept.clamp(min=0).long()).masked_fill(kept < 0, float("-inf"))
+    head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
+) -> tuple[Tensor, ...]:
+    """logp, entropy, the likeliest tokens' logp, whether the target is one of them, KL; empty where not wanted."""
+    whole = head.split.logits(states) / head.temperature
+    picked = whole.gather(-1, targets[:, None])[:, 0]
+    logits = whole if kept is None else head.logits(head.split, states, kept)
     norm = logits.logsumexp(-1)
-    with torch.no_grad():
+    if head.wanted.entropy_gradient:
+        entropy = _entropy(logits - norm[:, None])
+    else:
+        with torch.no_grad():
+            entropy = _entropy(logits - norm[:, None])
+    top = logits.topk(head.wanted.num_top, dim=-1).values - norm[:, None]
+    chose_top = picked >= logits.amax(-1)
+    divergence = norm.new_zeros(len(norm))
+    if others is not None and head.wanted.reference is not None:
+        with torch.no_grad():
+            reference = head.logits(head.wanted.reference, others, kept).log_softmax(-1)
         logp = logits - norm[:, None]
-        entropy = -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)
-    return picked - norm, entropy
+        gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
+        divergence = (logp.exp() * gap).sum(-1)
+    return picked - norm, entropy, top, chose_top, divergence
+
+
+def _entropy(logp: Tensor) -> Tensor:
+    return -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)

@@ -21,6 +21,7 @@ class Setting:
     num_parts: int = 1  # of the reward
     lag: int = 0  # policy versions that replies are behind
     has_steps: bool = False  # a reward scores the steps of a reply
+    steps: int = 0  # of the run; 0: not known
 
 
 def check_setting(objective: Objective, setting: Setting, changed: Mapping[str, Any]) -> None:
@@ -65,6 +66,12 @@ def _impossible(row: Objective, setting: Setting) -> Iterator[str]:
         )
     if row.mismatch.name == "stale_mask" and getattr(row.mismatch, "limit", 0) == 0:
         yield "objective.mismatch=stale_mask has no published limit; set objective.mismatch.limit, such as 0.5"
+
+    if 0 < setting.steps <= row.value.warmup:
+        yield (
+            f"objective.value.warmup is {row.value.warmup:g} but the run has {setting.steps} steps: the policy would "
+            "never learn; give more --steps, or a shorter warmup"
+        )
 
 
 def _pointless(row: Objective, setting: Setting) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,7 +18,7 @@ from whet.report.text import number
 
 NUM_TONES = 8
 LEAST_SMOOTHED = 30  # points from which a course is smoothed
-MOST_NAMES = 4  # in the title
+MOST_NAMES = 6  # in the title
 COMPARE_STYLE = """
 .scroll { overflow-x: auto } .compared th, .compared td { padding: 7px 18px 7px 0; white-space: nowrap }
 .compared td { text-align: right }
@@ -135,7 +136,7 @@ def _opening(comparison: Comparison, title: str, status: str) -> str:
     planned = f"{methods} method{'s' if methods > 1 else ''} x {seeds} seed{'s' if seeds > 1 else ''}"
     return (
         f'<header><div class="eyebrow"><b>whet compare</b><span>{planned}</span><span class="status {status}">{status}'
-        f'</span></div><h1>{escape(title)}</h1><p class="verdict">{escape(verdict(comparison))}</p></header>\n'
+        f'</span></div><h1>{escape(title)}</h1><p class="verdict">{_held_together(verdict(comparison))}</p></header>\n'
     )
 
 
@@ -153,14 +154,19 @@ def _table(comparison: Comparison) -> str:
             if run.folder
         )
         seeds = f"<small>seeds {links}</small>" if links else ""
-        values = "".join(f"<td>{escape(text)}</td>" for text in texts[1:])
+        values = "".join(f"<td>{_held_together(text)}</td>" for text in texts[1:])
         kind = ' class="best"' if found[row.method].relation.startswith(HIGHEST) else ""
         lines.append(f"<tr{kind}><th>{escape(row.method)}{seeds}</th>{values}</tr>")
-    said = "".join(f"<p>{escape(note)}</p>" for note in notes(comparison))
+    said = "".join(f"<p>{_held_together(note)}</p>" for note in notes(comparison))
     return (
         f'<section><h2>Methods</h2><div class="box scroll"><table class="compared"><tr class="head">{names}</tr>'
         f'{"".join(lines)}</table></div></section>\n<section class="prose"><h2>How sure is this?</h2>{said}</section>\n'
     )
+
+
+def _held_together(text: str) -> str:
+    """Escaped, with no line break inside `p < 0.05`."""
+    return escape(re.sub(r"\bp ([=<]) (?=\d)", "p\u00a0\\1\u00a0", text))
 
 
 def _figure(comparison: Comparison) -> str:

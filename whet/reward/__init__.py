@@ -11,7 +11,9 @@ from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, find_reward
 from whet.reward.math_answer import math_answer
 from whet.reward.score import OnError, Part, check_parts, num_unscorable, score
+from whet.reward.steps import step_scorer, with_steps
 from whet.reward.think_format import think_format
+from whet.reward.working_steps import working_steps
 
 __all__ = [
     "BUILTIN",
@@ -27,5 +29,8 @@ __all__ = [
     "math_answer",
     "num_unscorable",
     "score",
+    "step_scorer",
     "think_format",
+    "with_steps",
+    "working_steps",
 ]

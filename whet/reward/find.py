@@ -19,10 +19,11 @@ from whet.reward.countdown import countdown
 from whet.reward.failure import one_line, place, positions
 from whet.reward.math_answer import math_answer
 from whet.reward.think_format import think_format
+from whet.reward.working_steps import working_steps
 from whet.types import WhetError, did_you_mean
 
 BUILTIN: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {function.__name__: function for function in (exact_answer, think_format, countdown, math_answer)}
+    {function.__name__: function for function in (exact_answer, think_format, countdown, math_answer, working_steps)}
 )
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from whet.protocols import Engine
 from whet.rollout.collect import Score, replies, scored_groups
-from whet.types import Group, Prompt, Sample, Sampling, StopReason
+from whet.types import Group, Prompt, Sampling, StopReason
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,11 @@ class Exam:
         return scored_groups(self.prompts, written, self.score)
 
 
-def main_score(sample: Sample) -> float | None:
-    """The first part of the reward: the one that says whether a reply is right; None for an unscorable reply."""
-    return next(iter(sample.parts.values()), None) if sample.reward is not None else None
-
-
 def marks(groups: Sequence[Group]) -> dict[str, float]:
     """Means over the replies: `accuracy` where the reward's first part is 0 or 1, `reward` and each part always."""
     samples = [sample for group in groups for sample in group.samples]
     rewards = [sample.reward for sample in samples if sample.reward is not None]
-    scores = [score for score in map(main_score, samples) if score is not None]
+    scores = [sample.outcome for sample in samples if sample.outcome is not None]
     found: dict[str, float] = {}
     if scores and all(score in (0.0, 1.0) for score in scores):
         # an unscorable reply is not a right one

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.data.cursor import Cursor
 from whet.data.packing import token_batch
+from whet.data.segments import anchors, segments, sentence_ends
+from whet.model.critic import Critic
+from whet.model.reference import HeldReference, Reference
 from whet.model.split import SplitModel
 from whet.objective import Memory, Objective, step_totals
 from whet.protocols import Engine
-from whet.rollout.collect import Score, replies, request_seed, scored_groups
+from whet.rollout.collect import Harvest, Score, Wish, outcomes_of, replies, request_seed, scored_groups
+from whet.rollout.supply import Route, Supply
 from whet.train.evaluate import Exam, marks
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.train.run import Clock, RunFailed
-from whet.train.update import NotFinite, Scores, scores, update
+from whet.train.update import Learner, NotFinite, Scores, scores, update, values
 from whet.types import Group, Prompt, Sample, Sampling, StepReport, StopReason, TokenBatch
 
 
@@ -28,10 +31,17 @@ class RLSettings:
     steps: int
     prompts_per_step: int
     group_size: int
-    updates_per_step: int
+    updates_per_step: int  # optimizer updates a pass over the batch
     tokens_per_pass: int  # memory only, never the gradient
     sampling: Sampling
     seed: int
+    passes_per_step: int = 1  # times the batch is gone through
+    lag: int = 0  # policy versions that replies are behind
+    by_difficulty: bool = False  # visit prompts whose replies agree less often
+
+    @property
+    def updates(self) -> int:
+        return self.updates_per_step * self.passes_per_step
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,19 @@ class Questions:
     prompts: Sequence[Prompt]
     prompt_tokens: Sequence[tuple[int, ...]]
     score: Score
+    part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who takes part: the policy, who samples from it, what it is held to and who judges its states."""
+
+    policy: SplitModel
+    tokenizer: Any
+    engine: Engine
+    reference: Reference | None = None
+    critic: Critic | None = None
+    critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
 
 
 class RLCourse:
@@ -48,128 +71,241 @@ class RLCourse:
 
     def __init__(
         self,
-        policy: SplitModel,
-        tokenizer: Any,
-        engine: Engine,
+        cast: Cast,
         objective: Objective,
         questions: Questions,
         settings: RLSettings,
         optimizer: OptimizerSettings,
-        reference: SplitModel | None = None,
         exam: Exam | None = None,
     ) -> None:
-        if "ref_logp" in objective.needs() and reference is None:
+        if "ref_logp" in objective.needs() and cast.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
-        self._policy, self._tokenizer, self._engine = policy, tokenizer, engine
-        self._objective, self._questions, self._settings = objective, questions, settings
-        self._reference, self._exam = reference, exam
-        self._rates = optimizer
-        self._optimizer = adamw(policy.model, optimizer)
-        self._cursor = Cursor(len(questions.prompts), settings.seed)
+        if "value" in objective.needs() and cast.critic is None:
+            raise ValueError(f"the objective {objective.name} needs a critic and got none")
+        self._cast, self._objective, self._questions, self._settings = cast, objective, questions, settings
+        self._exam, self._rates = exam, optimizer
         self._memory: Memory = {}
         self._version = 0
-        policy.model.train()
+        critic_optimizer = None if cast.critic is None else adamw(cast.critic.modules(), optimizer)
+        self._learner = Learner(
+            cast.policy,
+            adamw(cast.policy.model, optimizer),
+            settings.sampling.temperature,
+            settings.tokens_per_pass,
+            optimizer.max_gradient_norm,
+            cast.critic,
+            critic_optimizer,
+        )
+        wish = Wish(
+            settings.prompts_per_step,
+            settings.group_size,
+            settings.sampling,
+            "greedy_reward" in objective.needs(),
+            objective.keep,
+        )
+        route = Route(settings.seed, settings.by_difficulty, settings.lag)
+        self._supply = Supply(questions.prompts, self._ask, wish, route)
+        self._ends = sentence_ends(cast.tokenizer, cast.policy.vocabulary) if "segment" in objective.needs() else None
+        cast.policy.model.train()
 
     @property
     def model(self) -> Any:
-        return self._policy.model
+        return self._cast.policy.model
 
     @property
     def tokenizer(self) -> Any:
-        return self._tokenizer
+        return self._cast.tokenizer
+
+    @property
+    def over(self) -> str | None:
+        """Why the run ends before its last step, or None."""
+        return self._objective.control.ends_run(self._memory)
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        groups = self._collect(number, clock)
-        if all(sample.reward is None for group in groups for sample in group.samples):
-            raise RunFailed(f"step {number}: not one of its samples could be scored; mend the reward, then resume")
-        batch = self._annotated(token_batch(groups), clock)
+        self._clock = clock
+        found, groups = self._collected(number)
+        batch = self._annotated(self._packed(groups), clock)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = scheduled_rate(self._rates, number, self._settings.steps)
         with clock.phase("train"):
-            metrics = self._learn(batch, groups, number, rate)
+            metrics, last = self._learn(batch, groups, number, rate)
+        row = self._objective
+        if number > row.value.warmup:
+            num_replies = sum(len(group.samples) for group in groups)
+            self._memory = row.learned(self._memory, {**metrics, **last}, num_replies)
         report = StepReport(
             step=number,
             policy_version=self._version,
-            counts=counts(groups),
+            counts={**counts(groups), **_spent(found, groups)},
             reward=mean_rewards(groups),
-            metrics={**metrics, "uniform_groups": uniform_share(groups), "learning_rate": rate},
+            metrics={
+                **metrics,
+                **self._told(batch),
+                "uniform_groups": uniform_share(groups),
+                "learning_rate": rate,
+            },
         )
         self._version += 1
-        self._engine.load(self._policy.model.state_dict(), self._version)
+        self._cast.engine.load(self._cast.policy.model.state_dict(), self._version)
+        kept = row.reference.kept_after(number)
+        if kept < 1 and isinstance(self._cast.reference, HeldReference):
+            self._cast.reference.follow(self._cast.policy, kept)
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
 
-    def _collect(self, number: int, clock: Clock) -> list[Group]:
-        settings = self._settings
-        rows, self._cursor = self._cursor.take(settings.prompts_per_step)
+    def _ask(self, rows: Sequence[int], count: int, sampling: Sampling, seed: tuple[int, ...]) -> list[Group]:
         tokens = [self._questions.prompt_tokens[row] for row in rows]
-        with clock.phase("rollout"):
-            written = replies(self._engine, tokens, settings.group_size, settings.sampling, (settings.seed, number))
-        with clock.phase("reward"):
+        with self._clock.phase("rollout"):
+            written = replies(self._cast.engine, tokens, count, sampling, seed)
+        with self._clock.phase("reward"):
             return scored_groups([self._questions.prompts[row] for row in rows], written, self._questions.score)
 
+    def _collected(self, number: int) -> tuple[Harvest, list[Group]]:
+        keep = self._objective.keep
+        found = self._supply.harvest(number)
+        groups = [group for _, group in found.groups]
+        if not keep.refills and not keep.grows:
+            groups = [group for group in groups if keep(outcomes_of(group.samples), self._lag(group))]
+        if keep.refills and not groups:
+            raise RunFailed(
+                f"step {number}: all replies to each of {len(found.outcomes)} prompts had the same outcome, in "
+                f"{found.rounds} rounds; nothing can be learned: look at the reward, change the data's difficulty, or "
+                "train on every group with objective.keep=everything"
+            )
+        if not groups:
+            raise RunFailed(f"step {number}: every group is older than objective.keep.max_lag allows; raise it")
+        if all(sample.reward is None for group in groups for sample in group.samples):
+            raise RunFailed(f"step {number}: not one of its samples could be scored; mend the reward, then resume")
+        return found, groups
+
+    def _lag(self, group: Group) -> int:
+        return self._version - min(sample.versions[0] for sample in group.samples)
+
+    def _packed(self, groups: Sequence[Group]) -> TokenBatch:
+        weights = self._questions.part_weights or None
+        batch = token_batch(groups, weights, self._settings.sampling.max_new_tokens)
+        if self._ends is None:
+            return batch
+        segment = segments(batch.tokens, batch.action, self._ends)
+        return replace(batch, segment=segment, anchor=anchors(batch.tokens, batch.group, segment))
+
     def _annotated(self, batch: TokenBatch, clock: Clock) -> TokenBatch:
-        """What the objective needs. With one update the ratio is 1, so old_logp is only needed for more."""
-        needs, settings = self._objective.needs(), self._settings
+        """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
+        needs, settings, cast = self._objective.needs(), self._settings, self._cast
         temperature, tokens_per_pass = settings.sampling.temperature, settings.tokens_per_pass
-        if "ref_logp" in needs and self._reference is not None:
-            with clock.phase("reference"):
-                ref_logp = scores(self._reference, batch, temperature, tokens_per_pass).logp
-            batch = replace(batch, ref_logp=ref_logp)
-        if "old_logp" in needs and settings.updates_per_step > 1:
-            with clock.phase("train"):
-                batch = replace(batch, old_logp=scores(self._policy, batch, temperature, tokens_per_pass).logp)
+        if "ref_logp" in needs and cast.reference is not None:
+            with clock.phase("reference"), cast.reference.split() as reference:
+                batch = replace(batch, ref_logp=scores(reference, batch, temperature, tokens_per_pass).logp)
+        has_moved = settings.updates > 1 or settings.lag > 0
+        with clock.phase("train"):
+            if ("old_logp" in needs and has_moved) or "entropy" in needs:
+                seen = scores(cast.policy, batch, temperature, tokens_per_pass)
+                batch = replace(batch, old_logp=seen.logp if has_moved else None, entropy=seen.entropy)
+            if cast.critic is not None:
+                batch = replace(batch, value=values(cast.critic, cast.policy, batch, tokens_per_pass))
         return batch
 
-    def _learn(self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float) -> dict[str, float]:
-        for group in self._optimizer.param_groups:
+    def _learn(
+        self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics averaged over the updates of the step, and those of its last one."""
+        share = rate / self._rates.learning_rate
+        for group in self._learner.optimizer.param_groups:
             group["lr"] = rate
+        if self._learner.critic_optimizer is not None:
+            for group in self._learner.critic_optimizer.param_groups:
+                group["lr"] = share * (self._cast.critic_rate or self._rates.learning_rate)
+        row = self._objective.tuned(self._memory)
+        only_critic = number <= row.value.warmup
         collected: list[dict[str, float]] = []
-        for rows in minibatches(batch.num_sequences, self._settings.updates_per_step, self._settings.seed, number):
+        for rows in self._minibatches(batch.num_sequences, number):
             part = batch.select(rows)
             totals = step_totals(part, self._settings.sampling.max_new_tokens)
             try:
-                metrics, seen = update(
-                    self._policy,
-                    self._optimizer,
-                    self._objective,
-                    part,
-                    totals,
-                    temperature=self._settings.sampling.temperature,
-                    tokens_per_pass=self._settings.tokens_per_pass,
-                    max_gradient_norm=self._rates.max_gradient_norm,
-                )
+                metrics, seen = self._updated(row, part, totals, only_critic)
             except NotFinite as error:
                 raise RunFailed(_failure(number, error, groups, rows)) from error
             if not collected:  # before the first update the policy is the one that sampled
-                metrics.update(_first_look(part, seen))
+                metrics.update(_first_look(part, seen, self._settings.lag > 0))
+            if "ended" in metrics and collected:
+                break
             collected.append(metrics)
         names = collected[0]
-        return {name: fmean([each[name] for each in collected if name in each]) for name in names}
+        means = {name: fmean([each[name] for each in collected if name in each]) for name in names}
+        return {**means, "updates": float(len(collected))}, collected[-1]
+
+    def _updated(self, row: Objective, part: TokenBatch, totals: Any, only_critic: bool) -> Any:
+        if "divergence" in row.needs() and self._cast.reference is not None:
+            with self._cast.reference.split() as reference:
+                return update(self._learner, row, part, totals, reference=reference, only_critic=only_critic)
+        return update(self._learner, row, part, totals, only_critic=only_critic)
+
+    def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:
+        settings = self._settings
+        return [
+            rows
+            for turn in range(settings.passes_per_step)
+            for rows in minibatches(num_rows, settings.updates_per_step, settings.seed, number, turn)
+        ]
+
+    def _told(self, batch: TokenBatch) -> dict[str, float]:
+        """What the row's memory and the critic say of themselves."""
+        found = {
+            name: self._memory[key]
+            for name, key in (("beta", "beta"), ("length_power", "length_power"), ("entropy_weight", "entropy_weight"))
+            if key in self._memory
+        }
+        if batch.target is not None and batch.value is not None and int(batch.action.sum()) > 1:
+            target, value = batch.target[batch.action], batch.value[batch.action].to(batch.target.dtype)
+            spread = target.var()
+            if spread > 0:
+                found["critic_explains"] = float(1 - (target - value).var() / spread)
+        return found
 
     def evaluate(self) -> dict[str, float]:
         if self._exam is None:
             return {}
-        return marks(self._exam.sat(self._engine))
+        return marks(self._exam.sat(self._cast.engine))
 
     def state(self) -> dict[str, Any]:
-        return {"position": self._cursor.position, "memory": dict(self._memory), "version": self._version}
+        return {"supply": self._supply.state(), "memory": dict(self._memory), "version": self._version}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {"optimizer": optimizer_tensors(self._policy.model, self._optimizer)}
+        found = {"optimizer": optimizer_tensors(self._cast.policy.model, self._learner.optimizer)}
+        if self._cast.critic is not None and self._learner.critic_optimizer is not None:
+            found["critic"] = self._cast.critic.tensors()
+            modules = self._cast.critic.modules()
+            found["critic_optimizer"] = optimizer_tensors(modules, self._learner.critic_optimizer)
+        if self._follows and isinstance(self._cast.reference, HeldReference):
+            found["reference"] = self._cast.reference.tensors()
+        if self._settings.lag:
+            found["waiting"] = self._supply.tensors()
+        return found
+
+    @property
+    def _follows(self) -> bool:
+        """The reference is no longer the model the run began with."""
+        return any(self._objective.reference.kept_after(step) < 1 for step in range(1, self._version + 1))
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._cursor = replace(self._cursor, position=state["position"])
+        self._supply.restore(state["supply"], tensors.get("waiting", {}))
         self._memory = state["memory"]
         self._version = state["version"]
-        self._engine.load(self._policy.model.state_dict(), self._version)
-        restore_optimizer(self._policy.model, self._optimizer, tensors["optimizer"])
+        self._cast.engine.load(self._cast.policy.model.state_dict(), self._version)
+        restore_optimizer(self._cast.policy.model, self._learner.optimizer, tensors["optimizer"])
+        if self._cast.critic is not None and self._learner.critic_optimizer is not None:
+            self._cast.critic.restore(tensors["critic"])
+            modules = self._cast.critic.modules()
+            restore_optimizer(modules, self._learner.critic_optimizer, tensors["critic_optimizer"])
+        if "reference" in tensors and isinstance(self._cast.reference, HeldReference):
+            self._cast.reference.restore(tensors["reference"])
 
 
-def minibatches(num_rows: int, count: int, seed: int, step: int) -> list[list[int]]:
-    """`count` parts of a seeded shuffle of the rows; one part is the batch as it is."""
+def minibatches(num_rows: int, count: int, seed: int, step: int, turn: int = 0) -> list[list[int]]:
+    """`count` parts of a seeded shuffle of the rows, another one in each turn; one part is the batch as it is."""
     if count == 1:
         return [list(range(num_rows))]
-    stream = torch.Generator().manual_seed(request_seed(seed, "shuffle", step) % 2**63)
+    names = (seed, "shuffle", step, turn) if turn else (seed, "shuffle", step)
+    stream = torch.Generator().manual_seed(request_seed(*names) % 2**63)
     order = torch.randperm(num_rows, generator=stream)
     return [part.tolist() for part in order.tensor_split(count)]
 
@@ -183,6 +319,14 @@ def counts(groups: Sequence[Group]) -> dict[str, int]:
         "truncated": sum(sample.stop is StopReason.LENGTH for sample in samples),
         "unscorable": sum(sample.reward is None for sample in samples),
     }
+
+
+def _spent(found: Harvest, groups: Sequence[Group]) -> dict[str, int]:
+    """What it took to get the groups, where that is more than the groups themselves."""
+    trained = sum(len(group.samples) for group in groups)
+    if found.num_samples == trained:
+        return {}
+    return {"prompts_spent": len(found.outcomes), "samples_spent": found.num_samples, "rounds": found.rounds}
 
 
 def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
@@ -200,15 +344,16 @@ def uniform_share(groups: Sequence[Group]) -> float:
     return fmean([float(len(each) <= 1) for each in outcomes])
 
 
-def _first_look(batch: TokenBatch, seen: Scores) -> dict[str, float]:
+def _first_look(batch: TokenBatch, seen: Scores, is_stale: bool) -> dict[str, float]:
     action = batch.action
     if not action.any() or batch.behavior_logp is None:
         return {}
     gap = (seen.logp - batch.behavior_logp)[action].abs()
+    name = "staleness" if is_stale else "sampler_gap"  # an older policy is meant to differ, an engine is not
     return {
         "entropy": float(seen.entropy[action].double().mean()),
-        "sampler_gap": float(gap.double().mean()),
-        "sampler_gap_max": float(gap.max()),
+        name: float(gap.double().mean()),
+        f"{name}_max": float(gap.max()),
     }
 
 

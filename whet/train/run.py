@@ -63,6 +63,11 @@ class Course(Protocol):
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]: ...
 
+    @property
+    def over(self) -> str | None:
+        """Why the run ends before its last step, or None."""
+        ...
+
     def evaluate(self) -> dict[str, float]:
         """Marks on held-out data; empty where there is none."""
         ...
@@ -96,6 +101,7 @@ class Outcome:
     after: Mapping[str, float]
     seconds: Mapping[str, float]
     tokens: int  # generated, or trained on where nothing is generated
+    ended: str = ""  # why a finished run ended before its last step
 
 
 @dataclass
@@ -154,7 +160,7 @@ def run_course(
         evaluate(0)
     saved = progress.step if checkpoint is not None else -1
     with _politely() as stopping:
-        for step in range(progress.step + 1, schedule.steps + 1):
+        for step in range(progress.step + 1, (schedule.steps if course.over is None else progress.step) + 1):
             clock = Clock()
             report, samples = course.step(step, clock)
             report = replace(report, health=diagnosis([*history, report], precision), seconds=clock.seconds)
@@ -164,24 +170,24 @@ def run_course(
             progress.tokens += report.counts.get("tokens", 0)
             for reporter in reporters:
                 reporter.stepped(report, samples)
-            last = step == schedule.steps or stopping.is_set()
-            if step == schedule.steps or (schedule.evaluate_every and step % schedule.evaluate_every == 0):
+            done = step == schedule.steps or course.over is not None
+            if done or (schedule.evaluate_every and step % schedule.evaluate_every == 0):
                 evaluate(step)
-            if last or step % schedule.save_every == 0:
+            if done or stopping.is_set() or step % schedule.save_every == 0:
                 save(step)
                 saved = step
-            if stopping.is_set():
+            if done or stopping.is_set():
                 break
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
-    return _outcome(progress, schedule.steps)
+    return _outcome(progress, schedule.steps, course.over)
 
 
-def _outcome(progress: _Progress, steps: int) -> Outcome:
-    status = "finished" if progress.step == steps else "interrupted"
+def _outcome(progress: _Progress, steps: int, ended: str | None) -> Outcome:
+    status = "finished" if progress.step == steps or ended is not None else "interrupted"
     # a mark that only one of the two evaluations could give is no comparison
     before = {name: value for name, value in progress.before.items() if name in progress.after}
-    return Outcome(status, progress.step, before, progress.after, progress.seconds, progress.tokens)
+    return Outcome(status, progress.step, before, progress.after, progress.seconds, progress.tokens, ended or "")
 
 
 def _restored(course: Course, folder: Path, checkpoint: Path | None) -> _Progress:

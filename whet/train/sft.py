@@ -60,6 +60,10 @@ class SFTCourse:
     def tokenizer(self) -> Any:
         return self._tokenizer
 
+    @property
+    def over(self) -> str | None:
+        return None
+
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         chosen, self._cursor = self._cursor.take(self._settings.rows_per_step)
         rows = [self._rows[index] for index in chosen]

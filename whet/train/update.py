@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whet.data.packing import passes, trimmed
+from whet.model.critic import Critic
 from whet.model.split import SplitModel
-from whet.model.token_logp import token_logp
+from whet.model.token_logp import TokenScores, Wanted, token_logp
 from whet.objective import Objective
-from whet.types import TokenBatch, Totals
+from whet.types import Extras, TokenBatch, Totals
 
 
 class NotFinite(Exception):
@@ -32,6 +32,19 @@ class Scores:
     entropy: Tensor
 
 
+@dataclass(frozen=True)
+class Learner:
+    """The weights that learn, and how they are stepped."""
+
+    policy: SplitModel
+    optimizer: torch.optim.Optimizer
+    temperature: float
+    tokens_per_pass: int
+    max_gradient_norm: float
+    critic: Critic | None = None
+    critic_optimizer: torch.optim.Optimizer | None = None
+
+
 @torch.no_grad()
 def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_pass: int) -> Scores:
     """log-probability and entropy of every action token, pass by pass."""
@@ -46,38 +59,89 @@ def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_
     return Scores(logp, entropy)
 
 
+@torch.no_grad()
+def values(critic: Critic, policy: SplitModel, batch: TokenBatch, tokens_per_pass: int) -> Tensor:
+    """The critic's value of the state before every action: [N, T]."""
+    found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+    for rows in passes(batch, tokens_per_pass):
+        part = moved(trimmed(batch.select(rows)), policy.device)
+        each = critic.values(critic.states(policy, part.tokens, part.action)).float()
+        placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
+        found[rows, : placed.shape[1]] = placed.cpu()
+    return found
+
+
 def update(
-    split: SplitModel,
-    optimizer: torch.optim.Optimizer,
+    learner: Learner,
     objective: Objective,
     batch: TokenBatch,
     totals: Totals,
     *,
-    temperature: float,
-    tokens_per_pass: int,
-    max_gradient_norm: float,
+    reference: SplitModel | None = None,
+    only_critic: bool = False,
 ) -> tuple[dict[str, float], Scores]:
-    """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores seen on the way."""
-    optimizer.zero_grad(set_to_none=True)
+    """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores seen on the way.
+
+    `reference` is for the exact KL. Where the row's controller ends the updates of the batch, nothing is stepped and
+    the metrics say `ended`.
+    """
+    optimizers = [each for each in (learner.optimizer, learner.critic_optimizer) if each is not None]
+    for each in optimizers:
+        each.zero_grad(set_to_none=True)
     metrics: dict[str, float] = {"loss": 0.0}
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    for rows in passes(batch, tokens_per_pass):
-        part = moved(trimmed(batch.select(rows)), split.device)
-        found = token_logp(split, part.tokens, part.action, temperature, part.support)
-        loss = objective.loss(part, found.logp, totals)
-        if not torch.isfinite(loss.value):
+    wanted = _wanted(learner, objective, reference)
+    for rows in passes(batch, learner.tokens_per_pass):
+        part = moved(trimmed(batch.select(rows)), learner.policy.device)
+        found = token_logp(learner.policy, part.tokens, part.action, learner.temperature, part.support, wanted=wanted)
+        losses = [] if only_critic else [objective.loss(part, found.logp, totals, _extras(found))]
+        if learner.critic is not None:
+            losses.append(objective.critic_loss(part, _critic_values(learner, found, part), totals))
+        total = torch.stack([loss.value.float() for loss in losses]).sum()
+        if not torch.isfinite(total):
             raise NotFinite("the loss is not finite", _cause(part, found.logp), rows)
-        if found.logp.requires_grad and loss.value.requires_grad:
-            loss.value.backward()
+        if total.requires_grad:
+            sum(loss.value for loss in losses if loss.value.requires_grad).backward()  # type: ignore[union-attr]
         width = found.logp.shape[1]
         logp[rows, :width] = found.logp.detach().float().cpu()
-        entropy[rows, :width] = found.entropy.float().cpu()
-        metrics["loss"] += float(loss.value.detach())
-        for name, number in loss.metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + number
-    metrics["gradient_norm"] = stepped(split.model, optimizer, max_gradient_norm)
+        entropy[rows, :width] = found.entropy.detach().float().cpu()
+        metrics["loss"] += float(total.detach())
+        for loss in losses:
+            for name, number in loss.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + number
+    if not only_critic and objective.control.ends_updates(metrics):
+        for each in optimizers:
+            each.zero_grad(set_to_none=True)
+        return {**metrics, "ended": 1.0}, Scores(logp, entropy)
+    if not only_critic:
+        metrics["gradient_norm"] = stepped(learner.policy.model, learner.optimizer, learner.max_gradient_norm)
+    if learner.critic is not None and learner.critic_optimizer is not None:
+        modules = learner.critic.modules()
+        metrics["critic_gradient_norm"] = stepped(modules, learner.critic_optimizer, learner.max_gradient_norm)
     return metrics, Scores(logp, entropy)
+
+
+def _wanted(learner: Learner, objective: Objective, reference: SplitModel | None) -> Wanted:
+    needs = objective.needs()
+    return Wanted(
+        entropy_gradient="entropy_gradient" in needs,
+        num_top=objective.smooth.num_top,
+        reference=reference if "divergence" in needs else None,
+        states=learner.critic is not None and learner.critic.trunk is None,
+    )
+
+
+def _extras(found: TokenScores) -> Extras:
+    return Extras(found.entropy, found.top_logp, found.chose_top, found.divergence)
+
+
+def _critic_values(learner: Learner, found: TokenScores, part: TokenBatch) -> Tensor:
+    critic = learner.critic
+    assert critic is not None
+    states = critic.states(learner.policy, part.tokens, part.action) if found.states is None else found.states
+    each = critic.values(states)
+    return torch.zeros(part.tokens.shape, dtype=each.dtype, device=each.device).masked_scatter(part.action, each)
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_norm: float) -> float:
@@ -100,11 +164,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_nor
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """The batch on the device."""
-    if device.type == "cpu":
-        return batch
-    fields: dict[str, Any] = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
-    there: dict[str, Any] = {name: None if value is None else value.to(device) for name, value in fields.items()}
-    return TokenBatch(**there)
+    return batch if device.type == "cpu" else batch.mapped(lambda value: value.to(device))
 
 
 def _cause(batch: TokenBatch, logp: Tensor) -> str:

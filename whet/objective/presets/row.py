@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from whet.objective.policy import Objective
 
@@ -18,3 +20,4 @@ class Preset:
     fixes: str
     breaks: str
     deviations: tuple[str, ...] = ()  # what the paper does not state and whet chose
+    run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run the row is nothing without

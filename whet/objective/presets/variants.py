@@ -160,6 +160,7 @@ GDPO = Preset(
     fixes="reward parts with a small spread drowned by those with a large one",
     breaks="amplifies a part that hardly varies; needs at least two parts",
     deviations=("whitened over replies; clip and aggregate are whet's choice",),
+    run={"reward": {"parts": [{"reward": "exact_answer"}, {"reward": "think_format", "weight": 0.5}]}},
 )
 
 SPO = Preset(
@@ -173,4 +174,5 @@ SPO = Preset(
         "the tracker forgets by one factor, 0.9, not by the policy's KL since the last visit",
         "clip and aggregate are whet's choice",
     ),
+    run={"batch": {"group_size": 1}},
 )

@@ -1,0 +1,106 @@
+"""The critic: what a state is worth. A scalar head on a trunk of its own, or on the policy's.
+
+The value that belongs to an action is that of the state before it: it may not have seen the token it judges.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.pretrained import first_line, quiet_transformers
+from whet.model.split import SplitModel, split_model
+from whet.model.token_logp import states_before
+from whet.types import WhetError
+
+
+@dataclass(frozen=True)
+class Critic:
+    """`trunk` is None for a head on the policy's own trunk: its states come with the policy's forward pass."""
+
+    head: nn.Linear  # hidden -> 1
+    trunk: SplitModel | None
+
+    def values(self, states: Tensor) -> Tensor:
+        """[A, D] -> [A], at least float32."""
+        return self.head(states.to(self.head.weight.dtype))[:, 0]
+
+    def states(self, policy: SplitModel, tokens: Tensor, action: Tensor) -> Tensor:
+        """[A, D], of its own trunk or the policy's."""
+        return states_before(self.trunk or policy, tokens, action)
+
+    def modules(self) -> nn.ModuleDict:
+        """What the critic's own optimizer trains, by name."""
+        found = nn.ModuleDict({"head": self.head})
+        if self.trunk is not None:
+            found["trunk"] = self.trunk.trunk
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().contiguous() for name, value in self.modules().state_dict().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.modules().load_state_dict(dict(tensors))
+
+
+def critic_on(policy: SplitModel, *, shared: bool, start: str = "") -> Critic:
+    """A critic that starts as the policy with a head of zeros (every state is worth 0), or as a reward model.
+
+    `start` is the folder of a sequence-classification model with one label, such as a reward model.
+    """
+    if policy.whole:
+        raise WhetError("this model's trunk cannot be told from its head, so a critic has nothing to stand on")
+    size = int(policy.model.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
+    if start and shared:
+        raise WhetError(f"critic.start={start} needs a trunk of its own; give critic.trunk=own")
+    if start:
+        return _from_reward_model(start, policy)
+    head = nn.Linear(size, 1, device=policy.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    if shared:
+        return Critic(head, None)
+    return Critic(head, _own_trunk(policy))
+
+
+def _own_trunk(policy: SplitModel) -> SplitModel:
+    twin: Any = copy.deepcopy(policy.model)
+    twin.train(policy.model.training)
+    return split_model(twin, policy.dtype)
+
+
+def _from_reward_model(folder: str, policy: SplitModel) -> Critic:
+    from transformers import AutoModelForSequenceClassification
+
+    if not Path(folder).is_dir():
+        raise WhetError(f"critic.start={folder}: no such folder; give one that holds a sequence-classification model")
+    try:
+        with quiet_transformers():
+            judge: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise WhetError(f"critic.start={folder}: not a sequence-classification model ({first_line(error)})") from error
+    layer = getattr(judge, "score", None)
+    if layer is None or layer.weight.shape[0] != 1:
+        raise WhetError(f"critic.start={folder}: a critic needs a `score` head of one label")
+    if judge.config.get_text_config().vocab_size != policy.vocabulary:
+        raise WhetError(
+            f"critic.start={folder}: its vocabulary has {judge.config.get_text_config().vocab_size} tokens and the "
+            f"policy's {policy.vocabulary}; give a reward model of the same tokenizer"
+        )
+    judge.to(policy.device)
+    head = nn.Linear(layer.weight.shape[1], 1, device=policy.device)
+    with torch.no_grad():
+        head.weight.copy_(layer.weight)
+        head.bias.zero_()
+    trunk = SplitModel(judge, judge.base_model, _no_logits, False, policy.takes_positions, policy.dtype)
+    return Critic(head, trunk)
+
+
+def _no_logits(hidden: Tensor) -> Tensor:
+    raise TypeError("a critic has no vocabulary head")
