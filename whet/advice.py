@@ -23,6 +23,7 @@ LONG_REPLY = 4000  # tokens
 LARGE_DENSE = 14.0  # billions of weights above which ratios of whole replies are preferred
 FEW_ROWS = 1000
 UPDATES = 4  # parts a batch is cut into where it is reused
+OLDER_POLICY = "--set batch.lag=1 --set objective.mismatch=truncate"
 
 # Offline signals, with the file that their own method would read.
 FILES = {"demonstrations": "demonstrations.jsonl", "preferences": "pairs.jsonl", "labels": "labels.jsonl"}
@@ -257,7 +258,6 @@ def advice(situation: Situation) -> Advice:
     others = [method for method in (*rule.ranking, *rule.also) if method != chosen]
     command, rehearsal = _commands(situation, chosen)
     size, needs = situation.model_billions, _needs(situation, chosen)
-    checked = situation.signal == "verifiable"
     return Advice(
         recommendation=chosen,
         title=_title(chosen),
@@ -267,7 +267,7 @@ def advice(situation: Situation) -> Advice:
             Alternative(each, _title(each), rule.when.get(each, GUIDE[each][1]), each in available) for each in others
         ),
         warnings=(*_run_warnings(situation, chosen), *_data_warnings(situation, chosen)),
-        memory=None if size is None else memory_estimate(size, situation.memory_gigabytes, needs, checked),
+        memory=None if size is None else memory_estimate(size, situation.memory_gigabytes, needs),
         command=command,
         rehearsal=rehearsal,
     )
@@ -315,11 +315,11 @@ def _listed(names: list[str]) -> str:
 
 def _additions(situation: Situation, method: str) -> list[tuple[str, str]]:
     """Changes to the row that the situation asks for, with the reason."""
-    needs = PRESETS[method].objective.needs()
+    row = PRESETS[method].objective
     found = []
-    if situation.several_updates and "old_logp" not in needs:
+    if situation.several_updates and not row.clip.uses_ratio:
         found.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
-    if situation.signal == "reward_model" and not needs & REFERENCES:
+    if situation.signal == "reward_model" and not row.needs() & REFERENCES:
         found.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
     return found
 
@@ -335,6 +335,7 @@ def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
         yield "No KL holds the policy: fine against a checker; --set objective.kl=k2 ties it to where it started."
     if situation.several_updates:
         yield "Reuse can collapse the entropy: watch `entropy` and `reweighted`, and use fewer updates if it falls."
+        yield f"If replies come from an older policy rather than being reused: {OLDER_POLICY} instead of the updates."
     elif chosen in TAMED_RATIOS:
         yield f"With one update a batch every ratio is 1, and {_title(chosen)} starts to differ only with several."
     if situation.reply_tokens is not None:
@@ -359,7 +360,7 @@ def _data_warnings(situation: Situation, chosen: str) -> Iterator[str]:
             "Reward hacking: a learned reward is a proxy, so keep the KL, watch `kl` and the reply length, and judge "
             "the result by something else."
         )
-        yield "whet neither trains nor loads reward models yet: rewards.py:score is a function of yours that asks one."
+        yield "whet trains no reward models yet and asks none: rewards.py:score is a function of yours that does."
     if situation.signal in ("preferences", "labels") and chosen == IMITATION:
         yield "Imitation learns nothing from the replies that were turned down."
     if situation.data_size is not None and situation.data_size < FEW_ROWS:

@@ -207,6 +207,7 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     base = MODEL_DEFAULTS.get(str(name or ModelSection().name), {}).get(kind, {})
     if method in PRESETS:
         base = merged(base, PRESETS[method].run)
+        base = merged(base, PRESETS[method].small_run if name in (None, ModelSection().name) else {})
     config: Config = _validated(kind, merged(merged(base, given), {"method": method}))
     _refuse_idle(config, given)
     _refuse_impossible(config)

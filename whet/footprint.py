@@ -54,9 +54,7 @@ def fits(billions: float | None, gigabytes: float | None, needs: Collection[str]
     return billions * bytes_per_weight(needs) <= SHARE_FOR_STATES * gigabytes
 
 
-def memory_estimate(
-    billions: float, gigabytes: float | None, needs: Collection[str], may_drop_reference: bool
-) -> MemoryEstimate:
+def memory_estimate(billions: float, gigabytes: float | None, needs: Collection[str]) -> MemoryEstimate:
     """The estimate, and what to do where it does not fit."""
     held = copies(needs)
     low = billions * sum(least for _, (least, _) in held)
@@ -68,14 +66,30 @@ def memory_estimate(
     elif enough:
         verdict = f"fits {gigabytes:g} GB: {gigabytes - high:.3g} GB are left for activations and the sampler's cache"
     else:
-        largest = SHARE_FOR_STATES * gigabytes / bytes_per_weight(needs)
         verdict = (
-            f"does not fit {gigabytes:g} GB with a fifth left for activations and the sampler's cache: whet trains "
-            f"every weight on one device, so take a model of at most {largest:.2g} billion weights"
+            f"does not fit {gigabytes:g} GB with a fifth left for activations and the sampler's cache; "
+            f"{_way_out(billions, gigabytes, needs)}"
         )
-        if may_drop_reference and held[-1][1] is REFERENCE:
-            verdict += f"; --set objective.kl=none saves the reference's {billions * REFERENCE[1]:.3g} GB"
     return MemoryEstimate(low, high, parts, enough, verdict)
+
+
+def _way_out(billions: float, gigabytes: float, needs: Collection[str]) -> str:
+    """The settings that save a copy and, where they are not enough, the largest model that would do with them."""
+    savings = [("critic.trunk=shared", TRAINED[1])] if "value" in needs else []
+    savings += [("model.reference=reload", REFERENCE[1])] if REFERENCES & set(needs) else []
+    room = SHARE_FOR_STATES * gigabytes
+    saved = 0
+    for used, (_, saving) in enumerate(savings, 1):
+        saved += saving
+        if billions * (bytes_per_weight(needs) - saved) <= room:
+            flags = " ".join(f"--set {setting}" for setting, _ in savings[:used])
+            return f"it does with {flags}, which saves {billions * saved:.3g} GB"
+    flags = " ".join(f"--set {setting}" for setting, _ in savings)
+    largest = room / (bytes_per_weight(needs) - saved)
+    return (
+        "whet trains every weight on one device, so take a model of at most "
+        f"{largest:.2g} billion weights{f' and {flags}' if flags else ''}"
+    )
 
 
 def span(low: float, high: float) -> str:

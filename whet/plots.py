@@ -66,7 +66,7 @@ def rule_plot(rule: Clip) -> str:
         x_label="ratio",
         y_label="weight" if several else "weight: the factor in front of grad log pi",
         x_range=span,
-        y_range=(0.0, _rounded_up(tallest)),
+        y_range=(0.0, _rounded_up(max(1.2, tallest))),
         guide=1.0,
         size=(230, 220) if several else (520, 240),
     )
@@ -171,8 +171,8 @@ def _stretches(rule: Clip, side: float, span: tuple[float, float], probability: 
     low, high = span
     step = (high - low) / 240
     # a ratio of 0 has no logarithm, and no token that was drawn has it; some rules are steep there
-    start = [low] if low else [step * 0.1**power for power in range(9, 0, -1)]
-    grid = start + [low + step * place for place in range(1, 241)]
+    first = [low] if low else [step * 0.1**power for power in range(9, 0, -1)]
+    grid = first + [low + step * place for place in range(1, 241)]
     edges = [edge for edge in _edges(rule, side, grid, probability) if low < edge < high]
     stretches = []
     nudge = 1e-7 * (high - low)

@@ -135,8 +135,8 @@ class Sample:
     reply: str  # the action tokens as text
     support: Support | None = None  # None: the whole vocabulary
     parts: Mapping[str, float] = field(default_factory=dict)  # each named reward, before weighting
-    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (position of the step's last token, score)
     reward: float | None = None  # weighted sum of the parts; None: not scored, or unscorable
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (position of the step's last token, score)
 
     def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
         return replace(self, parts=dict(parts), reward=reward)

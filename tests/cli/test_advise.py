@@ -1,5 +1,6 @@
 """`whet advise`: what it recommends exists, runs, fits the memory it says, and is what docs/advice.md says."""
 
+import functools
 import itertools
 import json
 import re
@@ -14,7 +15,7 @@ import typer
 
 from whet import advice as guide
 from whet import cli, footprint
-from whet.advice import FILES, GOALS, GUIDE, LARGE_DENSE, LONG_REPLY, RULES, SIGNALS, Situation, advice
+from whet.advice import FILES, GOALS, GUIDE, LARGE_DENSE, LONG_REPLY, OLDER_POLICY, RULES, SIGNALS, Situation, advice
 from whet.advice_questions import NOTHING_SAID, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.objective import PRESETS
 from whet.types import WhetError
@@ -39,25 +40,26 @@ TINY = {
     "data.count": "16",
     "model.threads": "1",
     "batch.prompts_per_step": "4",
-    "batch.group_size": "2",
+    "batch.group_size": "4",
 }
 
 
-def every_situation():
+@functools.cache
+def every_advice():
     values = {
         "signal": SIGNALS,
         "model_billions": (None, 3.0, 30.0),
         "mixture_of_experts": (False, True),
         "memory_gigabytes": (None, 80.0, 700.0),
-        "reply_tokens": (None, 500, 8000),
+        "reply_tokens": (None, 8000),
         "several_updates": (False, True),
         "group_sampling": (True, False),
         "turns": (False, True),
         "goal": GOALS,
         "data_size": (None, 100),
     }
-    for each in itertools.product(*values.values()):
-        yield Situation(**dict(zip(values, each, strict=True)))
+    situations = (Situation(**dict(zip(values, each, strict=True))) for each in itertools.product(*values.values()))
+    return [(situation, advice(situation)) for situation in situations]
 
 
 def said(flags):
@@ -99,8 +101,7 @@ def test_every_situation_gets_a_method_that_exists_with_reasons():
     from whet.config import SUPERVISED
 
     takes = {SUPERVISED, *PRESETS}
-    for situation in every_situation():
-        found = advice(situation)
+    for situation, found in every_advice():
         assert found.recommendation in takes
         assert method_of(found.command) == found.recommendation
         assert found.rehearsal is None or method_of(found.rehearsal) == found.recommendation
@@ -113,7 +114,7 @@ def test_every_situation_gets_a_method_that_exists_with_reasons():
 
 
 def test_every_command_is_one_that_train_takes():
-    found = [advice(situation) for situation in every_situation()]
+    found = [each for _, each in every_advice()]
     commands = {each.command for each in found} | {each.rehearsal for each in found if each.rehearsal}
     assert len(commands) > 30
     for command in sorted(commands):
@@ -124,10 +125,12 @@ def test_the_commands_say_what_the_situation_says():
     config = resolve(advice(Situation(reply_tokens=8000, several_updates=True)).command)
     assert config.sampling.max_new_tokens == 8000 and config.batch.updates_per_step > 1
     assert resolve(advice(Situation(group_sampling=False)).command).batch.group_size == 1
-    for situation in every_situation():
-        found = advice(situation)
+    lagging = f"{advice(Situation()).command} {OLDER_POLICY}"
+    assert (
+        OLDER_POLICY in " ".join(advice(Situation(several_updates=True)).warnings) and resolve(lagging).batch.lag == 1
+    )
+    for situation, found in every_advice():
         if situation.signal == "reward_model":
-            assert "reference" in str(footprint.copies(guide._needs(situation, found.recommendation)))
             assert "ref_logp" in PRESETS[found.recommendation].objective.needs() or "objective.kl=" in found.command
 
 
@@ -137,16 +140,15 @@ def test_every_rehearsal_trains(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     rehearsals: dict[str, str] = {}
-    for situation in every_situation():
-        found = advice(situation)
+    for _, found in every_advice():
         if found.rehearsal is not None and len(found.rehearsal) > len(rehearsals.get(found.recommendation, "")):
             rehearsals[found.recommendation] = found.rehearsal  # the one with the most settings
     assert {"sft", "grpo", "gspo"} <= set(rehearsals)
     for method, rehearsal in rehearsals.items():
-        given = settings_of(rehearsal)
-        settings = {**TINY, **dict(each.split("=") for each in given)}
+        settings = {**TINY, **dict(each.split("=") for each in settings_of(rehearsal)), "batch.prompts_per_step": "4"}
         if method == "sft":
             settings = {key: value for key, value in settings.items() if not key.startswith("batch.")}
+            settings["batch.rows_per_step"] = "8"
         config = from_settings([f"{key}={value}" for key, value in settings.items()])
         run = api.train(method, config=config, watchers=[])
         assert run.status == "finished" and run.steps == 1, rehearsal
@@ -189,7 +191,8 @@ def test_the_thresholds_are_those_of_the_page():
 
 
 def test_a_method_is_advised_from_the_day_it_exists(monkeypatch):
-    row = SimpleNamespace(needs=lambda: frozenset({"old_logp", "value", "ref_logp"}))
+    clip = SimpleNamespace(uses_ratio=True)
+    row = SimpleNamespace(needs=lambda: frozenset({"old_logp", "value", "ref_logp"}), clip=clip)
     critic = replace(PRESETS["grpo"], objective=row, title="PPO")
     without = {name: preset for name, preset in PRESETS.items() if name != "ppo"}
     asked = Situation("reward_model", group_sampling=False, model_billions=7.0)
@@ -232,27 +235,41 @@ def test_the_warnings_are_about_what_was_said():
 def test_memory_is_computed_from_dtypes():
     policy = advice(Situation("demonstrations", model_billions=7.0, memory_gigabytes=160.0)).memory
     assert (policy.low, policy.high, policy.fits) == (7 * 16, 7 * 18, True) and "34 GB are left" in policy.verdict
-    tied = advice(Situation("reward_model", model_billions=7.0, memory_gigabytes=160.0)).memory
-    assert (tied.low, tied.high, tied.fits) == (7 * 18, 7 * 22, False)
-    assert "at most 5.8 billion" in tied.verdict and "kl=none" not in tied.verdict
-    unknown = advice(Situation(model_billions=7.0)).memory
-    assert unknown.fits is None and "--memory" in unknown.verdict
-    critic = footprint.memory_estimate(1.0, None, {"value", "ref_logp"}, True)
+    tied = advice(Situation("reward_model", model_billions=7.0)).memory
+    assert (tied.low, tied.high, tied.fits) == (7 * 18, 7 * 22, None) and "--memory" in tied.verdict
+    critic = footprint.memory_estimate(1.0, None, {"value", "ref_logp"})
     assert (critic.low, critic.high, len(critic.parts)) == (16 + 16 + 2, 18 + 18 + 4, 3)
-    loose = footprint.memory_estimate(7.0, 80.0, {"ref_logp"}, True)
-    assert "objective.kl=none saves the reference's 28 GB" in loose.verdict
-    largest = footprint.memory_estimate(80 * 0.8 / 22, 80.0, {"ref_logp"}, True)
-    assert largest.fits
+    assert footprint.memory_estimate(80 * 0.8 / 22, 80.0, {"ref_logp"}).fits
+    assert not footprint.memory_estimate(80 * 0.8 / 21.9, 80.0, {"ref_logp"}).fits
+
+
+@pytest.mark.parametrize(
+    ("billions", "needs", "way_out"),
+    [
+        (7.0, {"ref_logp"}, "it does with --set model.reference=reload, which saves 28 GB"),
+        (5.0, {"value", "ref_logp"}, "it does with --set critic.trunk=shared, which saves 90 GB"),
+        (7.0, {"value", "ref_logp"}, "with --set critic.trunk=shared --set model.reference=reload, which saves 154 GB"),
+        (9.0, {"ref_logp"}, "at most 7.1 billion weights and --set model.reference=reload"),
+        (9.0, set(), "at most 7.1 billion weights"),
+    ],
+)
+def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
+    from whet.config import from_settings, resolved
+
+    found = footprint.memory_estimate(billions, 160.0, needs)
+    assert found.fits is False and found.verdict.startswith("does not fit 160 GB") and found.verdict.count(way_out) == 1
+    config = resolved(
+        "ppo" if "value" in needs else "grpo", from_settings(re.findall(r"--set (\S+=\w+)", found.verdict))
+    )
+    assert config.model.reference == ("reload" if "reload" in way_out else "memory")
 
 
 def test_a_reference_that_does_not_fit_is_left_out():
     asked = Situation(model_billions=7.0)
-    assert [advice(replace(asked, memory_gigabytes=room)).recommendation for room in (200.0, 160.0, 80.0)] == [
-        *("grpo", "dr_grpo", "grpo"),
-    ]
+    advised = [advice(replace(asked, memory_gigabytes=room)).recommendation for room in (200.0, 160.0, 80.0)]
+    assert advised == ["grpo", "dr_grpo", "grpo"]
     found = advice(replace(asked, memory_gigabytes=160.0))
     assert found.memory.fits and "does not fit your 160 GB" in found.reasons[1]
-    assert "objective.kl=none" in advice(replace(asked, memory_gigabytes=80.0)).memory.verdict
 
 
 def test_the_page_has_the_bytes_of_the_estimate():

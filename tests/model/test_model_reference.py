@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
 from whet.model import frozen_copy, weights_digest
+from whet.model.reference import HeldReference, ReloadedReference
+from whet.model.split import split_model
 
 
 def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) -> None:
@@ -22,3 +25,46 @@ def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) ->
             parameter.add_(1.0)
     assert weights_digest(reference) == before != weights_digest(gpt2)
     assert not reference(tokens).logits.requires_grad
+
+
+def other_weights(model: Any) -> Any:
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for number, parameter in enumerate(twin.parameters()):
+            parameter.add_(0.1 * (number + 1))
+    return twin
+
+
+def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama: Any) -> None:
+    policy, first = split_model(other_weights(llama)), dict(llama.named_parameters())
+    reference = HeldReference(split_model(llama))
+    reference.follow(policy, kept=0.75)
+    now = reference.tensors()
+    for name, parameter in policy.model.named_parameters():
+        torch.testing.assert_close(now[name], 0.75 * first[name].detach() + 0.25 * parameter.detach())
+    reference.follow(policy, kept=0.0)
+    now = reference.tensors()
+    assert all(torch.equal(now[name], parameter) for name, parameter in policy.model.named_parameters())
+    with reference.split() as split:
+        assert not any(parameter.requires_grad for parameter in split.model.parameters())
+
+
+def test_a_held_reference_is_restored(llama: Any) -> None:
+    first, second = HeldReference(split_model(other_weights(llama))), HeldReference(split_model(llama))
+    second.restore(first.tensors())
+    assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
+
+
+def test_a_reloaded_reference_is_read_anew_each_time_and_cannot_learn(llama: Any) -> None:
+    reads = []
+
+    def load() -> Any:
+        reads.append(1)
+        return split_model(copy.deepcopy(llama))
+
+    reference = ReloadedReference(load)
+    assert not reads
+    for _ in range(2):
+        with reference.split() as split:
+            assert not split.model.training and not any(each.requires_grad for each in split.model.parameters())
+    assert len(reads) == 2

@@ -1,43 +1,121 @@
-"""Ragged random batches in float64, for the oracle and the properties."""
+"""Ragged random batches in float64, for the oracle and the properties: every field a row may ask for is filled."""
+
+from dataclasses import fields, replace
 
 import torch
 
-from whet.types import TokenBatch
+from whet.types import Extras, TokenBatch
 
 BUDGET = 16
+NUM_TOP = 3
+EXTRA_TENSORS = ("entropy", "top_logp", "divergence", "value")  # those that can carry gradient
 
 
 def random_batch(
-    seed: int, num_groups: int = 4, group_size: int = 5, drift: float = 0.4, binary: bool = False
+    seed: int,
+    num_groups: int = 4,
+    group_size: int = 5,
+    drift: float = 0.4,
+    binary: bool = False,
+    mismatch: float = 0.3,
+    budget: int = BUDGET,
 ) -> tuple[TokenBatch, torch.Tensor]:
     """A batch whose policy has drifted since it was sampled, and its current log-probabilities [N, T].
 
-    Rows start with a prompt, and tool output interrupts some replies: the trained tokens are not contiguous.
+    Rows start with a prompt, and tool output interrupts some replies: the trained tokens are not contiguous. The
+    sampler is `mismatch` away from the trainer, a tenth of the tokens three times as far. `binary` rewards are 0 or 1.
     """
     stream = torch.Generator().manual_seed(seed)
     num_rows = num_groups * group_size
+
+    def uniform(*shape):
+        return torch.rand(shape, generator=stream, dtype=torch.float64)
+
+    def noise(*shape):
+        return torch.randn(shape, generator=stream, dtype=torch.float64)
+
     prompt = torch.randint(1, 5, (num_rows,), generator=stream)
-    reply = torch.randint(1, BUDGET + 1, (num_rows,), generator=stream)
-    width = int((prompt + reply).max()) + 2
-    column = torch.arange(width)[None]
+    reply = torch.randint(1, budget + 1, (num_rows,), generator=stream)
+    shape = (num_rows, int((prompt + reply).max()) + 2)
+    column = torch.arange(shape[1])[None]
     action = (column >= prompt[:, None]) & (column < (prompt + reply)[:, None])
-    action &= torch.rand(action.shape, generator=stream) > 0.15
+    action &= uniform(*shape) > 0.15
     action[torch.arange(num_rows), prompt] = True
-    logp = -2 * torch.rand(num_rows, width, generator=stream, dtype=torch.float64) - 0.05
-    old_logp = logp + drift * torch.randn(logp.shape, generator=stream, dtype=torch.float64)
-    ref_logp = logp + 0.7 * torch.randn(logp.shape, generator=stream, dtype=torch.float64)
-    reward = torch.rand(num_rows, generator=stream, dtype=torch.float64).mul(4).round().div(2)
-    if binary:
-        reward = (reward >= 1).to(reward.dtype)
+    logp = -2 * uniform(*shape) - 0.05
+    old_logp = -(logp + drift * noise(*shape)).abs() - 1e-3
+    far = torch.where(uniform(*shape) < 0.1, 3.0, 1.0)
+    group = torch.arange(num_groups).repeat_interleave(group_size)
+    parts = torch.stack([(uniform(num_rows) < 0.5).double(), uniform(num_rows).mul(4).round().div(2)], dim=1)
+    part_weight = torch.tensor([1.0, 0.0 if binary else 0.75], dtype=torch.float64).expand(num_rows, 2).clone()
+    segment, anchor = _segments(action, uniform(*shape), stream)
     batch = TokenBatch(
-        tokens=torch.randint(0, 50, action.shape, generator=stream),
+        tokens=torch.randint(0, 50, shape, generator=stream),
         action=action,
-        group=torch.arange(num_groups).repeat_interleave(group_size),
-        reward=reward,
+        group=group,
+        reward=(parts * part_weight).sum(-1),
+        behavior_logp=-(old_logp - mismatch * far * noise(*shape)).abs() - 1e-3,
         old_logp=old_logp,
-        ref_logp=ref_logp,
+        ref_logp=logp + 0.7 * noise(*shape),
+        entropy=2 * uniform(*shape),
+        value=0.5 + 0.6 * noise(*shape),
+        parts=parts,
+        part_weight=part_weight,
+        finished=uniform(num_rows) < 0.75,
+        greedy_reward=uniform(num_groups).mul(3).round().div(2)[group],
+        drawn=torch.cat([torch.full((num_groups, 1), 9.0).double(), uniform(num_groups, 2)], 1)[group],
+        prompt=7 * group + 3,
+        step_reward=torch.where(uniform(*shape) < 0.35, uniform(*shape), float("nan")),
+        segment=segment,
+        anchor=anchor,
+        max_new_tokens=budget,
     )
     return batch, logp
+
+
+def _segments(action, chance, stream):
+    """Turns that begin at some actions, counted from 0, and the state each starts from: the same numbers in each group.
+
+    All replies start from state 0; later states are few, so that replies meet again.
+    """
+    begins = action & ((chance < 0.35) | (action.cumsum(-1) == 1))
+    segment = torch.where(action, begins.cumsum(-1) - 1, -1)
+    states = torch.randint(1, 4, action.shape, generator=stream)
+    states[:, 0] = 0
+    return segment, torch.where(action, states.gather(1, segment.clamp(min=0)), -1)
+
+
+def random_extras(seed: int, batch: TokenBatch) -> Extras:
+    """What a forward pass could give besides logp: all fields, none of it consistent with logp, which no row needs."""
+    stream = torch.Generator().manual_seed(1000 + seed)
+    shape = tuple(batch.action.shape)
+
+    def uniform(*size):
+        return torch.rand(size, generator=stream, dtype=torch.float64)
+
+    value = torch.zeros(shape, dtype=torch.float64) if batch.value is None else batch.value
+    return Extras(
+        entropy=2 * uniform(*shape),
+        top_logp=-3 * uniform(*shape, NUM_TOP),
+        chose_top=uniform(*shape) < 0.5,
+        divergence=uniform(*shape),
+        value=value + 0.8 * (uniform(*shape) - 0.5),
+    )
+
+
+def with_leaves(extras: Extras) -> Extras:
+    """The same numbers, ready to collect gradients."""
+    return replace(extras, **{name: getattr(extras, name).clone().requires_grad_() for name in EXTRA_TENSORS})
+
+
+def chosen(extras: Extras, rows, width: int) -> Extras:
+    """The extras of these rows and the first columns."""
+    return Extras(**{field.name: getattr(extras, field.name)[rows, :width] for field in fields(Extras)})
+
+
+def asked_for(batch: TokenBatch, objective) -> TokenBatch:
+    """The batch without process rewards, unless the row is about them: where they are given they are earned."""
+    about_steps = objective.baseline.needs & {"step_reward", "segment"}
+    return batch if about_steps else replace(batch, step_reward=None)
 
 
 def ragged(values: torch.Tensor, action: torch.Tensor) -> list[torch.Tensor]:

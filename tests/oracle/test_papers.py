@@ -1,71 +1,229 @@
 """Every row's gradient equals the gradient of its paper's formula, on ragged random batches in float64."""
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
-from whet.objective import PRESETS, step_totals
+from whet.objective import AXES, PRESETS, step_totals
 
 sys.path.insert(0, str(Path(__file__).parent))
-from batches import BUDGET, ragged, random_batch
-from papers import PAPERS
-
-SEEDS = range(20)
-BINARY = [name for name in PRESETS if PRESETS[name].objective.scale.name == "group_mean"]  # rewards of 0 or 1 only
-CLIPPED = [name for name in PRESETS if PRESETS[name].objective.clip.name != "on_policy"]
-
-
-def whet_gradient(name, batch, logp, memory):
-    objective = PRESETS[name].objective
-    batch, _ = objective.advantage(batch, memory)
-    leaf = logp.clone().requires_grad_()
-    objective.loss(batch, leaf, step_totals(batch, BUDGET)).value.backward()
-    return -leaf.grad
+from batches import asked_for, random_batch, random_extras, with_leaves
+from case import case_of
+from papers import CRITICS, PAPERS
+from rows import MEMORY, ROWS, SEEDS, example, gradients, objective_of, relative
+from variations import VARIATIONS, Variation
 
 
-def paper_gradient(name, batch, logp, **settings):
-    leaf = logp.clone().requires_grad_()
-    columns = [ragged(values, batch.action) for values in (leaf, batch.old_logp, batch.ref_logp)]
-    PAPERS[name](*columns, batch.reward.tolist(), batch.group.tolist(), **settings).backward()
-    return leaf.grad
+def whet_gradients(objective, batch, logp, extras, budget):
+    """Of J and, where there is a critic, of its loss; and the batch the package has prepared."""
+    prepared, _ = objective.advantage(batch, MEMORY)
+    totals = step_totals(prepared, budget)
+    leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
+    (-objective.tuned(MEMORY).loss(prepared, leaf, totals, extras).value).backward()
+    assert extras.value.grad is None
+    if objective.value.needs:
+        objective.critic_loss(prepared, extras.value, totals).value.backward()
+    return prepared, gradients(leaf, extras)
 
 
-def test_every_row_has_a_paper():
+def paper_gradients(row, batch, logp, extras, learns):
+    leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
+    case = case_of(batch, leaf, extras, MEMORY, learns)
+    row.paper(case).backward()
+    if row.critic is not None:
+        row.critic(case).backward()
+    return gradients(leaf, extras)
+
+
+def test_every_row_has_a_paper_and_every_critic_one():
     assert set(PAPERS) == set(PRESETS)
+    assert set(CRITICS) == {name for name in PRESETS if PRESETS[name].objective.value.needs}
+    for name, variation in VARIATIONS.items():
+        assert (variation.critic is not None) == bool(objective_of(variation).value.needs), name
 
 
-@pytest.mark.parametrize("name", PAPERS)
+def test_every_piece_that_shapes_a_gradient_has_a_paper():
+    used = {(axis, getattr(objective_of(row), axis).name) for row in ROWS.values() for axis in AXES}
+    elsewhere = ("keep", "control", "reference")  # what the loop does with them is tested by hand numbers
+    missing = {(axis, name) for axis in AXES if axis not in elsewhere for name in AXES[axis]} - used
+    assert missing == set()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ROWS)
 def test_gradient_equals_the_papers(name, seed):
-    binary = name in BINARY
-    batch, logp = random_batch(seed, num_groups=3 + seed % 3, group_size=2 + seed % 5, binary=binary)
-    memory, settings = {}, {}
-    if name == "reinforce":
-        memory, settings = {"running_sum": 0.3, "running_mass": 0.5}, {"baseline": 0.6}
-    ours, theirs = whet_gradient(name, batch, logp, memory), paper_gradient(name, batch, logp, **settings)
-    assert theirs.norm() > 1e-3
-    assert (ours - theirs).norm() / theirs.norm() < 1e-12
+    row = ROWS[name]
+    objective, batch, logp, extras = example(row, seed)
+    prepared, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
+    theirs = paper_gradients(row, batch, logp, extras, prepared.learns)
+    assert theirs["logp"].norm() > 1e-4
+    for tensor, gradient in theirs.items():
+        assert relative(ours[tensor], gradient) < 1e-12, tensor
+
+
+@pytest.mark.parametrize("name", [name for name in VARIATIONS if VARIATIONS[name].changes])
+def test_a_variation_is_another_gradient_than_its_row(name):
+    """Otherwise its agreement above would say nothing about what was varied."""
+    found = 0.0
+    for seed in SEEDS:
+        objective, batch, logp, extras = example(VARIATIONS[name], seed)
+        _, varied = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
+        plain = PRESETS[VARIATIONS[name].row].objective
+        _, usual = whet_gradients(plain, batch, logp, extras, batch.max_new_tokens)
+        found = max(found, *(relative(varied[tensor], usual[tensor]) for tensor in usual))
+    assert found > 1e-3
+
+
+def bound_share(name, metric):
+    """Mean over the seeds of a metric of the loss."""
+    total = 0.0
+    for seed in SEEDS:
+        objective, batch, logp, extras = example(ROWS[name], seed)
+        prepared, _ = objective.advantage(batch, MEMORY)
+        loss = objective.tuned(MEMORY).loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras)
+        total += loss.metrics[metric]
+    return total / len(SEEDS)
+
+
+CLIPPED = [name for name in ROWS if objective_of(ROWS[name]).clip.name not in ("on_policy", "unclipped")]
 
 
 @pytest.mark.parametrize("name", CLIPPED)
 def test_the_clip_binds_in_these_batches(name):
-    """Otherwise the agreement above would say nothing about clipping."""
-    batch, logp = random_batch(0, binary=name in BINARY, drift=1.0 if name == "cispo" else 0.4)
-    objective = PRESETS[name].objective
-    batch, _ = objective.advantage(batch, {})
-    loss = objective.loss(batch, logp.clone().requires_grad_(), step_totals(batch, BUDGET))
-    assert loss.metrics["reweighted"] > 0.005
+    """Otherwise the agreement above would say nothing about clipping. Some tokens must be left as they are, too."""
+    gates = ("soft_gate", "gamma_gate", "geometric_mean")
+    share = bound_share(name, "reweighted")
+    assert share > 0.002
+    assert share < 0.9 or objective_of(ROWS[name]).clip.name in gates
 
 
-@pytest.mark.parametrize("name", [name for name in CLIPPED if name != "cispo"])
+@pytest.mark.parametrize("name", [name for name in ROWS if objective_of(ROWS[name]).mismatch.needs])
+def test_the_mismatch_rule_binds_in_these_batches(name):
+    row, changed, dropped, tokens = ROWS[name], 0, 0, 0
+    for seed in SEEDS:
+        objective, batch, logp, _ = example(row, seed)
+        prepared, _ = objective.advantage(batch, MEMORY)
+        mismatch, lag = batch.old_logp - batch.behavior_logp, logp - batch.behavior_logp
+        factor = objective.mismatch(mismatch, lag, prepared.advantage, batch.action)[batch.action]
+        if objective.mismatch.name == "truncate_reply":
+            mismatch = torch.where(batch.action, mismatch, 0.0).sum(-1, keepdim=True).expand_as(mismatch)
+        free = mismatch[batch.action].exp() if objective.mismatch.name != "stale_mask" else torch.ones_like(factor)
+        changed += int((factor != free).sum())
+        dropped += int((factor == 0).sum())
+        tokens += factor.numel()
+    assert 0.01 < changed / tokens < 0.99
+    if "mask" in objective.mismatch.name:
+        assert changed == dropped and abs(bound_share(name, "mismatch_dropped") - dropped / tokens) < 0.05
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if objective_of(ROWS[name]).select.name != "all"])
+def test_the_choice_of_tokens_binds_in_these_batches(name):
+    chosen, tokens = 0, 0
+    for seed in SEEDS:
+        objective, batch, *_ = example(ROWS[name], seed)
+        prepared, _ = objective.advantage(batch, MEMORY)
+        kept = prepared.tied if prepared.tied is not None else prepared.learns
+        kept = prepared.action if kept is None else kept
+        assert not (kept & ~batch.action).any()
+        chosen += int(kept.sum())
+        tokens += int(batch.action.sum())
+    assert 0 < chosen < tokens
+
+
+@pytest.mark.parametrize("name", ["simko", "strong smoothing"])
+def test_smoothing_binds_in_these_batches(name):
+    moved = pushed = 0
+    for seed in SEEDS:
+        objective, batch, _, extras = example(ROWS[name], seed)
+        prepared, _ = objective.advantage(batch, MEMORY)
+        moved += int((objective.smooth.spread(prepared, extras) > 0).sum())
+        pushed += int((objective.smooth.pushed(prepared.advantage, prepared, extras) != prepared.advantage).sum())
+    assert moved > 20 and pushed > 20
+
+
+def test_the_critics_error_is_held_in_these_batches():
+    objective, batch, _, extras = example(ROWS["clipped_error"], 0)
+    prepared, _ = objective.advantage(batch, MEMORY)
+    plain = PRESETS["ppo"].objective.value.error(extras.value, prepared)
+    differs = (objective.value.error(extras.value, prepared) != plain)[batch.action]
+    assert 0.1 < differs.double().mean() < 0.9
+
+
+# a stopped ratio in front of log pi has no surrogate of its own: there the value reported is weight A
+STOPPED = ("cap", "gamma_gate")
+BESIDE = {"entropy": "none", "imitate": "none"}  # what the surrogate leaves out
+
+
+def has_surrogate(objective):
+    plain = all(getattr(objective, axis).name == usual for axis, usual in BESIDE.items())
+    return plain and objective.clip.name not in STOPPED and objective.ratio.name != "sequence_product"
+
+
+SURROGATES = [name for name in CLIPPED if has_surrogate(objective_of(ROWS[name]))]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
 def test_the_reported_surrogate_is_the_papers_value(name):
-    """A stopped ratio in front of log pi (cispo) has no surrogate of its own: there the value reported is weight A."""
-    batch, logp = random_batch(5, binary=name in BINARY)
-    objective = PRESETS[name].objective
-    batch, _ = objective.advantage(batch, {})
-    loss = objective.loss(batch, logp, step_totals(batch, BUDGET))
-    columns = [ragged(values, batch.action) for values in (logp, batch.old_logp, batch.ref_logp)]
-    settings = {"beta": 0.0} if name == "grpo" else {}
-    value = PAPERS[name](*columns, batch.reward.tolist(), batch.group.tolist(), **settings)
-    assert loss.metrics["surrogate"] == pytest.approx(float(value), rel=1e-12)
+    """Taken without the terms beside it: KL, entropy and imitation."""
+    row = ROWS[name]
+    objective = objective_of(row)
+    _, batch, logp, extras = example(row, 5)
+    prepared, _ = objective.advantage(batch, MEMORY)
+    tuned = objective.tuned(MEMORY)
+    found = tuned.loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras).metrics["surrogate"]
+    case = case_of(batch, logp, extras, MEMORY, prepared.learns)
+    value = float(row.paper(case))
+    if "in the loss" in name or objective.kl.name == "k3":
+        value += kl_value(tuned, prepared, logp, extras)
+    assert found == pytest.approx(value, rel=1e-11)
+
+
+def kl_value(objective, batch, logp, extras):
+    """beta SUM share value, what the paper's J holds beside the surrogate."""
+    moved, u = (logp - batch.old_logp).exp(), logp - batch.ref_logp
+    share = objective.aggregate(batch, step_totals(batch, batch.max_new_tokens))
+    full = objective.kl.name == "full"
+    value = extras.divergence if full else objective.kl.value(u, moved)
+    return objective.kl.beta * float((share * value)[batch.action].sum())
+
+
+def test_the_lottery_draws_every_candidate_alike():
+    """Whichever of the candidates goes is a matter of its tokens only: over many batches no rank is preferred."""
+    objective = objective_of(Variation("clip_cov", {"select.low": 0.2, "select.share": 1e-6}, None))
+    places = []
+    for seed in range(400):
+        batch, _ = random_batch(seed, num_groups=3, group_size=4)
+        batch = asked_for(batch, objective)
+        prepared, _ = objective.advantage(batch, {})
+        gone = (prepared.action & ~prepared.learns).nonzero()
+        if not len(gone):
+            continue
+        assert len(gone) == 1
+        cov = _covariance(prepared)
+        candidates = (prepared.action & (cov > 0.2) & (cov < 5)).nonzero().tolist()
+        place = candidates.index(gone[0].tolist())
+        places.append((place + 0.5) / len(candidates))
+    assert len(places) > 300
+    # a uniform draw has mean 1/2 and variance 1/12: four standard errors
+    spread = torch.tensor(places)
+    assert abs(float(spread.mean()) - 0.5) < 4 * (1 / 12 / len(places)) ** 0.5
+    assert abs(float(spread.var()) - 1 / 12) < 0.015
+    quarters = torch.histc(spread, 4, 0, 1) / len(places)
+    assert (quarters - 0.25).abs().max() < 0.09
+
+
+def _covariance(batch):
+    inside = batch.action
+    advantage, logp = batch.advantage, batch.old_logp
+    return (advantage - advantage[inside].mean()) * (logp - logp[inside].mean())
+
+
+def test_the_batches_hold_every_field():
+    batch, _ = random_batch(0)
+    late = {"support", "advantage", "token_reward", "target", "learns", "tied", "importance"}
+    assert {field.name for field in fields(batch) if getattr(batch, field.name) is None} == late
+    extras = random_extras(0, batch)
+    assert all(getattr(extras, field.name) is not None for field in fields(extras))

@@ -1,4 +1,8 @@
-"""One batch, asked of whet and of a peer: the same numbers in, gradients of the loss with respect to logp out."""
+"""One batch, asked of whet and of a peer: the same numbers in, gradients of the loss with respect to logp out.
+
+Two kinds of comparison, each listed under its function's name, which docs/differences.md names too: `same` ones return
+the peer's numbers and whet's, `measured` ones return how far apart they are. The parameters are the peers they ask.
+"""
 
 import sys
 from dataclasses import dataclass, replace
@@ -9,30 +13,75 @@ import torch
 from whet.objective import PRESETS, step_totals, with_changes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "oracle"))
-from batches import BUDGET, random_batch
+from batches import random_batch
+from steady import steady_batch
 
 PIECES = 8
+SEEDS = range(5)
+
+SAME = {}
+MEASURED = {}
+EXACT = 1e-10
+SINGLE = 1e-5  # float32 on the peer's side
+ONE_PLUS = 1e-7  # verl adds 1e-8 to a length, which is felt where a reply has few tokens
+WHITENED = 1e-5  # the peers divide by sqrt(variance + 1e-8), whet by std + 1e-6
 
 
-def example(seed=0, *, drift=0.4, num_groups=4, group_size=6, **more):
-    """The oracle's ragged batch, of 24 rows: they can be cut into 8 equal pieces, as the peers want it."""
-    return random_batch(seed, num_groups=num_groups, group_size=group_size, drift=drift, **more)
+def same(tolerance=EXACT):
+    def listed(function):
+        SAME[function.__name__] = (function, tolerance)
+        return function
+
+    return listed
+
+
+def measured(function):
+    MEASURED[function.__name__] = function
+    return function
+
+
+def oracle_batch(seed=0, *, drift=0.4):
+    """The oracle's ragged batch, of 24 rows: they can be cut into 8 equal pieces, as the peers want it.
+
+    The policy before the updates is the one that sampled, and nothing is earned on the way.
+    """
+    batch, logp = random_batch(seed, num_groups=4, group_size=6, drift=drift)
+    old = batch.old_logp if drift else logp
+    return replace(batch, old_logp=old, behavior_logp=old, step_reward=None), logp
 
 
 def row(name, changes=None):
     return with_changes(PRESETS[name].objective, changes or {})
 
 
-def prepared(objective, batch, memory=None):
+def prepared(objective, batch):
     """The batch with the row's advantage."""
-    return objective.advantage(batch, memory or {})[0]
+    return objective.advantage(batch, {})[0]
 
 
-def whet_gradient(objective, batch, logp, budget=BUDGET):
+def whet_gradient(objective, batch, logp):
     """Of a prepared batch, as one optimizer step."""
     leaf = logp.clone().requires_grad_()
-    objective.loss(batch, leaf, step_totals(batch, budget)).value.backward()
+    objective.loss(batch, leaf, step_totals(batch, batch.max_new_tokens)).value.backward()
     return leaf.grad
+
+
+def step(objective, drift=0.2):
+    """The steady batch prepared, its log-probabilities and whet's gradient."""
+    batch, logp = steady_batch(drift=drift)
+    batch = prepared(objective, batch)
+    return batch, logp, whet_gradient(objective, batch, logp)
+
+
+def both(objective, ask, peer, drift=0.4, **settings):
+    """Gradients of the peer and of whet on the same prepared batches, end to end."""
+    theirs, ours = [], []
+    for seed in SEEDS:
+        batch, logp = oracle_batch(seed, drift=drift)
+        batch = prepared(objective, batch)
+        theirs.append(ask(peer, batch, logp, **settings).flatten())
+        ours.append(whet_gradient(objective, batch, logp).flatten())
+    return torch.cat(theirs), torch.cat(ours)
 
 
 def gap(theirs, ours):
@@ -43,6 +92,7 @@ def gap(theirs, ours):
 
 def size(theirs, ours):
     """How long a gradient is beside whet's."""
+    assert ours.norm() > 1e-6, "a gradient of zero has no size to compare with"
     return float(theirs.norm() / ours.norm())
 
 
@@ -91,21 +141,22 @@ def trl_gradient(trl, batch, logp, *, trainer="grpo", pieces=1, replies=None, ge
         logp=replies.taken(logp),
         old=replies.taken(batch.old_logp),
         ref=replies.taken(batch.ref_logp),
+        entropy=replies.taken(batch.entropy),
         mask=replies.taken(batch.action),
         advantage=each_reply(batch),
         pieces=cut(len(logp), pieces),
-        budget=BUDGET,
+        budget=batch.max_new_tokens,
         generated_tokens=generated_tokens,
     )
     return replies.given_back(answer["gradient"])
 
 
-def verl_gradient(verl, batch, logp, *, loss=None, pieces=1, replies=None, **settings):
-    """verl's gradient on a prepared batch."""
+def verl_gradient(verl, batch, logp, *, pieces=1, replies=None, loss_mode="vanilla", choice=None, **settings):
+    """verl's gradient on a prepared batch; `choice` holds the numbers of its `policy_loss` section."""
     replies = replies or Replies.of(batch.action)
     answer = verl(
         "policy",
-        loss=loss or {},
+        loss={"loss_mode": loss_mode, **(choice or {})},
         settings=settings,
         logp=replies.taken(logp),
         old=replies.taken(batch.old_logp),
@@ -118,34 +169,7 @@ def verl_gradient(verl, batch, logp, *, loss=None, pieces=1, replies=None, **set
     return replies.given_back(answer["gradient"])
 
 
-def verl_advantage(verl, batch, name, *, settings=None, rewards=None, **more):
-    """verl's advantage and returns, [N, T]; unless given, the reward lies on the last action token."""
-    replies = Replies.of(batch.action)
-    if rewards is None:
-        rewards = on_last_token(batch)
-    answer = verl(
-        "advantage",
-        name=name,
-        rewards=replies.taken(rewards),
-        mask=replies.taken(batch.action).to(batch.reward.dtype),
-        group=batch.group,
-        settings=settings,
-        **more,
-    )
-    return {each: replies.given_back(values) for each, values in answer.items()}
-
-
-def on_last_token(batch):
-    replies = Replies.of(batch.action)
-    last = (replies.start + replies.length - 1)[:, None]
-    return torch.zeros(batch.action.shape, dtype=batch.reward.dtype).scatter(1, last, batch.reward[:, None])
-
-
 def each_reply(batch):
     """The advantage of a batch whose tokens share it: [N]."""
     total = torch.where(batch.action, batch.advantage, 0.0).sum(-1)
     return total / batch.lengths.clamp(min=1)
-
-
-def of_ones(batch):
-    return replace(batch, advantage=batch.action.to(batch.reward.dtype))

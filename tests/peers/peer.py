@@ -24,7 +24,10 @@ RAY = (
     *("jsonschema==4.26.0", "jsonschema-specifications==2025.9.1", "referencing==0.37.0", "rpds-py==2026.9.1"),
     "attrs==26.1.0",
 )
-TENSORDICT = ("tensordict==0.10.0", "pyvers==0.2.3", "orjson==3.13.0")
+VERL = (
+    *("tensordict==0.10.0", "pyvers==0.2.3", "orjson==3.13.0"),
+    *("omegaconf==2.4.0", "codetiming==1.4.0", "pillow==13.0.0"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,7 @@ class Package:
 PACKAGES = {
     "trl": Package("trl", "1.16.0", "trl_side.py", DATASETS),
     "trl_ppo": Package("trl", "1.12.0", "trl_ppo_side.py", DATASETS),
-    "verl": Package(
-        "verl",
-        "0.9.1",
-        "verl_side.py",
-        (*TENSORDICT, *RAY, *DATASETS, "omegaconf==2.4.0", "codetiming==1.4.0", "pillow==13.0.0"),
-    ),
+    "verl": Package("verl", "0.9.1", "verl_side.py", (*VERL, *RAY, *DATASETS)),
 }
 
 
@@ -62,17 +60,18 @@ class PeerMissing(Exception):
 
 def install(package):
     """Make the package's folder unless it is there, whole and for this Python."""
-    folder, label = package.folder(), "\n".join([sys.version.split()[0], *package.requirements()])
+    folder, label = package.folder(), "\n".join(["python{}.{}".format(*sys.version_info), *package.requirements()])
     stamp = folder / "whet-peer.txt"
     if stamp.exists() and stamp.read_text() == label:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-") as work:
         target = Path(work) / "target"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
-        done = subprocess.run([*command, *package.requirements()], capture_output=True, text=True, timeout=1800)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--retries", "1", "--no-deps", "--target"]
+        done = subprocess.run([*command, str(target), *package.requirements()], capture_output=True, text=True)
         if done.returncode:
-            complaints = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+            lines = done.stderr.strip().splitlines() or ["pip said nothing"]
+            complaints = [line for line in lines if line.startswith("ERROR")] or lines
             raise PeerMissing(f"{package.name} {package.version} could not be installed: {complaints[-1]}")
         (target / stamp.name).write_text(label)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,21 +1,19 @@
-"""whet's loss layer beside its peers' installed packages: equal where they mean the same, measured where they do not."""
+"""whet's loss layer beside its peers' installed packages: equal where they mean the same, measured elsewhere."""
 
 import inspect
 import re
 from pathlib import Path
 
+import compare_advantages
+import compare_counting
+import compare_critic
+import compare_losses
 import pytest
-from compared import gap
-from measured import MEASURED
+from compared import MEASURED, SAME, gap
 from peer import PACKAGES
-from same import SAME
 
+TOPICS = (compare_losses, compare_counting, compare_advantages, compare_critic)  # importing one lists its comparisons
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
-
-
-def asked(request, function):
-    """The running peers a function wants, by the names of its parameters."""
-    return {name: request.getfixturevalue(name) for name in inspect.signature(function).parameters}
 
 
 def tables():
@@ -38,13 +36,19 @@ def named(cell):
 def stated():
     """What the page says was measured: {test: number}."""
     rows = [each for each in tables() if "measured" in each]
-    return {named(each["test"])[0]: float(re.search(r"[\d.]+(e-?\d+)?", each["measured"]).group()) for each in rows}
+    return {named(each["test"])[0]: float(re.search(r"\d[\d.]*(e-?\d+)?", each["measured"]).group()) for each in rows}
+
+
+def asked(request, function):
+    """The running peers a function wants, by the names of its parameters."""
+    return {name: request.getfixturevalue(name) for name in inspect.signature(function).parameters}
 
 
 def test_the_page_lists_every_comparison_once():
-    listed = [name for each in tables() if "test" in each for name in named(each["test"])]
+    listed = [name for each in tables() for name in named(each["test"])]
     assert sorted(listed) == sorted([*SAME, *MEASURED])
     assert set(stated()) == set(MEASURED)
+    assert {function.__module__ for function in MEASURED.values()} == {topic.__name__ for topic in TOPICS}
 
 
 def test_the_page_names_the_versions():

@@ -69,13 +69,9 @@ def loss(*, settings, logp, old, predicted, values, target, advantage, length, p
     return {"gradient": policy.grad, "value_gradient": critic.grad, "loss": total}
 
 
-def whiten(*, values, mask):
-    return {"whitened": ppo_trainer.masked_whiten(values, mask)}
-
-
 def version():
     return {"version": trl.__version__}
 
 
 if __name__ == "__main__":
-    serve({"advantage": advantage, "loss": loss, "whiten": whiten, "version": version})
+    serve({"advantage": advantage, "loss": loss, "version": version})

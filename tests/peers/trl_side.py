@@ -9,6 +9,7 @@ import trl
 from answering import executed, gradient, serve, statements
 from trl.experimental.gmpo.gmpo_config import GMPOConfig
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
+from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_config import RLOOConfig
@@ -41,6 +42,9 @@ class Alone:
     def reduce(self, value, reduction="sum"):
         return value
 
+    def pad_across_processes(self, value, dim=0, pad_index=0):
+        return value
+
 
 def stand_in(trainer, config, settings, passes, budget):
     """A trainer as its loss sees it: every number from the config, one optimizer step of `passes` passes."""
@@ -55,7 +59,7 @@ def stand_in(trainer, config, settings, passes, budget):
         if hasattr(arguments, name)
     }
     epsilon = arguments.epsilon
-    return types.SimpleNamespace(
+    trainer_now = types.SimpleNamespace(
         **taken,
         args=arguments,
         epsilon_low=epsilon,
@@ -68,10 +72,14 @@ def stand_in(trainer, config, settings, passes, budget):
         _entropy_bonus_enabled=False,
         _metrics=defaultdict(lambda: defaultdict(list)),
         get_gamma_weights=getattr(trainer, "get_gamma_weights", None),
+        get_off_policy_mask=getattr(trainer, "get_off_policy_mask", None),
     )
+    if hasattr(trainer, "get_high_entropy_mask"):
+        trainer_now.get_high_entropy_mask = types.MethodType(trainer.get_high_entropy_mask, trainer_now)
+    return trainer_now
 
 
-def policy(*, trainer, settings, logp, old, ref, mask, advantage, pieces, budget, generated_tokens=None):
+def policy(*, trainer, settings, logp, old, ref, entropy, mask, advantage, pieces, budget, generated_tokens=None):
     """The gradient of one optimizer step whose rows are cut into `pieces`, with respect to logp."""
     kind, config = TRAINERS[trainer]
     leaf = logp.clone().requires_grad_()
@@ -81,7 +89,7 @@ def policy(*, trainer, settings, logp, old, ref, mask, advantage, pieces, budget
         for rows in pieces:
             trainer_now = stand_in(kind, config, settings, len(pieces), budget)
             here = leaf[rows]
-            trainer_now._get_per_token_logps_and_entropies = lambda *_, h=here, **__: (h, torch.zeros_like(h), None)
+            trainer_now._get_per_token_logps_and_entropies = lambda *_, h=here, e=entropy[rows], **__: (h, e, None)
             inputs = {
                 "prompt_ids": torch.zeros(len(rows), 1, dtype=torch.long),
                 "prompt_mask": torch.ones(len(rows), 1, dtype=torch.long),
@@ -123,9 +131,14 @@ def advantage(*, trainer, settings, rewards, group_size, old=None, ref=None, mas
     return {"advantage": executed(code, method, names)["advantages"]}
 
 
+def overlong(*, lengths, budget, tail):
+    punish = get_soft_overlong_punishment(budget, tail)
+    return {"reward": torch.tensor(punish([[0] * length for length in lengths]))}
+
+
 def version():
     return {"version": trl.__version__}
 
 
 if __name__ == "__main__":
-    serve({"policy": policy, "advantage": advantage, "version": version})
+    serve({"policy": policy, "advantage": advantage, "overlong": overlong, "version": version})

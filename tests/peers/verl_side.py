@@ -89,10 +89,10 @@ def by_part(*, parts, weights, mask, length, group):
     return {"advantage": found[0]}
 
 
-def aggregate(*, mode, matrix, mask, pieces, whole, divisor=None):
-    """d loss / d matrix of `agg_loss`, with the counts of the whole step or without them."""
+def aggregate(*, mode, matrix, mask, pieces, divisor=None):
+    """d loss / d matrix of `agg_loss`, with the counts of the whole step."""
     leaf = matrix.clone().requires_grad_()
-    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": len(matrix)} if whole else {}
+    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": len(matrix)}
     calls = (
         core_algos.agg_loss(leaf[rows], mask[rows].to(leaf.dtype), mode, loss_scale_factor=divisor, **counts)
         for rows in pieces

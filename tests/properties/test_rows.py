@@ -1,206 +1,410 @@
-"""The contract of the loss layer, for every row: cutting, padding, order and ranks never change the gradient."""
+"""The contract of the loss layer, for every row: cutting, padding, order and ranks never change a gradient.
+
+Gradients are those of logp, of every tensor of the pass and of the critic's value.
+"""
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from whet.data.packing import passes, trimmed
+from whet.data.packing import passes
 from whet.objective import AXES, PRESETS, step_totals
-from whet.types import Totals, WhetError
+from whet.objective.select import lottery
+from whet.types import TOKEN_FIELDS, Extras, Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
-from batches import BUDGET, random_batch
+from batches import EXTRA_TENSORS, chosen, random_extras, with_leaves
+from rows import MEMORY, ROWS, example, gradients, objective_of, relative
 
-ROWS = list(PRESETS)
-GROUP_ROWS = [name for name in ROWS if PRESETS[name].objective.baseline.smallest_group > 1]
-BINARY = [name for name in ROWS if PRESETS[name].objective.scale.name == "group_mean"]  # rewards of 0 or 1 only
-# a KL in the reward tells equal replies apart, and so it should
-SILENT_ROWS = [name for name in GROUP_ROWS if PRESETS[name].objective.kl.name != "k1_reward"]
+PRESET_ROWS = list(PRESETS)
+CLOSE = 1e-12
 
 
-def advantaged(name, batch):
-    return PRESETS[name].objective.advantage(batch, {"running_sum": 0.4, "running_mass": 0.5})[0]
+def prepared(objective, batch):
+    return objective.advantage(batch, MEMORY)[0]
 
 
-def gradient(name, batch, logp, totals=None):
-    leaf = logp.clone().requires_grad_()
-    loss = PRESETS[name].objective.loss(batch, leaf, totals or step_totals(batch, BUDGET))
-    loss.value.backward()
-    return leaf.grad
+def found_gradients(objective, batch, logp, extras, totals=None):
+    """Of a prepared batch: the policy's loss and the critic's together."""
+    totals = totals or step_totals(batch, batch.max_new_tokens)
+    leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
+    value = objective.tuned(MEMORY).loss(batch, leaf, totals, extras).value
+    if objective.value.needs:
+        value = value + objective.critic_loss(batch, extras.value, totals).value
+    if value.requires_grad:
+        value.backward()
+    return gradients(leaf, extras)
 
 
-def relative(one, two):
-    return float((one - two).norm() / two.norm())
+def metrics_of(objective, batch, logp, extras, totals):
+    return objective.tuned(MEMORY).loss(batch, logp, totals, extras).metrics
+
+
+def assert_same(found, expected, tolerance=CLOSE):
+    assert expected["logp"].norm() > 1e-5
+    for name, gradient in expected.items():
+        assert relative(found[name], gradient) < tolerance, name
+
+
+def in_parts(objective, batch, logp, extras, parts):
+    """Gradients and metrics of a step that is cut into these rows, each part trimmed to its own width."""
+    totals = step_totals(batch, batch.max_new_tokens)
+    whole = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(logp, extras).items()}
+    sums = {}
+    for rows in parts:
+        width = int(batch.action[rows].any(0).nonzero().max()) + 1 if batch.action[rows].any() else 1
+        part, piece = batch.select(rows).narrowed(width), chosen(extras, rows, width)
+        for name, gradient in found_gradients(objective, part, logp[rows, :width], piece, totals).items():
+            whole[name][rows, :width] += gradient
+        for name, number in metrics_of(objective, part, logp[rows, :width], piece, totals).items():
+            sums[name] = sums.get(name, 0.0) + number
+    return whole, sums
+
+
+def tensors_of(logp, extras):
+    return {"logp": logp, **{name: getattr(extras, name) for name in EXTRA_TENSORS}}
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("tokens_per_pass", [1, 40, 100, 10_000])
+@pytest.mark.parametrize("tokens_per_pass", [1, 60, 10_000])
 def test_micro_batches_do_not_matter(name, tokens_per_pass):
-    batch, logp = random_batch(1, binary=name in BINARY)
-    batch = advantaged(name, batch)
-    whole = gradient(name, batch, logp)
-    totals = step_totals(batch, BUDGET)
-    pieces = torch.zeros_like(whole)
+    objective, batch, logp, extras = example(ROWS[name], 1)
+    batch = prepared(objective, batch)
     parts = passes(batch, tokens_per_pass)
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
-    for rows in parts:
-        part = trimmed(batch.select(rows))
-        width = part.tokens.shape[1]
-        pieces[rows, :width] += gradient(name, part, logp[rows, :width], totals)
-    assert relative(pieces, whole) < 1e-14
+    found, metrics = in_parts(objective, batch, logp, extras, parts)
+    assert_same(found, found_gradients(objective, batch, logp, extras))
+    whole = metrics_of(objective, batch, logp, extras, step_totals(batch, batch.max_new_tokens))
+    assert metrics == pytest.approx(whole, rel=1e-6, abs=1e-14)
 
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_number_of_ranks_does_not_matter(name, ranks):
-    """Each rank sees only its rows and the summed totals."""
-    batch, logp = random_batch(2, binary=name in BINARY)
-    batch = advantaged(name, batch)
+    """Each rank sees only its rows and the summed totals; metrics are sums, so they add up over ranks too."""
+    objective, batch, logp, extras = example(ROWS[name], 2)
+    batch = prepared(objective, batch)
     shares = [list(range(rank, batch.num_sequences, ranks)) for rank in range(ranks)]
-    totals = sum(
-        (step_totals(batch.select(rows), BUDGET) for rows in shares[1:]), step_totals(batch.select(shares[0]), BUDGET)
+    counted = [step_totals(batch.select(rows), batch.max_new_tokens) for rows in shares]
+    totals = step_totals(batch, batch.max_new_tokens)
+    assert sum(counted[1:], counted[0]) == totals and totals.correct_tokens > 0
+    found, metrics = in_parts(objective, batch, logp, extras, shares)
+    assert_same(found, found_gradients(objective, batch, logp, extras))
+    assert metrics == pytest.approx(metrics_of(objective, batch, logp, extras, totals), rel=1e-6, abs=1e-14)
+
+
+def test_ranks_agree_on_the_slope_of_a_learned_share():
+    """It is a sum over replies divided by the step's tokens: added over ranks it is the whole step's."""
+    objective, batch, logp, extras = example(ROWS["lambda_grpo"], 4)
+    batch = prepared(objective, batch)
+    totals = step_totals(batch, batch.max_new_tokens)
+    whole = metrics_of(objective, batch, logp, extras, totals)["share_slope"]
+    shares = [list(range(rank, batch.num_sequences, 3)) for rank in range(3)]
+    _, metrics = in_parts(objective, batch, logp, extras, shares)
+    assert metrics["share_slope"] == pytest.approx(whole, rel=1e-12) and abs(whole) > 1e-4
+    assert objective.learned(MEMORY, metrics, 9)["length_power"] == pytest.approx(
+        objective.learned(MEMORY, {"share_slope": whole}, 9)["length_power"], rel=1e-12
     )
-    found = torch.zeros_like(logp)
-    for rows in shares:
-        found[rows] += gradient(name, batch.select(rows), logp[rows], totals)
-    assert relative(found, gradient(name, batch, logp)) < 1e-14
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_order_does_not_matter(name):
-    batch, logp = random_batch(3, binary=name in BINARY)
+    objective, batch, logp, extras = example(ROWS[name], 3)
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(0))
-    shuffled = gradient(name, advantaged(name, batch.select(order)), logp[order])
-    assert relative(shuffled, gradient(name, advantaged(name, batch), logp)[order]) < 1e-14
+    shuffled = found_gradients(
+        objective,
+        prepared(objective, batch.select(order)),
+        logp[order],
+        chosen(extras, order, logp.shape[1]),
+    )
+    straight = found_gradients(objective, prepared(objective, batch), logp, extras)
+    assert_same(shuffled, {name: gradient[order] for name, gradient in straight.items()})
+
+
+def spoiled(values, action, fill):
+    """9 more columns, and everything that is not an action replaced."""
+    wide = torch.cat([values, torch.zeros((len(values), 9, *values.shape[2:]), dtype=values.dtype)], dim=1)
+    mask = torch.cat([action, torch.zeros(len(action), 9, dtype=torch.bool)], dim=1)
+    mask = mask.reshape(*mask.shape, *[1] * (wide.ndim - 2))
+    return torch.where(mask, wide, torch.as_tensor(fill, dtype=wide.dtype))
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_padding_does_not_matter_and_may_hold_anything(name):
-    batch, logp = random_batch(4, binary=name in BINARY)
-    whole = gradient(name, advantaged(name, batch), logp)
-
-    def wider(values, fill):
-        return torch.cat([values, torch.full((len(values), 9), fill, dtype=values.dtype)], dim=1)
-
-    padded = replace(
-        batch,
-        tokens=wider(batch.tokens, 0),
-        action=wider(batch.action, False),
-        old_logp=wider(batch.old_logp, float("nan")),
-        ref_logp=wider(batch.ref_logp, float("inf")),
+@pytest.mark.parametrize("fill", [float("nan"), float("inf"), float("-inf")])
+def test_prompts_tool_output_and_padding_may_hold_anything(name, fill):
+    objective, batch, logp, extras = example(ROWS[name], 4)
+    whole = found_gradients(objective, prepared(objective, batch), logp, extras)
+    fills = {"tokens": 11, "segment": 3, "anchor": 1, "action": False}
+    given = {field: getattr(batch, field) for field in TOKEN_FIELDS if getattr(batch, field) is not None}
+    wide = replace(
+        batch, **{field: spoiled(values, batch.action, fills.get(field, fill)) for field, values in given.items()}
     )
-    found = gradient(name, advantaged(name, padded), wider(logp, float("-inf")))
-    assert relative(found[:, : whole.shape[1]], whole) < 1e-14
-    assert (found[:, whole.shape[1] :] == 0).all()
+    more = Extras(
+        **{
+            field.name: spoiled(getattr(extras, field.name), batch.action, True if field.name == "chose_top" else fill)
+            for field in fields(Extras)
+        }
+    )
+    found = found_gradients(objective, prepared(objective, wide), spoiled(logp, batch.action, fill), more)
+    width = logp.shape[1]
+    assert_same({name: gradient[:, :width] for name, gradient in found.items()}, whole)
+    for gradient in found.values():
+        assert (gradient[~wide.action] == 0).all()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_untrained_tokens_get_exactly_no_gradient(name):
-    batch, logp = random_batch(5, binary=name in BINARY)
-    found = gradient(name, advantaged(name, batch), logp)
-    assert (found[~batch.action] == 0).all()
-    assert (found[batch.action] != 0).float().mean() > 0.3
+    objective, batch, logp, extras = example(ROWS[name], 5)
+    batch = prepared(objective, batch)
+    found = found_gradients(objective, batch, logp, extras)
+    for gradient in found.values():
+        assert (gradient[~batch.action] == 0).all()
+    silent = 0.02 if objective.select.name == "top_entropy" or objective.clip.name == "ppo_clip" else 0.3
+    assert (found["logp"][batch.action] != 0).double().mean() > min(silent, 0.1)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_sequence_without_a_trained_token_leaves_all_denominators(name):
-    batch, logp = random_batch(6, binary=name in BINARY)
-    batch = advantaged(name, batch)
+    objective, batch, logp, extras = example(ROWS[name], 6)
+    batch = prepared(objective, batch)
     silent = batch.action.clone()
     silent[[0, 7]] = False
-    quiet = replace(batch, action=silent, advantage=torch.where(silent, batch.advantage, 0.0))
+    quiet = replace(batch, action=silent)
     others = [row for row in range(batch.num_sequences) if row not in (0, 7)]
-    found = gradient(name, quiet, logp)
-    assert step_totals(quiet, BUDGET) == step_totals(quiet.select(others), BUDGET)
-    assert (found[[0, 7]] == 0).all()
-    assert relative(found[others], gradient(name, quiet.select(others), logp[others])) < 1e-14
+    found = found_gradients(objective, quiet, logp, extras)
+    assert step_totals(quiet, batch.max_new_tokens) == step_totals(quiet.select(others), batch.max_new_tokens)
+    alone = found_gradients(objective, quiet.select(others), logp[others], chosen(extras, others, logp.shape[1]))
+    assert_same({name: gradient[others] for name, gradient in found.items()}, alone)
+    assert all((gradient[[0, 7]] == 0).all() for gradient in found.values())
+
+
+PLAIN = {"kl": "none", "entropy": "none", "imitate": "none", "select": "all", "smooth": "none", "mismatch": "none"}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_at_ratio_one_the_weight_is_one(name):
-    """With old_logp None or equal to logp the policy term is share * A, whatever the clip rule."""
-    batch, logp = random_batch(7, binary=name in BINARY)
-    objective = replace(PRESETS[name].objective, kl=AXES["kl"]["none"]())
-    batch = objective.advantage(batch, {})[0]
-    totals = step_totals(batch, BUDGET)
-    expected = -objective.aggregate(batch.action, totals) * batch.advantage
+    """With nothing moved the policy term is share * A, whatever the clip rule; rules that choose tokens are exempt."""
+    objective, batch, logp, extras = example(ROWS[name], 7)
+    batch = replace(batch, behavior_logp=logp)
+    batch = prepared(objective, batch)
+    objective = replace(objective, **{axis: AXES[axis][kind]() for axis, kind in PLAIN.items()})
+    batch = replace(batch, learns=None)
+    totals = step_totals(batch, batch.max_new_tokens)
+    expected = -objective.aggregate(batch, totals) * torch.where(batch.action, batch.advantage, 0.0)
     for old in (None, logp):
         leaf = logp.clone().requires_grad_()
-        loss = objective.loss(replace(batch, old_logp=old), leaf, totals)
+        loss = objective.loss(replace(batch, old_logp=old), leaf, totals, extras)
         loss.value.backward()
-        torch.testing.assert_close(leaf.grad, expected, rtol=1e-14, atol=0)
+        torch.testing.assert_close(leaf.grad, expected, rtol=1e-13, atol=0)
         assert loss.metrics["reweighted"] == 0
         assert loss.metrics["ratio"] == pytest.approx(1.0)
+        assert loss.metrics["kl_old"] == 0
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if objective_of(ROWS[name]).mismatch.needs])
+def test_a_sampler_that_is_the_trainer_changes_nothing(name):
+    objective, batch, logp, extras = example(ROWS[name], 1)
+    batch = prepared(objective, replace(batch, behavior_logp=batch.old_logp))
+    if objective.mismatch.name == "stale_mask":  # looks at the updates too
+        batch = replace(batch, behavior_logp=logp)
+    plain = replace(objective, mismatch=AXES["mismatch"]["none"]())
+    assert_same(
+        found_gradients(objective, batch, logp, extras), found_gradients(plain, batch, logp, extras), tolerance=1e-15
+    )
+
+
+# what a constant added to a group's rewards must not change, and what it must
+REMEMBERS = {"reinforce", "remax", "reinforce_pp", "ppo", "ppo_dual", "ppo_penalty", "vapo", "vtrace", "spo", "gigpo"}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESET_ROWS if name != "maxrl"])
 def test_a_constant_added_to_a_groups_rewards(name):
-    """Group baselines forget it, whatever it is; a running mean does not, and must not."""
-    batch, logp = random_batch(8, binary=name in BINARY)
-    if name in BINARY:
-        with pytest.raises(WhetError, match="0 or 1"):
-            advantaged(name, replace(batch, reward=batch.reward + 1))
-        return
-    shift = torch.tensor([0.0, 3.0, -2.0, 100.0], dtype=torch.float64)[batch.group]
-    before = gradient(name, advantaged(name, batch), logp)
-    after = gradient(name, advantaged(name, replace(batch, reward=batch.reward + shift)), logp)
-    if name in GROUP_ROWS:
-        assert relative(after, before) < 1e-12
+    """Group baselines forget it, whatever it is; a baseline from elsewhere does not, and must not."""
+    objective, batch, logp, extras = example(ROWS[name], 0)
+    shift = torch.tensor([0.0, 3.0, -2.0, 100.0, 7.0], dtype=torch.float64)[batch.group]
+    moved = replace(batch, reward=batch.reward + shift)
+    if objective.baseline.name == "partwise_group":
+        moved = replace(moved, parts=batch.parts + shift[:, None])
+    before = found_gradients(objective, prepared(objective, batch), logp, extras)
+    after = found_gradients(objective, prepared(objective, moved), logp, extras)
+    if name in REMEMBERS:
+        assert relative(after["logp"], before["logp"]) > 0.05
     else:
-        assert relative(after, before) > 0.1
+        assert_same(after, before, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in SILENT_ROWS if name not in BINARY])
+def test_rewards_that_are_no_verdicts_are_refused_by_the_rows_that_need_verdicts():
+    objective, batch, *_ = example(ROWS["maxrl"], 0)
+    with pytest.raises(WhetError, match="0 or 1"):
+        prepared(objective, replace(batch, reward=batch.reward + 1))
+    objective, batch, *_ = example(ROWS["pass_at_k"], 0)
+    with pytest.raises(WhetError, match="right or wrong"):
+        prepared(objective, replace(batch, parts=batch.parts + 1))
+
+
+def test_a_constant_added_to_everything_is_forgotten_by_the_greedy_reply_and_by_whitening():
+    for name in ("remax", "reinforce_pp", "spo"):
+        objective, batch, logp, extras = example(ROWS[name], 0)
+        moved = replace(batch, reward=batch.reward + 5, greedy_reward=batch.greedy_reward + 5)
+        memory = {} if name == "spo" else MEMORY
+        before, after = (objective.advantage(each, memory)[0] for each in (batch, moved))
+        assert_same(
+            found_gradients(objective, after, logp, extras), found_gradients(objective, before, logp, extras), 1e-10
+        )
+
+
+# rows whose advantage is 0 where a group agrees: group baselines whose reward pays no KL
+AGREE = [
+    name
+    for name in PRESET_ROWS
+    if PRESETS[name].objective.baseline.smallest_group > 1
+    and not PRESETS[name].objective.kl.name.endswith("_reward")
+    and name != "gigpo"  # its steps have returns of their own, discounted by how far the end is
+]
+
+
+@pytest.mark.parametrize("name", AGREE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
     """Also when float noise makes its spread tiny but not zero."""
-    batch, _logp = random_batch(9, binary=name in BINARY)
-    reward = torch.full_like(batch.reward, 0.1, dtype=dtype)
-    reward[::2] += 1e-9 if dtype == torch.float64 else 1.5e-8
-    assert (advantaged(name, replace(batch, reward=reward)).advantage == 0).all()
+    objective, batch, *_ = example(ROWS[name], 1)
+    noise = torch.zeros(batch.num_sequences, dtype=dtype)
+    noise[::2] = 1e-9 if dtype == torch.float64 else 1.5e-8
+    verdicts = name in ("maxrl", "pass_at_k")
+    reward = torch.ones_like(noise) if verdicts else 0.1 + noise
+    parts = torch.stack([torch.ones_like(noise), reward], dim=1)
+    steps = None if batch.step_reward is None else torch.where(batch.step_reward.isnan(), float("nan"), reward[:, None])
+    shape = {} if objective.shape.name == "none" else {"max_new_tokens": 1000}  # no reply is too long
+    agreed = replace(batch, reward=reward, parts=parts, step_reward=steps, **shape)
+    assert (prepared(objective, agreed).advantage == 0).all()
 
 
-@pytest.mark.parametrize("name", ROWS)
+SCALED = [("reinforce", "group_std"), ("reinforce", "token_std"), ("remax", "group_std"), ("reinforce_pp", "token_std")]
+
+
+@pytest.mark.parametrize(("row", "scale"), SCALED)
+def test_a_spread_of_nothing_never_blows_a_difference_up(row, scale):
+    """A baseline from outside the group leaves a difference where the group agrees: it must not be divided by 1e-6."""
+    _, batch, *_ = example(ROWS[row], 1)
+    objective = replace(PRESETS[row].objective, scale=AXES["scale"][scale](), kl=AXES["kl"]["none"]())
+    found = prepared(objective, replace(batch, reward=torch.ones_like(batch.reward))).advantage
+    assert found.abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", PRESET_ROWS)
 def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
-    batch, _logp = random_batch(10, num_groups=6, group_size=1, binary=name in BINARY)
-    found = advantaged(name, batch).advantage
-    assert found.isfinite().all()
-    if name in SILENT_ROWS:
-        assert (found == 0).all()
+    objective, batch, logp, extras = example(ROWS[name], 2)
+    batch = replace(batch, group=torch.arange(batch.num_sequences))
+    found = prepared(objective, batch)
+    assert found.advantage.isfinite().all() and found.advantage.abs().max() < 100
+    if name in AGREE and objective.baseline.name != "step_sum":  # the steps of one reply still differ
+        assert (found.advantage == 0).all()
+    for gradient in found_gradients(objective, found, logp, extras).values():
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
-    batch, _logp = random_batch(11, binary=name in BINARY)
+    objective, batch, logp, extras = example(ROWS[name], 1)
     reward = batch.reward.clone()
     reward[3] = float("nan")
     others = [row for row in range(batch.num_sequences) if row != 3]
-    found = advantaged(name, replace(batch, reward=reward)).advantage
-    assert (found[3] == 0).all()
-    torch.testing.assert_close(found[others], advantaged(name, batch.select(others)).advantage, rtol=1e-13, atol=0)
+    with_it = replace(batch, reward=reward)
+    found, without = prepared(objective, with_it), prepared(objective, batch.select(others))
+    assert (found.advantage[3] == 0).all()
+    torch.testing.assert_close(found.advantage[others], without.advantage, rtol=1e-11, atol=1e-13)
+    for field in ("target", "importance"):
+        if getattr(found, field) is not None:
+            torch.testing.assert_close(getattr(found, field)[others], getattr(without, field), rtol=1e-11, atol=1e-13)
+    gradient = found_gradients(objective, found, logp, extras)
+    assert (gradient["value"][3] == 0).all()
+    if not (objective.kl.needs or objective.entropy.needs):
+        assert (gradient["logp"][3] == 0).all()
+    remembered = [objective.advantage(each, MEMORY)[1] for each in (with_it, batch.select(others))]
+    assert remembered[0] == pytest.approx(remembered[1])
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_an_unscorable_sample_changes_no_covariance(name):
+    objective, batch, *_ = example(ROWS[name], 1)
+    reward = batch.reward.clone()
+    reward[3] = float("nan")
+    others = [row for row in range(batch.num_sequences) if row != 3]
+    found = prepared(objective, replace(batch, reward=reward))
+    without = prepared(objective, batch.select(others))
+    for field in ("learns", "tied"):
+        if getattr(found, field) is not None:
+            assert torch.equal(getattr(found, field)[others], getattr(without, field))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_step_in_which_nothing_could_be_scored_is_silent(name):
+    objective, batch, logp, extras = example(ROWS[name], 1)
+    batch = prepared(objective, replace(batch, reward=torch.full_like(batch.reward, float("nan"))))
+    assert (batch.advantage == 0).all()
+    for gradient in found_gradients(objective, batch, logp, extras).values():
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_an_empty_step_is_a_zero_not_a_nan(name):
-    batch, logp = random_batch(12, binary=name in BINARY)
-    batch = advantaged(name, replace(batch, action=torch.zeros_like(batch.action)))
-    assert step_totals(batch, BUDGET) == Totals(0, 0, BUDGET)
-    assert (gradient(name, batch, logp) == 0).all()
+    objective, batch, logp, extras = example(ROWS[name], 1)
+    batch = prepared(objective, replace(batch, action=torch.zeros_like(batch.action)))
+    assert step_totals(batch, 16) == Totals(0, 0, 16)
+    for gradient in found_gradients(objective, batch, logp, extras).values():
+        assert (gradient == 0).all()
+
+
+# what the loop must annotate, by the name a row gives it: where it lives
+IN_THE_PASS = {"entropy_gradient": "entropy", "top_logp": "top_logp", "divergence": "divergence"}
+MAY_BE_MISSING = {"old_logp"}  # without it the policy is the one that sampled
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_loss_needs_an_advantage_and_what_needs_says(name):
-    batch, logp = random_batch(13, binary=name in BINARY)
-    objective = PRESETS[name].objective
+def test_a_missing_field_is_named(name):
+    objective, batch, logp, extras = example(ROWS[name], 1)
     with pytest.raises(ValueError, match=r"Objective\.advantage"):
-        objective.loss(batch, logp, step_totals(batch, BUDGET))
-    batch = advantaged(name, batch)
-    if "ref_logp" in objective.needs():
-        with pytest.raises(ValueError, match="ref_logp"):
-            objective.loss(replace(batch, ref_logp=None), logp, step_totals(batch, BUDGET))
-    else:
-        with_it = gradient(name, batch, logp)
-        assert torch.equal(gradient(name, replace(batch, ref_logp=None), logp), with_it)
+        objective.loss(batch, logp, step_totals(batch, 16), extras)
+    for need in objective.needs() - MAY_BE_MISSING:
+        less, fewer = batch, extras
+        if need in IN_THE_PASS:
+            fewer = replace(extras, **{IN_THE_PASS[need]: None})
+        else:
+            less = replace(batch, **{need: None})
+            if need == "behavior_logp" and objective.select.needs:  # either tells who wrote the batch
+                less = replace(less, old_logp=None)
+        with pytest.raises(ValueError, match=IN_THE_PASS.get(need, need)):
+            known = prepared(objective, less)
+            objective.tuned(MEMORY).loss(known, logp, step_totals(known, 16), fewer)
+
+
+@pytest.mark.parametrize("name", PRESET_ROWS)
+def test_what_a_row_does_not_need_does_not_change_it(name):
+    objective, batch, logp, extras = example(ROWS[name], 1)
+    with_it = found_gradients(objective, prepared(objective, batch), logp, extras)
+    # the loop always gives these
+    always = {"tokens", "action", "group", "reward", "behavior_logp", "parts", "part_weight", "max_new_tokens"}
+    kept = always | objective.needs() | ({"step_reward"} if objective.baseline.per_token else set())
+    bare = {field.name: None for field in fields(batch) if field.name not in kept}
+    found = found_gradients(objective, prepared(objective, replace(batch, **bare)), logp, extras)
+    if "old_logp" in kept or not objective.kl.needs:  # else a KL in the reward is that of the sampler
+        assert_same(found, with_it, tolerance=1e-15)
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "wide clip_cov"])
+def test_equal_tokens_and_positions_share_a_lot_and_no_others_do(name):
+    """Cutting a batch cannot change the lottery: it looks at one reply at a time."""
+    _, batch, *_ = example(ROWS[name], 4)
+    lots = lottery(batch)
+    assert (lots >= 0).all() and len(set(lots[batch.action].tolist())) == int(batch.action.sum())
+    for row in range(batch.num_sequences):
+        assert torch.equal(lottery(batch.select([row])), lots[[row]])
+
+
+def test_the_extras_of_a_pass_are_what_a_row_may_ask_for():
+    _, batch, *_ = example(ROWS["simko"], 0)
+    assert {field.name for field in fields(Extras)} == {"chose_top", *EXTRA_TENSORS}
+    assert random_extras(0, batch).top_logp.shape[:2] == batch.action.shape

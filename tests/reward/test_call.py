@@ -189,7 +189,7 @@ def test_functions_that_cannot_be_rewards() -> None:
 
 
 def test_find_built_in() -> None:
-    assert set(BUILTIN) == {"exact_answer", "think_format", "countdown", "math_answer"}
+    assert set(BUILTIN) == {"exact_answer", "think_format", "countdown", "math_answer", "working_steps"}
     for name in BUILTIN:
         assert find_reward(name).name == name
     assert find_reward("exact_answer")([chat()], [sample("#### 7")]) == [1.0]

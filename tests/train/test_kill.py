@@ -14,7 +14,7 @@ import pytest
 
 from whet.report import read_metrics
 
-METHODS = ["grpo", "reinforce", "sft"]
+METHODS = ["grpo", "reinforce", "ppo", "sft"]
 STEPS = 8
 
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from whet.data.cursor import Cursor
 from whet.model.split import split_model
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.rollout.torch_engine import TorchEngine
 from whet.train import rl
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.train.rl import Questions, RLCourse, RLSettings, minibatches
+from whet.train.rl import Cast, Questions, RLCourse, RLSettings, minibatches
 from whet.train.run import Clock, RunFailed
 from whet.train.sft import SFTCourse, SFTSettings, check_packing
-from whet.train.update import NotFinite, scores, update
-from whet.types import Encoded, Prompt, Sampling, TokenBatch, WhetError
+from whet.train.update import Learner, NotFinite, scores, update
+from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch, WhetError
 
 BUDGET = 8
 VOCABULARY = 50
@@ -78,7 +79,25 @@ def batch():
         reward=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64),
         old_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
         ref_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
+        behavior_logp=torch.where(action, -4.0 + noise(0.5), 0.0),
+        value=noise(0.3),
+        entropy=noise(1.0).abs(),
+        parts=torch.tensor([[1.0, 0.5], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.5], [1.0, 0.0]]).double(),
+        part_weight=torch.tensor([1.0, 0.5], dtype=torch.float64).expand(6, 2),
+        finished=torch.tensor([True, True, False, True, True, True]),
+        greedy_reward=torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5], dtype=torch.float64),
+        prompt=torch.tensor([11, 11, 12, 12, 13, 13]),
+        step_reward=torch.where(torch.arange(width) % 2 == 0, noise(1.0), math.nan),
+        segment=torch.where(action, torch.arange(width) // 3, -1),
+        anchor=torch.where(action, torch.tensor([0, 0, 1, 1, 2, 2])[:, None] * 10 + torch.arange(width) // 3, 0),
+        max_new_tokens=BUDGET,
     )
+
+
+def row_of(name):
+    """The row; pass@k with a k at which groups of two teach something."""
+    changes = {"baseline.k": 1} if name == "pass_at_k" else {}
+    return with_changes(PRESETS[name].objective, changes)
 
 
 class Spy(torch.optim.SGD):
@@ -96,20 +115,23 @@ def flat_gradient(parameters):
 
 
 def gradient(model, batch, name="grpo", tokens_per_pass=10_000, temperature=1.0, max_gradient_norm=1e9):
-    objective = PRESETS[name].objective
+    objective = row_of(name)
     batch, _ = objective.advantage(batch, MEMORY)
     spy = Spy(model)
-    metrics, _ = update(
-        split_model(model),
-        spy,
-        objective,
-        batch,
-        step_totals(batch, BUDGET),
-        temperature=temperature,
-        tokens_per_pass=tokens_per_pass,
-        max_gradient_norm=max_gradient_norm,
-    )
+    learner = Learner(split_model(model), spy, temperature, tokens_per_pass, max_gradient_norm)
+    metrics, _ = update(learner, objective, batch, step_totals(batch, BUDGET))
     return spy.gradient, metrics
+
+
+def plain_extras(model, batch, temperature=1.0, num_top=3):
+    """What some rows need of the distribution, by the model's own forward pass."""
+    every = (model(input_ids=batch.tokens).logits[:, :-1] / temperature).log_softmax(-1)
+    chosen = every.gather(-1, batch.tokens[:, 1:, None])[..., 0]
+    return Extras(
+        entropy=F.pad(-(every.exp() * every).sum(-1), (1, 0)),
+        top_logp=F.pad(every.topk(num_top, -1).values, (0, 0, 1, 0)),
+        chose_top=F.pad(chosen >= every.amax(-1), (1, 0)),
+    )
 
 
 def plain_logp(model, tokens, temperature=1.0, support=None):
@@ -132,10 +154,11 @@ def relative(one, two):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_gradient_is_that_of_a_plain_forward_pass(model, batch, name, temperature):
     found, metrics = gradient(model, batch, name, temperature=temperature)
-    objective = PRESETS[name].objective
+    objective = row_of(name)
     advantaged, _ = objective.advantage(batch, MEMORY)
     model.zero_grad(set_to_none=True)
-    loss = objective.loss(advantaged, plain_logp(model, batch.tokens, temperature), step_totals(batch, BUDGET))
+    extras = plain_extras(model, batch, temperature)
+    loss = objective.loss(advantaged, plain_logp(model, batch.tokens, temperature), step_totals(batch, BUDGET), extras)
     loss.value.backward()
     assert relative(found, flat_gradient(model.parameters())) < 1e-10
     assert metrics["loss"] == pytest.approx(float(loss.value.detach()), rel=1e-10)
@@ -174,13 +197,10 @@ def test_padding_does_not_matter(model, batch):
     def wider(values, fill):
         return F.pad(values, (0, 5), value=fill)
 
-    padded = replace(
-        batch,
-        tokens=wider(batch.tokens, 9),
-        action=wider(batch.action, False),
-        old_logp=wider(batch.old_logp, math.nan),
-        ref_logp=wider(batch.ref_logp, math.inf),
-    )
+    floats = ("old_logp", "ref_logp", "behavior_logp", "value", "entropy", "step_reward")
+    padded = batch.mapped(lambda values: wider(values, math.nan), floats)
+    padded = padded.mapped(lambda values: wider(values, 9), ("tokens", "segment", "anchor"))
+    padded = replace(padded, action=wider(batch.action, False))
     assert relative(gradient(model, padded)[0], gradient(model, batch)[0]) < 1e-10
 
 
@@ -212,16 +232,7 @@ def weights(model):
 
 def attempt(model, batch, objective=PRESETS["grpo"].objective):
     optimizer = adamw(model, OptimizerSettings(learning_rate=0.1))
-    update(
-        split_model(model),
-        optimizer,
-        objective,
-        batch,
-        step_totals(batch, BUDGET),
-        temperature=1.0,
-        tokens_per_pass=12,
-        max_gradient_norm=1.0,
-    )
+    update(Learner(split_model(model), optimizer, 1.0, 12, 1.0), objective, batch, step_totals(batch, BUDGET))
 
 
 def with_advantage(batch):
@@ -449,9 +460,7 @@ def course_of(model, updates, changes=None, rate=0.02, tokens_per_pass=1000):
     prompts = [Prompt(f"q{number}", (), "?") for number in range(3)]
     objective = with_changes(PRESETS["dr_grpo"].objective, changes or {})
     return RLCourse(
-        policy,
-        None,
-        TorchEngine(policy, Letters(), (1,), context=64),
+        Cast(policy, None, TorchEngine(policy, Letters(), (1,), context=64)),
         objective,
         Questions(prompts, [(2, 3), (4, 5, 6), (7,)], even_tokens),
         RLSettings(20, 3, 4, updates, tokens_per_pass, Sampling(max_new_tokens=BUDGET), seed=5),
@@ -464,10 +473,10 @@ def seen_parts(monkeypatch):
     """(batch, log-probabilities before the update) of every update."""
     parts, original = [], rl.update
 
-    def watched(split, optimizer, objective, batch, totals, **settings):
-        before = scores(split, batch, settings["temperature"], 1000).logp
+    def watched(learner, objective, batch, totals, **settings):
+        before = scores(learner.policy, batch, learner.temperature, 1000).logp
         parts.append((batch, before, totals))
-        return original(split, optimizer, objective, batch, totals, **settings)
+        return original(learner, objective, batch, totals, **settings)
 
     monkeypatch.setattr(rl, "update", watched)
     return parts
@@ -523,7 +532,7 @@ def test_the_failing_samples_are_named(model, monkeypatch):
     first = minibatches(12, 2, 5, 7)[0][0]
     with pytest.raises(RunFailed) as error:
         course.step(7, Clock())
-    taken = [f"q{row}" for row in course_of(model, 1)._cursor.take(3)[0]]
+    taken = [f"q{row}" for row in Cursor(3, 5).take(3)[0]]
     assert str(error.value) == (
         f"step 7: the loss is not finite: because; samples of {taken[first // 4]}; "
         "the weights of the last checkpoint are untouched"
@@ -549,7 +558,9 @@ def test_the_engine_is_handed_the_new_weights_after_every_step_and_on_resume(mod
     """An engine with weights of its own depends on it; one that shares the trainer's only notes the version."""
     course = course_of(model.float(), updates=1)
     handed = []
-    course._engine.load = lambda weights, version: handed.append((version, {n: w.clone() for n, w in weights.items()}))
+    course._cast.engine.load = lambda weights, version: handed.append(
+        (version, {n: w.clone() for n, w in weights.items()})
+    )
     course.step(1, Clock())
     course.step(2, Clock())
     assert [version for version, _ in handed] == [1, 2]

@@ -283,7 +283,7 @@ class PromptTracker(ReplyBaseline):
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         known = [self._counts(key, memory) for key in self._keys(batch)]
-        return torch.tensor([won / (won + lost) for won, lost in known]).to(batch.reward)
+        return batch.reward.new_tensor([won / (won + lost) for won, lost in known])
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
         fresh: dict[str, tuple[float, float]] = {}

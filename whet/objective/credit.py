@@ -214,7 +214,9 @@ class VTrace(Critic, TokenCredit):
             raise ValueError(f"baseline.c_bar is {self.c_bar}; give more than 0 and at most rho_bar = {self.rho_bar:g}")
 
     def _ratio(self, batch: TokenBatch) -> Tensor:
-        if batch.old_logp is None or batch.behavior_logp is None:
+        if batch.behavior_logp is None:
+            raise ValueError("vtrace needs behavior_logp and the batch has none")
+        if batch.old_logp is None:
             return torch.ones(batch.action.shape, dtype=batch.reward.dtype, device=batch.reward.device)
         log_ratio = (batch.old_logp - batch.behavior_logp).masked_fill(~batch.action, 0.0)
         return log_ratio.exp().to(batch.reward.dtype)

@@ -90,7 +90,7 @@ class Objective:
         """
         row = self.tuned(memory)
         cost = row.kl.cost(batch)
-        reward, earned = row.shape(batch), batch.step_reward
+        reward, earned = row.shape(batch), batch.step_reward if row.baseline.per_token else None
         token_reward = None if earned is None else earned.nan_to_num().to(reward.dtype)
         if cost is not None and not row.kl.immediate:
             token_reward = -cost if token_reward is None else token_reward - cost
@@ -116,20 +116,20 @@ class Objective:
         ratio = self.ratio(current - self._against(batch, old), batch)
         advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
         weight = self.clip(ratio, advantage, action, current)
+        surrogate = self.clip.surrogate(ratio, advantage, action, current)
         metrics = {"ratio": torch.where(action, ratio, 0.0).sum(), "reweighted": ((weight != ratio) & action).sum()}
         if self.mismatch.needs:
             sampled = self._sampled(batch)
             factor = self.mismatch(old - sampled, current - sampled, advantage, action)
-            weight = weight * factor
+            weight, surrogate = weight * factor, surrogate * factor
             metrics["mismatch_dropped"] = ((factor == 0) & action).sum()
         if batch.learns is not None:
-            weight = torch.where(batch.learns, weight, 0.0)
+            weight, surrogate = (torch.where(batch.learns, each, 0.0) for each in (weight, surrogate))
         share = self.aggregate(batch, totals).to(logp.dtype)
         pull = weight * advantage
         metrics["kl_old"] = torch.where(action, moved - 1 - (current - old), 0.0).sum()
         metrics.update(self._kl_metrics(batch, current, moved))
         metrics = {name: number / max(totals.tokens, 1) for name, number in metrics.items()}
-        surrogate = self.clip.surrogate(ratio, advantage, action, current)
         metrics["surrogate"] = (share * surrogate).sum()
         if batch.importance is not None:
             slope = torch.where(action, surrogate, 0.0).sum(-1) * batch.importance[:, 1]
@@ -140,12 +140,14 @@ class Objective:
         value = self._weighted(batch, logp, share, pull, extras) + self._ties(batch, logp, share, moved, extras)
         imitated = self.imitate(batch, totals)
         if imitated is not None:
-            value = value - (imitated * logp.masked_fill(~action, 0.0)).sum()
+            value = value - (imitated.to(logp.dtype) * logp.masked_fill(~action, 0.0)).sum()
         return Loss(value, {name: float(number) for name, number in metrics.items()})
 
     def critic_loss(self, batch: TokenBatch, value: Tensor, totals: Totals) -> Loss:
         """The critic's error of this pass, as a share of the whole step's. `value` [N, T] carries the gradient."""
-        error = torch.where(batch.action, self.value.error(value, batch), 0.0).sum() / max(totals.tokens, 1)
+        counted = batch.action & ~batch.reward.isnan()[:, None]
+        error = torch.where(counted, self.value.error(value.masked_fill(~counted, 0.0), batch), 0.0).sum()
+        error = error / max(totals.tokens, 1)
         return Loss(self.value.coefficient * error, {"value_error": float(error.detach())})
 
     def learned(self, memory: Memory, metrics: Mapping[str, float], num_replies: int) -> Memory:
@@ -171,6 +173,7 @@ class Objective:
             return -(coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
         if extras.top_logp is None:
             raise ValueError(f"the row {self.name} needs top_logp and the pass has none")
+        moved = moved.to(logp.dtype)
         own = ((1 - moved) * coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
         top = extras.top_logp.masked_fill(~batch.action[..., None], 0.0).mean(-1)
         return -own - (moved * coefficient * top).sum()
@@ -182,7 +185,7 @@ class Objective:
         value = logp.new_zeros(())
         if "divergence" in self.kl.needs:
             if extras.divergence is None:
-                raise ValueError(f"the {self.kl.name} term needs the reference's whole distribution")
+                raise ValueError(f"the {self.kl.name} term needs the divergence of the pass and got none")
             beta = getattr(self.kl, "beta", 0.0)
             value = value + beta * torch.where(tied, share * extras.divergence, 0.0).sum()
         elif self.kl.needs:

@@ -27,6 +27,11 @@ class Scale(Protocol):
     def symbols(self, centred: str) -> str: ...
 
 
+def _divided(centred: Tensor, std: Tensor) -> Tensor:
+    # without a spread there is nothing to measure by: the floor alone would blow a difference up a million times
+    return torch.where(std > 0, centred / (std + STD_FLOOR), 0.0)
+
+
 @dataclass(frozen=True)
 class NoScale(Piece):
     """A = R - b."""
@@ -50,7 +55,7 @@ class GroupStd(Piece):
     name: ClassVar[str] = "group_std"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        return centred / (group_moments(batch.reward, batch.group).std + STD_FLOOR)[:, None]
+        return _divided(centred, group_moments(batch.reward, batch.group).std[:, None])
 
     def words(self) -> str:
         return "divide the difference by the spread of the group"
@@ -69,7 +74,7 @@ class DrawnStd(Piece):
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         if batch.drawn is None:
             raise ValueError("drawn_std needs the moments of all rewards drawn and the batch has none")
-        return centred / (batch.drawn[:, 2] + STD_FLOOR)[:, None]
+        return _divided(centred, batch.drawn[:, 2:])
 
     def words(self) -> str:
         return "divide the difference by the spread of all replies drawn for the prompt"
@@ -112,7 +117,7 @@ class TokenStd(Piece):
     name: ClassVar[str] = "token_std"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        return centred / (spread(centred[_tokens(batch)])[1] + STD_FLOOR)
+        return _divided(centred, spread(centred[_tokens(batch)])[1])
 
     def words(self) -> str:
         return "divide the difference by its spread over all tokens of the batch"

@@ -90,11 +90,11 @@ def _top(values: Tensor, action: Tensor, share: float) -> Tensor:
 
 
 def covariance(batch: TokenBatch) -> Tensor:
-    """(A - mean A)(logp - mean logp), means over all actions of the batch: [N, T]. Cui 2025 (2505.22617), section 4."""
+    """(A - mean A)(logp - mean logp), means over all scored actions: [N, T]. Cui 2025 (2505.22617), section 4."""
     logp = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
     if logp is None or batch.advantage is None:
-        raise ValueError("the covariance needs the log-probabilities of the policy that wrote the batch")
-    inside = batch.action
+        raise ValueError("the covariance needs old_logp or behavior_logp, of the policy that wrote the batch")
+    inside = batch.action & ~batch.reward.isnan()[:, None]
     if not inside.any():
         return torch.zeros_like(batch.advantage)
     logp = logp.to(batch.advantage.dtype).masked_fill(~inside, 0.0)
@@ -135,14 +135,19 @@ class ClipCovariance(Piece):
 
 
 def lottery(batch: TokenBatch) -> Tensor:
-    """A pseudo-random number for each token [N, T], from the tokens of its row up to it and nothing else."""
+    """A pseudo-random number for each token [N, T], from its reply's tokens, its position and nothing else."""
+    position = torch.arange(1, batch.tokens.shape[1] + 1, device=batch.tokens.device) * 0x14057B7EF767814F
+    # scrambled before they are summed: a plain weighted sum of small numbers is often the same for two replies
+    each = _scrambled((batch.tokens + 1) * 0x5851F42D4C957F2D + position)
+    reply = torch.where(batch.action, each, 0).sum(-1, keepdim=True)
+    return _scrambled(reply + position) & 0x7FFFFFFFFFFFFFFF
+
+
+def _scrambled(numbers: Tensor) -> Tensor:
     # int64 arithmetic wraps: that is what mixes the bits
-    position = torch.arange(1, batch.tokens.shape[1] + 1, device=batch.tokens.device)
-    mixed = (batch.tokens + 1) * 0x5851F42D4C957F2D * (2 * position + 1)
-    mixed = mixed.cumsum(-1)
     for shift, factor in ((33, 0x2545F4914F6CDD1D), (29, 0x14057B7EF767814F)):
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return (mixed ^ (mixed >> 32)) & 0x7FFFFFFFFFFFFFFF
+        numbers = (numbers ^ (numbers >> shift)) * factor
+    return numbers ^ (numbers >> 32)
 
 
 @dataclass(frozen=True)

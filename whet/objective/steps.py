@@ -192,7 +192,10 @@ class AnchoredSteps(TokenCredit):
             raise ValueError("anchored_steps needs anchor and the batch has none")
         total = torch.where(batch.reward.isnan(), batch.reward, paid(batch).sum(-1))
         whole = total - GroupMean()(replace(batch, reward=total), memory)
-        steps = _centred_by(_segment_return(batch, self.gamma), batch.anchor, batch)
+        # states are compared inside a group: two prompts may number theirs alike
+        _, state = torch.unique(batch.anchor, return_inverse=True)
+        key = group_index(batch.group)[0][:, None] * (int(state.max()) + 1) + state
+        steps = _centred_by(_segment_return(batch, self.gamma), key, batch)
         return on_actions(whole, batch) + self.weight * steps
 
     def words(self) -> str:

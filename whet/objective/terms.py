@@ -220,7 +220,7 @@ class ImitateRight(Piece):
         if batch.correct is None:
             raise ValueError("imitation of right replies needs the reward's parts and the batch has none")
         each = self.weight / max(totals.correct_tokens, 1)
-        return torch.where(batch.action & batch.correct[:, None], each, 0.0)
+        return (batch.action & batch.correct[:, None]).double() * each
 
     def words(self) -> str:
         return f"imitate right replies with {self.weight:g}"
@@ -266,7 +266,7 @@ class NoSmoothing(Piece):
 class TopK(Piece):
     """At forking tokens a right reply teaches the `top` likeliest tokens too. Peng 2025 (2510.14807).
 
-    Forking: entropy at or above the reply's `quantile`. Right replies (first reward part 1): the sampled token gets
+    Forking: entropy above the reply's `quantile`. Right replies (first reward part 1): the sampled token gets
     (1 - share) of its pull, each of the top tokens share / top. Wrong ones (A < 0) whose sampled token was the
     likeliest: A *= push. Not an entropy bonus: the pull is spread, its sum stays.
     """
@@ -291,7 +291,7 @@ class TopK(Piece):
             raise ValueError("top_k needs the entropy of the forward pass and got none")
         entropy = extras.entropy.detach().masked_fill(~batch.action, float("nan"))
         threshold = entropy.nanquantile(self.quantile, dim=-1, keepdim=True)
-        return batch.action & (entropy >= threshold)
+        return batch.action & (entropy > threshold)
 
     def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
         if extras.chose_top is None:
@@ -303,7 +303,7 @@ class TopK(Piece):
         if batch.correct is None:
             raise ValueError("top_k needs the reward's parts and the batch has none")
         right = self.forking(batch, extras) & batch.correct[:, None]
-        return torch.where(right, self.share, 0.0)
+        return right.double() * self.share
 
     def words(self) -> str:
         return f"where the policy was unsure, right replies lift its {self.top:g} likeliest tokens too"

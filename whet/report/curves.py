@@ -62,8 +62,8 @@ def curves_svg(panels: Sequence[Panel], frame: Frame) -> str:
     wide, high = frame.size
     width = LEFT + wide * len(panels) + BETWEEN * (len(panels) - 1) + RIGHT
     head = 58 if frame.subtitle else 40
-    legend = _legend(panels, head + 6)
-    top = head + 22 + TOP
+    legend, foot = _legend(panels, head + 6, width - RIGHT)
+    top = foot + 16 + TOP
     height = top + high + BOTTOM
     parts = [f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10"/>']
     parts.append(f'<text class="title" x="18" y="30">{escape(frame.title)}</text>')
@@ -103,22 +103,26 @@ def _style() -> str:
     )
 
 
-def _legend(panels: Sequence[Panel], y: float) -> str:
+def _legend(panels: Sequence[Panel], y: int, most: float) -> tuple[str, int]:
+    """The names beside their strokes, in as many lines as they need, and where the last line is."""
     shown = {curve.name: curve for panel in panels for curve in panel.curves}
     parts, x = [], 18.0
     for name, curve in shown.items():
+        taken = 28 + LETTER * len(name)
+        if x > 18 and x + taken > most:
+            x, y = 18.0, y + 19
         dashed = " dashed" if curve.dashed else ""
-        parts.append(f'<path class="line s{curve.tone}{dashed}" d="M{x:.1f} {y:.1f}h22"/>')
-        parts.append(f'<text class="name" x="{x + 28:.1f}" y="{y + 4:.1f}">{escape(name)}</text>')
-        x += 28 + LETTER * len(name) + 22
-    return "".join(parts)
+        parts.append(f'<path class="line s{curve.tone}{dashed}" d="M{x:.1f} {y}h22"/>')
+        parts.append(f'<text class="name" x="{x + 28:.1f}" y="{y + 4}">{escape(name)}</text>')
+        x += taken + 20
+    return "".join(parts), y
 
 
 def _panel(panel: Panel, frame: Frame, corner: tuple[float, float], first: bool) -> str:
     wide, high = frame.size
     left, top = corner
     x = Scale(*frame.x_range, left, left + wide, ticks=ticks(*frame.x_range, max(3, wide // 90)))
-    y = Scale(*frame.y_range, top + high, top, ticks=ticks(*frame.y_range, max(3, high // 50)))
+    y = Scale(*frame.y_range, top + high, top, ticks=ticks(*frame.y_range, max(3, high // 44)))
     parts = []
     if panel.limit is not None and panel.limit < x.high:
         edge = x(panel.limit)

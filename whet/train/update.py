@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,15 +99,16 @@ def update(
         losses = [] if only_critic else [objective.loss(part, found.logp, totals, _extras(found))]
         if learner.critic is not None:
             losses.append(objective.critic_loss(part, _critic_values(learner, found, part), totals))
-        total = torch.stack([loss.value.float() for loss in losses]).sum()
-        if not torch.isfinite(total):
+        total = sum(float(loss.value.detach()) for loss in losses)
+        if not math.isfinite(total):
             raise NotFinite("the loss is not finite", _cause(part, found.logp), rows)
-        if total.requires_grad:
-            sum(loss.value for loss in losses if loss.value.requires_grad).backward()  # type: ignore[union-attr]
+        learnt = [loss.value for loss in losses if loss.value.requires_grad]
+        if learnt:
+            torch.autograd.backward(learnt)
         width = found.logp.shape[1]
         logp[rows, :width] = found.logp.detach().float().cpu()
         entropy[rows, :width] = found.entropy.detach().float().cpu()
-        metrics["loss"] += float(total.detach())
+        metrics["loss"] += total
         for loss in losses:
             for name, number in loss.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + number

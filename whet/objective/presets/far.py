@@ -18,6 +18,8 @@ from whet.objective.select import ClipCovariance, TieCovariance
 from whet.objective.steps import AnchoredSteps, StepSum
 from whet.objective.terms import ImitateRight, SquaredError
 
+SMALL_CRITIC = {"critic": {"learning_rate": 1e-3}}  # it starts from nothing and has 40 steps
+
 PPO = Preset(
     Objective(
         "ppo",
@@ -40,6 +42,7 @@ PPO = Preset(
         "V behind the last token is 0, for truncated replies too",
     ),
     run={"batch": {"updates_per_step": 4}},
+    small_run=SMALL_CRITIC,
 )
 
 PPO_DUAL = Preset(
@@ -60,6 +63,7 @@ PPO_DUAL = Preset(
     breaks="those tokens can no longer be pulled down",
     deviations=("all but the clip is this package's PPO",),
     run={"batch": {"updates_per_step": 4}},
+    small_run=SMALL_CRITIC,
 )
 
 PPO_PENALTY = Preset(
@@ -84,6 +88,7 @@ PPO_PENALTY = Preset(
         "the factors 2 and 1.5, the target 0.01 and beta 1 at the start are not read in the paper",
     ),
     run={"batch": {"updates_per_step": 4}},
+    small_run=SMALL_CRITIC,
 )
 
 VAPO = Preset(
@@ -108,6 +113,7 @@ VAPO = Preset(
         "right means that the reward's first part is 1",
     ),
     run={"batch": {"updates_per_step": 4}},
+    small_run={**SMALL_CRITIC, "objective": {"baseline": {"alpha": 1.0}, "value": {"warmup": 5}}},
 )
 
 VTRACE = Preset(
@@ -129,6 +135,7 @@ VTRACE = Preset(
     breaks="a product of thousands of c leaves nothing of the terminal reward at the first tokens",
     deviations=("at most 4 versions of lag and c = 0.1 are whet's choice",),
     run={"batch": {"lag": 1}},
+    small_run=SMALL_CRITIC,
 )
 
 DPPO_TV = Preset(

@@ -21,3 +21,4 @@ class Preset:
     breaks: str
     deviations: tuple[str, ...] = ()  # what the paper does not state and whet chose
     run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run the row is nothing without
+    small_run: Mapping[str, Any] = field(default_factory=dict)  # and for the built-in model, whose replies are short

@@ -1,0 +1,169 @@
+"""The two biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws both figures.
+
+A prompt has a few possible replies; the first token chooses one, the rest of it is forced. Every group of G replies is
+enumerated with its probability and sent through the real `Objective.advantage` and `Objective.loss`. What comes out is
+the expected gradient on the logits of the choice, which nothing but the row decides: there is no sampling.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import factorial, prod
+from pathlib import Path
+
+import torch
+
+from whet.objective import PRESETS, Objective, with_changes
+from whet.report.curves import QUIET, Curve, Frame, Panel, curves_svg
+from whet.types import TokenBatch, Totals
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+GROUP_SIZE = 8
+USUAL_LENGTH, LENGTHS = 8, range(2, 41)  # of the right and one wrong reply; of the other wrong one, up to the budget
+RATES = [0.01 * percent for percent in range(1, 100)]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One thing the toy policy can say."""
+
+    chance: float
+    length: int
+    reward: float
+
+
+def group_counts(kinds: int, size: int) -> Iterator[tuple[int, ...]]:
+    """How often each kind may occur in a group of that size: all ways."""
+    if kinds == 1:
+        yield (size,)
+        return
+    for first in range(size + 1):
+        for rest in group_counts(kinds - 1, size - first):
+            yield (first, *rest)
+
+
+def expected_push(row: Objective, replies: Sequence[Reply], group_size: int = GROUP_SIZE) -> list[float]:
+    """The expected gradient of the row's objective on the logit of each reply."""
+    counts = list(group_counts(len(replies), group_size))
+    chance = torch.tensor(
+        [
+            factorial(group_size)
+            / prod(map(factorial, each))
+            * prod(r.chance**c for r, c in zip(replies, each, strict=True))
+            for each in counts
+        ],
+        dtype=torch.float64,
+    )
+    kind = torch.tensor([[place for place, count in enumerate(each) for _ in range(count)] for each in counts]).reshape(
+        -1
+    )
+    length = torch.tensor([reply.length for reply in replies])[kind]
+    action = torch.arange(max(reply.length for reply in replies)) < length[:, None]
+    reward = torch.tensor([reply.reward for reply in replies], dtype=torch.float64)[kind]
+    group = torch.arange(len(counts)).repeat_interleave(group_size)
+    batch, _ = row.advantage(TokenBatch(torch.zeros_like(action).long(), action, group, reward), {})
+    policy = torch.tensor([reply.chance for reply in replies], dtype=torch.float64)
+    logp = torch.zeros(action.shape, dtype=torch.float64)
+    logp[:, 0] = policy.log()[kind]
+    logp.requires_grad_()
+    totals = Totals(tokens=1, sequences=group_size, max_new_tokens=LENGTHS[-1])
+    (slope,) = torch.autograd.grad(row.loss(batch, logp, totals).value, logp)
+    pull = torch.zeros(len(replies), dtype=torch.float64)
+    pull.index_add_(0, kind, -slope[:, 0] * chance.repeat_interleave(group_size))
+    return (pull - policy * pull.sum()).tolist()
+
+
+def exact_push(replies: Sequence[Reply]) -> list[float]:
+    """The gradient of the expected reward on the logit of each reply."""
+    mean = sum(reply.chance * reply.reward for reply in replies)
+    return [reply.chance * (reply.reward - mean) for reply in replies]
+
+
+def bare(name: str, **changes: str) -> Objective:
+    """The method without its KL."""
+    return with_changes(PRESETS[name].objective, {"kl": "none", **changes})
+
+
+def length_bias(length: int, row: Objective | None = None) -> list[float]:
+    """How hard the right, the wrong and the other wrong reply are pushed, as a share of the exact gradient.
+
+    The three are equally likely; the last has `length` tokens, the others USUAL_LENGTH. The unit is what the row does
+    where all three are of one length, so that its constant factors drop out.
+    """
+    row = bare("grpo") if row is None else row
+
+    def relative(last: int) -> list[float]:
+        sizes = ((USUAL_LENGTH, 1.0), (USUAL_LENGTH, 0.0), (last, 0.0))
+        replies = [Reply(1 / 3, size, reward) for size, reward in sizes]
+        return [one / other for one, other in zip(expected_push(row, replies), exact_push(replies), strict=True)]
+
+    return [one / other for one, other in zip(relative(length), relative(USUAL_LENGTH), strict=True)]
+
+
+def prompt_weight(row: Objective, rate: float, group_size: int = GROUP_SIZE) -> float:
+    """What a prompt solved at this rate counts, as a multiple of its exact gradient."""
+    replies = [Reply(rate, 1, 1.0), Reply(1 - rate, 1, 0.0)]
+    return expected_push(row, replies, group_size)[0] / exact_push(replies)[0]
+
+
+def weighing_rows() -> dict[str, Objective]:
+    """The rows of the second figure, their replies counted whole: what differs is how a prompt is weighed."""
+    return {name: bare(name, aggregate="sequence_sum") for name in ("grpo", "dr_grpo", "maxrl")}
+
+
+def length_figure() -> str:
+    found = [length_bias(length) for length in LENGTHS]
+    names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong reply")
+    curves = [
+        Curve(name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone)
+        for place, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
+    ]
+    level = Curve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
+    frame = Frame(
+        title="Length bias: what 1/n does to the push on three replies",
+        subtitle="GRPO, G = 8, each reply of probability 1/3; relative to the exact gradient, 1 at equal lengths",
+        x_label="tokens of the other wrong reply",
+        y_label="push / exact",
+        x_range=(0.0, 40.0),
+        y_range=(0.0, 3.0),
+        guide=float(USUAL_LENGTH),
+        size=(560, 260),
+    )
+    return curves_svg([Panel((level, *curves))], frame)
+
+
+def difficulty_figure() -> str:
+    tones = dict(zip(weighing_rows(), (1, 0, 2), strict=True))
+    curves = [
+        Curve(PRESETS[name].title, (tuple((rate, prompt_weight(row, rate)) for rate in RATES),), tones[name])
+        for name, row in weighing_rows().items()
+    ]
+    rare = Curve("1/p", (tuple((rate, 1 / rate) for rate in RATES),), QUIET, dashed=True)
+    level = Curve("exact, RLOO", (((0.0, 1.0), (1.0, 1.0)),), QUIET)
+    frame = Frame(
+        title="Difficulty bias: what a prompt counts, by its success rate",
+        subtitle="expected gradient as a multiple of the exact one; rewards of 0 and 1, G = 8",
+        x_label="success rate p",
+        y_label="weight",
+        x_range=(0.0, 1.0),
+        y_range=(0.0, 8.0),
+        size=(560, 280),
+    )
+    return curves_svg([Panel((level, rare, *curves))], frame)
+
+
+def figures() -> dict[str, str]:
+    """Both figures by the name of their file."""
+    return {"length_bias.svg": length_figure(), "difficulty_bias.svg": difficulty_figure()}
+
+
+def write_figures(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in figures().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_figures(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)

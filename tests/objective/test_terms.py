@@ -1,0 +1,259 @@
+"""Corrections, choices of tokens, shapes, filters and the terms beside the policy's: numbers that fit on a napkin."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from whet.objective import PRESETS, with_changes
+from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
+from whet.objective.mismatch import MaskReplies, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateReply
+from whet.objective.reference import Frozen, MovingAverage, Reset
+from whet.objective.select import ClipCovariance, Finished, TieCovariance, TopEntropy, covariance, lottery
+from whet.objective.shape import AsScored, ClipReward, LengthCost, SoftOverlong
+from whet.objective.terms import Bonus, BonusToTarget, ClippedError, ImitateRight, NoCritic, SquaredError, TopK
+from whet.types import Extras, Totals
+
+sys.path.insert(0, str(Path(__file__).parent))
+from napkin import ACTION, TOTALS, batch_of, double, near
+
+# the sampler is not the trainer; rho = 4, 0.5 for the first reply, 1.5 for the second
+LOG_RHO = double([9.0, math.log(4), math.log(0.5)], [9.0, math.log(1.5), 9.0])
+BAD = double([0, -1, -1], [0, -1, 0])
+
+
+def factor(rule, log_rho=LOG_RHO, lag=LOG_RHO, advantage=BAD):
+    return rule(log_rho, lag, advantage, ACTION)[ACTION].tolist()
+
+
+def test_mismatch_rules_by_hand():
+    assert factor(NoMismatch()) == [1.0, 1.0, 1.0]
+    assert factor(Truncate(2.0)) == pytest.approx([2.0, 0.5, 1.5])
+    assert factor(TruncateReply(1.8)) == pytest.approx([1.8, 1.8, 1.5])
+    assert factor(TruncateReply(5.0)) == pytest.approx([2.0, 2.0, 1.5])
+    assert factor(MaskTokens(0.6, 3.0)) == pytest.approx([0.0, 0.0, 1.5])
+    assert factor(MaskTokens(0.5, 4.0)) == pytest.approx([4.0, 0.5, 1.5])  # the edges are in
+    # geometric means sqrt(2) and 1.5
+    assert factor(MaskReplies(0.9, 1.45)) == pytest.approx([4.0, 0.5, 0.0])
+
+
+def test_stale_mask_drops_bad_replies_the_policy_has_left():
+    """mean log(mu / pi) is -log(2)/2 for the first and -log(1.5) for the second; turned round they are positive."""
+    assert factor(MaskStale(0.38), lag=-LOG_RHO) == [1.0, 1.0, 0.0]
+    assert factor(MaskStale(0.3), lag=-LOG_RHO) == [0.0, 0.0, 0.0]
+    assert factor(MaskStale(0.3), lag=-LOG_RHO, advantage=-BAD) == [1.0, 1.0, 1.0]
+    assert factor(MaskStale(0.3)) == [1.0, 1.0, 1.0]
+
+
+def test_a_mismatch_factor_multiplies_the_policys_term_and_not_the_kl():
+    row = with_changes(PRESETS["grpo"].objective, {"mismatch": "truncate", "kl": "k2", "kl.beta": 0.5, "scale": "none"})
+    logp = torch.zeros(2, 3).double().requires_grad_()
+    batch = batch_of(
+        *(1.0, 0.0),
+        action=ACTION,
+        old_logp=torch.zeros(2, 3).double(),
+        behavior_logp=-LOG_RHO,
+        ref_logp=torch.full((2, 3), -2.0).double(),
+    )
+    batch, _ = row.advantage(batch, {})
+    loss = row.loss(batch, logp, TOTALS)
+    loss.value.backward()
+    by_hand = [[0, 0.25 * (2 * 0.5 - 1), 0.25 * (0.5 * 0.5 - 1)], [0, 0.5 * (1.5 * -0.5 - 1), 0]]
+    assert (-logp.grad).tolist() == near(by_hand)
+    assert loss.metrics["mismatch_dropped"] == 0
+
+
+# which tokens
+
+
+def test_finished_leaves_the_cut_off_out_of_everything_but_the_statistics():
+    row = with_changes(PRESETS["dr_grpo"].objective, {"select": "finished"})
+    batch = batch_of(1.0, 0.0, action=ACTION, finished=torch.tensor([True, False]))
+    found, _ = row.advantage(batch, {})
+    assert found.action.tolist() == [ACTION[0].tolist(), [False] * 3]
+    assert found.advantage[0].tolist() == [0.0, 0.5, 0.5]
+    assert Finished()(batch).action.sum() == 2
+
+
+def test_top_entropy_takes_the_largest_share_of_all_tokens():
+    batch = batch_of(1.0, 0.0, action=ACTION, entropy=double([9, 0.5, 0.2], [9, 0.9, 9]))
+    assert TopEntropy(0.4).__call__(batch).learns.tolist() == [[False] * 3, [False, True, False]]
+    assert TopEntropy(0.7)(batch).learns.tolist() == [[False, True, False], [False, True, False]]
+    assert TopEntropy(1.0)(batch).learns.tolist() == ACTION.tolist()
+
+
+def covariance_batch():
+    """A = 1, 1, -2 and log pi = -1, -3, -2: means 0 and -2, so the products are 1, -1 and 0."""
+    return batch_of(
+        *(1.0, 0.0), action=ACTION, old_logp=double([7, -1, -3], [7, -2, 7]), advantage=double([0, 1, 1], [0, -2, 0])
+    )
+
+
+def test_covariance_by_hand():
+    assert covariance(covariance_batch()).tolist() == near([[0, 1, -1], [0, 0, 0]])
+    sampler = replace(covariance_batch(), old_logp=None, behavior_logp=covariance_batch().old_logp)
+    assert covariance(sampler).tolist() == near([[0, 1, -1], [0, 0, 0]])
+
+
+def test_choices_by_covariance_by_hand():
+    batch = covariance_batch()
+    assert ClipCovariance(0.5, 0.5, 2.0)(batch).learns.tolist() == [[False, False, True], [False, True, False]]
+    assert ClipCovariance(0.5, 1.0, 2.0)(batch).learns.tolist() == ACTION.tolist()  # the edges are out
+    assert ClipCovariance(1.0, -0.5, 2.0)(batch).learns.tolist() == [[False, False, True], [False, False, False]]
+    assert TieCovariance(0.1)(batch).tied.tolist() == [[False, True, False], [False] * 3]
+    assert TieCovariance(0.7)(batch).tied.tolist() == [[False, True, False], [False, True, False]]
+
+
+def test_a_lottery_of_small_numbers_has_no_ties():
+    """Replies that share tokens, sums of tokens or a prefix still get numbers of their own."""
+    tokens = torch.cartesian_prod(*[torch.arange(6)] * 4)
+    action = torch.tensor([[False, True, True, True]]).expand_as(tokens)
+    batch = replace(batch_of(*[0.0] * len(tokens), action=action), tokens=tokens)
+    replies = batch.select(range(6**3))  # those behind the first prompt token
+    lots = lottery(replies)[replies.action]
+    assert len(set(lots.tolist())) == lots.numel() == 3 * 6**3
+    assert abs(float((lots.double() / 2**63).mean()) - 0.5) < 0.05
+
+
+# the reward's shape
+
+
+def test_soft_overlong_by_hand():
+    """Budget 10, tail 0.4: free up to 6, then a ramp to -1 at 10."""
+    action = torch.arange(10)[None] < torch.tensor([[5], [6], [8], [10]])
+    batch = batch_of(1.0, 1.0, 1.0, 1.0, action=action, max_new_tokens=10)
+    assert SoftOverlong(0.4)(batch).tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert SoftOverlong(0.4, 3.0)(batch).tolist() == pytest.approx([1.0, 1.0, -0.5, -2.0])
+    assert LengthCost(0.5)(batch).tolist() == pytest.approx([0.75, 0.7, 0.6, 0.5])
+    assert ClipReward(-1.0, 0.3)(batch).tolist() == pytest.approx([0.3] * 4)
+    assert AsScored()(batch) is batch.reward
+
+
+def test_a_shaped_reward_is_compared_and_the_scored_one_is_kept():
+    row = with_changes(PRESETS["dr_grpo"].objective, {"shape": "clip", "shape.low": 0.0, "shape.high": 0.5})
+    found, _ = row.advantage(batch_of(1.0, 0.0, action=ACTION), {})
+    assert found.advantage[:, 1].tolist() == [0.25, -0.25] and found.reward.tolist() == [1.0, 0.0]
+
+
+# which groups
+
+
+def test_which_groups_are_kept():
+    assert Everything()([1.0, 1.0], 9)
+    for kind in (MixedOutcome(), Balanced()):
+        assert kind([1.0, 0.0], 0)
+        assert not kind([1.0, 1.0], 0) and not kind([1.0], 0) and not kind([], 0)
+        assert not kind([0.1, 0.1 + 1e-9], 0)
+    assert Fresh(2)([1.0, 1.0], 2) and not Fresh(2)([1.0, 0.0], 3)
+    assert (MixedOutcome(7).most_rounds, Balanced(3).most_rounds, Everything().most_rounds) == (7, 3, 1)
+    assert MixedOutcome.refills and Balanced.grows and not (Everything.refills or Fresh.refills or Fresh.grows)
+
+
+def test_when_the_reference_moves():
+    assert [Frozen().kept_after(step) for step in (1, 400)] == [1.0, 1.0]
+    assert [Reset(3).kept_after(step) for step in (1, 2, 3, 4, 6)] == [1.0, 1.0, 0.0, 1.0, 0.0]
+    assert [MovingAverage(0.9, 2).kept_after(step) for step in (1, 2, 3, 4)] == [1.0, 0.9, 1.0, 0.9]
+
+
+# terms of their own
+
+
+def test_imitation_of_right_replies_by_hand():
+    """0.1 over 8 right tokens of the whole step, on the right reply of this pass; an unscorable one is not right."""
+    batch = batch_of(1.0, 0.0, action=ACTION, parts=double([1, 5], [0, 5]))
+    assert ImitateRight(0.1)(batch, Totals(20, 5, 4, 8)).tolist() == near([[0, 0.0125, 0.0125], [0, 0, 0]])
+    unscorable = replace(batch, reward=double(math.nan, 0.0))
+    assert ImitateRight(0.1)(unscorable, Totals(20, 5, 4, 8)).abs().max() == 0
+
+
+def test_the_critics_error_by_hand():
+    batch = batch_of(1.0, 0.0, action=ACTION, target=double([9, 1, 2], [9, 0, 9]), value=double([9, 0, 0], [9, 0.1, 9]))
+    value = double([9, 0.5, 2], [9, 0.4, 9])
+    assert SquaredError().error(value, batch)[ACTION].tolist() == pytest.approx([0.125, 0.0, 0.08])
+    # held to 0.2, 0.2 and 0.3: errors 0.8^2/2, 1.8^2/2 and the larger 0.4^2/2
+    assert ClippedError(width=0.2).error(value, batch)[ACTION].tolist() == pytest.approx([0.32, 1.62, 0.08])
+    row = PRESETS["ppo"].objective
+    loss = row.critic_loss(batch, value, TOTALS)
+    assert float(loss.value) == pytest.approx(0.1 * 0.205 / 3) and loss.metrics["value_error"] == pytest.approx(0.205 / 3)
+    assert NoCritic().error(value, batch).abs().max() == 0
+
+
+def test_smoothing_by_hand():
+    """Entropies 1, 2, 3, 4: the 0.5 quantile is 2.5, so the last two fork. The second reply is wrong."""
+    action = torch.ones(2, 4, dtype=torch.bool)
+    batch = batch_of(1.0, 0.0, action=action, parts=double([1], [0]))
+    extras = Extras(
+        entropy=double([1, 2, 3, 4], [4, 1, 2, 3]),
+        chose_top=torch.tensor([[True] * 4, [True, True, True, False]]),
+    )
+    piece = TopK(share=0.25, top=2, quantile=0.5, push=2.0)
+    assert piece.forking(batch, extras).tolist() == [[False, False, True, True], [True, False, False, True]]
+    assert piece.spread(batch, extras).tolist() == [[0, 0, 0.25, 0.25], [0, 0, 0, 0]]
+    advantage = double([1, 1, 1, 1], [-1, -1, -1, -1])
+    assert piece.pushed(advantage, batch, extras).tolist() == [[1] * 4, [-2, -1, -1, -1]]
+    alone = batch_of(1.0, action=torch.ones(1, 1, dtype=torch.bool), parts=double([1]))
+    assert not piece.forking(alone, Extras(entropy=double([3.0]))).any()  # nothing is above itself
+
+
+def test_the_pull_on_the_sampled_and_the_top_tokens_sums_to_the_usual_one():
+    row = with_changes(PRESETS["simko"].objective, {"scale": "none", "smooth.share": 0.25, "smooth.quantile": 0.0})
+    action = torch.ones(2, 2, dtype=torch.bool)
+    batch, _ = row.advantage(batch_of(1.0, 0.0, action=action, parts=double([1], [0])), {})
+    logp = torch.zeros(2, 2).double().requires_grad_()
+    top = torch.zeros(2, 2, 3).double().requires_grad_()
+    extras = Extras(entropy=double([1, 2], [1, 2]), top_logp=top, chose_top=torch.zeros(2, 2, dtype=torch.bool))
+    row.loss(batch, logp, Totals(4, 2, 4), extras).value.backward()
+    assert (-logp.grad).tolist() == near([[0.125, 0.75 * 0.125], [-0.125, -0.125]])
+    assert (-top.grad)[0, 1].tolist() == pytest.approx([0.25 * 0.125 / 3] * 3)
+    assert top.grad[1].abs().max() == 0
+
+
+def test_the_entropy_bonus_has_the_rows_shares():
+    row = with_changes(PRESETS["dr_grpo"].objective, {"entropy": "bonus", "entropy.weight": 0.5})
+    batch, _ = row.advantage(batch_of(1.0, 0.0, action=ACTION), {})
+    entropy = torch.ones(2, 3).double().requires_grad_()
+    row.loss(batch, torch.zeros(2, 3).double(), TOTALS, Extras(entropy=entropy)).value.backward()
+    assert (-entropy.grad).tolist() == near([[0, 0.5 / 8, 0.5 / 8], [0, 0.5 / 8, 0]])
+
+
+@pytest.mark.parametrize(
+    ("piece", "numbers"),
+    [
+        (Truncate, {"ceiling": 0.5}),
+        (TruncateReply, {"ceiling": 0.5}),
+        (MaskTokens, {"low": 1.5}),
+        (MaskReplies, {"high": 0.9}),
+        (MaskStale, {"limit": -1.0}),
+        (TopEntropy, {"share": 0.0}),
+        (ClipCovariance, {"low": 5.0}),
+        (TieCovariance, {"share": 1.5}),
+        (SoftOverlong, {"tail": 0.0}),
+        (SoftOverlong, {"penalty": 0.0}),
+        (LengthCost, {"cost": 0.0}),
+        (ClipReward, {"low": 2.0}),
+        (MixedOutcome, {"rounds": 0}),
+        (Balanced, {"rounds": 0}),
+        (Fresh, {"max_lag": -1}),
+        (Reset, {"every": 0}),
+        (MovingAverage, {"decay": 1.0}),
+        (MovingAverage, {"every": 0}),
+        (Bonus, {"weight": 0.0}),
+        (ImitateRight, {"weight": 0.0}),
+        (SquaredError, {"coefficient": 0.0}),
+        (SquaredError, {"warmup": -1.0}),
+        (ClippedError, {"width": 0.0}),
+        (TopK, {"share": 1.0}),
+        (TopK, {"top": 0}),
+    ],
+)
+def test_numbers_that_make_no_sense(piece, numbers):
+    with pytest.raises(ValueError, match="give"):
+        piece(**numbers)
+
+
+def test_a_target_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="above 0"):
+        BonusToTarget(target=0.0)

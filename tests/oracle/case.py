@@ -1,0 +1,103 @@
+"""A batch as the papers see it: ragged lists of the trained tokens, one list a reply; numbers, and scalars to learn."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from whet.types import Extras, TokenBatch
+
+
+@dataclass
+class Case:
+    """All lists are [reply][trained token] unless said otherwise; `logp` and the fields named so carry gradient."""
+
+    logp: list  # of the policy, with gradient
+    old: list
+    behavior: list
+    ref: list
+    reward: list  # [reply], None where unscorable
+    groups: list  # [reply]
+    budget: int
+    value: list  # the critic before the update
+    parts: list  # [reply][part]
+    part_weight: list  # [reply][part]
+    finished: list  # [reply]
+    greedy: list  # [reply]
+    drawn: list  # [reply], (count, mean, std)
+    prompt: list  # [reply]
+    step_reward: list | None  # None where no step ends
+    segment: list
+    anchor: list
+    entropy_before: list
+    entropy: list  # of the pass, with gradient
+    top: list  # [reply][token][k], with gradient
+    chose_top: list
+    divergence: list  # with gradient
+    new_value: list  # of the critic, with gradient
+    memory: dict = field(default_factory=dict)
+    dropped: list | None = None  # tokens a lottery took out, as the package drew them
+
+    @property
+    def count(self):
+        return len(self.logp)
+
+    def replies(self):
+        return range(self.count)
+
+    def tokens(self, i):
+        return range(len(self.logp[i]))
+
+    def members(self, i):
+        """The scored replies to the prompt of i."""
+        return [j for j in self.replies() if self.groups[j] == self.groups[i] and self.reward[j] is not None]
+
+    def scored(self):
+        return [i for i in self.replies() if self.reward[i] is not None]
+
+    def right(self, i):
+        return self.parts[i][0] == 1 and self.reward[i] is not None
+
+
+def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learns=None) -> Case:
+    """`logp` and the extras may be leaves: gradients flow back to them."""
+    counts = batch.action.sum(-1).tolist()
+
+    def cut(values, numbers=True):
+        if values is None:
+            return None
+        flat = values[batch.action]
+        flat = flat.tolist() if numbers else list(flat.unbind())
+        rows, start = [], 0
+        for count in counts:
+            rows.append(flat[start : start + count])
+            start += count
+        return rows
+
+    steps = cut(batch.step_reward)
+    return Case(
+        logp=cut(logp, numbers=False),
+        old=cut(batch.old_logp),
+        behavior=cut(batch.behavior_logp),
+        ref=cut(batch.ref_logp),
+        reward=[None if reward != reward else reward for reward in batch.reward.tolist()],
+        groups=batch.group.tolist(),
+        budget=batch.max_new_tokens,
+        value=cut(batch.value),
+        parts=batch.parts.tolist(),
+        part_weight=batch.part_weight.tolist(),
+        finished=batch.finished.tolist(),
+        greedy=batch.greedy_reward.tolist(),
+        drawn=batch.drawn.tolist(),
+        prompt=batch.prompt.tolist(),
+        step_reward=None if steps is None else [[None if each != each else each for each in row] for row in steps],
+        segment=cut(batch.segment),
+        anchor=cut(batch.anchor),
+        entropy_before=cut(batch.entropy),
+        entropy=cut(extras.entropy, numbers=False),
+        top=[[list(each.unbind()) for each in row] for row in cut(extras.top_logp, numbers=False)],
+        chose_top=cut(extras.chose_top),
+        divergence=cut(extras.divergence, numbers=False),
+        new_value=cut(extras.value, numbers=False),
+        memory=dict(memory),
+        dropped=None if learns is None else [[not each for each in row] for row in cut(learns)],
+    )

@@ -1,0 +1,57 @@
+"""Every row and variation as an objective with batches to try it on."""
+
+from dataclasses import replace
+
+import torch
+from batches import EXTRA_TENSORS, random_batch, random_extras
+from papers import CRITICS, PAPERS
+from variations import VARIATIONS, Variation
+
+from whet.objective import PRESETS, with_changes
+
+SEEDS = range(8)
+MEMORY = {
+    **{"running_sum": 0.3, "running_mass": 0.5, "length_power": 0.7, "beta": 0.6},
+    **{"prompt/3/w": 2.0, "prompt/3/l": 0.5, "prompt/10/w": 0.4, "prompt/10/l": 1.7},
+    **{"entropy_weight": 0.04, "entropy_low": 1.0},
+}
+# drifts at which the rule of a row binds often enough to be checked
+DRIFT = {"gspo": 0.02, "gspo_token": 0.02, "luspo": 0.02, "cispo": 1.2, "grpo_r1": 1.5, "ppo_dual": 0.8}
+STEPS = ("grpo_process", "gigpo")  # rows about process rewards
+LARGE = {"pass_at_k": {"group_size": 9}}  # smaller groups are solved by every four of their replies
+ROWS = {
+    **{
+        name: Variation(name, {}, PAPERS[name], CRITICS.get(name), LARGE.get(name, {}), name in STEPS)
+        for name in PAPERS
+    },
+    **VARIATIONS,
+}
+
+
+def objective_of(row):
+    return with_changes(PRESETS[row.row].objective, row.changes)
+
+
+def example(row, seed):
+    """A batch for this row; in two of eight one reply could not be scored."""
+    objective = objective_of(row)
+    binary = objective.scale.name == "group_mean"  # defined for rewards of 0 or 1 only
+    group_size = max(3, objective.baseline.smallest_group + 1) + seed % 3
+    settings = {"num_groups": 3 + seed % 3, "group_size": group_size, "drift": DRIFT.get(row.row, 0.4)}
+    batch, logp = random_batch(seed, binary=binary, **{**settings, **row.batch})
+    if seed % 4 == 3:
+        reward = batch.reward.clone()
+        reward[seed % len(reward)] = float("nan")
+        batch = replace(batch, reward=reward)
+    if not row.steps:
+        batch = replace(batch, step_reward=None)
+    return objective, batch, logp, random_extras(seed, batch)
+
+
+def gradients(leaf, extras):
+    tensors = {"logp": leaf, **{name: getattr(extras, name) for name in EXTRA_TENSORS}}
+    return {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in tensors.items()}
+
+
+def relative(one, two):
+    return float((one - two).norm() / two.norm()) if two.norm() else float(one.norm())

@@ -1,0 +1,171 @@
+"""PPO with a critic: advantages, whitening, the policy's loss and the critic's."""
+
+from dataclasses import replace
+
+import torch
+from compare_advantages import less_kl, verl_advantage
+from compared import (
+    PIECES,
+    WHITENED,
+    Replies,
+    cut,
+    gap,
+    measured,
+    oracle_batch,
+    prepared,
+    row,
+    same,
+    whet_gradient,
+)
+from steady import steady_batch
+
+from whet.objective import step_totals
+
+TRL = {"kl.beta": 0.05, "value": "clipped_error", "value.coefficient": 0.1, "value.width": 0.2}  # TRL's numbers
+
+
+def with_critic(batch, logp, *, ragged):
+    """Replies without holes, of one length unless `ragged`, and what the critic says after some updates."""
+    replies = Replies.of(batch.action)
+    column = torch.arange(batch.action.shape[1])[None]
+    length = replies.length[:, None] if ragged else int((batch.action.shape[1] - replies.start).min())
+    action = (column >= replies.start[:, None]) & (column < replies.start[:, None] + length)
+    shifts = torch.randn(action.shape, generator=torch.Generator().manual_seed(0), dtype=logp.dtype)
+    return replace(batch, action=action), logp, batch.value + 0.3 * shifts
+
+
+def critic_gradient(objective, batch, predicted):
+    leaf = predicted.clone().requires_grad_()
+    objective.critic_loss(batch, leaf, step_totals(batch, batch.max_new_tokens)).value.backward()
+    return leaf.grad
+
+
+def wider(replies, values):
+    """With the place behind each reply, which TRL counts too, where it has a value like any other."""
+    return replace(replies, length=replies.length + 1).taken(values)
+
+
+def trl_rollout(trl_ppo, batch, take):
+    replies = Replies.of(batch.action)
+    answer = trl_ppo(
+        "advantage",
+        settings={},
+        logp=take(replies, batch.old_logp),
+        ref=take(replies, batch.ref_logp),
+        values=take(replies, batch.value),
+        scores=batch.reward,
+        length=replies.length,
+    )
+    return replies, answer
+
+
+def trl_update(trl_ppo, batch, logp, predicted, take, pieces=1):
+    """TRL's gradients on whet's advantage and target."""
+    replies = Replies.of(batch.action)
+    width = int(replies.length.max())
+    answer = trl_ppo(
+        "loss",
+        settings={},
+        logp=take(replies, logp),
+        old=take(replies, batch.old_logp),
+        predicted=take(replies, predicted),
+        values=take(replies, batch.value),
+        target=take(replies, batch.target),
+        advantage=take(replies, batch.advantage),
+        length=replies.length,
+        pieces=cut(len(logp), pieces),
+    )
+    names = ("gradient", "value_gradient")
+    return [replies.given_back(answer[name][:, :width]) for name in names]
+
+
+@same(WHITENED)
+def trl_ppo_advantage(trl_ppo):
+    """Replies of one length, which end where the tensor ends."""
+    batch, _, _ = with_critic(*oracle_batch(), ragged=False)
+    replies, answer = trl_rollout(trl_ppo, batch, Replies.taken)
+    return replies.given_back(answer["advantage"]), prepared(row("ppo", TRL), batch).advantage
+
+
+@same()
+def trl_ppo_target(trl_ppo):
+    batch, _, _ = with_critic(*oracle_batch(), ragged=False)
+    replies, answer = trl_rollout(trl_ppo, batch, Replies.taken)
+    return replies.given_back(answer["target"]), prepared(row("ppo", TRL), batch).target
+
+
+@same()
+def trl_ppo_policy(trl_ppo):
+    batch, logp, predicted = with_critic(*oracle_batch(), ragged=True)
+    batch = prepared(row("ppo", TRL), batch)
+    return trl_update(trl_ppo, batch, logp, predicted, wider)[0], whet_gradient(row("ppo", TRL), batch, logp)
+
+
+@same()
+def trl_ppo_critic(trl_ppo):
+    batch, logp, predicted = with_critic(*oracle_batch(), ragged=False)
+    batch = prepared(row("ppo", TRL), batch)
+    ours = critic_gradient(row("ppo", TRL), batch, predicted)
+    return trl_update(trl_ppo, batch, logp, predicted, Replies.taken)[1], ours
+
+
+@same(WHITENED)
+def verl_gae_advantage(verl):
+    return _gae(verl, "advantage")
+
+
+@same()
+def verl_gae_target(verl):
+    return _gae(verl, "target")
+
+
+def _gae(verl, which):
+    """With tool output between the actions."""
+    batch, _ = oracle_batch()
+    found = verl_advantage(verl, batch, "gae", rewards=less_kl(batch, 0.02), values=batch.value, gamma=1.0, lam=0.95)
+    return found[which], torch.where(batch.action, getattr(prepared(row("ppo"), batch), which), 0.0)
+
+
+@same()
+def verl_value_loss(verl):
+    objective = row("ppo", {"value": "clipped_error", "value.coefficient": 1.0, "value.width": 0.5})
+    batch, _ = oracle_batch()
+    batch = prepared(objective, batch)
+    _, _, predicted = with_critic(*oracle_batch(), ragged=True)
+    answer = verl("value", predicted=predicted, old=batch.value, target=batch.target, mask=batch.action, clip=0.5)
+    return answer["gradient"], critic_gradient(objective, batch, predicted)
+
+
+@measured
+def trl_ppo_ragged_advantage(trl_ppo):
+    """The reward lies one place behind the last token of a reply that ends early, on a value of its own."""
+    batch, _, _ = with_critic(*steady_batch(), ragged=True)
+    replies, answer = trl_rollout(trl_ppo, batch, wider)
+    theirs = replies.given_back(answer["advantage"][:, : int(replies.length.max())])
+    return gap(theirs, prepared(row("ppo", TRL), batch).advantage)
+
+
+@measured
+def trl_ppo_ragged_critic(trl_ppo):
+    """The place behind the last token is in the critic's mean."""
+    batch, logp, predicted = with_critic(*steady_batch(), ragged=True)
+    batch = prepared(row("ppo", TRL), batch)
+    theirs = trl_update(trl_ppo, batch, logp, predicted, wider)[1]
+    return gap(theirs, critic_gradient(row("ppo", TRL), batch, predicted))
+
+
+@measured
+def trl_ppo_policy_in_pieces(trl_ppo):
+    batch, logp, predicted = with_critic(*steady_batch(), ragged=True)
+    batch = prepared(row("ppo", TRL), batch)
+    theirs = trl_update(trl_ppo, batch, logp, predicted, wider, pieces=PIECES)[0]
+    return gap(theirs, whet_gradient(row("ppo", TRL), batch, logp))
+
+
+@measured
+def trl_ppo_critic_in_pieces(trl_ppo):
+    """Beside TRL's own gradient of the batch as a whole."""
+    batch, logp, predicted = with_critic(*steady_batch(), ragged=True)
+    batch = prepared(row("ppo", TRL), batch)
+    whole = trl_update(trl_ppo, batch, logp, predicted, wider)[1]
+    return gap(trl_update(trl_ppo, batch, logp, predicted, wider, pieces=PIECES)[1], whole)

@@ -1,0 +1,77 @@
+"""Rows that remember something from step to step go on, after a checkpoint, to the very bytes an unbroken run has."""
+
+import hashlib
+import json
+
+import pytest
+
+import whet
+
+STEPS, BREAK = 6, 3
+BASE = {
+    "seed": 4,
+    "model": {"threads": 1, "device": "cpu"},
+    "data": {"count": 24},
+    "sampling": {"max_new_tokens": 20},
+    "batch": {"prompts_per_step": 4, "group_size": 4},
+    "optimizer": {"learning_rate": 3e-4},
+    "report": {"evaluate_prompts": 0, "save_every": 3, "keep_checkpoints": 9, "samples_per_step": 1},
+}
+# what each case adds, and what must be in the checkpoint because of it
+CASES = {
+    "critic": ("ppo", {"batch": {"updates_per_step": 2}}, ["critic", "critic_optimizer"]),
+    "critic on the policy's trunk": ("ppo", {"critic": {"trunk": "shared"}}, ["critic", "critic_optimizer"]),
+    "critic's warm-up and imitation": ("vapo", {"objective": {"value": {"warmup": 4}}}, ["critic"]),
+    "doubling controller": ("ppo_penalty", {}, ["beta"]),
+    "proportional controller": (
+        "grpo",
+        {"objective": {"control": {"kind": "proportional", "horizon": 100}, "kl": {"beta": 0.2}}},
+        ["beta"],
+    ),
+    "adaptive entropy": ("grpo", {"objective": {"entropy": "bonus_to_target"}}, ["entropy_weight"]),
+    "learned share": ("lambda_grpo", {}, ["length_power"]),
+    "reference replaced": ("grpo_r1", {"objective": {"reference": {"every": 2}}}, ["reference"]),
+    "moving reference": ("grpo", {"objective": {"reference": {"kind": "ema", "decay": 0.9}}}, ["reference"]),
+    "replies of an older policy": ("vtrace", {"batch": {"lag": 2}}, ["waiting", "critic"]),
+    "refilled groups": ("dapo", {}, ["position"]),
+    "groups drawn until mixed": ("grpo", {"objective": {"keep": "balanced", "baseline": "drawn_mean"}}, ["position"]),
+    "prompts by difficulty": ("grpo", {"data": {"order": "by_difficulty"}}, ["rates"]),
+    "a tracker for each prompt": ("spo", {}, ["prompt/"]),
+    "a running mean": ("reinforce", {}, ["running_sum"]),
+    "group and running mean": ("grpo", {"objective": {"baseline": "mixed_mean", "scale": "none"}}, ["running_sum"]),
+    "greedy replies": ("remax", {}, ["position"]),
+    "several passes": (
+        "grpo",
+        {"batch": {"passes_per_step": 2, "updates_per_step": 2}, "objective": {"control": "end_updates"}},
+        ["position"],
+    ),
+}
+
+
+def content(folder):
+    """Everything but wall-clock times."""
+    last = folder / "checkpoints" / f"step-{STEPS:06d}"
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(last.glob("*.safetensors"))}
+    found["course"] = json.dumps(json.loads((last / "state.json").read_text())["state"]["course"], sort_keys=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found["metrics"] = json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in lines])
+    found["samples"] = (folder / "samples.jsonl").read_text()
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_run_goes_on_exactly(case, tmp_path):
+    method, changes, noted = CASES[case]
+    layers = {**BASE, **{key: {**BASE.get(key, {}), **value} for key, value in changes.items()}}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whet.train(method, config=layers, steps=STEPS, folder=str(whole), watchers=[])
+    whet.train(method, config=layers, steps=BREAK if method != "vapo" else 5, folder=str(broken), watchers=[])
+    whet.resume(broken, steps=STEPS, checkpoint="step-000003", watchers=[])
+    one, two = content(whole), content(broken)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert one[name] == two[name], name
+    text = one["course"] + " ".join(one)
+    assert all(each in text for each in noted), (noted, list(one))
+    metrics = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert len({line["metrics"]["gradient_norm"] for line in metrics if "gradient_norm" in line["metrics"]}) > 1
