@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.config import (
     FROM_PYTHON,
@@ -25,6 +25,9 @@ from whet.config import (
 )
 from whet.protocols import Reporter, Reward
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from whet.train.run import Outcome
 
 RewardLike = str | Callable[..., Any] | Reward
 CONFIG, ROWS = "config.toml", "data.jsonl"
@@ -264,16 +267,7 @@ def _run(
         record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
         write_report(folder)
         raise
-    ending = {
-        "status": outcome.status,
-        "finished": time.time(),
-        "before": dict(outcome.before),
-        "after": dict(outcome.after),
-        "seconds": {"start_up": start_up, **outcome.seconds},
-        "tokens": outcome.tokens,
-    }
-    if outcome.ended:
-        ending["ended"] = outcome.ended
+    ending = _ending(outcome, start_up)
     record.finished(ending)
     report = write_report(folder)
     asked = "" if outcome.after else ' "your prompt"'  # without held-out prompts there is nothing else to ask
@@ -281,6 +275,18 @@ def _run(
     for reporter in reporters:
         reporter.finished({**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
+
+
+def _ending(outcome: Outcome, start_up: float) -> dict[str, Any]:
+    found = {
+        "status": outcome.status,
+        "finished": time.time(),
+        "before": dict(outcome.before),
+        "after": dict(outcome.after),
+        "seconds": {"start_up": start_up, **outcome.seconds},
+        "tokens": outcome.tokens,
+    }
+    return {**found, "ended": outcome.ended} if outcome.ended else found
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:

@@ -205,9 +205,98 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.
 @app.command()
 def explain(method: Annotated[str, typer.Argument(help="A row of `whet algorithms`.")]) -> None:
     """A method's formula, row, paper, what it fixes and what it breaks."""
+    from whet.objective import preset_named
     from whet.objective.table import explanation
+    from whet.plots import clip_text
 
     typer.echo(explanation(method))
+    typer.echo("\n" + clip_text(preset_named(method).objective))
+
+
+@app.command()
+def compare(
+    methods: Annotated[str, typer.Option("--methods", help="Rows of `whet algorithms`, separated by commas.")],
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs a method; 3 or more tell noise from difference.")] = 3,
+    model: Model = None,
+    data: Data = None,
+    reward: Rewards = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps of every run.")] = None,
+    folder: Annotated[
+        str | None, typer.Option("--folder", help="Of the comparison; what is finished there is not run again.")
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Run methods side by side on one task and leave compare.html: one table, one plot, and what is only noise.
+
+    Example:
+
+      whet compare --methods grpo,gspo,cispo --seeds 3 --set batch.updates_per_step=4
+
+    Ctrl-C loses nothing: the same command with its --folder goes on.
+    """
+    from whet import comparison
+    from whet.config import from_settings, merged, read_toml
+
+    flags: dict[str, Any] = {
+        key: value
+        for key, value in (("steps", steps), ("model", model), ("data", data), ("reward", reward))
+        if value is not None
+    }
+    values = merged(read_toml(config) if config else {}, from_settings(settings or []))
+    command = shlex.join(["whet", *sys.argv[1:]])
+    compared = comparison.compare(methods, seeds, folder=folder, config=values, command=command, **flags)
+    _leave(compared)
+    if compared.status == "unfinished":
+        raise typer.Exit(1)
+
+
+@app.command()
+def advise(
+    signal: Annotated[
+        str | None,
+        typer.Option("--signal", help="verifiable, preferences, labels, demonstrations or reward_model."),
+    ] = None,
+    model_size: Annotated[float | None, typer.Option("--model-size", help="Billions of weights.")] = None,
+    moe: Annotated[bool, typer.Option("--moe", help="The model is a mixture of experts.")] = False,
+    memory: Annotated[float | None, typer.Option("--memory", help="Gigabytes of the device.")] = None,
+    reply_tokens: Annotated[int | None, typer.Option("--reply-tokens", help="Budget of a reply.")] = None,
+    several_updates: Annotated[bool, typer.Option("--several-updates", help="Each batch is reused.")] = False,
+    one_reply: Annotated[bool, typer.Option("--one-reply", help="Only one reply a prompt is affordable.")] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="It acts over several turns.")] = False,
+    goal: Annotated[str | None, typer.Option("--goal", help="pass@1, or pass@k: one of k replies is right.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", help="Rows of data.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which method to use: the reasons, the alternatives, the memory and the command. Asks when no flag is given.
+
+    Example:
+
+      whet advise --signal verifiable --model-size 7 --memory 80 --reply-tokens 8000
+    """
+    from whet.advice import advice
+    from whet.advice_questions import advice_record, advice_text, situation_told
+
+    flags = {
+        "signal": signal,
+        "model_billions": model_size,
+        "mixture_of_experts": moe or None,
+        "memory_gigabytes": memory,
+        "reply_tokens": reply_tokens,
+        "several_updates": several_updates or None,
+        "group_sampling": False if one_reply else None,
+        "turns": agent or None,
+        "goal": goal,
+        "data_size": rows,
+    }
+    situation = situation_told(flags, terminal=sys.stdin.isatty() and sys.stdout.isatty() and not as_json)
+    if situation is None:
+        raise typer.Exit(130)
+    found = advice(situation)
+    if as_json:
+        _print_json(advice_record(situation, found))
+        return
+    typer.echo(advice_text(situation, found))
 
 
 @app.command()

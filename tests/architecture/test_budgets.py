@@ -16,13 +16,10 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 6
 
 # What is above its budget today, and by how much it may be. Never raise a number; delete what has been mended.
 ALLOWED: dict[str, int] = {
-    "lines of whet/api.py::_run": 65,
     "lines of whet/train/run.py::run_course": 65,
     "parameters of whet/api.py::train": 8,
-    "parameters of whet/train/rl.py::RLCourse.__init__": 9,
     "parameters of whet/train/run.py::run_course": 8,
     "parameters of whet/train/sft.py::SFTCourse.__init__": 7,
-    "parameters of whet/train/update.py::update": 8,
 }
 
 
@@ -88,7 +85,7 @@ def test_the_real_tree_is_measured():
     modules = {module.place: module for module in package_modules(ROOT / "whet")}
     names = dict(functions(modules["whet/types.py"].tree))
     assert num_parameters(names["TokenBatch.select"]) == 1
-    assert "TokenBatch.select.pick" in names
+    assert "TokenBatch.select" in names
 
 
 def test_a_long_file_is_found(tmp_path):

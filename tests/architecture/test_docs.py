@@ -22,7 +22,7 @@ REFRESH = (
     'python -c "from pathlib import Path; from whet.objective.table import markdown_page; '
     "Path('docs/algorithms.md').write_text(markdown_page(), encoding='utf-8')\""
 )
-OWN_PATH = re.compile(r"(?<![\w./~<-])((?:whet|tests|recipes|docs|examples)/[\w./*{},-]*[\w/*}])(?!\w*[<>])")
+OWN_PATH = re.compile(r"(?<![\w./~<-])((?:whet|tests|recipes|docs|examples|benchmarks)/[\w./*{},-]*[\w/*}])(?!\w*[<>])")
 
 Resolve = Callable[[str, Mapping[str, Any]], object]
 Parse = Callable[[list[str]], object]

@@ -5,7 +5,7 @@ import torch
 
 from whet.model.critic import critic_on
 from whet.model.split import split_model
-from whet.model.token_logp import Wanted, token_logp
+from whet.model.token_logp import Details, token_logp
 from whet.types import WhetError
 
 
@@ -67,7 +67,7 @@ def test_a_trunk_of_its_own_does_not_touch_the_policy(policy):
 def test_a_shared_trunk_gives_its_states_with_the_policys_pass(policy):
     critic = critic_on(policy, shared=True)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))
-    found = token_logp(policy, TOKENS, ACTION, wanted=Wanted(states=True))
+    found = token_logp(policy, TOKENS, ACTION, details=Details(states=True))
     torch.testing.assert_close(critic.values(found.states), critic.values(critic.states(policy, TOKENS, ACTION)))
     critic.values(found.states).sum().backward()
     assert any(parameter.grad is not None for parameter in policy.model.parameters())

@@ -91,9 +91,7 @@ def test_decoupled_gae_looks_further_in_longer_replies():
 def test_vtrace_by_hand():
     """Ratios 2 (held at 1) and 0.5; V = 1, 3; reward 4: d = 2, 1."""
     action = torch.ones(1, 2, dtype=torch.bool)
-    batch = batch_of(
-        *(4.0,), action=action, value=double([1.0, 3.0]), old_logp=double([math.log(2), math.log(0.5)])
-    )
+    batch = batch_of(*(4.0,), action=action, value=double([1.0, 3.0]), old_logp=double([math.log(2), math.log(0.5)]))
     batch = replace(batch, behavior_logp=torch.zeros(1, 2).double())
     # v_2 = 3 + 0.5 * 1; v_1 = 1 + 1 * 2 + 1 * (v_2 - 3)
     assert VTrace().target(batch).tolist() == near([[3.5, 3.5]])
@@ -200,11 +198,13 @@ def test_pass_at_k_sums_to_zero_over_a_group(k):
 
 def test_pass_at_one_is_the_standardised_reward():
     """With the population's spread."""
-    assert PassAtK(1).members([1.0, 0.0, 0.0, 0.0]) == pytest.approx([0.75 / math.sqrt(3 / 16)] + [-0.25 / math.sqrt(3 / 16)] * 3)
+    assert PassAtK(1).members([1.0, 0.0, 0.0, 0.0]) == pytest.approx(
+        [0.75 / math.sqrt(3 / 16)] + [-0.25 / math.sqrt(3 / 16)] * 3
+    )
 
 
 def test_pass_at_k_marginal_by_hand():
-    """n = 4, c = 2, k = 2: a right reply adds C(2,1)/C(3,1) = 2/3; the others' mean is 2/9 for it, 4/9 for a wrong one."""
+    """n = 4, c = 2, k = 2: a right reply adds 2/3; the others' mean is 2/9 for it and 4/9 for a wrong one."""
     assert PassAtKMarginal(2).members([1.0, 1.0, 0.0, 0.0]) == pytest.approx([4 / 9, 4 / 9, -4 / 9, -4 / 9])
 
 
@@ -220,7 +220,9 @@ def test_right_is_what_the_first_part_says():
     batch = batch_of(9.0, 8.0, 7.0, NAN, parts=parts)
     found = PassAtK(2).centred(batch, {})[:, 0]
     # the unscorable one is out: n = 3, c = 1, rho = 2/3, sd = sqrt(2)/3
-    assert found.tolist() == pytest.approx([1 / math.sqrt(2), (1 / 3 - 1 / 2) * 3 / math.sqrt(2)] * 1 + [found[1].item(), 0.0])
+    assert found.tolist() == pytest.approx(
+        [1 / math.sqrt(2), (1 / 3 - 1 / 2) * 3 / math.sqrt(2)] * 1 + [found[1].item(), 0.0]
+    )
     with pytest.raises(WhetError, match="right or wrong"):
         PassAtK(2).centred(replace(batch, parts=None), {})
     few = PassAtK(4).centred(batch, {})

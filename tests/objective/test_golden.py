@@ -201,7 +201,9 @@ def test_token_ratio():
 def test_sequence_ratios_by_hand():
     log_ratio = double([9.0, 0.1, 0.3], [9.0, 0.5, 9.0])
     batch = batch_of(1.0, 0.0, action=ACTION)
-    assert SequenceRatio()(log_ratio, batch).tolist() == near([[1, math.exp(0.2), math.exp(0.2)], [1, math.exp(0.5), 1]])
+    assert SequenceRatio()(log_ratio, batch).tolist() == near(
+        [[1, math.exp(0.2), math.exp(0.2)], [1, math.exp(0.5), 1]]
+    )
     assert SequenceProduct()(log_ratio, batch).tolist() == near(
         [[1, math.exp(0.4), math.exp(0.4)], [1, math.exp(0.5), 1]]
     )
@@ -228,7 +230,9 @@ def test_ratios_to_the_sampler_differ_in_what_they_are_measured_against():
     assert (SamplerTokenRatio.against, SamplerProduct.against) == ("behavior_logp", "behavior_logp")
     assert {TokenRatio.against, SequenceRatio.against, SegmentRatio.against} == {"old_logp"}
     objective = replace(PRESETS["dppo_tv"].objective, clip=Unclipped())
-    batch = batch_of(1.0, 0.0, action=ACTION, old_logp=torch.zeros(2, 3).double(), behavior_logp=-torch.ones(2, 3).double())
+    batch = batch_of(
+        1.0, 0.0, action=ACTION, old_logp=torch.zeros(2, 3).double(), behavior_logp=-torch.ones(2, 3).double()
+    )
     batch, _ = objective.advantage(batch, {})
     found = objective.loss(batch, torch.zeros(2, 3).double(), TOTALS).metrics
     assert found["ratio"] == pytest.approx(math.e) and found["kl_old"] == 0
@@ -292,7 +296,9 @@ def test_soft_gate_by_hand():
     share = 1 / (1 + math.exp(-1.05))
     expected = [[1.0, 4 * 0.7310585786 * 0.2689414214 * 2, 4 * share * (1 - share) * 2]]
     assert SoftGate()(ratio, advantage, **EVERY).tolist() == near(expected)
-    assert SoftGate().surrogate(ratio, advantage, **EVERY).tolist() == near([[2.0, 4 * 0.7310585786, -4 / 1.05 * share]])
+    assert SoftGate().surrogate(ratio, advantage, **EVERY).tolist() == near(
+        [[2.0, 4 * 0.7310585786, -4 / 1.05 * share]]
+    )
 
 
 def test_geometric_mean_by_hand():
@@ -303,7 +309,7 @@ def test_geometric_mean_by_hand():
 
 
 def test_gamma_gate_by_hand():
-    """r^2 exp(3 (1 - r)) for a good reply, r^3 exp(2 (1 - r)) for a bad one; far away on either side nothing is left."""
+    """r^2 exp(3 (1 - r)) for a good reply, r^3 exp(2 (1 - r)) for a bad one; far away nothing is left."""
     ratio, advantage = double([1.0, 2.0, 2.0, 1e-30, 20000.0]), double([1.0, 1.0, -1.0, 1.0, -1.0])
     found = GammaGate()(ratio, advantage, **EVERY)
     assert found.tolist() == near([[1.0, 4 * math.exp(-3), 8 * math.exp(-2), 0.0, 0.0]])

@@ -151,7 +151,9 @@ def test_a_tuned_beta_is_the_one_rewards_pay():
 
 
 def test_learned_writes_what_each_part_of_a_row_learns():
-    row = with_changes(PRESETS["lambda_grpo"].objective, {"kl": "k3", "control": "doubling", "entropy": "bonus_to_target"})
+    row = with_changes(
+        PRESETS["lambda_grpo"].objective, {"kl": "k3", "control": "doubling", "entropy": "bonus_to_target"}
+    )
     metrics = {"kl_old": 1.0, "kl_reply": 3.0, "entropy": 0.1, "share_slope": 0.5}
     memory = row.learned({"running_sum": 1.0}, metrics, 8)
     assert memory == pytest.approx(

@@ -177,7 +177,9 @@ def test_the_critics_error_by_hand():
     assert ClippedError(width=0.2).error(value, batch)[ACTION].tolist() == pytest.approx([0.32, 1.62, 0.08])
     row = PRESETS["ppo"].objective
     loss = row.critic_loss(batch, value, TOTALS)
-    assert float(loss.value) == pytest.approx(0.1 * 0.205 / 3) and loss.metrics["value_error"] == pytest.approx(0.205 / 3)
+    assert float(loss.value) == pytest.approx(0.1 * 0.205 / 3) and loss.metrics["value_error"] == pytest.approx(
+        0.205 / 3
+    )
     assert NoCritic().error(value, batch).abs().max() == 0
 
 

@@ -12,7 +12,7 @@ from whet.objective import AXES, PRESETS, step_totals
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import asked_for, random_batch, random_extras, with_leaves
 from case import case_of
-from papers import CRITICS, PAPERS
+from papers import CRITICS, PAPERS, lambda_grpo
 from rows import MEMORY, ROWS, SEEDS, example, gradients, objective_of, relative
 from variations import VARIATIONS, Variation
 
@@ -188,6 +188,17 @@ def kl_value(objective, batch, logp, extras):
     full = objective.kl.name == "full"
     value = extras.divergence if full else objective.kl.value(u, moved)
     return objective.kl.beta * float((share * value)[batch.action].sum())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_slope_of_the_learned_share_is_the_papers(seed):
+    """d J / d lambda, by torch's own gradient of the paper's J."""
+    objective, batch, logp, extras = example(ROWS["lambda_grpo"], seed)
+    prepared, _ = objective.advantage(batch, MEMORY)
+    found = objective.loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras).metrics["share_slope"]
+    power = torch.tensor(MEMORY["length_power"], dtype=torch.float64, requires_grad=True)
+    lambda_grpo(case_of(batch, logp, extras, MEMORY), power=power).backward()
+    assert found == pytest.approx(float(power.grad), rel=1e-10) and abs(found) > 1e-6
 
 
 def test_the_lottery_draws_every_candidate_alike():

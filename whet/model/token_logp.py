@@ -18,9 +18,10 @@ CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a caller wants of the distribution beyond the log-probability of the chosen token."""
+class Details:
+    """How rows are packed, and what is wanted of the distribution beyond the log-probability of the chosen token."""
 
+    position_ids: Tensor | None = None  # int64 [N, T]; restarting positions mark packed rows
     entropy_gradient: bool = False
     num_top: int = 0  # log-probabilities of the likeliest tokens
     reference: SplitModel | None = None  # for the KL to it over the whole vocabulary
@@ -45,20 +46,18 @@ def token_logp(
     action: Tensor,  # bool [N, T]
     temperature: float = 1.0,
     support: Tensor | None = None,  # int32 [N, T, S], -1 padding
-    position_ids: Tensor | None = None,  # int64 [N, T]; restarting positions mark packed rows
-    *,
-    wanted: Wanted | None = None,
+    details: Details | None = None,
 ) -> TokenScores:
     """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given."""
-    wanted = wanted or Wanted()
-    states = states_before(split, tokens, action, position_ids)
+    details = details or Details()
+    states = states_before(split, tokens, action, details.position_ids)
     targets = tokens[:, 1:][action[:, 1:]]
     kept = None if support is None else support[:, 1:][action[:, 1:]]
     others = None
-    if wanted.reference is not None:
+    if details.reference is not None:
         with torch.no_grad():
-            others = states_before(wanted.reference, tokens, action, position_ids)
-    found = _scores(_Head(split, temperature, wanted), states, targets, kept, others)
+            others = states_before(details.reference, tokens, action, details.position_ids)
+    found = _scores(_Head(split, temperature, details), states, targets, kept, others)
 
     def placed(values: Tensor) -> Tensor:
         rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=tokens.device)
@@ -68,10 +67,10 @@ def token_logp(
     return TokenScores(
         placed(found[0]),
         placed(found[1]),
-        placed(found[2]) if wanted.num_top else None,
-        placed(found[3]) if wanted.num_top else None,
+        placed(found[2]) if details.num_top else None,
+        placed(found[3]) if details.num_top else None,
         placed(found[4]) if others is not None else None,
-        states if wanted.states else None,
+        states if details.states else None,
     )
 
 
@@ -88,7 +87,7 @@ def states_before(
 class _Head:
     split: SplitModel
     temperature: float
-    wanted: Wanted
+    details: Details
 
     def logits(self, split: SplitModel, states: Tensor, kept: Tensor | None) -> Tensor:
         logits = split.logits(states) / self.temperature
@@ -120,17 +119,17 @@ def _chunk(
     picked = whole.gather(-1, targets[:, None])[:, 0]
     logits = whole if kept is None else head.logits(head.split, states, kept)
     norm = logits.logsumexp(-1)
-    if head.wanted.entropy_gradient:
+    if head.details.entropy_gradient:
         entropy = _entropy(logits - norm[:, None])
     else:
         with torch.no_grad():
             entropy = _entropy(logits - norm[:, None])
-    top = logits.topk(head.wanted.num_top, dim=-1).values - norm[:, None]
+    top = logits.topk(head.details.num_top, dim=-1).values - norm[:, None]
     chose_top = picked >= logits.amax(-1)
     divergence = norm.new_zeros(len(norm))
-    if others is not None and head.wanted.reference is not None:
+    if others is not None and head.details.reference is not None:
         with torch.no_grad():
-            reference = head.logits(head.wanted.reference, others, kept).log_softmax(-1)
+            reference = head.logits(head.details.reference, others, kept).log_softmax(-1)
         logp = logits - norm[:, None]
         gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
         divergence = (logp.exp() * gap).sum(-1)

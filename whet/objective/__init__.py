@@ -12,7 +12,8 @@ from whet.objective.axes import (
 )
 from whet.objective.check import Setting, check_setting
 from whet.objective.policy import Loss, Objective
-from whet.objective.presets import PRESETS, Preset
+from whet.objective.presets import PRESETS
+from whet.objective.presets.row import Preset
 
 __all__ = [
     "AXES",

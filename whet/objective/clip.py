@@ -85,7 +85,7 @@ class PPOClip(Piece):
 
 @dataclass(frozen=True)
 class DualClip(Piece):
-    """PPO's clip, and no gradient either where A < 0 and r > ceiling. Ye 2020 (1912.09729), eq. 5.
+    """ppo_clip, and no gradient either where A < 0 and r > ceiling. Ye 2020 (1912.09729), eq. 5.
 
     It zeroes those tokens, it does not cap them: a bad token that became likely is no longer pushed down.
     """

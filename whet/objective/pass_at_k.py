@@ -29,7 +29,7 @@ def right_replies(batch: TokenBatch) -> Tensor:
     return score
 
 
-class _PassAtK(GroupBaseline):
+class _RightAmongK(GroupBaseline):
     k: float
 
     @property
@@ -56,7 +56,7 @@ class _PassAtK(GroupBaseline):
 
 
 @dataclass(frozen=True)
-class PassAtK(_PassAtK):
+class PassAtK(_RightAmongK):
     """rho = 1 - C(n-c,k)/C(n,k), sd = sqrt(rho (1 - rho)). Chen 2025 (2508.10751), the analytic form.
 
     Right: (1 - rho) / sd. Wrong: (1 - rho - C(n-c-1,k-1)/C(n-1,k-1)) / sd. All 0 where sd = 0; they sum to 0.
@@ -86,10 +86,11 @@ class PassAtK(_PassAtK):
 
 
 @dataclass(frozen=True)
-class PassAtKMarginal(_PassAtK):
+class PassAtKMarginal(_RightAmongK):
     """s = C(n-c,k-1)/C(n-1,k-1) for a right reply, 0 for a wrong one; A = s - mean of the others.
 
-    Walder 2025 (2505.15201): what a right reply adds to the chance of k - 1 others.
+    What a right reply adds to the chance of k - 1 others: after Walder 2025 (2505.15201), as a code base has it.
+    Biased for k > 1: the scores of the others depend on this reply.
     """
 
     k: float = 4

@@ -128,7 +128,7 @@ class TokenStd(Piece):
 
 @dataclass(frozen=True)
 class WhitenTokens(Piece):
-    """A = (x - mean) / (std + 1e-6), both over all action tokens of the batch. Hu 2025 (2501.03262); PPO practice.
+    """A = (x - mean) / (std + 1e-6), both over all action tokens of the batch. Hu 2025 (2501.03262).
 
     Small advantages may change their sign, and a KL in the reward loses its scale. Bessel's std: the difference to
     the population std of some code bases is 1 / (2 M).

@@ -152,7 +152,7 @@ def _scrambled(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TieCovariance(Piece):
-    """The KL term acts on the `share` of tokens with the largest covariance only. Cui 2025 (2505.22617), kl-cov."""
+    """The KL term acts on the `share` of tokens with the largest covariance only. Cui 2025 (2505.22617)."""
 
     share: float = 2e-3
     name: ClassVar[str] = "tie_covariance"

@@ -81,8 +81,11 @@ def explanation(name: str) -> str:
 
 def markdown_page() -> str:
     """docs/algorithms.md: generated, and checked against the presets."""
-    parts = ["# Methods", "", "Generated from `whet/objective/presets.py`; a test fails when this page is stale.", ""]
+    parts = ["# Methods", "", "Generated from `whet/objective/presets/`; a test fails when this page is stale.", ""]
     parts += [markdown_table(), ""]
     for name, preset in PRESETS.items():
+        clip = preset.objective.clip
+        plot = clip.name if clip == type(clip)() else name  # a rule with numbers of its own has a plot of its own
         parts += [f"## {preset.title}", "", "```", explanation(name), "```", ""]
+        parts += [f"![The weight of a token against its ratio under {clip.name}](images/clip/{plot}.svg)", ""]
     return "\n".join(parts)

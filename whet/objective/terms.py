@@ -156,7 +156,7 @@ class SquaredError(Piece):
 
 @dataclass(frozen=True)
 class ClippedError(SquaredError):
-    """max((V - T)^2, (clip(V, V_old - width, V_old + width) - T)^2) / 2. Folklore of PPO, not in its paper."""
+    """max((V - T)^2, (clip(V, V_old - width, V_old + width) - T)^2) / 2. Folklore: not in a paper."""
 
     width: float = 0.2
     name: ClassVar[str] = "clipped_error"

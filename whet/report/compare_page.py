@@ -13,7 +13,7 @@ from urllib.parse import quote
 from whet.report.compare import HIGHEST, Comparison, cells, heads, notes, rows, standings, verdict
 from whet.report.html import POLICY, REPORT
 from whet.report.style import STYLE
-from whet.report.svg import Scale, Series, _axes, _strips, smoothed, step_scale, thinned, tick_text, value_scale
+from whet.report.svg import Scale, Series, axes, smoothed, step_scale, strips, thinned, tick_text, value_scale
 from whet.report.text import number
 
 NUM_TONES = 8
@@ -75,10 +75,10 @@ def band_chart(drawn: Sequence[Course], label: str, size: tuple[int, int]) -> st
     texts = [tick_text(tick, vertical) for tick in vertical.ticks]
     horizontal = step_scale(min(steps), max(steps), (10 + 6.4 * max(map(len, texts)), width - 8))
     series = [Series(course.method, tuple(zip(course.steps, course.means, strict=True))) for course in drawn]
-    parts = [_axes(vertical, horizontal, texts, size)]
+    parts = [axes(vertical, horizontal, texts, size)]
     parts += [_band(course, vertical, horizontal) for course in drawn]
     parts += [_mean_line(course, vertical, horizontal) for course in drawn]
-    parts.append(_strips(series, horizontal, height - 22))
+    parts.append(strips(series, horizontal, height - 22))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
         f"{''.join(parts)}</svg>"

@@ -58,10 +58,10 @@ def line_chart(series: Sequence[Series], label: str, size: tuple[int, int] = (34
     texts = [tick_text(tick, vertical) for tick in vertical.ticks]
     left = 10 + 6.4 * max(len(text) for text in texts)
     horizontal = step_scale(min(steps), max(steps), (left, width - 8))
-    parts = [_axes(vertical, horizontal, texts, size)]
+    parts = [axes(vertical, horizontal, texts, size)]
     for place, line in enumerate(drawn):
         parts.append(_line(line, f"s{place}", vertical, horizontal))
-    parts.append(_strips(drawn, horizontal, height - 22))
+    parts.append(strips(drawn, horizontal, height - 22))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
         f"{''.join(parts)}</svg>"
@@ -145,7 +145,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return result
 
 
-def _axes(vertical: Scale, horizontal: Scale, texts: Sequence[str], size: tuple[int, int]) -> str:
+def axes(vertical: Scale, horizontal: Scale, texts: Sequence[str], size: tuple[int, int]) -> str:
     width, height = size
     parts = []
     for tick, text in zip(vertical.ticks, texts, strict=True):
@@ -185,7 +185,7 @@ def _path(xs: Sequence[float], values: Sequence[float], vertical: Scale) -> str:
     return "M" + "L".join(f"{x:.1f} {vertical(value):.1f}" for x, value in zip(xs, values, strict=True))
 
 
-def _strips(series: Sequence[Series], horizontal: Scale, bottom: float) -> str:
+def strips(series: Sequence[Series], horizontal: Scale, bottom: float) -> str:
     """One invisible column a step, or a stretch of steps, that tells its values when pointed at."""
     told: dict[float, list[str]] = {}
     for line in series:

@@ -12,7 +12,7 @@ from torch import Tensor
 from whet.data.cursor import Cursor
 from whet.data.packing import packed_rows, padded_rows, row_passes
 from whet.model.split import SplitModel
-from whet.model.token_logp import token_logp
+from whet.model.token_logp import Details, token_logp
 from whet.protocols import Engine
 from whet.train.evaluate import Exam, marks
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
@@ -95,7 +95,8 @@ class SFTCourse:
             batch = packed_rows(part) if self._settings.packed else padded_rows(part)
             device = self._policy.device
             positions = None if batch.position_ids is None else batch.position_ids.to(device)
-            found = token_logp(self._policy, batch.tokens.to(device), batch.action.to(device), position_ids=positions)
+            packed = Details(position_ids=positions)
+            found = token_logp(self._policy, batch.tokens.to(device), batch.action.to(device), details=packed)
             loss = -found.logp.double().sum() / max(trained, 1)
             if learn:
                 loss.backward()
@@ -134,8 +135,8 @@ def check_packing(policy: SplitModel) -> None:
     device = policy.device
     packed, alone = packed_rows(rows), [padded_rows([row]) for row in rows]
     assert packed.position_ids is not None
-    positions = packed.position_ids.to(device)
-    together = token_logp(policy, packed.tokens.to(device), packed.action.to(device), position_ids=positions)
+    details = Details(position_ids=packed.position_ids.to(device))
+    together = token_logp(policy, packed.tokens.to(device), packed.action.to(device), details=details)
     apart = [token_logp(policy, each.tokens.to(device), each.action.to(device)).logp[0] for each in alone]
     tolerance = 1e-4 if policy.dtype == torch.float32 else 5e-2
     if not torch.allclose(together.logp[0], torch.cat(apart), atol=tolerance, rtol=tolerance):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.data.packing import passes, trimmed
 from whet.model.critic import Critic
 from whet.model.split import SplitModel
-from whet.model.token_logp import TokenScores, Wanted, token_logp
+from whet.model.token_logp import Details, TokenScores, token_logp
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -92,10 +92,10 @@ def update(
     metrics: dict[str, float] = {"loss": 0.0}
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    wanted = _wanted(learner, objective, reference)
+    details = _details(learner, objective, reference)
     for rows in passes(batch, learner.tokens_per_pass):
         part = moved(trimmed(batch.select(rows)), learner.policy.device)
-        found = token_logp(learner.policy, part.tokens, part.action, learner.temperature, part.support, wanted=wanted)
+        found = token_logp(learner.policy, part.tokens, part.action, learner.temperature, part.support, details=details)
         losses = [] if only_critic else [objective.loss(part, found.logp, totals, _extras(found))]
         if learner.critic is not None:
             losses.append(objective.critic_loss(part, _critic_values(learner, found, part), totals))
@@ -124,9 +124,9 @@ def update(
     return metrics, Scores(logp, entropy)
 
 
-def _wanted(learner: Learner, objective: Objective, reference: SplitModel | None) -> Wanted:
+def _details(learner: Learner, objective: Objective, reference: SplitModel | None) -> Details:
     needs = objective.needs()
-    return Wanted(
+    return Details(
         entropy_gradient="entropy_gradient" in needs,
         num_top=objective.smooth.num_top,
         reference=reference if "divergence" in needs else None,

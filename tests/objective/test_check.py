@@ -1,0 +1,90 @@
+"""Every refusal of a row in a run it cannot work in, each with its mend; and the settings that are let through."""
+
+import pytest
+
+from whet.objective import PRESETS, Setting, check_setting, with_changes
+from whet.types import WhetError
+
+GROUP = {"group_size": 8}
+UPDATES = {"group_size": 8, "updates": 4}
+OLD = {"group_size": 8, "lag": 2}
+DRAWN = {"baseline": "drawn_mean", "scale": "drawn_std"}
+
+REFUSED = [
+    # cannot work
+    ("grpo", {}, {"group_size": 1}, "give group_size >= 2, or objective.baseline=running_mean"),
+    ("pass_at_k", {}, {"group_size": 3}, "give group_size >= 4, or objective.baseline=running_mean"),
+    ("grpo", {"baseline": "running_mean"}, {"group_size": 1}, "give objective.scale=none"),
+    ("reinforce", {"baseline": "gae"}, GROUP, "objective.value=none trains none; give objective.value=squared_error"),
+    ("grpo", {"value": "squared_error"}, GROUP, "never asks; give objective.baseline=gae, or objective.value=none"),
+    ("grpo_process", {}, GROUP, "scores the steps of a reply; give one, such as --reward working_steps"),
+    ("gdpo", {}, GROUP, "give two --reward or more"),
+    ("grpo", {"keep": "balanced"}, GROUP, "give keep=balanced with baseline=drawn_mean"),
+    ("grpo", DRAWN, GROUP, "give keep=balanced with baseline=drawn_mean"),
+    ("grpo", {"mismatch": "stale_mask"}, GROUP, "set objective.mismatch.limit, such as 0.5"),
+    ("ppo", {"value.warmup": 20}, {**UPDATES, "steps": 20}, "the run has 20 steps: the policy would never learn"),
+    # would have no point
+    ("reinforce", {}, {"group_size": 1, "updates": 2}, "give updates_per_step=1, or objective.clip=ppo_clip"),
+    ("gspo", {"aggregate": "token_mean"}, UPDATES, "give objective.aggregate=sequence_mean"),
+    ("grpo", {"kl": "none", "control": "proportional"}, GROUP, "give objective.kl=k3, or objective.control=fixed"),
+    ("dr_grpo", {"reference": "reset"}, GROUP, "give a KL such as objective.kl=k3, or objective.reference=frozen"),
+    ("dr_grpo", {"reference": "ema"}, GROUP, "objective.reference=ema replaces a reference that nothing looks at"),
+    ("ppo_penalty", {}, GROUP, "objective.kl=k3_old holds to the policy that wrote the batch"),
+    ("kl_cov", {}, GROUP, "set batch.updates_per_step above 1"),
+    ("grpo", {"control": "doubling"}, GROUP, "objective.control=doubling holds to the policy that wrote the batch"),
+    ("grpo", {"control": "end_updates"}, GROUP, "objective.control=end_updates holds to the policy"),
+    ("kl_cov", {"kl": "none"}, UPDATES, "give kl=abs_old"),
+    ("vtrace", {}, {"group_size": 8, "lag": 5}, "nothing would be left; lower batch.lag or raise keep.max_lag"),
+    ("grpo", {}, OLD, "give objective.mismatch=truncate"),
+    # has no effect
+    ("grpo", {"clip.high": 0.28}, GROUP, "objective.clip.high has no effect with updates_per_step=1"),
+    ("grpo", {"ratio": "sequence"}, GROUP, "objective.ratio has no effect with updates_per_step=1"),
+    ("grpo", {"clip": "cap"}, GROUP, "objective.clip has no effect with updates_per_step=1"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "setting", "message"), REFUSED)
+def test_settings_that_cannot_work_are_refused_with_their_mend(name, changes, setting, message):
+    objective = with_changes(PRESETS[name].objective, changes)
+    with pytest.raises(WhetError) as error:
+        check_setting(objective, Setting(**setting), changes)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "setting"),
+    [
+        ("grpo", {}, {"group_size": 2}),
+        ("pass_at_k", {}, {"group_size": 4}),
+        ("grpo", {"clip.high": 0.28}, UPDATES),
+        ("grpo", {"clip.high": 0.28, "mismatch": "truncate"}, OLD),
+        ("grpo", {"kl.beta": 0.1}, GROUP),
+        ("reinforce", {}, {"group_size": 1}),
+        ("reinforce", {"clip": "ppo_clip"}, {"group_size": 1, "updates": 4}),
+        ("reinforce", {"mismatch": "truncate"}, {"group_size": 1, "updates": 4}),
+        ("grpo", {"baseline": "running_mean", "scale": "none"}, {"group_size": 1}),
+        ("gspo", {}, UPDATES),
+        ("vespo", {}, GROUP),
+        ("dppo_tv", {"clip.low": 0.1}, GROUP),
+        ("dppo_tv", {}, OLD),
+        ("ppo", {"value.warmup": 19}, {**UPDATES, "steps": 20}),
+        ("ppo_penalty", {}, UPDATES),
+        ("kl_cov", {}, UPDATES),
+        ("vtrace", {}, {"group_size": 1, "lag": 4}),
+        ("grpo_process", {}, {"group_size": 8, "has_steps": True}),
+        ("gdpo", {}, {"group_size": 8, "num_parts": 2}),
+        ("grpo", {**DRAWN, "keep": "balanced"}, GROUP),
+        ("grpo", {"mismatch": "stale_mask", "mismatch.limit": 0.5}, GROUP),
+        ("grpo", {"reference": "reset", "control": "proportional"}, GROUP),
+    ],
+)
+def test_settings_that_work_are_let_through(name, changes, setting):
+    check_setting(with_changes(PRESETS[name].objective, changes), Setting(**setting), changes)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_row_works_in_some_run(name):
+    """With updates where it needs them, or none where it ignores the ratio."""
+    row = PRESETS[name].objective
+    updates = 4 if row.clip.uses_ratio else 1
+    check_setting(row, Setting(8, updates, num_parts=2, has_steps=True, steps=1000), {})
