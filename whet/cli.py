@@ -191,15 +191,20 @@ def sample(
 
 
 @app.command()
-def algorithms(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """The methods: each one a row of pieces, with its paper."""
-    from whet.objective.table import markdown_table, rows
+def algorithms(
+    pieces: Annotated[bool, typer.Option("--rows", help="Show the pieces of each method: a wide table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The methods, and what each is for; with --rows the pieces it is made of."""
+    from whet.objective.table import markdown_table, overview, rows
 
     if as_json:
         _print_json(rows())
         return
-    typer.echo(markdown_table())
-    typer.echo("\n`whet explain METHOD` tells what a row fixes and breaks. There is also `whet train sft`.")
+    typer.echo(markdown_table(numbers=False) if pieces else overview(papers=False))
+    typer.echo(
+        "\n`whet explain METHOD` shows one in full, `whet advise` helps to choose. There is also `whet train sft`."
+    )
 
 
 @app.command()

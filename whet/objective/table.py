@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from whet.objective.axes import AXES, MAIN_AXES, description, preset_named
 from whet.objective.presets import PRESETS
+
+NUMBERS = re.compile(r"\([^)]*\)")
+QUESTIONS = {
+    "baseline": "compared with what?",
+    "scale": "in which unit?",
+    "ratio": "how is the policy's move measured?",
+    "clip": "the factor in front of grad logp",
+    "aggregate": "who counts how much?",
+    "kl": "tied to the reference, or to the policy that wrote the batch, how?",
+    "shape": "what is the reward really?",
+    "keep": "which groups are worth training on?",
+    "mismatch": "what if the sampler is not the trainer?",
+    "select": "which tokens carry gradient?",
+    "smooth": "who else learns from a token?",
+    "imitate": "are right replies imitated as well?",
+    "entropy": "is entropy rewarded?",
+    "value": "how does the critic learn?",
+    "control": "who turns the KL's coefficient, who ends updates or the run?",
+    "reference": "which policy is the reference?",
+}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -36,19 +57,42 @@ def str_of(piece: Any) -> str:
     return f"{piece.name}({numbers})" if numbers else str(piece.name)
 
 
-def markdown_table() -> str:
+def markdown_table(numbers: bool = True) -> str:
     """One line a method, aligned so that it also reads well in a terminal; `also` holds the axes few rows use."""
     header = ["method", *MAIN_AXES, "also", "paper"]
     cells = [
         [row["name"], *(row[axis] for axis in MAIN_AXES), ", ".join(_also(row)), row["paper"].split(",")[0]]
         for row in rows()
     ]
-    widths = [max(len(line[column]) for line in [header, *cells]) for column in range(len(header))]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
-        for line in [header, ["-" * width for width in widths], *cells]
-    ]
-    return "\n".join(lines)
+    if not numbers:
+        cells = [[NUMBERS.sub("", cell) for cell in line] for line in cells]
+    return aligned([header, *cells])
+
+
+def overview(papers: bool = True) -> str:
+    """One line a method: what it is for."""
+    lines = [["method", "what it fixes", "paper"], *([row["name"], row["fixes"], row["paper"]] for row in rows())]
+    return aligned([line[: 3 if papers else 2] for line in lines])
+
+
+def axes_table() -> str:
+    """Every axis with its question and its pieces, each with its numbers."""
+    lines = [["axis", "question", "pieces (their numbers)"]]
+    for axis, kinds in AXES.items():
+        pieces = []
+        for name, kind in kinds.items():
+            settable = ", ".join(field.name for field in fields(kind))
+            pieces.append(f"`{name}` ({settable})" if settable else f"`{name}`")
+        lines.append([f"`{axis}`", QUESTIONS[axis], ", ".join(pieces)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], ["---"] * 3, *lines[1:]])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """A markdown table whose columns line up as plain text."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    ruled = [lines[0], ["-" * width for width in widths], *lines[1:]]
+    padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in ruled]
+    return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
 def _also(row: Mapping[str, Any]) -> list[str]:
