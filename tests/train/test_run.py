@@ -57,6 +57,8 @@ class Adding:
         metrics = {"loss": 1.0 / number, "gradient_norm": 1.0}
         return StepReport(number, number - 1, {"tokens": 10}, {"total": 0.5}, metrics), []
 
+    over = None
+
     def evaluate(self):
         self.evaluating.get(self.done, lambda: None)()
         return {"accuracy": self.model.total.item() / 100} if self.held_out else {}
@@ -470,9 +472,9 @@ def test_a_failing_step_is_repeated_by_resume(tmp_path, monkeypatch):
 
     folder, original, calls = tmp_path / "run", Objective.loss, []
 
-    def broken(self, batch, logp, totals):
+    def broken(self, *arguments):
         calls.append(1)
-        loss = original(self, batch, logp, totals)
+        loss = original(self, *arguments)
         return replace(loss, value=loss.value * math.nan) if len(calls) == 3 else loss
 
     with monkeypatch.context() as patch:
@@ -482,3 +484,40 @@ def test_a_failing_step_is_repeated_by_resume(tmp_path, monkeypatch):
     assert saved_steps(folder) == [2]
     assert whet.resume(folder, watchers=[]).status == "finished"
     assert [line["step"] for line in read_metrics(folder)] == [0, 1, 2, 3, 4, 4]
+
+
+def test_a_course_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path):
+    """The KL budget is spent in the second step; resuming finds nothing left to do."""
+    changes = {"control": {"kind": "budget", "nats": 1e-4}}
+    settings = {
+        "model": {"threads": 1, "device": "cpu"},
+        "sampling": {"max_new_tokens": 16},
+        "batch": {"prompts_per_step": 4, "group_size": 4},
+        "optimizer": {"learning_rate": 1e-3},
+        "report": {"evaluate_prompts": 8, "evaluate_every": 0},
+        "objective": changes,
+    }
+    run = whet.train("grpo", steps=9, config=settings, folder=str(tmp_path / "run"), watchers=[])
+    assert (run.status, run.steps) == ("finished", 2)
+    assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir() and run.after
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert "the KL budget is spent" in summary["ended"]
+    assert "it ended early: the KL budget is spent" in run.report.read_text()
+    again = whet.resume(tmp_path / "run", steps=12, watchers=[])
+    assert (again.status, again.steps) == ("finished", 2)
+
+
+def always_right(reply):
+    return 1.0
+
+
+def test_a_reward_that_never_varies_stops_a_row_that_refills_and_says_why(tmp_path):
+    settings = {
+        "model": {"threads": 1, "device": "cpu"},
+        "sampling": {"max_new_tokens": 8},
+        "batch": {"prompts_per_step": 3, "group_size": 2},
+        "report": {"evaluate_prompts": 0},
+        "objective": {"keep": {"rounds": 3}},
+    }
+    with pytest.raises(RunFailed, match=r"each of 9 prompts had the same outcome, in 3 rounds.*keep=everything"):
+        whet.train("dapo", reward=always_right, steps=2, config=settings, folder=str(tmp_path / "run"), watchers=[])

@@ -170,6 +170,8 @@ def step_values(report: StepReport, with_reward: bool = False) -> list[tuple[str
         ("KL", report.metrics.get("kl")),
         ("entropy", report.metrics.get("entropy")),
         ("length", reply_length(report)),
+        ("critic explains", report.metrics.get("critic_explains")),
+        ("replies spent", report.counts.get("samples_spent")),
     )
     return [(name, number(value)) for name, value in values if value is not None]
 
@@ -222,7 +224,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         writing = seconds.get("rollout", 0)
         burst = f", {number(tokens / writing)} while writing" if writing > 0 else ""
         rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} a second{burst}")))
-    rows += [(name, Text(str(summary[name]), style="bold")) for name in ("report", "next") if summary.get(name)]
+    endings = [name for name in ("ended", "report", "next") if summary.get(name)]
+    rows += [(name, Text(str(summary[name]), style="bold")) for name in endings]
     status = str(summary.get("status") or "finished")
     style = "bold" if status == "finished" else "bold yellow"
     return Stack(Text(f"\n{status}  {duration(total)}", style=style), Text(), _table(rows), Text())

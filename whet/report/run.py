@@ -120,7 +120,8 @@ def verdict(run: Run) -> str:
     outcome, remark = _outcome(run)
     if opening:
         return f"{opening}: {outcome}{remark}."
-    return f"{outcome[0].upper()}{outcome[1:]} in {length}{remark}."
+    ended = f"; it ended early: {run.summary['ended']}" if run.summary.get("ended") else ""
+    return f"{outcome[0].upper()}{outcome[1:]} in {length}{remark}{ended}."
 
 
 def _outcome(run: Run) -> tuple[str, str]:
