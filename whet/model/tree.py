@@ -1,0 +1,186 @@
+"""Rows that share a prompt as a tree in one packed row: every prompt once, its replies behind it, no padding.
+
+Pure layout. `tree_of` says where each token goes and what it may see; `whet.model.tree_attention` makes a model see it.
+Only attention meets padding: prompts are attended to side by side, replies in bundles that share their prompt's keys.
+A bundle is about as long as its prompt: then neither the copies of the prompt's keys nor the pairs of replies that
+must not see each other cost more than the replies themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Replies of one prompt that are attended to together, B bundles side by side."""
+
+    query_index: Tensor  # int64 [B, Q], packed positions
+    query_position: Tensor  # int64 [B, Q]
+    query_row: Tensor  # int64 [B, Q], the row a token belongs to
+    key_index: Tensor  # int64 [B, K], packed positions: the prompt, then the replies
+    key_position: Tensor  # int64 [B, K]
+    key_row: Tensor  # int64 [B, K], PROMPT where every row may look, PADDING where none may
+
+
+PROMPT, PADDING = -1, -2
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Rows [N, T] as one row of S tokens. A row that shares its prompt with no other is a prompt without replies."""
+
+    tokens: Tensor  # int64 [1, S]
+    position_ids: Tensor  # int64 [1, S]
+    states: Tensor  # int64 [A], for each action in row order the packed position that predicts it
+    prompt_index: Tensor  # int64 [P, L], packed positions, right-padded with any
+    bundles: Bundles | None
+    place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]
+
+    @property
+    def size(self) -> int:
+        """S, the tokens that are computed."""
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True)
+class _Reply:
+    row: int
+    start: int  # packed
+    first: int  # position of its first token
+    length: int
+
+
+@dataclass(frozen=True)
+class _Root:
+    start: int  # packed
+    length: int
+    replies: tuple[_Reply, ...]
+
+
+def tree_of(tokens: Tensor, action: Tensor) -> Tree | None:
+    """The layout of right-padded rows [N, T], on their device; None where no row has an action.
+
+    A row's prompt is all before its first action. Its last action and what follows predict nothing, so they are left
+    out: a reply of one token costs nothing.
+    """
+    rows, flags = tokens.cpu().numpy(), action.cpu().numpy()
+    first = np.where(flags.any(1), flags.argmax(1), 0)
+    last = np.where(flags.any(1), flags.shape[1] - 1 - flags[:, ::-1].argmax(1), 0)
+    roots, where = _roots(rows, first, last)
+    if not roots:
+        return None
+    pieces, positions = [], []
+    for root, row in zip(roots, where, strict=True):
+        pieces.append(rows[row, : root.length])
+        positions.append(np.arange(root.length))
+        for reply in root.replies:
+            pieces.append(rows[reply.row, reply.first : reply.first + reply.length])
+            positions.append(np.arange(reply.first, reply.first + reply.length))
+    bundles = [bundle for root in roots for bundle in _bundled(root)]
+    laid, reply_place = _bundles(bundles) if bundles else (None, {})
+    longest = max(root.length for root in roots)
+    place = np.empty(sum(map(len, pieces)), np.int64)
+    prompt_index = np.zeros((len(roots), longest), np.int64)
+    for number, root in enumerate(roots):
+        span = np.arange(root.start, root.start + root.length)
+        prompt_index[number, : root.length] = span
+        place[span] = number * longest + np.arange(root.length)
+        for reply in root.replies:
+            if reply.length:
+                at = len(roots) * longest + reply_place[reply.row]
+                place[reply.start : reply.start + reply.length] = np.arange(at, at + reply.length)
+    on = tokens.device
+
+    def tensor(values: Integers) -> Tensor:
+        return torch.from_numpy(values).to(on)
+
+    return Tree(
+        tokens=tensor(np.concatenate(pieces)[None]),
+        position_ids=tensor(np.concatenate(positions)[None]),
+        states=tensor(_states(flags, first, roots, where)),
+        prompt_index=tensor(prompt_index),
+        bundles=None if laid is None else Bundles(*map(tensor, laid)),
+        place=tensor(place),
+    )
+
+
+def _roots(rows: Integers, first: Integers, last: Integers) -> tuple[list[_Root], list[int]]:
+    """Every different prompt with the replies to it, and a row that holds it; lone rows are a prompt as a whole."""
+    shared: dict[bytes, list[int]] = {}
+    for row in np.flatnonzero(last):
+        shared.setdefault(rows[row, : first[row]].tobytes(), []).append(int(row))
+    roots, where, start = [], [], 0
+    for members in shared.values():
+        length = int(first[members[0]]) if len(members) > 1 else int(last[members[0]])
+        behind = start + length
+        replies = []
+        for row in members if len(members) > 1 else ():
+            count = int(last[row] - first[row])
+            replies.append(_Reply(row, behind, int(first[row]), count))
+            behind += count
+        roots.append(_Root(start, length, tuple(replies)))
+        where.append(members[0])
+        start = behind
+    return roots, where
+
+
+def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root], where: Sequence[int]) -> Integers:
+    prompt_start = np.zeros(len(flags), np.int64)
+    reply_start = np.zeros(len(flags), np.int64)  # where the reply would start if the row began at packed position 0
+    for root, row in zip(roots, where, strict=True):
+        prompt_start[row] = reply_start[row] = root.start
+        for reply in root.replies:
+            prompt_start[reply.row] = root.start
+            reply_start[reply.row] = reply.start - reply.first
+    row, column = flags.nonzero()
+    before = column - 1
+    return np.where(column == first[row], prompt_start[row], reply_start[row]) + before
+
+
+def _bundled(root: _Root) -> list[tuple[_Root, list[_Reply]]]:
+    found: list[tuple[_Root, list[_Reply]]] = []
+    filled = 0
+    for reply in sorted((each for each in root.replies if each.length), key=lambda reply: reply.length):
+        if found and filled + reply.length <= root.length:
+            found[-1][1].append(reply)
+            filled += reply.length
+        else:
+            found.append((root, [reply]))
+            filled = reply.length
+    return found
+
+
+def _bundles(bundles: Sequence[tuple[_Root, list[_Reply]]]) -> tuple[tuple[Integers, ...], dict[int, int]]:
+    """The fields of `Bundles`, and where each row's reply starts among their flattened queries."""
+    sizes = [sum(reply.length for reply in replies) for _, replies in bundles]
+    widest = max(size + root.length for size, (root, _) in zip(sizes, bundles, strict=True))
+    queries = np.zeros((3, len(bundles), max(sizes)), np.int64)
+    keys = np.zeros((3, len(bundles), widest), np.int64)
+    keys[2] = PADDING
+    place = {}
+    for number, (root, replies) in enumerate(bundles):
+        keys[0, number, : root.length] = np.arange(root.start, root.start + root.length)
+        keys[1, number, : root.length] = np.arange(root.length)
+        keys[2, number, : root.length] = PROMPT
+        at = 0
+        for reply in replies:
+            inside = np.arange(reply.length)
+            for fields, offset in ((queries, 0), (keys, root.length)):
+                span = slice(offset + at, offset + at + reply.length)
+                fields[0, number, span] = reply.start + inside
+                fields[1, number, span] = reply.first + inside
+                fields[2, number, span] = reply.row
+            place[reply.row] = number * queries.shape[2] + at
+            at += reply.length
+        # padding asks as the bundle's first token would: it must see something, or its softmax is not a number
+        queries[:, number, at:] = queries[:, number, :1]
+    return (*queries, *keys), place

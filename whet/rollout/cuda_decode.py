@@ -1,0 +1,296 @@
+"""Rollouts as replays of one CUDA graph: no Python and no host round trip between tokens.
+
+Rows are slots. A row that has finished is taken out every few steps and a waiting request takes its place; a prompt is
+prefilled and kept once for all its rows. When nothing waits any more, the rows that are left move together into a
+smaller graph. The samples are those of the plain engine: a row's random numbers belong to its request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.model.cuda_layers import Caches, PlainLayers, Workspace, decode_step, workspace
+from whet.rollout.sampling import draw, uniforms
+from whet.types import Request, Sampling
+
+STRIDE = 16  # steps between two looks at who has finished
+SMALLEST = 16  # rows of the smallest graph
+MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
+
+Prefill = Callable[[Sequence[tuple[int, ...]]], tuple[Any, Tensor]]
+"""Prompts -> (a left-padded transformers cache, logits [P, V] behind each)."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished reply."""
+
+    tokens: Tensor  # int64 [n], on the CPU
+    logp: Tensor  # float32 [n]
+    ended: bool  # by a stop token
+
+
+@dataclass
+class _Rows:
+    """The slots, on the device."""
+
+    token: Tensor  # int64 [B], the newest token
+    position: Tensor  # int64 [B], its place in the sequence
+    count: Tensor  # int64 [B], tokens drawn so far
+    done: Tensor  # bool [B]
+    random: Tensor  # float32 [B, budget]
+    tokens: Tensor  # int64 [B, budget]
+    logp: Tensor  # float32 [B, budget]
+
+
+@dataclass
+class _Book:
+    """Who sits where, on the host."""
+
+    request: list[int]  # of each slot, -1 where free
+    prompt: list[int]  # prompt slot of each slot
+    users: dict[int, int] = field(default_factory=dict)  # rows in flight of each prompt slot
+    free_prompts: list[int] = field(default_factory=list)
+
+
+class CudaDecoder:
+    """Decodes with fused copies of the policy's weights."""
+
+    def __init__(self, layers: PlainLayers, end_tokens: Tensor) -> None:
+        self._layers, self._end_tokens = layers, end_tokens.to(layers.embedding.device)
+        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Workspace]] = {}
+        self._caches: Caches | None = None
+        self._rows: _Rows | None = None
+        self._key: tuple[int, ...] = ()
+
+    def refresh(self) -> None:
+        self._layers.refresh()
+
+    def release(self) -> None:
+        """Give the caches and graphs back: training needs the memory."""
+        self._graphs.clear()
+        self._caches = self._rows = None
+        self._key = ()
+
+    @torch.no_grad()
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, prefill: Prefill, rows_per_batch: int
+    ) -> list[Written]:
+        rows = min(max(rows_per_batch, SMALLEST), -(-len(requests) // SMALLEST) * SMALLEST)
+        groups = _grouped(requests, min(rows, MOST_MEMBERS))
+        most = max(len(members) for _, members in groups)
+        longest = -(-max(len(tokens) for tokens, _ in groups) // 64) * 64
+        num_prompts = min(len(groups), 2 * (-(-rows // most)) + 1)
+        self._prepare(rows, most, num_prompts, longest, sampling.max_new_tokens)
+        random = uniforms([request.seed for request in requests], sampling.max_new_tokens).to(
+            self._layers.embedding.device
+        )
+        book = _Book([-1] * rows, [-1] * rows, {}, list(range(num_prompts)))
+        waiting = deque((number, list(members)) for number, (_, members) in enumerate(groups))
+        found: dict[int, Written] = {}
+        active = rows
+        while len(found) < len(requests):
+            self._enter(groups, waiting, book, active, random, sampling, prefill)
+            self._run(active, sampling)
+            self._leave(found, book, active)
+            busy = sum(each >= 0 for each in book.request)
+            if not waiting and 0 < busy <= active // 2 and active > SMALLEST:
+                active = self._gathered(book, max(SMALLEST, -(-busy // SMALLEST) * SMALLEST))
+        return [found[number] for number in range(len(requests))]
+
+    def _prepare(self, rows: int, most: int, num_prompts: int, longest: int, budget: int) -> None:
+        """Buffers that fit; graphs are thrown away with the buffers they were made on."""
+        key = (rows, most, num_prompts, longest, budget)
+        if self._key == key:
+            return
+        self.release()
+        shape, device, dtype = self._layers.shape, self._layers.embedding.device, self._layers.dtype
+
+        def cache(count: int, length: int) -> list[Tensor]:
+            sizes = (count, shape.key_heads, length, shape.size)
+            return [torch.zeros(sizes, dtype=dtype, device=device) for _ in self._layers.layers]
+
+        self._caches = Caches(
+            cache(num_prompts, longest),
+            cache(num_prompts, longest),
+            torch.ones(num_prompts, dtype=torch.int32, device=device),
+            torch.full((num_prompts, most), -1, dtype=torch.int32, device=device),
+            cache(rows, budget),
+            cache(rows, budget),
+        )
+
+        def zeros(*sizes: int, kind: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(sizes, dtype=kind, device=device)
+
+        wide = torch.float32
+        self._rows = _Rows(
+            zeros(rows), zeros(rows), torch.ones(rows, dtype=torch.long, device=device),
+            torch.ones(rows, dtype=torch.bool, device=device), zeros(rows, budget, kind=wide),
+            zeros(rows, budget), zeros(rows, budget, kind=wide),
+        )  # fmt: skip
+        self._key = key
+
+    def _enter(
+        self, groups: Any, waiting: deque[tuple[int, list[int]]], book: _Book, active: int, random: Tensor,
+        sampling: Sampling, prefill: Prefill,
+    ) -> None:  # fmt: skip
+        """Waiting requests take free slots; each prompt that comes in is computed once."""
+        free = [slot for slot in range(active) if book.request[slot] < 0]
+        coming: list[tuple[int, int, list[int], list[int]]] = []  # group, prompt slot, slots, requests
+        while waiting and book.free_prompts and len(free) >= len(waiting[0][1]):
+            number, members = waiting.popleft()
+            slots, free = free[: len(members)], free[len(members) :]
+            coming.append((number, book.free_prompts.pop(0), slots, members))
+        if not coming:
+            return
+        cache, logits = prefill([groups[number][0] for number, _, _, _ in coming])
+        self._keep_prompts(cache, [(len(groups[number][0]), prompt) for number, prompt, _, _ in coming])
+        assert self._rows is not None and self._caches is not None
+        rows, caches = self._rows, self._caches
+        slots = [slot for _, _, each, _ in coming for slot in each]
+        requests = [request for _, _, _, each in coming for request in each]
+        lengths = [len(groups[number][0]) for number, _, each, _ in coming for _ in each]
+        source = [place for place, (_, _, each, _) in enumerate(coming) for _ in each]
+        device = rows.token.device
+        at = torch.tensor(slots, device=device)
+        streams = random[torch.tensor(requests, device=device)]
+        drawn = draw(logits[torch.tensor(source, device=device)], streams[:, 0], sampling)
+        rows.random[at] = streams
+        rows.token[at], rows.tokens[at, 0], rows.logp[at, 0] = drawn.token, drawn.token, drawn.logp
+        rows.position[at] = torch.tensor(lengths, device=device)
+        rows.count[at] = 1
+        rows.done[at] = self._ends(drawn.token) | (sampling.max_new_tokens == 1)
+        # a slot that changes hands belongs to one prompt only: two would write over each other
+        caches.members.masked_fill_((caches.members[..., None] == at.to(torch.int32)).any(-1), -1)
+        for _, prompt, each, members in coming:
+            listed = each + [-1] * (caches.members.shape[1] - len(each))
+            caches.members[prompt] = torch.tensor(listed, dtype=torch.int32, device=device)
+            book.users[prompt] = len(each)
+            for slot, request in zip(each, members, strict=True):
+                book.request[slot], book.prompt[slot] = request, prompt
+
+    def _keep_prompts(self, cache: Any, coming: Sequence[tuple[int, int]]) -> None:
+        """Copy the keys and values of prompts out of the left-padded cache."""
+        assert self._caches is not None
+        caches = self._caches
+        width = cache.layers[0].keys.shape[2]
+        device = caches.lengths.device
+        slots = torch.tensor([prompt for _, prompt in coming], device=device)
+        lengths = torch.tensor([length for length, _ in coming], device=device)
+        caches.lengths[slots] = lengths.to(torch.int32)
+        longest = caches.prompt_k[0].shape[2]
+        column = torch.arange(min(width, longest), device=device)[None]
+        source = (column + (width - lengths)[:, None]).clamp(max=width - 1)
+        for number, layer in enumerate(cache.layers):
+            for mine, theirs in ((caches.prompt_k[number], layer.keys), (caches.prompt_v[number], layer.values)):
+                index = source[:, None, :, None].expand(-1, theirs.shape[1], -1, theirs.shape[3])
+                mine[slots, :, : column.shape[1]] = theirs.gather(2, index).to(mine.dtype)
+
+    def _run(self, active: int, sampling: Sampling) -> None:
+        graph = self._graph(active, sampling)
+        for _ in range(STRIDE):
+            graph.replay()
+
+    def _graph(self, active: int, sampling: Sampling) -> torch.cuda.CUDAGraph:
+        key = (active, sampling.temperature)
+        if key not in self._graphs:
+            work = workspace(self._layers, active)
+            saved = self._snapshot()
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # the kernels compile on their first call, which a capture cannot hold
+                for _ in range(2):
+                    self._step(active, work, sampling)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step(active, work, sampling)
+            self._restore(saved)
+            self._graphs[key] = (graph, work)
+        return self._graphs[key][0]
+
+    def _snapshot(self) -> list[Tensor]:
+        assert self._rows is not None
+        return [value.clone() for value in vars(self._rows).values()]
+
+    def _restore(self, saved: Sequence[Tensor]) -> None:
+        assert self._rows is not None
+        for value, before in zip(vars(self._rows).values(), saved, strict=True):
+            value.copy_(before)
+
+    def _step(self, active: int, work: Workspace, sampling: Sampling) -> None:
+        """One token for every row; rows that are done write over their last slot and count no further."""
+        assert self._rows is not None and self._caches is not None
+        rows, budget = self._rows, sampling.max_new_tokens
+        token, position, count = rows.token[:active], rows.position[:active], rows.count[:active]
+        done, tokens, logp = rows.done[:active], rows.tokens[:active], rows.logp[:active]
+        logits = decode_step(self._layers, self._caches, work, token, position, count - 1)
+        place = count.clamp(max=budget - 1)[:, None]
+        drawn = draw(logits, rows.random[:active].gather(1, place)[:, 0], sampling)
+        going = ~done
+        tokens.scatter_(1, place, torch.where(going, drawn.token, tokens.gather(1, place)[:, 0])[:, None])
+        logp.scatter_(1, place, torch.where(going, drawn.logp, logp.gather(1, place)[:, 0])[:, None])
+        token.copy_(torch.where(going, drawn.token, token))
+        count.add_(going.long())
+        position.add_(going.long())
+        ended = self._ends(drawn.token)
+        done.logical_or_((going & ended) | (count >= budget))
+
+    def _ends(self, token: Tensor) -> Tensor:
+        return (token[:, None] == self._end_tokens).any(-1)
+
+    def _leave(self, found: dict[int, Written], book: _Book, active: int) -> None:
+        """Finished rows hand in what they wrote."""
+        assert self._rows is not None
+        rows = self._rows
+        done = rows.done[:active].tolist()
+        slots = [slot for slot in range(active) if done[slot] and book.request[slot] >= 0]
+        if not slots:
+            return
+        at = torch.tensor(slots, device=rows.token.device)
+        counts = rows.count[at].tolist()
+        tokens, logp = rows.tokens[at].cpu(), rows.logp[at].cpu()
+        ends = self._ends(rows.token[at]).tolist()
+        for place, slot in enumerate(slots):
+            count = counts[place]
+            found[book.request[slot]] = Written(tokens[place, :count].clone(), logp[place, :count].clone(), ends[place])
+            book.request[slot] = -1
+            prompt = book.prompt[slot]
+            book.users[prompt] -= 1
+            if not book.users[prompt]:
+                book.free_prompts.append(prompt)
+
+    def _gathered(self, book: _Book, smaller: int) -> int:
+        """Move the rows that still write to the front."""
+        assert self._rows is not None and self._caches is not None
+        rows, caches = self._rows, self._caches
+        busy = [slot for slot, request in enumerate(book.request) if request >= 0]
+        at = torch.tensor(busy, device=rows.token.device)
+        for value in vars(rows).values():
+            value[: len(busy)] = value[at]
+        rows.done[len(busy) :] = True
+        for cache in (*caches.own_k, *caches.own_v):
+            cache[: len(busy)] = cache[at]
+        moved = {slot: place for place, slot in enumerate(busy)}
+        members = [[moved.get(slot, -1) for slot in row] for row in caches.members.tolist()]
+        caches.members.copy_(torch.tensor(members, dtype=torch.int32))
+        book.request = [book.request[slot] for slot in busy] + [-1] * (len(book.request) - len(busy))
+        book.prompt = [book.prompt[slot] for slot in busy] + [-1] * (len(book.prompt) - len(busy))
+        return smaller
+
+
+def _grouped(requests: Sequence[Request], most: int) -> list[tuple[tuple[int, ...], list[int]]]:
+    """(tokens of the prompt, numbers of its requests), for requests with equal tokens next to each other."""
+    groups: list[tuple[tuple[int, ...], list[int]]] = []
+    for number, request in enumerate(requests):
+        if groups and groups[-1][0] == request.tokens and len(groups[-1][1]) < most:
+            groups[-1][1].append(number)
+        else:
+            groups.append((request.tokens, [number]))
+    return groups
