@@ -27,21 +27,27 @@ SHORTER: dict[str, dict[str, Any]] = {
 }
 
 
-def settings(name: str, seed: int = 0) -> dict[str, Any]:
+def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
     """One budget for all: STEPS steps of PROMPTS prompts and GROUP replies.
 
-    A row that is nothing with one update a batch gets two, at half the learning rate; Adam forgets the gradient's
-    scale, so one rate serves rows that divide by a budget and rows that divide by a length alike.
+    A row that is nothing with one update a batch gets two, at half the learning rate, and one that trains on replies
+    of an older policy has half the rate as well. Adam forgets the gradient's scale, so one rate serves rows that divide
+    by a budget and rows that divide by a length alike. `updates` asks for that many updates a batch of every row.
     """
     preset = PRESETS[name]
-    several = preset.run.get("batch", {}).get("updates_per_step", 1) > 1
+    batch = preset.run.get("batch", {})
+    several, stale = batch.get("updates_per_step", 1) > 1, batch.get("lag", 0) > 0
     values = {
         "seed": seed,
         "steps": STEPS,
         "model": {"device": "cpu", "threads": 1},
-        "optimizer": {"learning_rate": RATE / (2 if several else 1)},
+        "optimizer": {"learning_rate": RATE / (2 if several or stale or updates > 1 else 1)},
         "sampling": {"max_new_tokens": 40},
-        "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP, "updates_per_step": 2 if several else 1},
+        "batch": {
+            "prompts_per_step": PROMPTS,
+            "group_size": GROUP,
+            "updates_per_step": updates or (2 if several else 1),
+        },
         "report": {"evaluate_prompts": 40, "evaluate_every": 0, "save_every": 100, "samples_per_step": 0},
     }
     if preset.objective.value.needs:
@@ -49,12 +55,12 @@ def settings(name: str, seed: int = 0) -> dict[str, Any]:
     return merged(values, SHORTER.get(name, {}))
 
 
-def result(name: str, seed: int, folder: Path) -> dict[str, float]:
+def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]:
     saved = folder / f"{name}-{seed}.json"
     if saved.exists():
         return dict(json.loads(saved.read_text()))
     started = time.monotonic()
-    run = whet.train(name, config=settings(name, seed), folder=str(folder / f"{name}-{seed}"), watchers=[])
+    run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), watchers=[])
     steps = [line for line in run.metrics() if "eval" not in line]
     first = steps[0]["reward"].get("exact_answer", steps[0]["reward"]["total"])
     last = [line["reward"].get("exact_answer", line["reward"]["total"]) for line in steps[-3:]]
@@ -84,6 +90,7 @@ def line(name: str, results: list[dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=0, help="optimizer updates a batch; 0: what the row asks for")
     parser.add_argument("--folder", type=Path, default=Path("rows"))
     parser.add_argument("--methods", default=",".join(PRESETS))
     chosen = parser.parse_args()
@@ -92,7 +99,7 @@ def main() -> None:
     lines = [head, "|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     for name in chosen.methods.split(","):
-        lines.append(line(name, [result(name, seed, chosen.folder) for seed in range(chosen.seeds)]))
+        lines.append(line(name, [result(name, seed, chosen.folder, chosen.updates) for seed in range(chosen.seeds)]))
         print(lines[-1], flush=True)
     (chosen.folder / "rows.md").write_text("\n".join(lines) + "\n")
 

@@ -45,3 +45,12 @@ def test_sentences_share_an_anchor_when_all_before_them_is_the_same():
     assert first[1] == other[1] and first[3] != other[3] and first[5] != other[5]
     assert not (set(first[1:].tolist()) & set(elsewhere[1:].tolist()))  # another group is another state
     assert len(set(first[1:].tolist())) == 3 and (found[:, 0] == 0).all()
+
+
+def test_different_beginnings_have_different_anchors():
+    """Every pair of tokens of a small vocabulary, before the same sentence."""
+    pairs = torch.cartesian_prod(torch.arange(20), torch.arange(20))
+    tokens = torch.cat([pairs, torch.full((400, 1), 5)], dim=1)
+    segment = torch.tensor([[-1, -1, 0]]).expand(400, 3)
+    found = anchors(tokens, torch.zeros(400, dtype=torch.long), segment)[:, 2]
+    assert len(set(found.tolist())) == 400

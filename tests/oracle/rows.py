@@ -35,7 +35,8 @@ def objective_of(row):
 def example(row, seed):
     """A batch for this row; in two of eight one reply could not be scored."""
     objective = objective_of(row)
-    binary = objective.scale.name == "group_mean"  # defined for rewards of 0 or 1 only
+    # defined for rewards of 0 or 1 only
+    binary = objective.scale.name == "group_mean" or objective.baseline.name == "prompt_tracker"
     group_size = max(3, objective.baseline.smallest_group + 1) + seed % 3
     settings = {"num_groups": 3 + seed % 3, "group_size": group_size, "drift": DRIFT.get(row.row, 0.4)}
     batch, logp = random_batch(seed, binary=binary, **{**settings, **row.batch})

@@ -38,11 +38,20 @@ def anchors(tokens: Tensor, group: Tensor, segment: Tensor) -> Tensor:
     """int64 [N, T]: equal where sentences of one group start behind the same tokens; 0 where there is no sentence."""
     # int64 arithmetic wraps: a running hash of all tokens before each position
     position = torch.arange(1, tokens.shape[1] + 1)
-    mixed = ((tokens + 1) * 0x5851F42D4C957F2D * (2 * position + 1)).cumsum(-1)
+    # scrambled one by one before they are added: a sum of small multiples would meet itself
+    each = _scrambled(tokens * 0x100003 + position * 0x5851F42D4C957F2D)
+    mixed = each.cumsum(-1)
     before = torch.zeros_like(mixed)
     before[:, 1:] = mixed[:, :-1]
-    before = (before ^ (before >> 31)) * 0x2545F4914F6CDD1D + group[:, None] * 0x14057B7EF767814F
+    before = _scrambled(before + group[:, None] * 0x14057B7EF767814F)
     starts = torch.ones_like(segment, dtype=torch.bool)
     starts[:, 1:] = segment[:, 1:] != segment[:, :-1]
     column = torch.where(starts, torch.arange(tokens.shape[1])[None].expand_as(tokens), 0).cummax(-1).values
     return torch.where(segment >= 0, before.gather(1, column), 0)
+
+
+def _scrambled(values: Tensor) -> Tensor:
+    """Each int64 as another one that looks random: two rounds of shift and multiply."""
+    for shift, factor in ((33, 0x2545F4914F6CDD1D), (29, 0x14057B7EF767814F)):
+        values = (values ^ (values >> shift)) * factor
+    return values ^ (values >> 32)

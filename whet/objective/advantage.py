@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whet.objective.piece import Piece
 from whet.objective.statistics import group_index, group_moments, sums_by
-from whet.types import TokenBatch
+from whet.types import TokenBatch, WhetError
 
 Memory = Mapping[str, float]  # what a row remembers from step to step; saved with every checkpoint
 
@@ -25,6 +25,7 @@ class Baseline(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     per_token: ClassVar[bool]  # True: it credits tokens one by one, from `batch.token_reward` and the reply's reward
+    sees_reward: ClassVar[bool]  # False: it looks at parts, outcomes or steps, not at the (shaped) reward
 
     @property
     def smallest_group(self) -> int: ...
@@ -48,6 +49,7 @@ class Comparison(Piece):
     """What baselines have in common that forget every step and train no critic."""
 
     per_token: ClassVar[bool] = False
+    sees_reward: ClassVar[bool] = True
 
     @property
     def smallest_group(self) -> int:
@@ -286,6 +288,9 @@ class PromptTracker(ReplyBaseline):
         return batch.reward.new_tensor([won / (won + lost) for won, lost in known])
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        known = batch.reward[~batch.reward.isnan()]
+        if ((known < 0) | (known > 1)).any():
+            raise WhetError("objective.baseline=prompt_tracker counts successes: give a reward within 0 to 1")
         fresh: dict[str, tuple[float, float]] = {}
         for key, reward in zip(self._keys(batch), batch.reward.tolist(), strict=True):
             if reward == reward:  # NaN is unscorable
@@ -319,6 +324,7 @@ class PartwiseGroup(GroupBaseline):
     """
 
     name: ClassVar[str] = "partwise_group"
+    sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"parts"})
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:

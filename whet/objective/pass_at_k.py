@@ -31,6 +31,7 @@ def right_replies(batch: TokenBatch) -> Tensor:
 
 class _RightAmongK(GroupBaseline):
     k: float
+    sees_reward: ClassVar[bool] = False
 
     @property
     def smallest_group(self) -> int:

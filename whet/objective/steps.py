@@ -19,6 +19,7 @@ from whet.types import TokenBatch
 
 
 class _Steps(TokenCredit):
+    sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"step_reward"})
 
     @property

@@ -8,8 +8,8 @@ smaller graph. The samples are those of the plain engine: a row's random numbers
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,8 +55,9 @@ class _Book:
 
     request: list[int]  # of each slot, -1 where free
     prompt: list[int]  # prompt slot of each slot
-    users: dict[int, int] = field(default_factory=dict)  # rows in flight of each prompt slot
-    free_prompts: list[int] = field(default_factory=list)
+    left: dict[int, int]  # requests of a group that have not finished
+    place: dict[int, int]  # prompt slot of each group that is computed
+    free_prompts: list[int]
 
 
 class CudaDecoder:
@@ -84,21 +85,23 @@ class CudaDecoder:
     ) -> list[Written]:
         rows = min(max(rows_per_batch, SMALLEST), -(-len(requests) // SMALLEST) * SMALLEST)
         groups = _grouped(requests, min(rows, MOST_MEMBERS))
-        most = max(len(members) for _, members in groups)
+        budget, most = sampling.max_new_tokens, max(len(members) for _, members in groups)
         longest = -(-max(len(tokens) for tokens, _ in groups) // 64) * 64
-        num_prompts = min(len(groups), 2 * (-(-rows // most)) + 1)
-        self._prepare(rows, most, num_prompts, longest, sampling.max_new_tokens)
-        random = uniforms([request.seed for request in requests], sampling.max_new_tokens).to(
-            self._layers.embedding.device
-        )
-        book = _Book([-1] * rows, [-1] * rows, {}, list(range(num_prompts)))
-        waiting = deque((number, list(members)) for number, (_, members) in enumerate(groups))
+        # computing many prompts at once is cheap, as long as they take no more room than the replies
+        at_once = -(-rows // most)
+        num_prompts = min(len(groups), max(2 * at_once + 1, min(8 * at_once, rows * budget // longest)))
+        self._prepare(rows, most, num_prompts, longest, budget)
+        random = uniforms([request.seed for request in requests], budget).to(self._layers.embedding.device)
+        left = {number: len(members) for number, (_, members) in enumerate(groups)}
+        book = _Book([-1] * rows, [-1] * rows, left, {}, list(range(num_prompts)))
+        waiting = deque((number, request) for number, (_, members) in enumerate(groups) for request in members)
+        owner = {request: number for number, request in waiting}
         found: dict[int, Written] = {}
         active = rows
         while len(found) < len(requests):
             self._enter(groups, waiting, book, active, random, sampling, prefill)
             self._run(active, sampling)
-            self._leave(found, book, active)
+            self._leave(found, book, owner, active)
             busy = sum(each >= 0 for each in book.request)
             if not waiting and 0 < busy <= active // 2 and active > SMALLEST:
                 active = self._gathered(book, max(SMALLEST, -(-busy // SMALLEST) * SMALLEST))
@@ -129,6 +132,7 @@ class CudaDecoder:
             return torch.zeros(sizes, dtype=kind, device=device)
 
         wide = torch.float32
+        self._prompt_logits = zeros(num_prompts, shape.vocabulary, kind=wide)
         self._rows = _Rows(
             zeros(rows), zeros(rows), torch.ones(rows, dtype=torch.long, device=device),
             torch.ones(rows, dtype=torch.bool, device=device), zeros(rows, budget, kind=wide),
@@ -137,43 +141,64 @@ class CudaDecoder:
         self._key = key
 
     def _enter(
-        self, groups: Any, waiting: deque[tuple[int, list[int]]], book: _Book, active: int, random: Tensor,
+        self, groups: Any, waiting: deque[tuple[int, int]], book: _Book, active: int, random: Tensor,
         sampling: Sampling, prefill: Prefill,
     ) -> None:  # fmt: skip
-        """Waiting requests take free slots; each prompt that comes in is computed once."""
-        free = [slot for slot in range(active) if book.request[slot] < 0]
-        coming: list[tuple[int, int, list[int], list[int]]] = []  # group, prompt slot, slots, requests
-        while waiting and book.free_prompts and len(free) >= len(waiting[0][1]):
-            number, members = waiting.popleft()
-            slots, free = free[: len(members)], free[len(members) :]
-            coming.append((number, book.free_prompts.pop(0), slots, members))
-        if not coming:
-            return
-        cache, logits = prefill([groups[number][0] for number, _, _, _ in coming])
-        self._keep_prompts(cache, [(len(groups[number][0]), prompt) for number, prompt, _, _ in coming])
+        """Waiting requests take free slots."""
         assert self._rows is not None and self._caches is not None
         rows, caches = self._rows, self._caches
-        slots = [slot for _, _, each, _ in coming for slot in each]
-        requests = [request for _, _, _, each in coming for request in each]
-        lengths = [len(groups[number][0]) for number, _, each, _ in coming for _ in each]
-        source = [place for place, (_, _, each, _) in enumerate(coming) for _ in each]
+        free = [slot for slot in range(active) if book.request[slot] < 0]
+        if not waiting or len(free) < min(len(waiting), max(1, active // 16)):
+            return
+        coming: list[tuple[int, int, int]] = []  # slot, group, request
+        while waiting and free:
+            if waiting[0][0] not in book.place:
+                self._compute_prompts(groups, waiting, book, prefill)
+            if waiting[0][0] not in book.place:
+                break  # every prompt slot is in use
+            coming.append((free.pop(0), *waiting.popleft()))
+        if not coming:
+            return
         device = rows.token.device
-        at = torch.tensor(slots, device=device)
-        streams = random[torch.tensor(requests, device=device)]
-        drawn = draw(logits[torch.tensor(source, device=device)], streams[:, 0], sampling)
+
+        def tensor(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        at = tensor([slot for slot, _, _ in coming])
+        prompts = tensor([book.place[number] for _, number, _ in coming])
+        streams = random[tensor([request for _, _, request in coming])]
+        drawn = draw(self._prompt_logits[prompts], streams[:, 0], sampling)
         rows.random[at] = streams
         rows.token[at], rows.tokens[at, 0], rows.logp[at, 0] = drawn.token, drawn.token, drawn.logp
-        rows.position[at] = torch.tensor(lengths, device=device)
+        rows.position[at] = caches.lengths[prompts].long()
         rows.count[at] = 1
         rows.done[at] = self._ends(drawn.token) | (sampling.max_new_tokens == 1)
-        # a slot that changes hands belongs to one prompt only: two would write over each other
-        caches.members.masked_fill_((caches.members[..., None] == at.to(torch.int32)).any(-1), -1)
-        for _, prompt, each, members in coming:
-            listed = each + [-1] * (caches.members.shape[1] - len(each))
-            caches.members[prompt] = torch.tensor(listed, dtype=torch.int32, device=device)
-            book.users[prompt] = len(each)
-            for slot, request in zip(each, members, strict=True):
-                book.request[slot], book.prompt[slot] = request, prompt
+        for slot, number, request in coming:
+            book.request[slot], book.prompt[slot] = request, book.place[number]
+        self._note_members(book)
+
+    def _note_members(self, book: _Book) -> None:
+        """Which rows read which prompt. A slot belongs to one prompt only: two would write over each other."""
+        assert self._caches is not None
+        listed: list[list[int]] = [[] for _ in range(len(self._caches.lengths))]
+        for slot, request in enumerate(book.request):
+            if request >= 0:
+                listed[book.prompt[slot]].append(slot)
+        width = self._caches.members.shape[1]
+        padded = [each + [-1] * (width - len(each)) for each in listed]
+        self._caches.members.copy_(torch.tensor(padded, dtype=torch.int32))
+
+    def _compute_prompts(self, groups: Any, waiting: deque[tuple[int, int]], book: _Book, prefill: Prefill) -> None:
+        """The next prompts in the queue, as many as there is room for, in one pass."""
+        numbers = list(dict.fromkeys(number for number, _ in waiting if number not in book.place))
+        chosen = numbers[: len(book.free_prompts)]
+        if not chosen:
+            return
+        cache, logits = prefill([groups[number][0] for number in chosen])
+        slots = [book.free_prompts.pop(0) for _ in chosen]
+        self._keep_prompts(cache, [(len(groups[number][0]), slot) for number, slot in zip(chosen, slots, strict=True)])
+        self._prompt_logits[torch.tensor(slots, device=logits.device)] = logits.float()
+        book.place.update(zip(chosen, slots, strict=True))
 
     def _keep_prompts(self, cache: Any, coming: Sequence[tuple[int, int]]) -> None:
         """Copy the keys and values of prompts out of the left-padded cache."""
@@ -245,7 +270,7 @@ class CudaDecoder:
     def _ends(self, token: Tensor) -> Tensor:
         return (token[:, None] == self._end_tokens).any(-1)
 
-    def _leave(self, found: dict[int, Written], book: _Book, active: int) -> None:
+    def _leave(self, found: dict[int, Written], book: _Book, owner: Mapping[int, int], active: int) -> None:
         """Finished rows hand in what they wrote."""
         assert self._rows is not None
         rows = self._rows
@@ -254,17 +279,16 @@ class CudaDecoder:
         if not slots:
             return
         at = torch.tensor(slots, device=rows.token.device)
-        counts = rows.count[at].tolist()
+        counts, ends = rows.count[at].tolist(), self._ends(rows.token[at]).tolist()
         tokens, logp = rows.tokens[at].cpu(), rows.logp[at].cpu()
-        ends = self._ends(rows.token[at]).tolist()
         for place, slot in enumerate(slots):
-            count = counts[place]
-            found[book.request[slot]] = Written(tokens[place, :count].clone(), logp[place, :count].clone(), ends[place])
+            count, request = counts[place], book.request[slot]
+            found[request] = Written(tokens[place, :count].clone(), logp[place, :count].clone(), ends[place])
             book.request[slot] = -1
-            prompt = book.prompt[slot]
-            book.users[prompt] -= 1
-            if not book.users[prompt]:
-                book.free_prompts.append(prompt)
+            number = owner[request]
+            book.left[number] -= 1
+            if not book.left[number]:
+                book.free_prompts.append(book.place.pop(number))
 
     def _gathered(self, book: _Book, smaller: int) -> int:
         """Move the rows that still write to the front."""
@@ -277,11 +301,9 @@ class CudaDecoder:
         rows.done[len(busy) :] = True
         for cache in (*caches.own_k, *caches.own_v):
             cache[: len(busy)] = cache[at]
-        moved = {slot: place for place, slot in enumerate(busy)}
-        members = [[moved.get(slot, -1) for slot in row] for row in caches.members.tolist()]
-        caches.members.copy_(torch.tensor(members, dtype=torch.int32))
         book.request = [book.request[slot] for slot in busy] + [-1] * (len(book.request) - len(busy))
         book.prompt = [book.prompt[slot] for slot in busy] + [-1] * (len(book.prompt) - len(busy))
+        self._note_members(book)
         return smaller
 
 
