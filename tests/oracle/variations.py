@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import exp
+from math import exp, prod
 
 import torch
 from naive import (
@@ -42,6 +42,7 @@ from papers import (
 )
 from papers_credit import (
     compared_turns,
+    earned,
     grpo_process,
     ppo,
     ppo_critic,
@@ -193,6 +194,30 @@ TRACE = {"rho_bar": 1.5, "c_bar": 0.8, "lam": 0.9, "gamma": 0.95}
 )
 def truncated_traces(case):
     return vtrace_row(case, **TRACE)
+
+
+def traced(case):
+    """(v, A) with traces cut at 1 and no ratio in front of the surprises."""
+    rewards, found = earned(case), []
+    for i in case.replies():
+        size, value = len(rewards[i]), [*case.value[i], 0.0]
+        surprise = [rewards[i][t] + value[t + 1] - value[t] for t in range(size)]
+        cut = [min(1.0, exp(case.old[i][t] - case.behavior[i][t])) for t in case.tokens(i)]
+        v = [value[t] + sum(prod(cut[t:s]) * surprise[s] for s in range(t, size)) for t in range(size)]
+        ahead = [*v[1:], 0.0]
+        gain = [rewards[i][t] + ahead[t] - value[t] for t in range(size)]
+        found.append((v, gain if case.reward[i] is not None else [0.0] * size))
+    return found
+
+
+@varied(
+    "traces alone",
+    "vtrace",
+    {"baseline": "trace"},
+    critic=lambda case: squared_error(case, [v for v, _ in traced(case)]),
+)
+def traces_alone(case):
+    return token_mean(score_function(case, [gain for _, gain in traced(case)]))
 
 
 @varied("step_mean", "grpo_process", {"baseline": "step_mean"}, steps=True)

@@ -204,7 +204,8 @@ def is_plain(split: SplitModel) -> bool:
 
 
 def _is_plain_layer(layer: Any) -> bool:
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    attention: Any = getattr(layer, "self_attn", None)
+    mlp: Any = getattr(layer, "mlp", None)
     parts = {name for name, _ in layer.named_children()}
     if parts != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         return False

@@ -1,8 +1,9 @@
-"""Triton kernels of the decode step. Each has a torch form in `cuda_layers` that it is tested against.
+"""Triton kernels of the decode step. Each is tested against plain torch in `tests/gpu`.
 
 Imported only where CUDA and triton are there. Shapes: B rows, H query heads, K key heads, D head size, P prompts.
 """
 
+# mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
 from typing import Any
@@ -205,3 +206,41 @@ def gated(x: Tensor, out: Tensor) -> None:
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width))
     _gated[(rows, triton.cdiv(width, block))](x, out, width, block, num_warps=4)
+
+
+@triton.jit
+def _sample(logits, uniform, token_out, logp_out, width, inverse_temperature, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, block)
+    base = logits + row * width
+    best = float("-inf")
+    mass = 0.0
+    likeliest = 0
+    for start in range(0, width, block):
+        column = start + lane
+        value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32) * inverse_temperature
+        top = tl.max(value, axis=0)
+        likeliest = tl.where(top > best, start + tl.argmax(value, axis=0), likeliest)
+        higher = tl.maximum(best, top)
+        mass = mass * tl.exp(best - higher) + tl.sum(tl.exp(value - higher), axis=0)
+        best = higher
+    target = tl.load(uniform + row) * mass
+    before = 0.0
+    chosen = width
+    for start in range(0, width, block):
+        column = start + lane
+        value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32) * inverse_temperature
+        share = tl.exp(value - best)
+        reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
+        chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
+        before += tl.sum(share, axis=0)
+    chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum
+    value = tl.load(base + chosen).to(tl.float32) * inverse_temperature
+    tl.store(token_out + row, chosen.to(tl.int64))
+    tl.store(logp_out + row, value - best - tl.log(mass))
+
+
+def sample(logits: Tensor, uniform: Tensor, temperature: float, token: Tensor, logp: Tensor) -> None:
+    """Draw one token a row by inverting the cumulative distribution at `uniform` [B]; its log-probability too."""
+    rows, width = logits.shape
+    _sample[(rows,)](logits, uniform, token, logp, width, 1.0 / temperature, 4096, num_warps=8)

@@ -35,7 +35,7 @@ PIECES: dict[str, tuple[type, ...]] = {
         *(advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.RunningMean),
         *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker, advantage.PartwiseGroup),
         *(pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
-        *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace),
+        *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
         *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.AnchoredSteps),
     ),
     "scale": (

@@ -221,16 +221,19 @@ class VTrace(Critic, TokenCredit):
         log_ratio = (batch.old_logp - batch.behavior_logp).masked_fill(~batch.action, 0.0)
         return log_ratio.exp().to(batch.reward.dtype)
 
+    def _push(self, ratio: Tensor) -> Tensor:
+        return ratio.clamp(max=self.rho_bar)
+
     def _corrections(self, batch: TokenBatch) -> Tensor:
         """v_t - V_t."""
         ratio = self._ratio(batch)
-        push = ratio.clamp(max=self.rho_bar) * self.surprise(batch, self.gamma)
+        push = self._push(ratio) * self.surprise(batch, self.gamma)
         trace = self.gamma * self.lam * ratio.clamp(max=self.c_bar)
         return discounted_sum(push, trace, batch.action)
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         ahead = next_value(self._corrections(batch), batch.action)
-        full = self._ratio(batch).clamp(max=self.rho_bar) * (self.surprise(batch, self.gamma) + self.gamma * ahead)
+        full = self._push(self._ratio(batch)) * (self.surprise(batch, self.gamma) + self.gamma * ahead)
         return torch.where(batch.action & ~batch.reward.isnan()[:, None], full, 0.0)
 
     def target(self, batch: TokenBatch) -> Tensor | None:
@@ -241,3 +244,23 @@ class VTrace(Critic, TokenCredit):
 
     def symbols(self) -> str:
         return f"rho_t (r_t + {self.gamma:g} v_(t+1) - V_t), rho = min({self.rho_bar:g}, pi/mu)"
+
+
+@dataclass(frozen=True)
+class Trace(VTrace):
+    """V-trace without rho on d_t: only the trace c_t = lam min(c_bar, q) looks at the sampler.
+
+    The trace of Retrace, Munos 2016 (1606.02647), on a critic of states. Not the paper's operator, which needs the
+    value of every action. The first step of each correction is taken as if the sampler's token were the policy's.
+    """
+
+    name: ClassVar[str] = "trace"
+
+    def _push(self, ratio: Tensor) -> Tensor:
+        return torch.ones_like(ratio)
+
+    def words(self) -> str:
+        return "compare each token with the critic's expectation, looking ahead only where the sampler agreed"
+
+    def symbols(self) -> str:
+        return f"r_t + {self.gamma:g} v_(t+1) - V_t, v by traces min({self.c_bar:g}, pi/mu)"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whet.model.cuda_layers import Caches, PlainLayers, Workspace, decode_step, workspace
-from whet.rollout.sampling import draw, uniforms
+from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling
 
 STRIDE = 16  # steps between two looks at who has finished
@@ -257,7 +257,7 @@ class CudaDecoder:
         done, tokens, logp = rows.done[:active], rows.tokens[:active], rows.logp[:active]
         logits = decode_step(self._layers, self._caches, work, token, position, count - 1)
         place = count.clamp(max=budget - 1)[:, None]
-        drawn = draw(logits, rows.random[:active].gather(1, place)[:, 0], sampling)
+        drawn = self._drawn(logits, rows.random[:active].gather(1, place)[:, 0], sampling)
         going = ~done
         tokens.scatter_(1, place, torch.where(going, drawn.token, tokens.gather(1, place)[:, 0])[:, None])
         logp.scatter_(1, place, torch.where(going, drawn.logp, logp.gather(1, place)[:, 0])[:, None])
@@ -266,6 +266,16 @@ class CudaDecoder:
         position.add_(going.long())
         ended = self._ends(drawn.token)
         done.logical_or_((going & ended) | (count >= budget))
+
+    def _drawn(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
+        if sampling.temperature == 0:
+            return draw(logits, uniform, sampling)
+        from whet.model import kernels
+
+        token = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+        logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        kernels.sample(logits, uniform, sampling.temperature, token, logp)
+        return Draw(token, logp, None)
 
     def _ends(self, token: Tensor) -> Tensor:
         return (token[:, None] == self._end_tokens).any(-1)
