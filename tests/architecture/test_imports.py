@@ -29,11 +29,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pipeline": (*BELOW_TRAIN, "train"),
     "config": ("types", "objective.presets"),
     "footprint": (),
+    "meter": (),
     "advice": ("types", "objective", "footprint"),
     "advice_questions": ("types", "advice", "footprint"),
     "plots": ("types", "objective", "report"),
     **dict.fromkeys(
-        ("assembly", "evaluation", "comparison", "api", "cli", "board", "__init__", "__main__"), EVERYTHING
+        ("assembly", "evaluation", "comparison", "benchmark", "api", "cli", "board", "__init__", "__main__"), EVERYTHING
     ),
 }
 

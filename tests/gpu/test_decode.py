@@ -57,9 +57,9 @@ def test_attention_over_the_prompt_and_over_what_was_written(precision, shape):
     members = torch.tensor([[4, 0, -1], [1, 2, 3]], dtype=torch.int32, device="cuda")
     written = torch.tensor([0, 69, 5, 64, 33], device="cuda")
     out = torch.empty(rows, heads, size, dtype=dtype, device="cuda")
-    scratch = (noise(rows, heads), noise(rows, heads), noise(rows, heads, size))
+    scratch = (noise(rows, heads), noise(rows, heads), noise(rows, heads, size), out)
     prompts = (prompt_k, prompt_v, lengths, members)
-    kernels.attention(query, prompts, (own_k, own_v), (None, written), scratch, out, size**-0.5)
+    kernels.attention(query, prompts, (own_k, own_v), written, scratch, size**-0.5)
     for row, prompt in ((4, 0), (0, 0), (1, 1), (2, 1), (3, 1)):
         length, own = int(lengths[prompt]), int(written[row]) + 1
         keys = torch.cat([prompt_k[prompt, :, :length], own_k[row, :, :own]], 1).float()

@@ -93,7 +93,7 @@ def test_vtrace_by_hand():
     action = torch.ones(1, 2, dtype=torch.bool)
     batch = batch_of(*(4.0,), action=action, value=double([1.0, 3.0]), old_logp=double([math.log(2), math.log(0.5)]))
     batch = replace(batch, behavior_logp=torch.zeros(1, 2).double())
-    # v_2 = 3 + 0.5 * 1; v_1 = 1 + 1 * 2 + 1 * (v_2 - 3)
+    # the second v is 3 plus half its surprise, the first 1 + 2 and what the second adds
     assert VTrace().target(batch).tolist() == near([[3.5, 3.5]])
     # rho_1 (0 + v_2 - 1), rho_2 (4 - 3)
     assert VTrace().centred(batch, {}).tolist() == near([[2.5, 0.5]])

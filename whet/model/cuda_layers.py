@@ -164,7 +164,7 @@ def decode_step(
     from whet.model import kernels
 
     shape, rows = layers.shape, (position, written)
-    scratch = (work.top, work.total, work.partial)
+    scratch = (work.top, work.total, work.partial, work.mixed.view(-1, shape.heads, shape.size))
     work.residual.copy_(layers.embedding[token])
     added: Tensor | None = None
     for number, layer in enumerate(layers.layers):
@@ -175,9 +175,8 @@ def decode_step(
             torch.mm(work.normed, layer.qkv.t(), out=work.qkv)
         else:
             torch.addmm(layer.qkv_bias, work.normed, layer.qkv.t(), out=work.qkv)
-        kernels.rotate(work.qkv, layers.tables, rows, layer.norms, work.query, own, shape.epsilon)
-        mixed = work.mixed.view(-1, shape.heads, shape.size)
-        kernels.attention(work.query, prompts, own, rows, scratch, mixed, shape.scale)
+        kernels.rotate(work.qkv, layers, layer.norms, rows, work.query, own)
+        kernels.attention(work.query, prompts, own, written, scratch, shape.scale)
         torch.mm(work.mixed, layer.mix.t(), out=work.added)
         kernels.add_norm(work.residual, work.added, layer.after, shape.epsilon, work.normed)
         torch.mm(work.normed, layer.gate_up.t(), out=work.gate_up)

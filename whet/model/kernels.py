@@ -3,7 +3,6 @@
 Imported only where CUDA and triton are there. Shapes: B rows, H query heads, K key heads, D head size, P prompts.
 """
 
-# mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
 from typing import Any
@@ -75,11 +74,10 @@ def _rotate(  # type: ignore[no-untyped-def]
     tl.store(target + half + low, second.to(q_out.dtype.element_ty))
 
 
-def rotate(
-    qkv: Tensor, tables: tuple[Tensor, Tensor], rows: Any, norms: Any, q_out: Tensor, own: Any, epsilon: float
-) -> None:
+def rotate(qkv: Tensor, layers: Any, norms: Any, rows: Any, q_out: Tensor, own: Any) -> None:
     """Query and key heads normed where asked and rotated by position; keys and values written to their slots."""
-    (cosine, sine), (position, written), (own_k, own_v) = tables, rows, own
+    (cosine, sine), epsilon = layers.tables, layers.shape.epsilon
+    (position, written), (own_k, own_v) = rows, own
     batch, heads, size = q_out.shape
     key_heads, budget = own_k.shape[1], own_k.shape[2]
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
@@ -169,12 +167,13 @@ def _own_part(  # type: ignore[no-untyped-def]
     tl.store(out + spot[:, None] * size + lane[None, :], mixed.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def attention(q: Tensor, prompts: Any, own: Any, rows: Any, scratch: Any, out: Tensor, scale: float) -> None:
+def attention(q: Tensor, prompts: Any, own: Any, written: Tensor, scratch: Any, scale: float) -> None:
     """Each row over its prompt, read once for all rows of it, and over its own tokens, `written` included.
 
-    prompts = (k [P, K, L, D], v, lengths [P], members [P, M] rows of each prompt, -1 where none); own = (k, v).
+    prompts = (k [P, K, L, D], v, lengths [P], members [P, M] rows of each prompt, -1 where none); own = (k, v); the
+    result goes to the last of scratch = (largest score, mass, unfinished mixture, out [B, H, D]).
     """
-    (prompt_k, prompt_v, lengths, members), (own_k, own_v), (top, total, partial) = prompts, own, scratch
+    (prompt_k, prompt_v, lengths, members), (own_k, own_v), (top, total, partial, out) = prompts, own, scratch
     batch, heads, size = q.shape
     key_heads, budget, longest = own_k.shape[1], own_k.shape[2], prompt_k.shape[2]
     num_members = members.shape[1]
@@ -185,7 +184,7 @@ def attention(q: Tensor, prompts: Any, own: Any, rows: Any, scratch: Any, out: T
         heads, key_heads, size, tile, 64 if size <= 64 and not exact else 32, exact, num_warps=4, num_stages=2,
     )  # fmt: skip
     _own_part[(batch, key_heads)](
-        q, own_k, own_v, rows[1], top, total, partial, out, budget, scale,
+        q, own_k, own_v, written, top, total, partial, out, budget, scale,
         heads, key_heads, size, 64 if not exact else 32, exact, num_warps=4, num_stages=3,
     )  # fmt: skip
 

@@ -49,6 +49,17 @@ class _Rows:
     logp: Tensor  # float32 [B, budget]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What is to be written."""
+
+    groups: list[tuple[tuple[int, ...], list[int]]]  # tokens of a prompt, its requests
+    waiting: deque[tuple[int, int]]  # (group, request)
+    random: Tensor  # float32 [requests, budget]
+    sampling: Sampling
+    prefill: Prefill
+
+
 @dataclass
 class _Book:
     """Who sits where, on the host."""
@@ -97,9 +108,9 @@ class CudaDecoder:
         waiting = deque((number, request) for number, (_, members) in enumerate(groups) for request in members)
         owner = {request: number for number, request in waiting}
         found: dict[int, Written] = {}
-        active = rows
+        active, job = rows, _Job(groups, waiting, random, sampling, prefill)
         while len(found) < len(requests):
-            self._enter(groups, waiting, book, active, random, sampling, prefill)
+            self._enter(job, book, active)
             self._run(active, sampling)
             self._leave(found, book, owner, active)
             busy = sum(each >= 0 for each in book.request)
@@ -140,20 +151,17 @@ class CudaDecoder:
         )  # fmt: skip
         self._key = key
 
-    def _enter(
-        self, groups: Any, waiting: deque[tuple[int, int]], book: _Book, active: int, random: Tensor,
-        sampling: Sampling, prefill: Prefill,
-    ) -> None:  # fmt: skip
+    def _enter(self, job: _Job, book: _Book, active: int) -> None:
         """Waiting requests take free slots."""
         assert self._rows is not None and self._caches is not None
-        rows, caches = self._rows, self._caches
+        rows, caches, waiting, sampling = self._rows, self._caches, job.waiting, job.sampling
         free = [slot for slot in range(active) if book.request[slot] < 0]
         if not waiting or len(free) < min(len(waiting), max(1, active // 16)):
             return
         coming: list[tuple[int, int, int]] = []  # slot, group, request
         while waiting and free:
             if waiting[0][0] not in book.place:
-                self._compute_prompts(groups, waiting, book, prefill)
+                self._admit_prompts(job, book)
             if waiting[0][0] not in book.place:
                 break  # every prompt slot is in use
             coming.append((free.pop(0), *waiting.popleft()))
@@ -166,7 +174,7 @@ class CudaDecoder:
 
         at = tensor([slot for slot, _, _ in coming])
         prompts = tensor([book.place[number] for _, number, _ in coming])
-        streams = random[tensor([request for _, _, request in coming])]
+        streams = job.random[tensor([request for _, _, request in coming])]
         drawn = draw(self._prompt_logits[prompts], streams[:, 0], sampling)
         rows.random[at] = streams
         rows.token[at], rows.tokens[at, 0], rows.logp[at, 0] = drawn.token, drawn.token, drawn.logp
@@ -188,15 +196,17 @@ class CudaDecoder:
         padded = [each + [-1] * (width - len(each)) for each in listed]
         self._caches.members.copy_(torch.tensor(padded, dtype=torch.int32))
 
-    def _compute_prompts(self, groups: Any, waiting: deque[tuple[int, int]], book: _Book, prefill: Prefill) -> None:
+    def _admit_prompts(self, job: _Job, book: _Book) -> None:
         """The next prompts in the queue, as many as there is room for, in one pass."""
-        numbers = list(dict.fromkeys(number for number, _ in waiting if number not in book.place))
+        numbers = list(dict.fromkeys(number for number, _ in job.waiting if number not in book.place))
         chosen = numbers[: len(book.free_prompts)]
         if not chosen:
             return
-        cache, logits = prefill([groups[number][0] for number in chosen])
+        cache, logits = job.prefill([job.groups[number][0] for number in chosen])
         slots = [book.free_prompts.pop(0) for _ in chosen]
-        self._keep_prompts(cache, [(len(groups[number][0]), slot) for number, slot in zip(chosen, slots, strict=True)])
+        self._keep_prompts(
+            cache, [(len(job.groups[number][0]), slot) for number, slot in zip(chosen, slots, strict=True)]
+        )
         self._prompt_logits[torch.tensor(slots, device=logits.device)] = logits.float()
         book.place.update(zip(chosen, slots, strict=True))
 

@@ -1,0 +1,56 @@
+"""Starting is quick because little is imported. Not timed: the set of packages is what decides."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "numpy", "transformers", "pydantic", "tokenizers", "safetensors", "rich", "sympy", "pandas"}
+STANDARD = set(sys.stdlib_module_names)
+PROBE = (
+    "import json, sys\n"
+    "before = set(sys.modules)\n"
+    "{work}\n"
+    "print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)\n"
+)
+HELP = (
+    "sys.argv = ['whet', '--help']\n"
+    "from whet.cli import main\n"
+    "try:\n"
+    "    main()\n"
+    "except SystemExit as ended:\n"
+    "    assert not ended.code\n"
+)
+
+
+def imported(work):
+    done = subprocess.run([sys.executable, "-c", PROBE.format(work=work)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.strip().splitlines()[-1]))
+
+
+def outside(modules):
+    return {each.split(".")[0] for each in modules} - STANDARD
+
+
+def test_importing_whet_imports_nothing_but_its_front():
+    found = imported("import whet")
+    assert {each for each in found if each.startswith("whet")} == {"whet", "whet.train"}
+    assert outside(found) == {"whet"}
+
+
+def test_help_needs_the_command_line_only():
+    found = imported(HELP)
+    assert {each for each in found if each.startswith("whet")} == {"whet", "whet.train", "whet.cli"}
+    assert "typer" in found
+    assert not outside(found) & HEAVY
+
+
+@pytest.mark.parametrize("module", ["whet.meter"])
+def test_instruments_for_other_environments_need_the_standard_library_only(module):
+    assert outside(imported(f"import {module}")) == {"whet"}
+
+
+def test_a_heavy_import_would_be_seen():
+    assert "torch" in outside(imported("import whet.types"))
