@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import shlex
@@ -217,6 +218,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _run(
     config: Config,
     folder: Path,
@@ -230,7 +243,8 @@ def _run(
     from whet.train.run import Schedule, run_course
 
     started = time.time()
-    assembly = assembled(config, rewards)
+    with uncollected():
+        assembly = assembled(config, rewards)
     write_config(folder, config)
     summary = {
         "title": assembly.title,

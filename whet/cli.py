@@ -305,6 +305,30 @@ def advise(
 
 
 @app.command()
+def bench(
+    model: Model = None,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts a step.")] = 4,
+    group: Annotated[int, typer.Option("--group", min=1, help="Replies a prompt.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of a prompt.")] = 40,
+    reply_tokens: Annotated[int, typer.Option("--reply-tokens", min=1, help="Length of a reply.")] = 64,
+    seconds: Annotated[float, typer.Option("--seconds", help="For each of the measurements, about.")] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: Settings = None,
+) -> None:
+    """How fast your model trains on this machine, where the time goes, and what the machine could do at best."""
+    from whet.benchmark import benchmark, speed_record
+    from whet.config import from_settings
+    from whet.report.speed import Shape, speed_text
+
+    shape = Shape(prompts, group, prompt_tokens, reply_tokens)
+    found = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))
+    if as_json:
+        _print_json(speed_record(found))
+        return
+    typer.echo(speed_text(found))
+
+
+@app.command()
 def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
     """Draw report.html of a run again, also while it is running."""
     from pathlib import Path

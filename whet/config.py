@@ -95,7 +95,7 @@ class BatchSection(Section):
 class RowsSection(Section):
     rows_per_step: int = Field(32, ge=1, description="demonstrations an optimizer step")
     tokens_per_pass: int = Field(16384, ge=1, description="memory only: never changes the gradient")
-    packed: bool = Field(False, description="rows behind one another instead of padded side by side")
+    packed: bool = Field(True, description="rows behind one another where the model can keep them apart, else padded")
 
 
 class OptimizerSection(Section):

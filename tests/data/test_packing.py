@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.data.packing import packed_rows, padded_rows, passes, row_passes, token_batch, trimmed
+from whet.data.packing import padded_rows, passes, row_passes, token_batch, trimmed
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support
 
 
@@ -109,6 +109,58 @@ def test_rows_without_an_action_still_appear():
     assert sorted(row for part in parts for row in part) == [0, 1, 2]
 
 
+def computed(batch, part):
+    """Tokens that must be computed: each prompt once, of the rest all but the last action."""
+    prompts, replies = set(), 0
+    for row in part:
+        columns = batch.action[row].nonzero()[:, 0].tolist()
+        if columns:
+            prompts.add(tuple(batch.tokens[row, : columns[0]].tolist()))
+            replies += columns[-1] - columns[0]
+    return sum(map(len, prompts)) + replies
+
+
+def families(*shapes):
+    """A group for each (prompt length, reply lengths)."""
+    groups = []
+    for number, (prompt, replies) in enumerate(shapes):
+        start = range(100 * number + 1, 100 * number + 1 + prompt)
+        groups.append(group(f"g{number}", *(sample(start, range(7, 7 + length)) for length in replies)))
+    return token_batch(groups)
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1, 9, 20, 33, 10_000])
+def test_a_prompt_counts_once_a_pass(tokens_per_pass):
+    batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
+    parts = passes(batch, tokens_per_pass, shared=True)
+    assert sorted(row for part in parts for row in part) == list(range(10))
+    assert all(len(part) == 1 or computed(batch, part) <= tokens_per_pass for part in parts)
+    assert len(parts) < len(passes(batch, tokens_per_pass)) or tokens_per_pass in (1, 10_000)
+
+
+def test_a_prompts_rows_stay_together_where_they_fit():
+    batch = families((6, [3, 3]), (6, [4, 4]), (6, [5, 5]))
+    assert passes(batch, 12, shared=True) == [[0, 1], [2, 3], [4], [5]]
+    assert passes(batch, 22, shared=True) == [[0, 1, 2, 3], [4, 5]]
+    assert passes(batch, 10_000, shared=True) == [[0, 1, 2, 3, 4, 5]]
+    assert passes(batch, 1, shared=True) == [[0], [1], [2], [3], [4], [5]]
+
+
+def test_shared_passes_do_not_ask_which_group_a_row_is_of():
+    batch = families((6, [3, 3]), (6, [3, 3]))
+    twins = replace(batch, tokens=batch.tokens[:2].repeat(2, 1))
+    assert passes(twins, 6 + 4 * 2, shared=True) == [[0, 1, 2, 3]]
+    assert passes(batch, 6 + 4 * 2, shared=True) == [[0, 1], [2, 3]]
+
+
+def test_rows_without_an_action_cost_a_shared_pass_nothing():
+    batch = families((6, [3, 3]), (2, [2]))
+    action = batch.action.clone()
+    action[1] = False
+    parts = passes(replace(batch, action=action), 8, shared=True)
+    assert sorted(row for part in parts for row in part) == [0, 1, 2] and len(parts) == 2
+
+
 def test_trimmed_cuts_every_field_and_keeps_what_is_left():
     samples = sample((1, 2), (3, 4), support=[(3, 9), (4,)]), sample((5,), (6, 7, 8, 9), support=[(6,)] * 4)
     batch = token_batch([group("cut", *samples)])
@@ -130,14 +182,6 @@ def test_padded_rows():
     rows = padded_rows([Encoded((5, 6, 7), (False, True, True)), Encoded((8, 9), (False, True))])
     assert rows.tokens.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert rows.action.tolist() == [[False, True, True], [False, True, False]]
-    assert rows.position_ids is None
-
-
-def test_packed_rows_restart_their_positions():
-    rows = packed_rows([Encoded((5, 6, 7), (False, True, True)), Encoded((8, 9), (False, True))])
-    assert rows.tokens.tolist() == [[5, 6, 7, 8, 9]]
-    assert rows.action.tolist() == [[False, True, True, False, True]]
-    assert rows.position_ids.tolist() == [[0, 1, 2, 0, 1]]
 
 
 @pytest.mark.parametrize("packed", [False, True])

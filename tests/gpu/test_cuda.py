@@ -8,9 +8,9 @@ from whet.data import prompt_tokens
 from whet.data.tasks import TASKS, prompts
 from whet.model import load_model
 from whet.model.split import split_model
-from whet.model.token_logp import token_logp
+from whet.model.token_logp import Details, token_logp
+from whet.model.tree_attention import tree_works
 from whet.rollout.torch_engine import TorchEngine
-from whet.train.sft import check_packing
 from whet.types import Request, Sampling
 
 pytestmark = [
@@ -71,6 +71,68 @@ def test_logp_is_that_of_the_cpu():
     assert found["cpu"].abs().mean() > 0.1
 
 
+@pytest.mark.parametrize("precision", GAPS)
+def test_a_shared_prompt_is_computed_once(precision):
+    """The tree against padded rows: values and gradients as near as two paddings are to each other."""
+    dtype, tolerance = GAPS[precision]
+    policy, _, _ = engine_on("cuda", dtype)
+    tokens = (torch.arange(60, device="cuda")[None] * 7 + torch.arange(12, device="cuda")[:, None]) % 30 + 2
+    tokens[:, :30] = tokens[::4, :30].repeat_interleave(4, 0)
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[:, 30:] = torch.arange(30, device="cuda") < torch.arange(12, 24, device="cuda")[:, None]
+    found = []
+    for packed in (True, False):
+        policy.model.zero_grad()
+        scores = token_logp(policy, tokens, action, details=Details(packed=packed))
+        (scores.logp.sum() / 100).backward()
+        found.append((scores.logp.detach(), [each.grad.clone() for each in policy.model.parameters()]))
+    gap = (found[0][0] - found[1][0])[action].abs().mean()
+    assert float(gap) < tolerance and float(found[1][0][action].std()) > 0.1
+    for mine, theirs in zip(found[0][1], found[1][1], strict=True):
+        assert float((mine - theirs).norm()) <= 3 * tolerance * float(theirs.norm()) + 1e-6
+
+
+def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
+    """Half precision without padding is as near to single precision as half precision with masks."""
+    import transformers
+
+    from whet.model import tree_attention
+
+    torch.manual_seed(0)
+    settings = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, **heads)).cuda()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
+    stream = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 61, (10, 150), generator=stream).cuda()
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, (prompt, reply) in enumerate([(90, 40), (90, 1), (9, 141), (90, 55), (9, 3), (9, 70), (33, 20), (90, 17)]):
+        tokens[row, :prompt] = tokens[{90: 0, 9: 2, 33: 6}[prompt], :prompt]
+        action[row, prompt : prompt + reply] = True
+
+    def outcome(dtype, packed=True):
+        split = split_model(model, dtype)
+        assert tree_works(split)
+        model.zero_grad()
+        logp = token_logp(split, tokens, action, details=Details(packed=packed)).logp
+        (logp * torch.linspace(-1, 2, action.numel(), device="cuda").reshape(action.shape)).sum().backward()
+        return torch.cat([logp.detach()[action], *(each.grad.flatten() for each in model.parameters())])
+
+    calls, kernel = [], tree_attention.ragged_attention
+    monkeypatch.setattr(tree_attention, "ragged_attention", lambda *values: calls.append(1) or kernel(*values))
+    exact, ragged = outcome(torch.float32, packed=False), outcome(torch.bfloat16)
+    assert len(calls) >= 3
+    monkeypatch.setattr(tree_attention, "ragged_works", lambda *values: False)
+    calls.clear()
+    bundled, padded = outcome(torch.bfloat16), outcome(torch.bfloat16, packed=False)
+    single = outcome(torch.float32)
+    assert not calls and float((single - exact).norm() / exact.norm()) < 1e-4
+    errors = [float((each - exact).norm() / exact.norm()) for each in (ragged, bundled, padded)]
+    assert errors[0] < 1.3 * max(errors[1:]) < 0.1, errors
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_of_three_steps(tmp_path, precision):
     run = whet.train(
@@ -92,7 +154,7 @@ def test_a_run_of_three_steps(tmp_path, precision):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_imitation_on_the_device(tmp_path, packed):
-    check_packing(engine_on("cuda")[0])
+    assert tree_works(engine_on("cuda")[0])
     run = whet.train(
         "sft",
         config={"model": {"device": "cuda"}},

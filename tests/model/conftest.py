@@ -72,6 +72,25 @@ def tiny_gpt2(dropout: float = 0.5) -> Any:
 
 
 @pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, rotations and routers compute in single precision whatever the weights are: here, in double as well."""
+    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+
+    def widened(values: Any, *asked: Any, **more: Any) -> Any:
+        wide = [torch.float64 if each is torch.float32 else each for each in asked]
+        return to(
+            values, *wide, **{name: torch.float64 if each is torch.float32 else each for name, each in more.items()}
+        )
+
+    def shares(values: Any, dim: Any = None, dtype: Any = None, **more: Any) -> Any:
+        return softmax(values, dim=dim, dtype=None if values.dtype == torch.float64 else dtype, **more)
+
+    monkeypatch.setattr(torch.Tensor, "to", widened)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.nn.functional, "softmax", shares)
+
+
+@pytest.fixture
 def make_llama() -> Callable[..., Any]:
     """The builder itself, for tests that need other sizes."""
     return tiny_llama

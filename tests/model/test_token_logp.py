@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from whet.model import token_logp as module
+from whet.model import head as vocabulary
 from whet.model.split import split_model
-from whet.model.token_logp import token_logp
+from whet.model.token_logp import Details, token_logp
 
 SMALL = {
     "vocab_size": 61,
@@ -51,8 +51,8 @@ def plain(model, tokens, action, temperature):
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "granite", "cohere", "gpt2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk", [1, 61 * 4, 1 << 22])
-def test_values_and_gradients_equal_the_plain_ones(kind, temperature, chunk, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+def test_values_and_gradients_equal_the_plain_ones(exact, kind, temperature, chunk, monkeypatch):
+    monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", chunk)
     model = model_of(kind)
     split = split_model(model)
     assert not split.whole
@@ -75,15 +75,25 @@ def test_values_and_gradients_equal_the_plain_ones(kind, temperature, chunk, mon
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-9)
 
 
-def test_logits_are_built_a_chunk_at_a_time(monkeypatch):
+@pytest.mark.parametrize("whole", [False, True], ids=["logp", "more"])
+def test_logits_are_built_a_chunk_at_a_time(monkeypatch, whole):
     """[N, T, V] never exists: the largest logits tensor stays within the bound, also in the backward pass."""
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 61 * 7)
+    monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 61 * 7)
     split = split_model(model_of())
     sizes = []
-    monkeypatch.setattr(type(split), "logits", lambda self, hidden: sizes.append(len(hidden)) or self.head(hidden))
     tokens, action = batch()
-    token_logp(split, tokens, action).logp.sum().backward()
+    if whole:  # what wants more of the distribution takes the other path
+        monkeypatch.setattr(type(split), "logits", lambda self, hidden: sizes.append(len(hidden)) or self.head(hidden))
+    else:
+        logits = vocabulary._Chunks.logits
+        monkeypatch.setattr(vocabulary._Chunks, "logits", lambda self, rows: _noted(logits(self, rows), sizes))
+    token_logp(split, tokens, action, details=Details(entropy_gradient=whole)).logp.sum().backward()
     assert max(sizes) == 7 and sum(sizes) == 2 * int(action.sum())
+
+
+def _noted(logits, sizes):
+    sizes.append(len(logits))
+    return logits
 
 
 def test_a_support_is_renormalised_on():

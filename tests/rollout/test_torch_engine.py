@@ -3,9 +3,16 @@
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from whet.model.decode import hooked_decoder
+from whet.model.decode_llama import llama_decoder
+from whet.model.decode_state import Shape
 from whet.model.split import split_model
 from whet.model.token_logp import token_logp
+from whet.rollout.decode import Ending, Writing
+from whet.rollout.decode_any import write_any
+from whet.rollout.sampling import draw
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, StopReason, WhetError
 
@@ -27,7 +34,14 @@ FAMILIES = {
     "gpt2": lambda: transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=3, n_head=4, n_positions=256),
     "gemma2": lambda: transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=6),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=6),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: transformers.OlmoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2),
 }
+WRITTEN_OUT = {"llama", "llama_tied", "qwen2", "qwen3", "mistral"}
+OWN_CACHE = {"gemma2"}  # its scores are capped
 PROMPTS = [(5, 9, 11), (7, 8, 3, 4, 60, 61, 62, 63, 64, 65), (12,), (5, 9, 11, 2)]
 
 
@@ -134,21 +148,139 @@ def test_end_tokens_and_stop_strings_end_a_reply():
     assert stopped.reply.endswith(text) and stopped.tokens[2:].tolist() == reply[: len(stopped.tokens) - 2]
 
 
-def test_a_prompt_is_prefilled_once_and_finished_rows_leave(monkeypatch):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_takes_the_quickest_way_it_can(family):
+    hooked = hooked_decoder(split_model(model_of(family)))
+    assert (hooked is None) == (family in OWN_CACHE)
+    if hooked is not None:
+        assert (llama_decoder(hooked) is not None) == (family in WRITTEN_OUT)
+        assert hooked.split.model.config._attn_implementation == "sdpa"
+
+
+def ways(model: torch.nn.Module):
+    """Every way of decoding the model, as requests, sampling, ending, rows -> replies."""
+    split = split_model(model)
+    hooked = hooked_decoder(split)
+    lean = llama_decoder(hooked)
+    yield lambda *wish: write_any(split, *wish)
+    for decoder in (hooked, lean):
+        yield torch.no_grad()(lambda *wish, decoder=decoder: Writing(decoder, *wish).run())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("rows", [3, 7, 64])
+def test_all_ways_write_the_same_whoever_waits_enters_or_leaves(family, rows):
+    """Groups of different size and length, fewer rows than requests: rows change hands, move and wait."""
+    model = model_of(family)
+    requests = [Request(tokens, 7 * n + row) for row, tokens in enumerate(PROMPTS * 2) for n in range(1 + row % 4)]
+    ending = Ending(torch.arange(0, 97, 12), Letters().decode)
+    expected, *others = (way(requests, Sampling(max_new_tokens=16), ending, rows) for way in ways(model))
+    assert len(set(expected.count)) > 5 and set(expected.stop) == {StopReason.END, StopReason.LENGTH}
+    for found in others:
+        assert (found.count, found.stop) == (expected.count, expected.stop)
+        for number, count in enumerate(expected.count):
+            assert found.tokens[number, :count].tolist() == expected.tokens[number, :count].tolist()
+            torch.testing.assert_close(found.logp[number, :count], expected.logp[number, :count], rtol=0, atol=2e-4)
+
+
+def test_logp_of_unspread_weights_equals_the_trainers_to_float_noise():
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(FAMILIES["llama"]()).eval()
+    for sample in engine_of(model).generate(
+        [Request(tokens, n) for n in range(3) for tokens in PROMPTS], Sampling(max_new_tokens=40)
+    ):
+        scores = token_logp(split_model(model), sample.tokens[None], sample.action[None])
+        torch.testing.assert_close(scores.logp[0], sample.behavior_logp, rtol=0, atol=1e-5)
+
+
+def test_changed_weights_are_seen_and_samples_can_be_trained_on():
     model = model_of("llama")
-    shapes = []
-    forward = model.model.forward
-    monkeypatch.setattr(
-        model.model, "forward", lambda *a, **k: shapes.append(tuple(k["input_ids"].shape)) or forward(*a, **k)
+    engine = engine_of(model)
+    sampling = Sampling(max_new_tokens=30, temperature=0)
+    before = engine.generate([Request((5, 9, 11), 0)], sampling)[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    after = engine.generate([Request((5, 9, 11), 0)], sampling)[0]
+    theirs = model.generate(
+        torch.tensor([[5, 9, 11]]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    engine = engine_of(model, end_tokens=tuple(range(0, 97, 5)))
-    shapes.clear()
-    samples = engine.generate([Request((5, 9, 2), n) for n in range(16)], Sampling(max_new_tokens=12, temperature=3.0))
-    assert shapes[0] == (1, 3)
-    rows = [shape[0] for shape in shapes[1:]]
+    assert after.tokens.tolist() == theirs[0].tolist() != before.tokens.tolist()
+    scores = token_logp(split_model(model), after.tokens[None], after.action[None])
+    (scores.logp * after.behavior_logp).sum().backward()
+    assert model.model.embed_tokens.weight.grad.abs().sum() > 0
+
+
+def test_the_models_attention_is_put_back_after_an_error(monkeypatch):
+    model = model_of("llama")
+    engine = engine_of(model)
+    engine.generate([Request((5, 9), 1)], Sampling(max_new_tokens=2))
+    monkeypatch.setattr(model.model.layers[1].mlp, "forward", lambda x: x.nothing)
+    with pytest.raises(AttributeError):
+        engine.generate([Request((5, 9), 1)], Sampling(max_new_tokens=2))
+    assert model.config._attn_implementation == "sdpa" and not model.training
+
+
+class Watch(TorchDispatchMode):
+    """Fails on operations that wait for the device, or whose shapes depend on data."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique", "equal.default")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not any(name in str(func) for name in self.FORBIDDEN), func
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_a_step_and_its_draw_never_wait_for_the_device(written_out):
+    decoder = hooked_decoder(split_model(model_of("mistral")))
+    decoder = llama_decoder(decoder) if written_out else decoder
+    state = decoder.state(Shape(4, 2, 5, 6))
+    with torch.no_grad(), decoder.running():
+        decoder.prefill(torch.tensor([[5, 6, 7, 8, 9], [4, 3, 2, 0, 0]]), [5, 3], [0, 1], state)
+        state.seat([0, 1, 0, None], 5)
+        state.reply_width = 1
+        with Watch() as watch:
+            logits = decoder.step(torch.tensor([5, 6, 7, 8]), state)
+            drawn = draw(logits, torch.rand(4), Sampling())
+        assert watch.count > 50 and logits.shape == (4, 97) and drawn.token.shape == (4,)
+        with pytest.raises(AssertionError), Watch():
+            logits.nonzero()
+
+
+def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
+    """Sixteen rows, one prompt: its keys are held once, and the batch shrinks with the rows that are left."""
+    decoder = llama_decoder(hooked_decoder(split_model(model_of("llama"))))
+    widths, prefills = [], []
+    step, prefill = decoder.step, decoder.prefill
+    decoder.step = lambda tokens, state: widths.append((len(tokens), state.slots)) or step(tokens, state)
+    decoder.prefill = lambda tokens, *rest: prefills.append(tuple(tokens.shape)) or prefill(tokens, *rest)
+    ending = Ending(torch.arange(0, 97, 5), Letters().decode)
+    requests = [Request((5, 9, 2), n) for n in range(16)]
+    with torch.no_grad():
+        replies = Writing(decoder, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512).run()
+    assert prefills == [(1, 3)] and all(slots == 1 for _, slots in widths)
+    rows = [row for row, _ in widths]
+    needed = [sum(count > n for count in replies.count) for n in range(1, max(replies.count))]
     assert rows == sorted(rows, reverse=True) and rows[-1] < 16
-    lengths = [sample.num_actions for sample in samples]
-    assert rows == [sum(length > n for length in lengths) for n in range(1, max(lengths))]
+    assert all(need <= row <= need + max(1, row // 8) for need, row in zip(needed, rows, strict=True))
+
+
+def test_the_models_own_cache_drops_finished_rows():
+    model = model_of("gemma2")
+    requests = [Request((5, 9, 2), n) for n in range(16)]
+    ending = Ending(torch.arange(0, 97, 5), Letters().decode)
+    split, shapes = split_model(model), []
+    model.model.register_forward_pre_hook(
+        lambda _, args, more: shapes.append(more["input_ids"].shape[0]), with_kwargs=True
+    )
+    replies = write_any(split, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
+    assert shapes == [1, *(sum(count > n for count in replies.count) for n in range(1, max(replies.count)))]
 
 
 def test_too_long_for_the_context_is_refused():

@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from whet.data.cursor import Cursor
-from whet.model.split import split_model
+from whet.model import tree_attention
+from whet.model.split import SplitModel, split_model
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.rollout.torch_engine import TorchEngine
 from whet.train import rl
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.train.rl import Cast, Questions, RLCourse, RLSettings, minibatches
 from whet.train.run import Clock, RunFailed
-from whet.train.sft import SFTCourse, SFTSettings, check_packing
+from whet.train.sft import SFTCourse, SFTSettings
 from whet.train.update import Learner, NotFinite, scores, update
-from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch, WhetError
+from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
 VOCABULARY = 50
@@ -56,6 +57,22 @@ def llama():
 def model(llama):
     """A copy to train."""
     return copy.deepcopy(llama)
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """The model's norms compute in single precision whatever its weights are: here, in double as well."""
+    to, single = torch.Tensor.to, torch.Tensor.float
+
+    def widened(values, *asked, **more):
+        wide = [torch.float64 if each is torch.float32 else each for each in asked]
+        return to(
+            values, *wide, **{name: torch.float64 if each is torch.float32 else each for name, each in more.items()}
+        )
+
+    monkeypatch.setattr(torch.Tensor, "to", widened)
+    # positions meet what was widened; scores are still recorded in single precision
+    monkeypatch.setattr(torch.Tensor, "float", lambda each: single(each) if each.is_floating_point() else each.double())
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +169,7 @@ def relative(one, two):
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_gradient_is_that_of_a_plain_forward_pass(model, batch, name, temperature):
+def test_the_gradient_is_that_of_a_plain_forward_pass(exact, model, batch, name, temperature):
     found, metrics = gradient(model, batch, name, temperature=temperature)
     objective = row_of(name)
     advantaged, _ = objective.advantage(batch, MEMORY)
@@ -185,6 +202,28 @@ def test_tokens_per_pass_is_memory_only(model, batch, name, tokens_per_pass):
     cut, cut_metrics = gradient(model, batch, name, tokens_per_pass)
     assert relative(cut, whole) < 1e-10
     assert cut_metrics == pytest.approx(metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens_per_pass", [1, 20, 10_000])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "simko"])
+def test_a_shared_prompt_is_computed_once_and_teaches_the_same(exact, model, batch, name, tokens_per_pass, monkeypatch):
+    tokens, action = batch.tokens.clone(), batch.action.clone()
+    for row, other in ((1, 0), (3, 2), (5, 4)):
+        tokens[row, :2] = tokens[other, :2]
+        action[[row, other]] = False
+        action[row, 2:6], action[other, 2:8] = True, True
+    twins = replace(batch, tokens=tokens, action=action)
+    sizes, hidden = [], SplitModel.hidden
+    monkeypatch.setattr(
+        SplitModel, "hidden", lambda self, tokens, **more: sizes.append(tokens.numel()) or hidden(self, tokens, **more)
+    )
+    found, _ = gradient(model, twins, name, tokens_per_pass)
+    seen = sizes[-1]
+    monkeypatch.setattr(tree_attention, "_CHECKED", {model.base_model: {SplitModel.dtype: False}})
+    padded, _ = gradient(model, twins, name)
+    assert relative(found, padded) < 1e-10
+    if tokens_per_pass == 10_000:
+        assert seen == 3 * (2 + 3 + 5) and sizes[-1] == 6 * 8
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -332,15 +371,21 @@ def test_only_the_reply_carries_loss(llama):
     assert relative(labelled_gradient(llama, extra_label=(1, 1))[0], found) > 0.05
 
 
-def test_a_model_whose_packed_rows_see_each_other_is_refused(llama):
-    blind = replace(split_model(llama), takes_positions=False)
-    with pytest.raises(WhetError, match=r"packed=true: .*set packed=false"):
-        check_packing(blind)
-    check_packing(split_model(llama))
-    settings = SFTSettings(1, 2, 100, packed=True, seed=0)
-    with pytest.raises(WhetError, match="packed=true"):
-        SFTCourse(blind, None, ROWS, settings, OptimizerSettings(1e-3))
-    SFTCourse(blind, None, ROWS, replace(settings, packed=False), OptimizerSettings(1e-3))
+def test_rows_are_packed_only_where_the_model_keeps_them_apart(llama, monkeypatch):
+    widths = []
+    hidden = SplitModel.hidden
+    monkeypatch.setattr(
+        SplitModel,
+        "hidden",
+        lambda self, tokens, **more: widths.append(tuple(tokens.shape)) or hidden(self, tokens, **more),
+    )
+    for takes_positions, packed, expected in ((True, True, (1, 15)), (True, False, (4, 7)), (False, True, (4, 7))):
+        model = copy.deepcopy(llama)
+        policy = replace(split_model(model), takes_positions=takes_positions)
+        course = SFTCourse(policy, None, ROWS, SFTSettings(1, 4, 100, packed, seed=0), OptimizerSettings(1e-3))
+        widths.clear()
+        course.step(1, Clock())
+        assert widths == [expected]
 
 
 def test_imitation_stops_on_a_loss_that_is_not_finite(model):

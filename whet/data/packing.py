@@ -1,4 +1,4 @@
-"""Samples and demonstrations as padded or packed tensors, and the cutting of a batch into passes.
+"""Samples and demonstrations as padded tensors, and the cutting of a batch into passes.
 
 How a batch is cut is a question of memory only: the objective's shares come from the whole step.
 """
@@ -110,8 +110,14 @@ def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
     return rows
 
 
-def passes(batch: TokenBatch, tokens_per_pass: int) -> list[list[int]]:
-    """The rows of each pass: rows of similar length together, at most `tokens_per_pass` padded tokens (or one row)."""
+def passes(batch: TokenBatch, tokens_per_pass: int, shared: bool = False) -> list[list[int]]:
+    """The rows of each pass: rows of similar length together, at most `tokens_per_pass` computed tokens (or one row).
+
+    Padding is computed, unless `shared`: then rows that start with the same prompt compute it once a pass, and stay
+    together where they fit.
+    """
+    if shared:
+        return _shared_passes(batch, tokens_per_pass)
     widths = _widths(batch.action)
     order = sorted(range(len(widths)), key=lambda row: widths[row])
     found: list[list[int]] = []
@@ -120,6 +126,32 @@ def passes(batch: TokenBatch, tokens_per_pass: int) -> list[list[int]]:
             found[-1].append(row)
         else:
             found.append([row])
+    return found
+
+
+def _shared_passes(batch: TokenBatch, tokens_per_pass: int) -> list[list[int]]:
+    widths, prompts = _widths(batch.action), batch.action.int().argmax(-1).tolist()
+    families: dict[bytes, list[int]] = {}
+    rows = batch.tokens.cpu().numpy()
+    for row in sorted(range(len(widths)), key=lambda row: widths[row]):
+        families.setdefault(rows[row, : prompts[row]].tobytes(), []).append(row)
+    found: list[list[int]] = []
+    filled = 0
+    for family in sorted(families.values(), key=lambda family: widths[family[-1]]):
+        prompt = prompts[family[0]]
+        # nothing is predicted from a row's last action
+        sizes = [max(widths[row] - 1 - prompt, 0) for row in family]
+        # a family that fits into a pass of its own is not torn apart to fill another one
+        apart = not found or filled + prompt + sum(sizes) > tokens_per_pass
+        for row, size in zip(family, sizes, strict=True):
+            if apart or filled + size > tokens_per_pass:
+                found.append([])
+                filled = prompt
+                apart = False
+            elif row == family[0]:
+                filled += prompt
+            found[-1].append(row)
+            filled += size
     return found
 
 
@@ -135,11 +167,10 @@ def _widths(action: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class Rows:
-    """Demonstrations as tensors: one a row, right-padded, or several behind one another in a single row."""
+    """Demonstrations as tensors, one a row, right-padded."""
 
     tokens: Tensor  # int64 [N, T]
     action: Tensor  # bool [N, T]
-    position_ids: Tensor | None  # int64 [N, T], restarting with each demonstration where packed; None where padded
 
 
 def padded_rows(rows: Sequence[Encoded]) -> Rows:
@@ -149,15 +180,7 @@ def padded_rows(rows: Sequence[Encoded]) -> Rows:
     for number, row in enumerate(rows):
         tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
         action[number, : len(row.tokens)] = torch.tensor(row.action)
-    return Rows(tokens, action, None)
-
-
-def packed_rows(rows: Sequence[Encoded]) -> Rows:
-    """All rows behind one another; restarting positions keep them from seeing each other."""
-    tokens = torch.tensor([token for row in rows for token in row.tokens])[None]
-    action = torch.tensor([flag for row in rows for flag in row.action])[None]
-    positions = torch.cat([torch.arange(len(row.tokens)) for row in rows])[None]
-    return Rows(tokens, action, positions)
+    return Rows(tokens, action)
 
 
 def row_passes(rows: Sequence[Encoded], tokens_per_pass: int, packed: bool) -> list[list[Encoded]]:

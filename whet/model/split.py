@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from whet.model.head import VocabularyHead
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class SplitModel:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _precision(self) -> AbstractContextManager[Any]:
-        if self.dtype in (torch.float32, torch.float64):
+        if self.dtype.itemsize >= 4:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
@@ -86,21 +87,13 @@ def _takes_positions(module: nn.Module) -> bool:
     return "position_ids" in inspect.signature(module.forward).parameters
 
 
-def _head(model: Any) -> Callable[[Tensor], Tensor] | None:
+def _head(model: Any) -> VocabularyHead | None:
     layer = model.get_output_embeddings()
     if layer is None:
         return None
     settings = model.config.get_text_config()
-    softcap = getattr(settings, "final_logit_softcapping", None)
     factor = getattr(settings, "logit_scale", None) or 1.0 / (getattr(settings, "logits_scaling", None) or 1.0)
-
-    def head(hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, layer.weight, getattr(layer, "bias", None))
-        if factor != 1.0:
-            logits = logits * factor
-        return torch.tanh(logits / softcap) * softcap if softcap else logits
-
-    return head
+    return VocabularyHead(layer, factor, getattr(settings, "final_logit_softcapping", None))
 
 
 @torch.no_grad()

@@ -1,7 +1,9 @@
 """log pi(token | prefix) of the action tokens, without ever building [N, T, V] logits.
 
-Only positions that carry loss reach the vocabulary head, `CHUNK_ELEMENTS` logits at a time; each chunk's logits are
-dropped after the forward pass and built again in the backward pass, so the head's memory does not grow with the batch.
+Rows come padded and scores go back padded; in between, rows that share a prompt become a tree and padding is left out
+(`whet.model.tree`), where the model can walk a tree and that saves work. Only positions that carry loss reach the
+vocabulary head, a chunk of logits at a time (`whet.model.head`). What a method wants beyond log-probability and entropy
+takes a path of its own, whose chunks are dropped after the forward pass and built again in the backward pass.
 """
 
 from __future__ import annotations
@@ -12,20 +14,24 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
 from whet.model.split import SplitModel
+from whet.model.tree import Tree, tree_of
+from whet.model.tree_attention import tree_states, tree_works
 
-CHUNK_ELEMENTS = 1 << 22
+WORTHWHILE = 0.95  # a tree with a larger share of the padded tokens saves too little
 
 
 @dataclass(frozen=True)
 class Details:
-    """How rows are packed, and what is wanted of the distribution beyond the log-probability of the chosen token."""
+    """What is wanted of the distribution beyond the log-probability of the chosen token, and how to get there."""
 
-    position_ids: Tensor | None = None  # int64 [N, T]; restarting positions mark packed rows
     entropy_gradient: bool = False
     num_top: int = 0  # log-probabilities of the likeliest tokens
     reference: SplitModel | None = None  # for the KL to it over the whole vocabulary
     states: bool = False  # the hidden states, for a critic on the same trunk
+    packed: bool = True  # False: always padded rows
+    coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,20 @@ def token_logp(
 ) -> TokenScores:
     """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given."""
     details = details or Details()
-    states = states_before(split, tokens, action, details.position_ids)
+    tree = _tree(split, tokens, action) if details.packed else None
+    states = _states(split, tokens, action, tree)
     targets = tokens[:, 1:][action[:, 1:]]
     kept = None if support is None else support[:, 1:][action[:, 1:]]
     others = None
     if details.reference is not None:
         with torch.no_grad():
-            others = states_before(details.reference, tokens, action, details.position_ids)
-    found = _scores(_Head(split, temperature, details), states, targets, kept, others)
+            others = _states(details.reference, tokens, action, tree)
+    found: tuple[Tensor, ...]
+    head = split.head
+    if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
+        found = chunked_logp(head, states, targets, temperature, split.dtype, details.coefficient)
+    else:
+        found = _scores(_Head(split, temperature, details), states, targets, kept, others)
 
     def placed(values: Tensor) -> Tensor:
         rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=tokens.device)
@@ -74,13 +86,29 @@ def token_logp(
     )
 
 
-def states_before(
-    split: SplitModel, tokens: Tensor, action: Tensor, position_ids: Tensor | None = None
-) -> Tensor:  # [A, D]
+def states_before(split: SplitModel, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
     """The trunk's hidden state before each action, in row order."""
+    return _states(split, tokens, action, _tree(split, tokens, action))
+
+
+def _tree(split: SplitModel, tokens: Tensor, action: Tensor) -> Tree | None:
+    """The rows as a tree, where that saves work."""
+    if not tree_works(split):
+        return None
+    tree = tree_of(tokens, action)
+    return tree if tree is not None and tree.size <= WORTHWHILE * tokens.numel() else None
+
+
+def _states(split: SplitModel, tokens: Tensor, action: Tensor, tree: Tree | None) -> Tensor:
     if bool(action[:, 0].any()):
         raise ValueError("the first token of a row has no prefix: it cannot be an action")
-    return split.hidden(tokens, position_ids=position_ids)[:, :-1][action[:, 1:]]
+    if tree is not None and tree_works(split):
+        return tree_states(split, tree)
+    return split.hidden(tokens)[:, :-1][action[:, 1:]]
+
+
+def _wants_more(details: Details) -> bool:
+    return details.entropy_gradient or details.num_top > 0 or details.reference is not None
 
 
 @dataclass(frozen=True)
@@ -99,7 +127,7 @@ class _Head:
 def _scores(
     head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
 ) -> tuple[Tensor, ...]:
-    rows = max(1, CHUNK_ELEMENTS // head.split.vocabulary)
+    rows = chunk_rows(head.split.vocabulary, states.device)
     parts = []
     for start in range(0, max(len(targets), 1), rows):
         window = slice(start, start + rows)

@@ -1,9 +1,9 @@
-"""Rows that share a prompt as a tree in one packed row: every prompt once, its replies behind it, no padding.
+"""Rows that share a prompt as a tree in one packed row: every prompt once, then the replies, no padding.
 
 Pure layout. `tree_of` says where each token goes and what it may see; `whet.model.tree_attention` makes a model see it.
-Only attention meets padding: prompts are attended to side by side, replies in bundles that share their prompt's keys.
-A bundle is about as long as its prompt: then neither the copies of the prompt's keys nor the pairs of replies that
-must not see each other cost more than the replies themselves.
+Where no kernel takes ragged lengths (`Segments`), attention alone meets padding: prompts are attended to side by side,
+replies in bundles that share their prompt's keys. A bundle is about as long as its prompt: then neither the copies of
+the prompt's keys nor the pairs of replies that must not see each other cost more than the replies themselves.
 """
 
 from __future__ import annotations
@@ -35,15 +35,32 @@ PROMPT, PADDING = -1, -2
 
 
 @dataclass(frozen=True)
+class Segments:
+    """Where prompts and replies begin and end in the packed row: first the prompts that are replied to, then the other
+    prompts, then the replies, those of one prompt together."""
+
+    own: Tensor  # int32 [prompts and replies + 1], bounds
+    longest: int
+    prompts: Tensor  # int32 [R + 1], bounds of the prompts that are replied to
+    longest_prompt: int
+    replies: Tensor  # int32 [R + 1], bounds of the replies to each of them, counted from the first reply
+    longest_replies: int
+    first_reply: int  # packed position
+    end_of_prompts: int  # that are replied to, packed position
+
+
+@dataclass(frozen=True)
 class Tree:
     """Rows [N, T] as one row of S tokens. A row that shares its prompt with no other is a prompt without replies."""
 
     tokens: Tensor  # int64 [1, S]
     position_ids: Tensor  # int64 [1, S]
     states: Tensor  # int64 [A], for each action in row order the packed position that predicts it
+    segments: Segments
     prompt_index: Tensor  # int64 [P, L], packed positions, right-padded with any
     bundles: Bundles | None
     place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]
+    longest_row: int  # positions a token may look back
 
     @property
     def size(self) -> int:
@@ -61,9 +78,10 @@ class _Reply:
 
 @dataclass(frozen=True)
 class _Root:
+    rows: tuple[int, ...]  # that begin with it
     start: int  # packed
     length: int
-    replies: tuple[_Reply, ...]
+    replies: tuple[_Reply, ...]  # those that must be computed
 
 
 def tree_of(tokens: Tensor, action: Tensor) -> Tree | None:
@@ -75,81 +93,106 @@ def tree_of(tokens: Tensor, action: Tensor) -> Tree | None:
     rows, flags = tokens.cpu().numpy(), action.cpu().numpy()
     first = np.where(flags.any(1), flags.argmax(1), 0)
     last = np.where(flags.any(1), flags.shape[1] - 1 - flags[:, ::-1].argmax(1), 0)
-    roots, where = _roots(rows, first, last)
+    roots = _roots(rows, first, last)
     if not roots:
         return None
-    pieces, positions = [], []
-    for root, row in zip(roots, where, strict=True):
-        pieces.append(rows[row, : root.length])
-        positions.append(np.arange(root.length))
-        for reply in root.replies:
-            pieces.append(rows[reply.row, reply.first : reply.first + reply.length])
-            positions.append(np.arange(reply.first, reply.first + reply.length))
+    replies = [reply for root in roots for reply in root.replies]
+    pieces = [rows[root.rows[0], : root.length] for root in roots]
+    pieces += [rows[reply.row, reply.first : reply.first + reply.length] for reply in replies]
+    positions = [np.arange(root.length) for root in roots]
+    positions += [np.arange(reply.first, reply.first + reply.length) for reply in replies]
     bundles = [bundle for root in roots for bundle in _bundled(root)]
     laid, reply_place = _bundles(bundles) if bundles else (None, {})
-    longest = max(root.length for root in roots)
-    place = np.empty(sum(map(len, pieces)), np.int64)
-    prompt_index = np.zeros((len(roots), longest), np.int64)
-    for number, root in enumerate(roots):
-        span = np.arange(root.start, root.start + root.length)
-        prompt_index[number, : root.length] = span
-        place[span] = number * longest + np.arange(root.length)
-        for reply in root.replies:
-            if reply.length:
-                at = len(roots) * longest + reply_place[reply.row]
-                place[reply.start : reply.start + reply.length] = np.arange(at, at + reply.length)
-    on = tokens.device
+    prompt_index, place = _places(roots, reply_place, sum(map(len, pieces)))
 
     def tensor(values: Integers) -> Tensor:
-        return torch.from_numpy(values).to(on)
+        return torch.from_numpy(values).to(tokens.device)
 
     return Tree(
         tokens=tensor(np.concatenate(pieces)[None]),
         position_ids=tensor(np.concatenate(positions)[None]),
-        states=tensor(_states(flags, first, roots, where)),
+        states=tensor(_states(flags, first, roots)),
+        segments=_segments(roots, tokens.device),
         prompt_index=tensor(prompt_index),
         bundles=None if laid is None else Bundles(*map(tensor, laid)),
         place=tensor(place),
+        longest_row=int(last.max()),
     )
 
 
-def _roots(rows: Integers, first: Integers, last: Integers) -> tuple[list[_Root], list[int]]:
-    """Every different prompt with the replies to it, and a row that holds it; lone rows are a prompt as a whole."""
+def _roots(rows: Integers, first: Integers, last: Integers) -> list[_Root]:
+    """Every different prompt with the replies to it, those with replies first; lone rows are a prompt as a whole."""
     shared: dict[bytes, list[int]] = {}
-    for row in np.flatnonzero(last):
-        shared.setdefault(rows[row, : first[row]].tobytes(), []).append(int(row))
-    roots, where, start = [], [], 0
+    for row in np.flatnonzero(last).tolist():
+        shared.setdefault(rows[row, : first[row]].tobytes(), []).append(row)
+    lengths = (last - first).tolist()
+    found = []
     for members in shared.values():
+        answered = [row for row in members if lengths[row]] if len(members) > 1 else []
         length = int(first[members[0]]) if len(members) > 1 else int(last[members[0]])
-        behind = start + length
+        found.append((members, answered, length))
+    found.sort(key=lambda each: not each[1])
+    start, behind = 0, sum(length for _, _, length in found)
+    roots = []
+    for members, answered, length in found:
         replies = []
-        for row in members if len(members) > 1 else ():
-            count = int(last[row] - first[row])
-            replies.append(_Reply(row, behind, int(first[row]), count))
-            behind += count
-        roots.append(_Root(start, length, tuple(replies)))
-        where.append(members[0])
-        start = behind
-    return roots, where
+        for row in answered:
+            replies.append(_Reply(row, behind, length, lengths[row]))
+            behind += lengths[row]
+        roots.append(_Root(tuple(members), start, length, tuple(replies)))
+        start += length
+    return roots
 
 
-def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root], where: Sequence[int]) -> Integers:
-    prompt_start = np.zeros(len(flags), np.int64)
-    reply_start = np.zeros(len(flags), np.int64)  # where the reply would start if the row began at packed position 0
-    for root, row in zip(roots, where, strict=True):
-        prompt_start[row] = reply_start[row] = root.start
+def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
+    answered = [root for root in roots if root.replies]
+    prompts = [root.length for root in answered]
+    blocks = [sum(reply.length for reply in root.replies) for root in answered]
+    own = [root.length for root in roots] + [reply.length for root in roots for reply in root.replies]
+
+    def bounds(lengths: list[int]) -> Tensor:
+        return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+
+    return Segments(
+        own=bounds(own),
+        longest=max(own),
+        prompts=bounds(prompts),
+        longest_prompt=max(prompts, default=0),
+        replies=bounds(blocks),
+        longest_replies=max(blocks, default=0),
+        first_reply=sum(root.length for root in roots),
+        end_of_prompts=sum(prompts),
+    )
+
+
+def _places(roots: Sequence[_Root], reply_place: dict[int, int], size: int) -> tuple[Integers, Integers]:
+    longest = max(root.length for root in roots)
+    prompt_index, place = np.zeros((len(roots), longest), np.int64), np.empty(size, np.int64)
+    for number, root in enumerate(roots):
+        span = slice(root.start, root.start + root.length)
+        prompt_index[number, : root.length] = np.arange(span.start, span.stop)
+        place[span] = number * longest + np.arange(root.length)
         for reply in root.replies:
-            prompt_start[reply.row] = root.start
+            at = len(roots) * longest + reply_place[reply.row]
+            place[reply.start : reply.start + reply.length] = np.arange(at, at + reply.length)
+    return prompt_index, place
+
+
+def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -> Integers:
+    prompt_start = np.zeros(len(flags), np.int64)
+    reply_start = np.zeros(len(flags), np.int64)  # where the row would start if its prompt lay before its reply
+    for root in roots:
+        prompt_start[list(root.rows)] = reply_start[list(root.rows)] = root.start
+        for reply in root.replies:
             reply_start[reply.row] = reply.start - reply.first
-    row, column = flags.nonzero()
-    before = column - 1
-    return np.where(column == first[row], prompt_start[row], reply_start[row]) + before
+    rows, columns = flags.nonzero()
+    return np.where(columns == first[rows], prompt_start[rows], reply_start[rows]) + columns - 1
 
 
 def _bundled(root: _Root) -> list[tuple[_Root, list[_Reply]]]:
     found: list[tuple[_Root, list[_Reply]]] = []
     filled = 0
-    for reply in sorted((each for each in root.replies if each.length), key=lambda reply: reply.length):
+    for reply in sorted(root.replies, key=lambda reply: reply.length):
         if found and filled + reply.length <= root.length:
             found[-1][1].append(reply)
             filled += reply.length

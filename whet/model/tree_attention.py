@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.model.ragged_attention import ragged_attention, ragged_works
 from whet.model.split import SplitModel
 from whet.model.tree import PROMPT, Tree, tree_of
 
@@ -51,7 +52,7 @@ class _Walk:
 
 
 _WALK: ContextVar[_Walk | None] = ContextVar("whet_tree", default=None)
-_CHECKED: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+_CHECKED: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = weakref.WeakKeyDictionary()
 
 
 def tree_states(split: SplitModel, tree: Tree) -> Tensor:
@@ -63,9 +64,11 @@ def tree_works(split: SplitModel) -> bool:
     """True where a tree gives the hidden states of padded rows: tried out once a model."""
     if not split.takes_positions:
         return False
-    if split.trunk not in _CHECKED:
-        _CHECKED[split.trunk] = _agrees(split)
-    return _CHECKED[split.trunk]
+    known = _CHECKED.setdefault(split.trunk, {})
+    if split.dtype not in known:
+        # half precision takes kernels of its own, and is too coarse to show a small mistake
+        known[split.dtype] = all(_agrees(replace(split, dtype=each)) for each in {torch.float32, split.dtype})
+    return known[split.dtype]
 
 
 def _walked(split: SplitModel, tree: Tree) -> tuple[Tensor, _Walk]:
@@ -80,17 +83,18 @@ def _walked(split: SplitModel, tree: Tree) -> tuple[Tensor, _Walk]:
 def _hooked(trunk: nn.Module, walk: _Walk) -> Iterator[None]:
     """The trunk attends along the tree inside, and as before outside, also after an exception."""
     _register()
-    configs = {id(each): each for each in (getattr(module, "config", None) for module in trunk.modules())}
+    modules: list[Any] = list(trunk.modules())
+    configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
     named = [each for each in configs.values() if hasattr(each, "_attn_implementation_internal")]
     before = [each._attn_implementation_internal for each in named]
-    recomputing = [each for each in trunk.modules() if "_gradient_checkpointing_func" in vars(each)]
+    recomputing = [each for each in modules if "_gradient_checkpointing_func" in vars(each)]
     functions = [each._gradient_checkpointing_func for each in recomputing]
     token = _WALK.set(walk)
     try:
         for each in named:
             each._attn_implementation_internal = NAME
         for layer, function in zip(recomputing, functions, strict=True):
-            layer._gradient_checkpointing_func = _again(function, trunk, walk)  # type: ignore[assignment]
+            layer._gradient_checkpointing_func = _again(function, trunk, walk)
         yield
     finally:
         _WALK.reset(token)
@@ -146,14 +150,20 @@ def tree_attention(
     walk.calls += 1
     walk.attended_windows.add(window)
     tree = walk.tree
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
+    if not dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
+        return ragged_attention(query, key, value, tree.segments, scaling)[None], None
     repeats = query.shape[1] // key.shape[1]
 
     def attended(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:  # indices -> [B * Q, H, E]
-        picked = [_picked(each, index) for each, index in ((query, queries), (key, keys), (value, keys))]
+        ours, theirs, values = _picked(query, queries), _picked(key, keys), _picked(value, keys)
         if mask is not None and repeats > 1:  # with a mask, no fast kernel takes fewer keys than queries
-            picked[1:] = [each.repeat_interleave(repeats, 1) for each in picked[1:]]
+            theirs, values = (each.repeat_interleave(repeats, 1) for each in (theirs, values))
         found = F.scaled_dot_product_attention(
-            *picked,
+            ours,
+            theirs,
+            values,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=mask is None,
@@ -175,7 +185,9 @@ def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
         raise TreeRefused("attention that looks ahead")
     if not plain:
         raise TreeRefused("attention with a mask or keys of its own")
-    unknown = [name for name, each in settings.items() if name not in HARMLESS and each is not None and each is not False]
+    unknown = [
+        name for name, each in settings.items() if name not in HARMLESS and each is not None and each is not False
+    ]
     if unknown:
         raise TreeRefused(f"attention with {', '.join(unknown)}")
 
@@ -221,17 +233,16 @@ def _mask(walk: _Walk, name: tuple[str, int | None], seen: Tensor, query: Tensor
 
 @torch.no_grad()
 def _agrees(split: SplitModel) -> bool:
-    """A small tree against padded rows, in the precision of the weights."""
+    """A small tree against padded rows."""
     tokens, action = _trial(split.vocabulary, split.device)
     tree = tree_of(tokens, action)
     assert tree is not None
-    plain = replace(split, dtype=torch.float32)
     training = [module for module in split.trunk.modules() if module.training]
     try:
         split.trunk.eval()
-        ours, walk = _walked(plain, tree)
-        theirs = plain.hidden(tokens)[:, :-1][action[:, 1:]]
-    except (TreeRefused, TypeError, AttributeError, KeyError, IndexError, ValueError, RuntimeError):
+        ours, walk = _walked(split, tree)
+        theirs = split.hidden(tokens)[:, :-1][action[:, 1:]]
+    except Exception:  # whatever a model stumbles over on a tree, padded rows are still right
         return False
     finally:
         for module in training:
@@ -240,8 +251,11 @@ def _agrees(split: SplitModel) -> bool:
     layers = getattr(split.model.config.get_text_config(), "num_hidden_layers", None)  # type: ignore[union-attr,operator]
     if walk.calls != layers or walk.masked_windows != walk.attended_windows:
         return False
-    tolerance = 1e-5 if torch.finfo(theirs.dtype).eps < 1e-6 else 5e-2
-    return bool((ours - theirs).abs().max() <= tolerance * theirs.abs().max())
+    error, size = (ours - theirs).float().abs().amax(-1), theirs.float().abs().amax(-1)
+    if split.dtype.itemsize >= 4 and torch.finfo(theirs.dtype).eps < 1e-6:
+        return bool((error <= 1e-5 * size.max()).all())
+    # rounding may send a token to another expert, but not most of them
+    return bool((error / size).median() <= 5e-2)
 
 
 def _trial(vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Drawing one token a row: pure functions on logits.
 
 Sampling inverts the cumulative distribution at a uniform number that belongs to the request and the position, so a
-reply does not depend on its neighbours in the batch. That is also the fastest way to sample on a CPU.
+reply does not depend on its neighbours in the batch. That is also the fastest way to sample on a CPU. Nothing here
+waits for the device or has a shape that depends on data, truncation apart from its caller's look at what was kept.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from whet.types import Sampling
 
+BLOCKS = (256, 128, 64)  # of the vocabulary; the first that divides it
+SMALLEST_IN_BLOCKS = 4096  # of a vocabulary; below, one running sum is quicker
 _MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -42,23 +46,58 @@ def _mixed(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
-    """One token for each row of `logits` [B, V]; `uniform` [B] picks it."""
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, spend: bool = False) -> Draw:
+    """One token for each row of `logits` [B, V]; `uniform` [B] picks it. With `spend`, `logits` is written over."""
     logits = logits.float()
     if sampling.temperature == 0:
         token = logits.argmax(-1)
         return Draw(token, _at(logits, token) - logits.logsumexp(-1), None)
-    logits = logits / sampling.temperature
-    kept = kept_tokens(logits, sampling) if sampling.truncates else None
-    if kept is not None:
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    kept = None
+    if sampling.truncates:
+        kept = kept_tokens(logits, sampling)
         logits = logits.masked_fill(~kept, float("-inf"))
-    norm = logits.logsumexp(-1, keepdim=True)
-    cumulative = (logits - norm).exp().cumsum(-1)
-    token = torch.searchsorted(cumulative, (uniform[:, None] * cumulative[:, -1:]), right=True)[:, 0]
-    token = token.clamp(max=logits.shape[-1] - 1)
-    # rounding at the very end of the cumulative sum may land on a token that cannot be drawn
-    token = torch.where(_at(logits, token).isinf(), logits.argmax(-1), token)
-    return Draw(token, _at(logits, token) - norm[:, 0], kept)
+    # a second buffer of this size would cost more than the softmax: the system hands out fresh pages for it
+    probability = torch.softmax(logits, -1, out=logits) if spend else logits.softmax(-1)
+    token = _inverse(probability, uniform)
+    return Draw(token, _at(probability, token).log(), kept)
+
+
+def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
+    """The token of each row at which the cumulative probability passes `uniform`: [B], never one of probability 0.
+
+    First the block, by the sums of all blocks, then the place in it: a running sum over the whole vocabulary would
+    cost as much as the softmax.
+    """
+    rows, size = probability.shape
+    if size < SMALLEST_IN_BLOCKS:
+        cumulative = probability.cumsum(-1)
+        below = torch.minimum(uniform[:, None] * cumulative[:, -1:], _just_below(cumulative[:, -1:]))
+        token = torch.searchsorted(cumulative, below, right=True)[:, 0]
+        return token if probability.is_cpu else _possible(token, probability)
+    block = next((each for each in BLOCKS if size % each == 0), BLOCKS[0])
+    if size % block:
+        probability = F.pad(probability, (0, -size % block))
+    blocks = probability.view(rows, -1, block)
+    total = blocks.sum(-1).cumsum(-1)
+    # strictly below the whole, rounding or not: then the sum grows in the block that is found
+    below = torch.minimum(uniform[:, None] * total[:, -1:], _just_below(total[:, -1:]))
+    number = torch.searchsorted(total, below, right=True)
+    before = F.pad(total, (1, 0)).gather(1, number)
+    chosen = blocks.gather(1, number[:, :, None].expand(-1, -1, block))[:, 0]
+    running = chosen.cumsum(-1)
+    place = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
+    return number[:, 0] * block + _possible(place, chosen)
+
+
+def _possible(place: Tensor, probability: Tensor) -> Tensor:
+    # a sum that is taken in parallel may grow by rounding alone
+    return torch.where(_at(probability, place) > 0, place, probability.argmax(-1))
+
+
+def _just_below(values: Tensor) -> Tensor:
+    return torch.nextafter(values, torch.zeros_like(values))
 
 
 def kept_tokens(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -44,6 +44,7 @@ def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
+        fused=True,
     )
 
 

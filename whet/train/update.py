@@ -13,6 +13,7 @@ from whet.data.packing import passes, trimmed
 from whet.model.critic import Critic
 from whet.model.split import SplitModel
 from whet.model.token_logp import Details, TokenScores, token_logp
+from whet.model.tree_attention import tree_works
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -51,7 +52,7 @@ def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_
     """log-probability and entropy of every action token, pass by pass."""
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    for rows in passes(batch, tokens_per_pass):
+    for rows in passes(batch, tokens_per_pass, tree_works(split)):
         part = moved(trimmed(batch.select(rows)), split.device)
         found = token_logp(split, part.tokens, part.action, temperature, part.support)
         width = found.logp.shape[1]
@@ -64,7 +65,7 @@ def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_
 def values(critic: Critic, policy: SplitModel, batch: TokenBatch, tokens_per_pass: int) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
     found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    for rows in passes(batch, tokens_per_pass):
+    for rows in passes(batch, tokens_per_pass, tree_works(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)), policy.device)
         each = critic.values(critic.states(policy, part.tokens, part.action)).float()
         placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
@@ -93,7 +94,7 @@ def update(
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
     details = _details(learner, objective, reference)
-    for rows in passes(batch, learner.tokens_per_pass):
+    for rows in passes(batch, learner.tokens_per_pass, _shares_prompts(learner, details)):
         part = moved(trimmed(batch.select(rows)), learner.policy.device)
         found = token_logp(learner.policy, part.tokens, part.action, learner.temperature, part.support, details=details)
         losses = [] if only_critic else [objective.loss(part, found.logp, totals, _extras(found))]
@@ -132,6 +133,12 @@ def _details(learner: Learner, objective: Objective, reference: SplitModel | Non
         reference=reference if "divergence" in needs else None,
         states=learner.critic is not None and learner.critic.trunk is None,
     )
+
+
+def _shares_prompts(learner: Learner, details: Details) -> bool:
+    """True where every model of a pass computes a prompt once: else the budget counts padded rows."""
+    others = (details.reference, learner.critic.trunk if learner.critic is not None else None)
+    return tree_works(learner.policy) and all(tree_works(each) for each in others if each is not None)
 
 
 def _extras(found: TokenScores) -> Extras:

@@ -1,0 +1,142 @@
+"""Two sides, one machine, one run: what the comparisons share. Standard library only, so that the sides start lean."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks"
+sys.path.insert(0, str(ROOT))
+
+from whet.meter import QUIET, machine_facts, reading_record, wait_for_quiet  # noqa: E402
+
+TRL = "trl==1.16.0"
+
+
+def add_common_flags(parser: Any) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--models", default="byte,words49k,smollm2", help="of bench_models.py, or folders")
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "whet-bench", help="models and the peer")
+    parser.add_argument("--peers", type=Path, help="the peer's virtual environment; made where it is not there")
+    parser.add_argument("--steps", type=int, default=3, help="quiet steps a side")
+    parser.add_argument("--most", type=int, default=8, help="steps a side, contended and warm-up ones included")
+    parser.add_argument("--rounds", type=int, default=1, help="times both sides are run, in turn")
+    parser.add_argument("--threads", type=int, default=cores)
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of the matrix products")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine")
+    parser.add_argument("--only", choices=("whet", "trl"), help="one side alone, without a ratio")
+    parser.add_argument("--json", type=Path, help="file for everything measured")
+
+
+def peer_python(folder: Path) -> str:
+    """The Python of the peer's own environment, made through pip where it is not there."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"making the environment of {TRL} in {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        # torch and transformers of the same versions as whet's, so that only the frameworks differ
+        pins = ["-c", str(ROOT / "constraints.txt")]
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pins, TRL, "torch"], check=True)
+    return str(python)
+
+
+def told(command: Sequence[str]) -> Any:
+    """The JSON on the last line of what a command prints."""
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(0))
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _environment(threads: int) -> dict[str, str]:
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    paths = {"PYTHONPATH": str(ROOT)}
+    return {**os.environ, **quiet, **paths, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+
+
+def run_side(name: str, python: str, job: dict[str, Any], patience: float) -> dict[str, Any]:
+    """One side in a fresh process, once the machine is idle or patience has run out."""
+    before = wait_for_quiet(patience)
+    with tempfile.TemporaryDirectory(prefix="whet-duel-") as work:
+        asked, answer = Path(work) / "job.json", Path(work) / "answer.json"
+        asked.write_text(json.dumps(job))
+        command = [python, str(HERE / "sides" / f"{name}_side.py"), str(asked), str(answer)]
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment(job["threads"]))
+        if done.returncode:
+            raise SystemExit(f"the side of {name} failed:\n{done.stderr[-3000:]}")
+        return {**json.loads(answer.read_text()), "load_before": reading_record(before)}
+
+
+def duel(chosen: Any, job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Both sides, in turn, `rounds` times; their steps pooled and summed up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends the running side as well
+    pythons = {"whet": sys.executable}
+    if chosen.only != "whet":
+        pythons["trl"] = peer_python(chosen.peers or chosen.work / "trl")
+    if chosen.only == "trl":
+        pythons.pop("whet")
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
+    for _ in range(chosen.rounds):
+        for name, python in pythons.items():
+            runs[name].append(run_side(name, python, job, chosen.patience))
+            print(f"  {name}: {[round(step['seconds'], 2) for step in runs[name][-1]['steps']]} s", file=sys.stderr)
+    return {name: summed_up(each) for name, each in runs.items()}
+
+
+def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the quiet steps of all rounds; over all steps, marked as contended, where none was quiet."""
+    steps = [step for run in runs for step in run["steps"]]
+    quiet = [step for step in steps if step["others"] is None or step["others"] < QUIET]
+    counted = quiet or steps
+    phases = sorted({phase for step in counted for phase in step["phases"]})
+    found: dict[str, Any] = {phase: median(step["phases"].get(phase, 0.0) for step in counted) for phase in phases}
+    if "train" in found:  # whet tells its phases itself; what is neither backward nor optimizer is forward
+        found["forward"] = max(0.0, found["train"] - found.get("backward", 0.0) - found.get("optimizer", 0.0))
+    return {
+        "step": median(step["seconds"] for step in counted),
+        **{phase: found.get(phase, 0.0) for phase in ("rollout", "forward", "backward", "optimizer")},
+        "trained_per_second": median(step["counts"]["trained"] / step["seconds"] for step in counted),
+        "peak_bytes": max(run["peak_bytes"] for run in runs),
+        "contended": not quiet,
+        "quiet_steps": len(quiet),
+        "others": [step["others"] for step in steps],
+        "runs": runs,
+    }
+
+
+def ratio_table(title: str, sides: dict[str, dict[str, Any]]) -> str:
+    """The sides below one another and, where there are two, how many times better whet is."""
+    columns = ("step", "rollout", "forward", "backward", "optimizer")
+    lines = [f"\n{title}", f"{'':8}" + "".join(f"{each + ' s':>13}" for each in columns) + f"{'peak GB':>10}"]
+    for name, side in sides.items():
+        row = "".join(f"{side[each]:13.3f}" for each in columns) + f"{side['peak_bytes'] / 1e9:10.2f}"
+        lines.append(f"{name:8}{row}{'  contended' if side['contended'] else ''}")
+    if len(sides) == 2:
+        ours, theirs = sides["whet"], sides["trl"]
+        row = "".join(f"{theirs[each] / ours[each]:12.2f}x" if ours[each] else f"{'-':>13}" for each in columns)
+        lines.append(f"{'ratio':8}{row}{theirs['peak_bytes'] / ours['peak_bytes']:9.2f}x")
+    return "\n".join(lines)
+
+
+def save_results(path: Path | None, results: dict[str, Any]) -> None:
+    """Everything measured so far; called after each case, so that an interrupted run keeps what it has."""
+    if path is not None:
+        about = {"command": " ".join(["python", *sys.argv]), "machine": machine_facts(), "quiet_below": QUIET}
+        path.write_text(json.dumps({**about, "results": results}, indent=1))
+
+
+def name_contended(results: dict[str, Any]) -> None:
+    contended = [name for name, sides in results.items() if any(side["contended"] for side in sides.values())]
+    if contended:
+        print(f"\ncontended, to be repeated on an idle machine: {', '.join(contended)}")

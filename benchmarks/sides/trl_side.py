@@ -1,0 +1,125 @@
+"""TRL's side of a comparison: reads a job, trains with its own trainer, writes what its steps took.
+
+Runs in an environment of its own. Settings are those that make TRL fastest at equal work: gradient checkpointing off,
+logging and saving off, no second scoring of the replies (one update a batch, no reference).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from stopwatch import Stopwatch
+from transformers import AutoTokenizer, TrainerCallback
+
+
+class Steps(TrainerCallback):
+    """From the end of one step to the end of the next."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.watch.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.watch.end()
+        control.should_training_stop = self.watch.enough
+        self.watch.begin()
+
+
+def common_settings(job: dict[str, Any], folder: str, rows: int) -> dict[str, Any]:
+    return {
+        "output_dir": folder,
+        "use_cpu": True,
+        "bf16": job["precision"] == "bf16",
+        "per_device_train_batch_size": job["batch_rows"],
+        "gradient_accumulation_steps": rows // job["batch_rows"],
+        "gradient_checkpointing": False,
+        "learning_rate": 1e-6,
+        "max_steps": job["most"],
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": job["seed"],
+        "model_init_kwargs": {"dtype": "float32"},
+    }
+
+
+def policy_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
+    num_prompts, group_size, prompt_tokens, reply_tokens = job["shape"]
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    lengths = {len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in job["texts"]}
+    assert lengths == {prompt_tokens}, lengths
+
+    def even_share(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        watch.count("trained", sum(len(each) for each in completion_ids))
+        return [sum(token % 2 == 0 for token in each) / max(1, len(each)) for each in completion_ids]
+
+    settings = trl.GRPOConfig(
+        **common_settings(job, folder, num_prompts * group_size),
+        num_generations=group_size,
+        max_completion_length=reply_tokens,
+        generation_kwargs={"min_new_tokens": reply_tokens},
+        temperature=1.0,
+        beta=0.0,
+        num_iterations=1,
+        loss_type="grpo",
+        shuffle_dataset=False,
+    )
+    trainer = trl.GRPOTrainer(
+        model=job["model"],
+        reward_funcs=even_share,
+        args=settings,
+        train_dataset=Dataset.from_dict({"prompt": job["texts"]}),
+        processing_class=tokenizer,
+    )
+    trainer._generate = watch.timed("rollout", trainer._generate)
+    return trainer
+
+
+def supervised_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
+    rows = json.loads(Path(job["encoded"]).read_text())
+    settings = trl.SFTConfig(
+        **common_settings(job, folder, job["rows_per_step"]),
+        max_length=max(len(row["input_ids"]) for row in rows),
+        completion_only_loss=True,
+        packing=False,
+    )
+    return trl.SFTTrainer(
+        model=job["model"],
+        args=settings,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(job["model"]),
+    )
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(job["threads"])
+    watch = Stopwatch(job["steps"], job["most"])
+    with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
+        trainer = {"grpo": policy_trainer, "sft": supervised_trainer}[job["kind"]](job, folder, watch)
+        inner = watch.timed("forward", trainer.compute_loss)
+
+        def counted_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+            if "labels" in inputs:
+                watch.count("trained", int((inputs["labels"] != -100).sum()))
+                watch.count("padded", inputs["input_ids"].numel())
+            return inner(model, inputs, *given, **named)
+
+        trainer.compute_loss = counted_loss
+        trainer.add_callback(Steps(watch))
+        trainer.train()
+    Path(sys.argv[2]).write_text(json.dumps({**watch.record(), "trl": trl.__version__}))
+
+
+if __name__ == "__main__":
+    main()

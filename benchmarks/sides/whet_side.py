@@ -1,0 +1,69 @@
+"""whet's side of a comparison: reads a job, runs steps of the loop, writes what they took."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stopwatch import Stopwatch
+
+from whet.train.run import Clock
+
+
+def policy_course(job: dict[str, Any]) -> Any:
+    from whet.assembly import machine_of
+    from whet.benchmark import bench_config, bench_course, unending
+    from whet.report.speed import Shape
+
+    settings = {
+        "seed": job["seed"],
+        "model": {"device": "cpu", "precision": job["precision"], "threads": job["threads"]},
+        "batch": {"tokens_per_pass": job["tokens_per_pass"]},
+        "objective": {"kl": "none"},
+    }
+    config = bench_config(job["model"], Shape(*job["shape"]), settings, method="grpo")
+    return bench_course(config, unending(machine_of(config)), [tuple(each) for each in job["tokens"]])
+
+
+def supervised_course(job: dict[str, Any]) -> Any:
+    from whet.assembly import assembled
+    from whet.config import resolved
+
+    values = {
+        "seed": job["seed"],
+        "steps": job["most"],
+        "model": {
+            "name": job["model"],
+            "device": "cpu",
+            "precision": job["precision"],
+            "threads": job["threads"],
+        },
+        "data": {"source": job["rows"]},
+        "batch": {"rows_per_step": job["rows_per_step"], "tokens_per_pass": job["tokens_per_pass"], **job["batch"]},
+        "optimizer": {"learning_rate": 1e-6},
+        "report": {"evaluate_prompts": 0},
+    }
+    return assembled(resolved("sft", values)).course
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    watch = Stopwatch(job["steps"], job["most"])
+    course = {"grpo": policy_course, "sft": supervised_course}[job["kind"]](job)
+    number = 0
+    while not watch.enough:
+        number += 1
+        watch.begin()
+        clock = Clock()
+        report, _ = course.step(number, clock)
+        for phase in ("rollout", "train"):
+            watch.add(phase, clock.seconds.get(phase, 0.0))
+        watch.count("trained", report.counts["tokens"])
+        watch.end()
+    Path(sys.argv[2]).write_text(json.dumps(watch.record()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`whet bench` measures what it says, and its instruments measure at all."""
+
+import json
+import sys
+import time
+
+import pytest
+import torch
+
+from whet import benchmark, cli, meter
+from whet.assembly import machine_of
+from whet.benchmark import bench_config, bench_course, model_anatomy, random_prompts, unending
+from whet.meter import Meter, Reading, kept, others_share
+from whet.report.speed import Shape
+from whet.train.run import Clock
+from whet.types import WhetError
+
+SHAPE = Shape(2, 2, 6, 5)
+SETTINGS = {"model": {"device": "cpu", "threads": 1, "precision": "fp32"}}
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return unending(machine_of(bench_config("whetstone", SHAPE, SETTINGS)))
+
+
+@pytest.fixture(scope="module")
+def speed():
+    settings = {**SETTINGS, "batch": {"group_size": 3}, "sampling": {"max_new_tokens": 4}}
+    return benchmark.benchmark("whetstone", SHAPE, seconds=0.1, settings=settings)
+
+
+def test_everything_is_measured(speed):
+    assert all(rate > 1e7 for rate in speed.rates.values()) and speed.bytes_rate > 1e7
+    assert 0 < speed.rollout["prefill"] < speed.rollout["total"]
+    assert 0 < speed.rollout["sampling"] < speed.rollout["total"]
+    assert 0 < speed.train_share < 1
+    assert speed.peak > 1e7 and speed.bytes_per_token > 0
+
+
+def test_settings_of_the_batch_are_the_shape(speed):
+    assert speed.shape == Shape(2, 3, 6, 4)
+
+
+def test_the_record_is_json(speed):
+    record = json.loads(json.dumps(benchmark.speed_record(speed)))
+    assert record["training_tokens_per_second"] == pytest.approx((2 * 6 + 6 * 4) / speed.train)
+    assert record["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(("more", "marks"), [([], ("ceiling ", "rollout ")), (["--json"], ('"train"', '"rates"'))])
+def test_the_command_prints_a_table_or_json(monkeypatch, capsys, speed, more, marks):
+    asked = []
+    monkeypatch.setattr(benchmark, "benchmark", lambda *given, **named: asked.append((given, named)) or speed)
+    flags = ["--prompts", "2", "--group", "3", "--prompt-tokens", "6", "--reply-tokens", "4", "--seconds", "0.1"]
+    monkeypatch.setattr(sys, "argv", ["whet", "bench", *flags, "--set", "model.threads=1", *more])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert all(mark in printed for mark in marks)
+    assert asked == [(("whetstone", speed.shape), {"seconds": 0.1, "settings": {"model": {"threads": 1}}})]
+
+
+def test_every_step_is_the_same_work(machine):
+    config = bench_config("whetstone", SHAPE, SETTINGS)
+    course = bench_course(config, machine, random_prompts(machine, SHAPE, 0))
+    for number in (1, 2):
+        report, samples = course.step(number, Clock())
+        assert [sample.num_actions for _, sample in samples] == [5] * 4
+        assert {len(sample.tokens) for _, sample in samples} == {11}
+        assert report.metrics["gradient_norm"] > 0
+
+
+def test_random_prompts_are_reproducible_and_fit(machine):
+    assert random_prompts(machine, SHAPE, 0) == random_prompts(machine, SHAPE, 0) != random_prompts(machine, SHAPE, 1)
+    assert {len(each) for each in random_prompts(machine, SHAPE, 0)} == {6}
+    with pytest.raises(WhetError, match="exceed the model's context of 512"):
+        random_prompts(machine, Shape(1, 1, 500, 13), 0)
+
+
+def test_the_weights_that_a_token_meets(machine):
+    found = model_anatomy(machine.policy.model)
+    # three layers: q, k, v, o of 96 x 96 and three matrices of 96 x 256; a vocabulary of 359; three heads of 32
+    assert found.trunk_weights == 3 * (4 * 96 * 96 + 3 * 96 * 256)
+    assert found.head_weights == 359 * 96
+    assert found.attention_width == 3 * 96 and found.cache_width == 2 * 3 * 96
+
+
+def test_only_the_experts_that_a_token_is_sent_to_count():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    size = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = MixtralForCausalLM(MixtralConfig(**size, **heads, num_local_experts=4, num_experts_per_tok=2))
+    attention = 16 * 16 + 2 * 16 * 8 + 16 * 16
+    router, experts = 4 * 16, 2 * 3 * 16 * 8
+    assert model_anatomy(model).trunk_weights == attention + router + experts
+
+
+def test_a_meter_tells_own_work_from_waiting():
+    watch = Meter()
+    time.sleep(0.05)
+    idle = watch.read()
+    watch = Meter()
+    while watch.read().own < 0.1:
+        torch.ones(2000).sum()
+    busy = watch.read()
+    assert idle.seconds >= 0.05 and idle.own < 0.05 <= busy.own <= 1.2 * busy.seconds
+
+
+def test_the_share_of_others():
+    assert others_share(busy=3.0, own=1.0, seconds=2.0, cores=2) == 0.5
+    assert others_share(busy=1.0, own=1.5, seconds=2.0, cores=2) == 0.0
+
+
+def test_contended_readings_are_left_out_while_there_are_quiet_ones():
+    quiet, busy, unknown = Reading(1.0, 1.0, 0.01), Reading(9.0, 1.0, 0.5), Reading(2.0, 1.0, None)
+    assert kept([busy, quiet, unknown]) == ([1, 2], True)
+    assert kept([busy, busy]) == ([0, 1], False)
+    assert meter.typical([9.0, 1.0, 2.0, 3.0], [1, 2, 3]) == 2.0
+
+
+def test_memory_is_seen():
+    before = meter.peak_bytes()
+    held = torch.ones(30_000_000)
+    assert meter.peak_bytes() - before > 1e8 or meter.resident_bytes() > 1e8
+    assert held.sum() == 3e7
