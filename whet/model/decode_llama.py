@@ -59,7 +59,7 @@ class LlamaDecoder(Decoder):
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
-        how = (self.split.dtype, num_steps >= PACKING_STEPS and _can_pack(self.split))
+        how = (self.attended.dtype, num_steps >= PACKING_STEPS and _can_pack(self))
         try:
             self._layers = [self._gathered(layer, how) for layer in self._trunk.layers]
             head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
@@ -124,7 +124,7 @@ class LlamaDecoder(Decoder):
 @torch.no_grad()
 def llama_decoder(base: Decoder) -> LlamaDecoder | None:
     """The written-out decoder for a model that is built like a Llama and gives the same logits; None otherwise."""
-    if base.split.whole or not _is_llama(base.split):
+    if base.split.whole or base.attended.dtype == torch.float64 or not _is_llama(base.split):
         return None
     decoder = LlamaDecoder(base)
     return decoder if agrees(decoder) else None
@@ -154,8 +154,9 @@ def _is_llama_layer(layer: Any) -> bool:
     return all(type(product) is nn.Linear for product in products)
 
 
-def _can_pack(split: SplitModel) -> bool:
-    return split.device.type == "cpu" and split.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+def _can_pack(decoder: Decoder) -> bool:
+    on_cpu = decoder.split.device.type == "cpu" and decoder.attended.dtype == torch.float32
+    return on_cpu and torch.backends.mkldnn.is_available()
 
 
 def _product(

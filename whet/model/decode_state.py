@@ -151,7 +151,7 @@ class DecodeState:
         mask = self.masks[self.attended.windows[layer]]
         if mask is not None:
             scores.masked_fill_(mask, float("-inf"))
-        weight = scores.softmax(-1, dtype=torch.float32)
+        weight = scores.softmax(-1, dtype=torch.promote_types(dtype, torch.float32))
         weight = weight if weight.dtype == dtype else weight.to(dtype)
         of_prompt, of_reply = weight.split([self.prompt_width, self.reply_width], -1)
         from_prompt = torch.bmm(self._by_slot(of_prompt, group), prompt_values)

@@ -7,17 +7,23 @@ smaller graph. The samples are those of the plain engine: a row's random numbers
 
 from __future__ import annotations
 
+import importlib.util
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.model.cuda_layers import Caches, PlainLayers, Workspace, decode_step, workspace
+from whet.model.cuda_layers import Caches, PlainLayers, Workspace, decode_step, is_plain, workspace
+from whet.model.split import SplitModel
+from whet.model.token_logp import token_logp
+from whet.rollout.decode import Replies
+from whet.rollout.decode_any import prefill
 from whet.rollout.sampling import Draw, draw, uniforms
-from whet.types import Request, Sampling
+from whet.types import Request, Sampling, StopReason
 
 STRIDE = 16  # steps between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
@@ -92,7 +98,7 @@ class CudaDecoder:
 
     @torch.no_grad()
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, prefill: Prefill, rows_per_batch: int
+        self, requests: Sequence[Request], sampling: Sampling, fill: Prefill, rows_per_batch: int
     ) -> list[Written]:
         rows = min(max(rows_per_batch, SMALLEST), -(-len(requests) // SMALLEST) * SMALLEST)
         groups = _grouped(requests, min(rows, MOST_MEMBERS))
@@ -108,7 +114,7 @@ class CudaDecoder:
         waiting = deque((number, request) for number, (_, members) in enumerate(groups) for request in members)
         owner = {request: number for number, request in waiting}
         found: dict[int, Written] = {}
-        active, job = rows, _Job(groups, waiting, random, sampling, prefill)
+        active, job = rows, _Job(groups, waiting, random, sampling, fill)
         while len(found) < len(requests):
             self._enter(job, book, active)
             self._run(active, sampling)
@@ -325,6 +331,41 @@ class CudaDecoder:
         book.prompt = [book.prompt[slot] for slot in busy] + [-1] * (len(book.prompt) - len(busy))
         self._note_members(book)
         return smaller
+
+
+def graph_decoder(split: SplitModel, end_tokens: Tensor, context: int) -> CudaDecoder | None:
+    """A decoder for a plain model on a CUDA device whose replies have the log-probabilities the model gives them."""
+    if split.device.type != "cuda" or importlib.util.find_spec("triton") is None or not is_plain(split):
+        return None
+    decoder = CudaDecoder(PlainLayers(split, split.dtype, context), end_tokens)
+    tokens = [
+        tuple(each % split.vocabulary for each in range(first, first + size)) for first, size in ((3, 5), (40, 9))
+    ]
+    requests = [Request(each, seed) for each in tokens for seed in (1, 2)]
+    budget = min(12, context - 9)
+    written = decoder.generate(requests, Sampling(max_new_tokens=budget), partial(prefill, split), SMALLEST)
+    gaps = []
+    for request, reply in zip(requests, written, strict=True):
+        row = torch.tensor([*request.tokens, *reply.tokens.tolist()], device=split.device)[None]
+        action = torch.arange(row.shape[1], device=split.device)[None] >= len(request.tokens)
+        found = token_logp(split, row, action).logp[action].cpu()
+        gaps.append((found - reply.logp).abs())
+    decoder.release()
+    tolerance = 1e-3 if split.dtype == torch.float32 else 0.1
+    return decoder if float(torch.cat(gaps).mean()) < tolerance else None
+
+
+def written_by_graphs(
+    decoder: CudaDecoder, split: SplitModel, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int
+) -> Replies:
+    written = decoder.generate(requests, sampling, partial(prefill, split), rows_per_batch)
+    tokens = torch.zeros(len(requests), sampling.max_new_tokens, dtype=torch.long)
+    logp = torch.zeros(len(requests), sampling.max_new_tokens)
+    for row, reply in enumerate(written):
+        tokens[row, : len(reply.tokens)] = reply.tokens
+        logp[row, : len(reply.tokens)] = reply.logp
+    stops = [StopReason.END if reply.ended else StopReason.LENGTH for reply in written]
+    return Replies(tokens, logp, [len(reply.tokens) for reply in written], stops, [[] for _ in written])
 
 
 def _grouped(requests: Sequence[Request], most: int) -> list[tuple[tuple[int, ...], list[int]]]:

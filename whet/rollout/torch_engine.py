@@ -2,7 +2,8 @@
 
 A prompt is prefilled once for all its samples; a row that has finished makes room for a request that waits; the
 log-probabilities are those of the distribution that was sampled from. Llama-type models run a step written out for
-them, others their own modules on whet's buffers, and whatever is left over its own forward and cache.
+them (on CUDA as a graph), others their own modules on whet's buffers, and whatever is left over its own forward and
+cache.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from whet.model.decode import Decoder, hooked_decoder
 from whet.model.decode_llama import llama_decoder
 from whet.model.split import SplitModel
+from whet.rollout.cuda_decode import CudaDecoder, graph_decoder, written_by_graphs
 from whet.rollout.decode import Ending, Replies, Writing
 from whet.rollout.decode_any import write_any
 from whet.types import Request, Sample, Sampling, Support, WhetError
@@ -25,16 +27,33 @@ class TorchEngine:
     """Generates with the model it is given; `load` only notes the policy's version."""
 
     def __init__(
-        self, split: SplitModel, tokenizer: Any, end_tokens: Sequence[int], *, context: int, rows_per_batch: int = 512
+        self,
+        split: SplitModel,
+        tokenizer: Any,
+        end_tokens: Sequence[int],
+        *,
+        context: int,
+        rows_per_batch: int = 0,
+        fast: bool = True,
     ) -> None:
+        """`fast=False` keeps to the model's own forward and cache, whatever the model: slow, and always right.
+
+        `rows_per_batch` replies are written side by side; 0 is 1,024 on a GPU and 512 elsewhere.
+        """
         self._split = split
         self._tokenizer = tokenizer
         self._ending = Ending(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
         self._context = context
-        self._rows_per_batch = rows_per_batch
+        self._rows_per_batch = rows_per_batch or (1024 if split.device.type == "cuda" else 512)
         self._version = 0
         self._decoder: Decoder | None = None
-        self._tried = False
+        self._graphs: CudaDecoder | None = None
+        self._tried = not fast
+
+    @property
+    def uses_graphs(self) -> bool:
+        """True where replies are written by CUDA graphs."""
+        return self._graphs is not None
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         self._version = version
@@ -59,9 +78,13 @@ class TorchEngine:
 
     def _replies(self, requests: Sequence[Request], sampling: Sampling) -> Replies:
         if not self._tried:
+            self._graphs = graph_decoder(self._split, self._ending.tokens, self._context)
             hooked = hooked_decoder(self._split)
             self._decoder = hooked and (llama_decoder(hooked) or hooked)
             self._tried = True
+        if self._graphs is not None and not (sampling.truncates or sampling.stop):
+            self._graphs.refresh()
+            return written_by_graphs(self._graphs, self._split, requests, sampling, self._rows_per_batch)
         if self._decoder is None:
             return write_any(self._split, requests, sampling, self._ending, self._rows_per_batch)
         # inference_mode(False) would switch gradients on again
