@@ -63,5 +63,5 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
-        # the step count stays where the optimizer keeps it; moments live with their parameter
-        optimizer.state[parameter][key] = value.clone() if key == "step" else value.to(parameter.device).clone()
+        # the fused optimizer keeps even the step count where the parameter is
+        optimizer.state[parameter][key] = value.to(parameter.device).clone()
