@@ -286,3 +286,22 @@ def test_the_models_own_cache_drops_finished_rows():
 def test_too_long_for_the_context_is_refused():
     with pytest.raises(WhetError, match="context of 256"):
         engine_of(model_of("llama")).generate([Request((5,) * 250, 1)], Sampling(max_new_tokens=12))
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2, 5])
+@pytest.mark.parametrize("copies", [1, 2, 3, 8])
+def test_any_number_of_prompts_and_replies(num_prompts, copies):
+    """The layout of a product's result depends on its sizes; the replies must not."""
+    from whet.model import load_model
+
+    loaded = load_model("whetstone")
+    split = split_model(loaded.model)
+    tokens = tuple(range(5, 20))
+    requests = [Request(tokens[: 15 - row], 10 * row + copy) for row in range(num_prompts) for copy in range(copies)]
+    written = [
+        TorchEngine(split, loaded.tokenizer, loaded.end_tokens, context=loaded.context, fast=fast).generate(
+            requests, Sampling(max_new_tokens=16)
+        )
+        for fast in (True, False)
+    ]
+    assert [sample.tokens.tolist() for sample in written[0]] == [sample.tokens.tolist() for sample in written[1]]

@@ -147,7 +147,7 @@ class DecodeState:
 
         to_prompt = torch.bmm(self._by_slot(query, group), prompt_keys)
         to_reply = torch.bmm(query.reshape(rows * heads, group, size), reply_keys.narrow(2, 0, self.reply_width))
-        scores = torch.cat([self._by_row(to_prompt, group), to_reply.view(rows, heads * group, self.reply_width)], -1)
+        scores = torch.cat([self._by_row(to_prompt, group), to_reply.reshape(rows, heads * group, self.reply_width)], -1)
         mask = self.masks[self.attended.windows[layer]]
         if mask is not None:
             scores.masked_fill_(mask, float("-inf"))
@@ -157,7 +157,7 @@ class DecodeState:
         from_prompt = torch.bmm(self._by_slot(of_prompt, group), prompt_values)
         of_reply = of_reply.reshape(rows * heads, group, self.reply_width)
         from_reply = torch.bmm(of_reply, reply_values.narrow(1, 0, self.reply_width))
-        return (self._by_row(from_prompt, group) + from_reply.view(rows, heads * group, size)).view(rows, -1)
+        return (self._by_row(from_prompt, group) + from_reply.reshape(rows, heads * group, size)).reshape(rows, -1)
 
     def _by_slot(self, values: Tensor, group: int) -> Tensor:
         """[rows, heads * group, X] -> [slots * heads, share * group, X]."""
@@ -171,7 +171,7 @@ class DecodeState:
     def _by_row(self, values: Tensor, group: int) -> Tensor:
         """[slots * heads, share * group, X] -> [rows, heads * group, X]."""
         heads, width = self.attended.num_heads, values.shape[-1]
-        values = values.view(self.slots, heads, self.share, group, width).transpose(1, 2)
+        values = values.reshape(self.slots, heads, self.share, group, width).transpose(1, 2)
         values = values.reshape(self.slots * self.share, heads * group, width)
         return values if self.in_order else values.index_select(0, self._place[: self.rows])
 
