@@ -147,7 +147,8 @@ class DecodeState:
 
         to_prompt = torch.bmm(self._by_slot(query, group), prompt_keys)
         to_reply = torch.bmm(query.reshape(rows * heads, group, size), reply_keys.narrow(2, 0, self.reply_width))
-        scores = torch.cat([self._by_row(to_prompt, group), to_reply.reshape(rows, heads * group, self.reply_width)], -1)
+        to_reply = to_reply.reshape(rows, heads * group, self.reply_width)
+        scores = torch.cat([self._by_row(to_prompt, group), to_reply], -1)
         mask = self.masks[self.attended.windows[layer]]
         if mask is not None:
             scores.masked_fill_(mask, float("-inf"))
