@@ -35,7 +35,8 @@ def test_everything_is_measured(speed):
     assert 0 < speed.rollout["prefill"] < speed.rollout["total"]
     assert 0 < speed.rollout["sampling"] < speed.rollout["total"]
     assert 0 < speed.train_share < 1
-    assert speed.peak > 1e7 and speed.bytes_per_token > 0
+    # a process that was larger before shows no growth
+    assert speed.peak > 1e7 and speed.bytes_per_token >= 0
 
 
 def test_settings_of_the_batch_are_the_shape(speed):

@@ -305,3 +305,13 @@ def test_any_number_of_prompts_and_replies(num_prompts, copies):
         for fast in (True, False)
     ]
     assert [sample.tokens.tolist() for sample in written[0]] == [sample.tokens.tolist() for sample in written[1]]
+
+
+@pytest.mark.parametrize("vocabulary", [300, 50_000])
+def test_logits_that_are_not_numbers_draw_something_and_do_not_break(vocabulary):
+    """The trainer is the one to say that the weights have diverged."""
+    logits = torch.full((2, vocabulary), float("nan"))
+    logits[1] = 0.0
+    drawn = draw(logits, torch.tensor([0.3, 0.3]), Sampling())
+    assert ((drawn.token >= 0) & (drawn.token < vocabulary)).all()
+    assert drawn.token[1] == int(0.3 * vocabulary) or abs(int(drawn.token[1]) - 0.3 * vocabulary) < 2

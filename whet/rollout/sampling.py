@@ -74,7 +74,7 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     if size < SMALLEST_IN_BLOCKS:
         cumulative = probability.cumsum(-1)
         below = torch.minimum(uniform[:, None] * cumulative[:, -1:], _just_below(cumulative[:, -1:]))
-        token = torch.searchsorted(cumulative, below, right=True)[:, 0]
+        token = torch.searchsorted(cumulative, below, right=True)[:, 0].clamp(max=size - 1)
         return token if probability.is_cpu else _possible(token, probability)
     block = next((each for each in BLOCKS if size % each == 0), BLOCKS[0])
     if size % block:
@@ -83,12 +83,13 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     total = blocks.sum(-1).cumsum(-1)
     # strictly below the whole, rounding or not: then the sum grows in the block that is found
     below = torch.minimum(uniform[:, None] * total[:, -1:], _just_below(total[:, -1:]))
-    number = torch.searchsorted(total, below, right=True)
+    number = torch.searchsorted(total, below, right=True).clamp(max=total.shape[1] - 1)
     before = F.pad(total, (1, 0)).gather(1, number)
     chosen = blocks.gather(1, number[:, :, None].expand(-1, -1, block))[:, 0]
     running = chosen.cumsum(-1)
     place = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
-    return number[:, 0] * block + _possible(place, chosen)
+    # the clamps only matter where weights have diverged: nothing is above a probability that is not a number
+    return (number[:, 0] * block + _possible(place.clamp(max=block - 1), chosen)).clamp(max=size - 1)
 
 
 def _possible(place: Tensor, probability: Tensor) -> Tensor:
