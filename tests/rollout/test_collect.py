@@ -128,7 +128,7 @@ def supply_of(oracle, **route):
 
 def test_a_supply_walks_over_every_prompt_once_an_epoch():
     supply = supply_of(Oracle(by_row))
-    rows = [row for step in range(1, 21) for row, _ in supply.harvest(step).groups]
+    rows = [row for _ in range(20) for row, _ in supply.next_harvest().groups]
     assert sorted(rows) == list(range(40)) and rows != list(range(40))
 
 
@@ -140,8 +140,8 @@ def test_a_lagging_supply_hands_out_what_was_drawn_before(lag):
         return [Group(PROMPTS[row], (sample(1.0, 0, version), sample(0.0, 1, version))) for row in rows]
 
     supply, behind = supply_of(ask, lag=lag), []
-    for step in range(1, 9):
-        found = supply.harvest(step)
+    for _ in range(8):
+        found = supply.next_harvest()
         behind.append(version - found.groups[0][1].samples[0].versions[0])
         version += 1
     assert behind == [min(step, lag) for step in range(8)]
@@ -169,19 +169,19 @@ def test_a_supply_is_restored_with_the_groups_that_wait():
         ]
 
     first = supply_of(ask, lag=2, by_difficulty=True)
-    for step in (1, 2, 3):
-        first.harvest(step)
+    for _ in range(3):
+        first.next_harvest()
     second = supply_of(ask, lag=2, by_difficulty=True)
     second.restore(first.state(), first.tensors())
-    for step in range(4, 9):
-        one, two = first.harvest(step), second.harvest(step)
+    for _ in range(5):
+        one, two = first.next_harvest(), second.next_harvest()
         assert shown(one) == shown(two) and one.outcomes == two.outcomes
     assert first.state() == second.state()
 
 
 def test_prompts_whose_replies_agree_are_visited_less_often_but_never_forgotten():
     supply = supply_of(Oracle(by_row), by_difficulty=True)
-    visits = Counter(row for step in range(1, 801) for row, _ in supply.harvest(step).groups)
+    visits = Counter(row for _ in range(800) for row, _ in supply.next_harvest().groups)
     easy = [visits[row] for row in range(0, 40, 2)]
     mixed = [visits[row] for row in range(1, 40, 2)]
     assert min(easy) >= 2  # never forgotten

@@ -66,7 +66,7 @@ def _impossible(row: Objective, setting: Setting) -> Iterator[str]:
         )
     if "drawn" in row.scale.needs and not row.keep.grows:
         yield "objective.scale=drawn_std needs all rewards drawn; give keep=balanced with baseline=drawn_mean"
-    if row.scale.name == "group_mean" and (row.shape.symbols() or row.kl.name.endswith("_reward")):
+    if row.scale.name == "group_mean" and (row.shape.symbols() or row.kl.in_reward):
         yield "objective.scale=group_mean wants rewards of 0 or 1, which a shape or a KL in the reward changes; drop it"
     if row.mismatch.name == "stale_mask" and getattr(row.mismatch, "limit", 0) == 0:
         yield "objective.mismatch=stale_mask has no published limit; set objective.mismatch.limit, such as 0.5"
@@ -99,9 +99,8 @@ def _pointless(row: Objective, setting: Setting) -> Iterator[str]:
             f"objective.reference={row.reference.name} replaces a reference that nothing looks at; "
             "give a KL such as objective.kl=k3, or objective.reference=frozen"
         )
-    in_reward = row.kl.name.endswith("_reward")
-    if not row.baseline.sees_reward and (in_reward or row.shape.symbols()):
-        piece = f"objective.kl={row.kl.name}" if in_reward else f"objective.shape={row.shape.name}"
+    if not row.baseline.sees_reward and (row.kl.in_reward or row.shape.symbols()):
+        piece = f"objective.kl={row.kl.name}" if row.kl.in_reward else f"objective.shape={row.shape.name}"
         yield (
             f"{piece} changes the reward, which objective.baseline={row.baseline.name} never looks at; "
             "give a KL in the loss such as objective.kl=k3, or drop the shape"

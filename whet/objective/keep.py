@@ -77,7 +77,7 @@ class MixedOutcome(_Once):
 
 
 @dataclass(frozen=True)
-class Balanced(_Once):
+class Balanced(MixedOutcome):
     """Draw more replies to a prompt until both outcomes are there, then train on a balanced group of the usual size.
 
     RLHFlow 2025 (2510.04996), its idea; the number of rounds is whet's. The statistics of a group drawn this way are
@@ -86,17 +86,8 @@ class Balanced(_Once):
 
     rounds: float = 4
     name: ClassVar[str] = "balanced"
+    refills: ClassVar[bool] = False
     grows: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        MixedOutcome(self.rounds)
-
-    @property
-    def most_rounds(self) -> int:
-        return int(self.rounds)
-
-    def __call__(self, outcomes: Sequence[float], lag: int) -> bool:
-        return mixed(outcomes)
 
     def words(self) -> str:
         return f"draw more replies to a prompt until both outcomes are there, up to {self.rounds:g} times"

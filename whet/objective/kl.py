@@ -22,6 +22,7 @@ class KL(Protocol):
     needs: ClassVar[frozenset[str]]
     to_old: ClassVar[bool]  # True: the term is to the policy before the updates, not to the reference
     immediate: ClassVar[bool]  # True: the cost is taken off each token's advantage, not off the reward
+    in_reward: ClassVar[bool]  # True: the cost is taken off the reward
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         """What each token pays at sampling time: [N, T]; None for a term in the loss."""
@@ -43,6 +44,7 @@ class NoKL(Piece):
     name: ClassVar[str] = "none"
     to_old: ClassVar[bool] = False
     immediate: ClassVar[bool] = False
+    in_reward: ClassVar[bool] = False
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         return None
@@ -174,6 +176,8 @@ class Full(_Tied):
 
 
 class _Cost(_Tied):
+    in_reward: ClassVar[bool] = True
+
     def estimate(self, u: Tensor) -> Tensor:
         raise NotImplementedError
 
@@ -269,6 +273,7 @@ class K1Immediate(K1Reward):
 
     name: ClassVar[str] = "k1_immediate"
     immediate: ClassVar[bool] = True
+    in_reward: ClassVar[bool] = False
 
     def words(self) -> str:
         return f"take {self.beta:g} times each token's log-ratio to the reference off its own advantage"

@@ -20,7 +20,7 @@ from torch import Tensor
 from whet.model.cuda_layers import Caches, PlainLayers, Workspace, decode_step, is_plain, workspace
 from whet.model.split import SplitModel
 from whet.model.token_logp import token_logp
-from whet.rollout.decode import Replies
+from whet.rollout.decode import Replies, shares
 from whet.rollout.decode_any import prefill
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason
@@ -369,11 +369,9 @@ def written_by_graphs(
 
 
 def _grouped(requests: Sequence[Request], most: int) -> list[tuple[tuple[int, ...], list[int]]]:
-    """(tokens of the prompt, numbers of its requests), for requests with equal tokens next to each other."""
-    groups: list[tuple[tuple[int, ...], list[int]]] = []
-    for number, request in enumerate(requests):
-        if groups and groups[-1][0] == request.tokens and len(groups[-1][1]) < most:
-            groups[-1][1].append(number)
-        else:
-            groups.append((request.tokens, [number]))
-    return groups
+    """(tokens of the prompt, numbers of its requests), at most `most` of them each."""
+    return [
+        (tokens, members[start : start + most])
+        for tokens, members in shares(requests)
+        for start in range(0, len(members), most)
+    ]

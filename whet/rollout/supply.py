@@ -40,8 +40,8 @@ class Supply:
         self._waiting: list[Harvest] = []
         self._drawn = 0  # harvests so far
 
-    def harvest(self, step: int) -> Harvest:
-        """The groups of a step; the first step also fills the queue of a lagging run."""
+    def next_harvest(self) -> Harvest:
+        """The groups of the next step; the first step also fills the queue of a lagging run."""
         while len(self._waiting) <= self._route.lag:
             self._drawn += 1
             found = harvest(self._ask, self._take, self._wish, (self._route.seed, self._drawn))

@@ -161,7 +161,7 @@ class RLCourse:
 
     def _collected(self, number: int) -> tuple[Harvest, list[Group]]:
         keep = self._objective.keep
-        found = self._supply.harvest(number)
+        found = self._supply.next_harvest()
         groups = [group for _, group in found.groups]
         if not keep.refills and not keep.grows:
             groups = [group for group in groups if keep(outcomes_of(group.samples), self._lag(group))]
