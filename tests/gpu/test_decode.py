@@ -18,12 +18,12 @@ def noise(*sizes, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_add_norm(precision):
-    from whet.model import kernels
+    from whet.model import layer_kernels
 
     dtype, tolerance = DTYPES[precision]
     x, y, weight = noise(7, 96), noise(7, 96, dtype=dtype, seed=1), noise(96, seed=2)
     out, before = torch.empty(7, 96, dtype=dtype, device="cuda"), x.clone()
-    kernels.add_norm(x, y, weight, 1e-5, out)
+    layer_kernels.add_norm(x, y, weight, 1e-5, out)
     total = before + y.float()
     torch.testing.assert_close(x, total)
     expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
@@ -32,12 +32,12 @@ def test_add_norm(precision):
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_gated(precision):
-    from whet.model import kernels
+    from whet.model import layer_kernels
 
     dtype, tolerance = DTYPES[precision]
     x = noise(5, 2 * 1100, dtype=dtype)
     out = torch.empty(5, 1100, dtype=dtype, device="cuda")
-    kernels.gated(x, out)
+    layer_kernels.gated(x, out)
     expected = torch.nn.functional.silu(x[:, :1100].float()) * x[:, 1100:].float()
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
 

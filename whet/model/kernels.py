@@ -14,29 +14,6 @@ from torch import Tensor
 
 
 @triton.jit
-def _add_norm(x, y, weight, out, width, epsilon, has_y: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, block)
-    inside = column < width
-    value = tl.load(x + row * width + column, mask=inside, other=0.0)
-    if has_y:
-        value += tl.load(y + row * width + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(x + row * width + column, value, mask=inside)
-    scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + epsilon)
-    normed = value * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, normed.to(out.dtype.element_ty), mask=inside)
-
-
-def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
-    """x [B, W] += y, out = rmsnorm(x) * weight. x is float32, the residual stream."""
-    rows, width = x.shape
-    block = triton.next_power_of_2(width)
-    _add_norm[(rows,)](
-        x, x if y is None else y, weight, out, width, epsilon, y is not None, block, num_warps=4 if block <= 2048 else 8
-    )
-
-
-@triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, written, q_norm, k_norm, q_out, own_k, own_v, budget, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, normed: tl.constexpr,
@@ -74,9 +51,9 @@ def _rotate(  # type: ignore[no-untyped-def]
     tl.store(target + half + low, second.to(q_out.dtype.element_ty))
 
 
-def rotate(qkv: Tensor, layers: Any, norms: Any, rows: Any, q_out: Tensor, own: Any) -> None:
+def rotate(qkv: Tensor, tables: Any, normed: Any, rows: Any, q_out: Tensor, own: Any) -> None:
     """Query and key heads normed where asked and rotated by position; keys and values written to their slots."""
-    (cosine, sine), epsilon = layers.tables, layers.shape.epsilon
+    (cosine, sine), (norms, epsilon) = tables, normed
     (position, written), (own_k, own_v) = rows, own
     batch, heads, size = q_out.shape
     key_heads, budget = own_k.shape[1], own_k.shape[2]
@@ -187,24 +164,6 @@ def attention(q: Tensor, prompts: Any, own: Any, written: Tensor, scratch: Any, 
         q, own_k, own_v, written, top, total, partial, out, budget, scale,
         heads, key_heads, size, 64 if not exact else 32, exact, num_warps=4, num_stages=3,
     )  # fmt: skip
-
-
-@triton.jit
-def _gated(x, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * block + tl.arange(0, block)
-    inside = column < width
-    gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0)
-    opened = (gate * tl.sigmoid(gate)).to(x.dtype.element_ty)
-    tl.store(out + row * width + column, opened * up, mask=inside)
-
-
-def gated(x: Tensor, out: Tensor) -> None:
-    """silu(x[:, :W]) * x[:, W:]."""
-    rows, width = out.shape
-    block = min(1024, triton.next_power_of_2(width))
-    _gated[(rows, triton.cdiv(width, block))](x, out, width, block, num_warps=4)
 
 
 @triton.jit

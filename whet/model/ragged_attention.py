@@ -20,16 +20,15 @@ from whet.model.tree import Segments
 
 
 def ragged_works(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """True where the kernels take these heads: [1, H, S, E] in half precision on a CUDA device."""
+    """True where the kernels take these heads: [S, H, E] in half precision on a CUDA device."""
     size = query.shape[-1]
     halves = query.dtype in (torch.bfloat16, torch.float16) and query.dtype == key.dtype == value.dtype
     return query.is_cuda and halves and size % 8 == 0 and size <= 256 and value.shape[-1] == size
 
 
 def ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-    """[S, H, E] of [1, H, S, E]."""
-    rows = (each[0].transpose(0, 1) for each in (query, key, value))
-    found: Tensor = _RaggedAttention.apply(*rows, segments, scale)
+    """[S, H, E]."""
+    found: Tensor = _RaggedAttention.apply(query, key, value, segments, scale)
     return found
 
 

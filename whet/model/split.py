@@ -11,12 +11,14 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whet.model.head import VocabularyHead
+
+Recompute = Literal["none", "wide", "layers"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class SplitModel:
     whole: bool  # True: the trunk is the whole model and the head the identity
     takes_positions: bool
     dtype: torch.dtype = torch.float32  # of the matrix products; the weights keep their own
+    recompute: Recompute = "none"  # what training computes a second time instead of keeping it
 
     def hidden(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
+from whet.model.plain_trunk import plain_states, plain_works
 from whet.model.split import SplitModel
 from whet.model.tree import Tree, tree_of
 from whet.model.tree_attention import tree_states, tree_works
@@ -86,6 +87,11 @@ def token_logp(
     )
 
 
+def packs(split: SplitModel) -> bool:
+    """True where rows that share a prompt compute it once, and padding costs nothing."""
+    return plain_works(split) or tree_works(split)
+
+
 def states_before(split: SplitModel, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
     """The trunk's hidden state before each action, in row order."""
     return _states(split, tokens, action, _tree(split, tokens, action))
@@ -93,15 +99,19 @@ def states_before(split: SplitModel, tokens: Tensor, action: Tensor) -> Tensor: 
 
 def _tree(split: SplitModel, tokens: Tensor, action: Tensor) -> Tree | None:
     """The rows as a tree, where that saves work."""
-    if not tree_works(split):
+    if not packs(split):
         return None
     tree = tree_of(tokens, action)
+    if plain_works(split):
+        return tree
     return tree if tree is not None and tree.size <= WORTHWHILE * tokens.numel() else None
 
 
 def _states(split: SplitModel, tokens: Tensor, action: Tensor, tree: Tree | None) -> Tensor:
     if bool(action[:, 0].any()):
         raise ValueError("the first token of a row has no prefix: it cannot be an action")
+    if tree is not None and plain_works(split):
+        return plain_states(split, tree)
     if tree is not None and tree_works(split):
         return tree_states(split, tree)
     return split.hidden(tokens)[:, :-1][action[:, 1:]]

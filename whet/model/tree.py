@@ -9,7 +9,8 @@ the prompt's keys nor the pairs of replies that must not see each other cost mor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +62,7 @@ class Tree:
     bundles: Bundles | None
     place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]
     longest_row: int  # positions a token may look back
+    masks: dict[Any, Tensor] = field(default_factory=dict)  # of attention, as they are made
 
     @property
     def size(self) -> int:
@@ -84,12 +86,13 @@ class _Root:
     replies: tuple[_Reply, ...]  # those that must be computed
 
 
-def tree_of(tokens: Tensor, action: Tensor) -> Tree | None:
-    """The layout of right-padded rows [N, T], on their device; None where no row has an action.
+def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) -> Tree | None:
+    """The layout of right-padded rows [N, T], on their device or the one given; None where no row has an action.
 
     A row's prompt is all before its first action. Its last action and what follows predict nothing, so they are left
     out: a reply of one token costs nothing.
     """
+    device = device or tokens.device
     rows, flags = tokens.cpu().numpy(), action.cpu().numpy()
     first = np.where(flags.any(1), flags.argmax(1), 0)
     last = np.where(flags.any(1), flags.shape[1] - 1 - flags[:, ::-1].argmax(1), 0)
@@ -106,18 +109,31 @@ def tree_of(tokens: Tensor, action: Tensor) -> Tree | None:
     prompt_index, place = _places(roots, reply_place, sum(map(len, pieces)))
 
     def tensor(values: Integers) -> Tensor:
-        return torch.from_numpy(values).to(tokens.device)
+        return torch.from_numpy(values).to(device)
 
     return Tree(
         tokens=tensor(np.concatenate(pieces)[None]),
         position_ids=tensor(np.concatenate(positions)[None]),
         states=tensor(_states(flags, first, roots)),
-        segments=_segments(roots, tokens.device),
+        segments=_segments(roots, device),
         prompt_index=tensor(prompt_index),
         bundles=None if laid is None else Bundles(*map(tensor, laid)),
         place=tensor(place),
         longest_row=int(last.max()),
     )
+
+
+def prompts_tree(prompts: Sequence[Sequence[int]], device: torch.device) -> Tree:
+    """Different prompts behind one another, whole; the state of interest is that of each one's last token."""
+    width = max(map(len, prompts)) + 1
+    tokens = torch.zeros(len(prompts), width, dtype=torch.long)
+    action = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = torch.tensor(prompt)
+        action[row, len(prompt)] = True
+    tree = tree_of(tokens, action, device)
+    assert tree is not None
+    return tree
 
 
 def _roots(rows: Integers, first: Integers, last: Integers) -> list[_Root]:

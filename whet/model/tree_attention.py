@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from whet.model.ragged_attention import ragged_attention, ragged_works
 from whet.model.split import SplitModel
-from whet.model.tree import PROMPT, Tree, tree_of
+from whet.model.tree import PROMPT, Bundles, Tree, tree_of
 
 NAME = "whet_tree"
 
@@ -152,31 +152,55 @@ def tree_attention(
     tree = walk.tree
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
-    if not dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
-        return ragged_attention(query, key, value, tree.segments, scaling)[None], None
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    return attended(tree, query, key, value, scaling, _Look(window, dropout, walk.masks))[None], None
+
+
+@dataclass
+class _Look:
+    """What an attention does besides looking at all of its row."""
+
+    window: int | None = None
+    dropout: float = 0.0
+    masks: dict[Any, Tensor] = field(default_factory=dict)  # made once for all layers
+
+
+def attended(
+    tree: Tree,
+    query: Tensor,  # [S, H, E]
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    look: _Look | None = None,
+) -> Tensor:
+    """Causal attention of every prompt to itself, of every reply to its prompt and itself: [S, H, E]."""
+    look = look or _Look(masks=tree.masks)
+    window = look.window
+    if not look.dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
+        return ragged_attention(query, key, value, tree.segments, scale)
     repeats = query.shape[1] // key.shape[1]
 
-    def attended(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:  # indices -> [B * Q, H, E]
+    def found(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:  # indices -> [B * Q, H, E]
         ours, theirs, values = _picked(query, queries), _picked(key, keys), _picked(value, keys)
         if mask is not None and repeats > 1:  # with a mask, no fast kernel takes fewer keys than queries
             theirs, values = (each.repeat_interleave(repeats, 1) for each in (theirs, values))
-        found = F.scaled_dot_product_attention(
+        each = F.scaled_dot_product_attention(
             ours,
             theirs,
             values,
             attn_mask=mask,
-            dropout_p=dropout,
+            dropout_p=look.dropout,
             is_causal=mask is None,
-            scale=scaling,
+            scale=scale,
             enable_gqa=mask is None and repeats > 1,
         )
-        return found.transpose(1, 2).flatten(0, 1)
+        return each.transpose(1, 2).flatten(0, 1)
 
-    outputs = [attended(tree.prompt_index, tree.prompt_index, _prompt_mask(walk, window, query))]
+    outputs = [found(tree.prompt_index, tree.prompt_index, _prompt_mask(tree, look, query))]
     if tree.bundles is not None:
-        outputs.append(attended(tree.bundles.query_index, tree.bundles.key_index, _reply_mask(walk, window, query)))
+        outputs.append(found(tree.bundles.query_index, tree.bundles.key_index, _reply_mask(tree.bundles, look, query)))
     together = torch.cat(outputs)
-    return F.embedding(tree.place, together.flatten(1)).unflatten(1, together.shape[1:])[None], None
+    return F.embedding(tree.place, together.flatten(1)).unflatten(1, together.shape[1:])
 
 
 def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
@@ -193,48 +217,46 @@ def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
 
 
 def _picked(states: Tensor, index: Tensor) -> Tensor:
-    """[1, H, S, E] at packed positions [B, Q]: [B, H, Q, E]."""
-    flat = states[0].transpose(0, 1).flatten(1)
+    """[S, H, E] at packed positions [B, Q]: [B, H, Q, E]."""
     # a lookup: its backward pass sums the copies in a fixed order, and fast
-    return F.embedding(index, flat).unflatten(2, (states.shape[1], states.shape[3])).transpose(1, 2)
+    return F.embedding(index, states.flatten(1)).unflatten(2, states.shape[1:]).transpose(1, 2)
 
 
-def _prompt_mask(walk: _Walk, window: int | None, query: Tensor) -> Tensor | None:
+def _prompt_mask(tree: Tree, look: _Look, query: Tensor) -> Tensor | None:
     """None where plain causal attention is meant: padding lies behind everything that is read."""
-    length = walk.tree.prompt_index.shape[1]
+    length, window = tree.prompt_index.shape[1], look.window
     if window is None or window >= length:
         return None
     position = torch.arange(length, device=query.device)
     gap = position[:, None] - position
-    return _mask(walk, ("prompt", window), (gap >= 0) & (gap < window), query)
+    return _mask(look, "prompt", (gap >= 0) & (gap < window), query)
 
 
-def _reply_mask(walk: _Walk, window: int | None, query: Tensor) -> Tensor:
-    bundles = walk.tree.bundles
-    assert bundles is not None
-    known = walk.masks.get(("reply", window, query.dtype))
+def _reply_mask(bundles: Bundles, look: _Look, query: Tensor) -> Tensor:
+    known = look.masks.get(("reply", look.window, query.dtype))
     if known is not None:
         return known
     gap = bundles.query_position[:, :, None] - bundles.key_position[:, None]
     seen = (bundles.key_row[:, None] == PROMPT) | (bundles.key_row[:, None] == bundles.query_row[:, :, None])
     seen &= gap >= 0
-    if window is not None:
-        seen &= gap < window
-    return _mask(walk, ("reply", window), seen[:, None], query)
+    if look.window is not None:
+        seen &= gap < look.window
+    return _mask(look, "reply", seen[:, None], query)
 
 
-def _mask(walk: _Walk, name: tuple[str, int | None], seen: Tensor, query: Tensor) -> Tensor:
+def _mask(look: _Look, name: str, seen: Tensor, query: Tensor) -> Tensor:
     """What is added to the scores, made once for all layers."""
-    if (*name, query.dtype) not in walk.masks:
+    key = (name, look.window, query.dtype)
+    if key not in look.masks:
         nothing = torch.zeros((), dtype=query.dtype, device=query.device)
-        walk.masks[(*name, query.dtype)] = torch.where(seen, nothing, float("-inf"))
-    return walk.masks[(*name, query.dtype)]
+        look.masks[key] = torch.where(seen, nothing, float("-inf"))
+    return look.masks[key]
 
 
 @torch.no_grad()
 def _agrees(split: SplitModel) -> bool:
     """A small tree against padded rows."""
-    tokens, action = _trial(split.vocabulary, split.device)
+    tokens, action = trial_rows(split.vocabulary, split.device)
     tree = tree_of(tokens, action)
     assert tree is not None
     training = [module for module in split.trunk.modules() if module.training]
@@ -258,7 +280,7 @@ def _agrees(split: SplitModel) -> bool:
     return bool((error / size).median() <= 5e-2)
 
 
-def _trial(vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def trial_rows(vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two prompts with several replies each, and a row of its own."""
     shapes = [(5, 4, 0), (5, 1, 1), (3, 5, 2), (5, 6, 3), (3, 2, 4), (7, 3, 5)]
     tokens = torch.zeros(len(shapes), 11, dtype=torch.long)

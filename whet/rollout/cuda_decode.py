@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import importlib.util
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.model.cuda_layers import Caches, PlainLayers, Workspace, decode_step, is_plain, workspace
+from whet.model.cuda_layers import Caches, Workspace, decode_step, workspace
+from whet.model.plain import is_plain, plain_layers, plain_shape, rotation_tables
+from whet.model.plain_trunk import plain_states, plain_works
 from whet.model.split import SplitModel
 from whet.model.token_logp import token_logp
+from whet.model.tree import prompts_tree
 from whet.rollout.decode import Replies, shares
-from whet.rollout.decode_any import prefill
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason
 
 STRIDE = 16  # steps between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
+HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
-
-Prefill = Callable[[Sequence[tuple[int, ...]]], tuple[Any, Tensor]]
-"""Prompts -> (a left-padded transformers cache, logits [P, V] behind each)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class _Job:
     waiting: deque[tuple[int, int]]  # (group, request)
     random: Tensor  # float32 [requests, budget]
     sampling: Sampling
-    prefill: Prefill
 
 
 @dataclass
@@ -80,8 +78,10 @@ class _Book:
 class CudaDecoder:
     """Decodes with fused copies of the policy's weights."""
 
-    def __init__(self, layers: PlainLayers, end_tokens: Tensor) -> None:
-        self._layers, self._end_tokens = layers, end_tokens.to(layers.embedding.device)
+    def __init__(self, split: SplitModel, end_tokens: Tensor, context: int) -> None:
+        self._split, self._end_tokens = split, end_tokens.to(split.device)
+        self._layers = plain_layers(split, split.dtype)
+        self._tables = rotation_tables(split, torch.arange(context, device=split.device))
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Workspace]] = {}
         self._caches: Caches | None = None
         self._rows: _Rows | None = None
@@ -97,9 +97,7 @@ class CudaDecoder:
         self._key = ()
 
     @torch.no_grad()
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, fill: Prefill, rows_per_batch: int
-    ) -> list[Written]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int) -> list[Written]:
         rows = min(max(rows_per_batch, SMALLEST), -(-len(requests) // SMALLEST) * SMALLEST)
         groups = _grouped(requests, min(rows, MOST_MEMBERS))
         budget, most = sampling.max_new_tokens, max(len(members) for _, members in groups)
@@ -114,7 +112,7 @@ class CudaDecoder:
         waiting = deque((number, request) for number, (_, members) in enumerate(groups) for request in members)
         owner = {request: number for number, request in waiting}
         found: dict[int, Written] = {}
-        active, job = rows, _Job(groups, waiting, random, sampling, fill)
+        active, job = rows, _Job(groups, waiting, random, sampling)
         while len(found) < len(requests):
             self._enter(job, book, active)
             self._run(active, sampling)
@@ -137,6 +135,7 @@ class CudaDecoder:
             return [torch.zeros(sizes, dtype=dtype, device=device) for _ in self._layers.layers]
 
         self._caches = Caches(
+            self._tables,
             cache(num_prompts, longest),
             cache(num_prompts, longest),
             torch.ones(num_prompts, dtype=torch.int32, device=device),
@@ -208,30 +207,24 @@ class CudaDecoder:
         chosen = numbers[: len(book.free_prompts)]
         if not chosen:
             return
-        cache, logits = job.prefill([job.groups[number][0] for number in chosen])
         slots = [book.free_prompts.pop(0) for _ in chosen]
-        self._keep_prompts(
-            cache, [(len(job.groups[number][0]), slot) for number, slot in zip(chosen, slots, strict=True)]
-        )
-        self._prompt_logits[torch.tensor(slots, device=logits.device)] = logits.float()
+        self._prefill([job.groups[number][0] for number in chosen], slots)
         book.place.update(zip(chosen, slots, strict=True))
 
-    def _keep_prompts(self, cache: Any, coming: Sequence[tuple[int, int]]) -> None:
-        """Copy the keys and values of prompts out of the left-padded cache."""
+    def _prefill(self, prompts: Sequence[tuple[int, ...]], slots: Sequence[int]) -> None:
+        """Keys, values and the logits behind each prompt, into its slot."""
         assert self._caches is not None
-        caches = self._caches
-        width = cache.layers[0].keys.shape[2]
-        device = caches.lengths.device
-        slots = torch.tensor([prompt for _, prompt in coming], device=device)
-        lengths = torch.tensor([length for length, _ in coming], device=device)
-        caches.lengths[slots] = lengths.to(torch.int32)
-        longest = caches.prompt_k[0].shape[2]
-        column = torch.arange(min(width, longest), device=device)[None]
-        source = (column + (width - lengths)[:, None]).clamp(max=width - 1)
-        for number, layer in enumerate(cache.layers):
-            for mine, theirs in ((caches.prompt_k[number], layer.keys), (caches.prompt_v[number], layer.values)):
-                index = source[:, None, :, None].expand(-1, theirs.shape[1], -1, theirs.shape[3])
-                mine[slots, :, : column.shape[1]] = theirs.gather(2, index).to(mine.dtype)
+        caches, device = self._caches, self._split.device
+        at = torch.tensor(slots, device=device)
+        caches.lengths[at] = torch.tensor([len(each) for each in prompts], dtype=torch.int32, device=device)
+        tree = prompts_tree(prompts, device)
+        index, longest = tree.prompt_index, tree.prompt_index.shape[1]
+
+        def keep(number: int, key: Tensor, value: Tensor) -> None:
+            for mine, theirs in ((caches.prompt_k[number], key), (caches.prompt_v[number], value)):
+                mine[at, :, :longest] = theirs[index].transpose(1, 2).to(mine.dtype)
+
+        self._prompt_logits[at] = self._split.logits(plain_states(self._split, tree, keep))
 
     def _run(self, active: int, sampling: Sampling) -> None:
         graph = self._graph(active, sampling)
@@ -335,15 +328,17 @@ class CudaDecoder:
 
 def graph_decoder(split: SplitModel, end_tokens: Tensor, context: int) -> CudaDecoder | None:
     """A decoder for a plain model on a CUDA device whose replies have the log-probabilities the model gives them."""
-    if split.device.type != "cuda" or importlib.util.find_spec("triton") is None or not is_plain(split):
+    if split.device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    decoder = CudaDecoder(PlainLayers(split, split.dtype, context), end_tokens)
+    if not is_plain(split) or plain_shape(split).size not in HEAD_SIZES or not plain_works(split):
+        return None
+    decoder = CudaDecoder(split, end_tokens, context)
     tokens = [
         tuple(each % split.vocabulary for each in range(first, first + size)) for first, size in ((3, 5), (40, 9))
     ]
     requests = [Request(each, seed) for each in tokens for seed in (1, 2)]
     budget = min(12, context - 9)
-    written = decoder.generate(requests, Sampling(max_new_tokens=budget), partial(prefill, split), SMALLEST)
+    written = decoder.generate(requests, Sampling(max_new_tokens=budget), SMALLEST)
     gaps = []
     for request, reply in zip(requests, written, strict=True):
         row = torch.tensor([*request.tokens, *reply.tokens.tolist()], device=split.device)[None]
@@ -356,9 +351,9 @@ def graph_decoder(split: SplitModel, end_tokens: Tensor, context: int) -> CudaDe
 
 
 def written_by_graphs(
-    decoder: CudaDecoder, split: SplitModel, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int
+    decoder: CudaDecoder, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int
 ) -> Replies:
-    written = decoder.generate(requests, sampling, partial(prefill, split), rows_per_batch)
+    written = decoder.generate(requests, sampling, rows_per_batch)
     tokens = torch.zeros(len(requests), sampling.max_new_tokens, dtype=torch.long)
     logp = torch.zeros(len(requests), sampling.max_new_tokens)
     for row, reply in enumerate(written):

@@ -84,7 +84,7 @@ class TorchEngine:
             self._tried = True
         if self._graphs is not None and not (sampling.truncates or sampling.stop):
             self._graphs.refresh()
-            return written_by_graphs(self._graphs, self._split, requests, sampling, self._rows_per_batch)
+            return written_by_graphs(self._graphs, requests, sampling, self._rows_per_batch)
         if self._decoder is None:
             return write_any(self._split, requests, sampling, self._ending, self._rows_per_batch)
         # inference_mode(False) would switch gradients on again

@@ -12,8 +12,7 @@ from torch import Tensor
 from whet.data.cursor import Cursor
 from whet.data.packing import padded_rows, row_passes
 from whet.model.split import SplitModel
-from whet.model.token_logp import Details, token_logp
-from whet.model.tree_attention import tree_works
+from whet.model.token_logp import Details, packs, token_logp
 from whet.protocols import Engine
 from whet.train.evaluate import Exam, marks
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
@@ -47,7 +46,7 @@ class SFTCourse:
         self._policy, self._tokenizer = policy, tokenizer
         self._rows, self._held_out, self._exam = rows, held_out, exam
         self._settings, self._rates = settings, optimizer
-        self._packed = settings.packed and tree_works(policy)
+        self._packed = settings.packed and packs(policy)
         self._optimizer = adamw(policy.model, optimizer)
         self._cursor = Cursor(len(rows), settings.seed)
         policy.model.train()

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from whet.data.packing import passes, trimmed
 from whet.model.critic import Critic
 from whet.model.split import SplitModel
-from whet.model.token_logp import Details, TokenScores, token_logp
-from whet.model.tree_attention import tree_works
+from whet.model.token_logp import Details, TokenScores, packs, token_logp
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -52,7 +51,7 @@ def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_
     """log-probability and entropy of every action token, pass by pass."""
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    for rows in passes(batch, tokens_per_pass, tree_works(split)):
+    for rows in passes(batch, tokens_per_pass, packs(split)):
         part = moved(trimmed(batch.select(rows)), split.device)
         found = token_logp(split, part.tokens, part.action, temperature, part.support)
         width = found.logp.shape[1]
@@ -65,7 +64,7 @@ def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_
 def values(critic: Critic, policy: SplitModel, batch: TokenBatch, tokens_per_pass: int) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
     found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    for rows in passes(batch, tokens_per_pass, tree_works(critic.trunk or policy)):
+    for rows in passes(batch, tokens_per_pass, packs(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)), policy.device)
         each = critic.values(critic.states(policy, part.tokens, part.action)).float()
         placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
@@ -138,7 +137,7 @@ def _details(learner: Learner, objective: Objective, reference: SplitModel | Non
 def _shares_prompts(learner: Learner, details: Details) -> bool:
     """True where every model of a pass computes a prompt once: else the budget counts padded rows."""
     others = (details.reference, learner.critic.trunk if learner.critic is not None else None)
-    return tree_works(learner.policy) and all(tree_works(each) for each in others if each is not None)
+    return packs(learner.policy) and all(packs(each) for each in others if each is not None)
 
 
 def _extras(found: TokenScores) -> Extras:
