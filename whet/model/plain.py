@@ -111,7 +111,6 @@ class PlainLayers:
         tied = model.lm_head.weight is model.model.embed_tokens.weight
         self.head = self.embedding if tied else torch.empty_like(model.lm_head.weight, dtype=dtype)
         self.last = torch.empty_like(model.model.norm.weight, dtype=torch.float32)
-        self._state: tuple[tuple[int, int], ...] = ()
         self.refresh()
 
     def _empty(self, layer: Any) -> Layer:
@@ -136,34 +135,30 @@ class PlainLayers:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the policy's weights as they are now, in place; nothing to do where they have not changed."""
+        """Take over the policy's weights as they are now, in place.
+
+        Always, since no cheap sign tells that they changed: a fused optimizer leaves their version counters alone.
+        """
         model: Any = self._model()
-        state = tuple((each.data_ptr(), each._version) for each in model.parameters())
-        if state == self._state:
-            return
+        pairs = [(self.embedding, model.model.embed_tokens.weight), (self.last, model.model.norm.weight)]
+        if self.head is not self.embedding:
+            pairs.append((self.head, model.lm_head.weight))
         for mine, layer in zip(self.layers, model.model.layers, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
-            _side_by_side(mine.qkv, attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+            entering = (attention.q_proj, attention.k_proj, attention.v_proj)
+            pairs += _side_by_side(mine.qkv, *(each.weight for each in entering))
             if mine.qkv_bias is not None:
-                _side_by_side(mine.qkv_bias, attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias)
+                pairs += _side_by_side(mine.qkv_bias, *(each.bias for each in entering))
             if mine.norms is not None:
-                mine.norms[0].copy_(attention.q_norm.weight)
-                mine.norms[1].copy_(attention.k_norm.weight)
-            mine.before.copy_(layer.input_layernorm.weight)
-            mine.after.copy_(layer.post_attention_layernorm.weight)
-            mine.mix.copy_(attention.o_proj.weight)
-            _side_by_side(mine.gate_up, mlp.gate_proj.weight, mlp.up_proj.weight)
-            mine.down.copy_(mlp.down_proj.weight)
-        self.embedding.copy_(model.model.embed_tokens.weight)
-        if self.head is not self.embedding:
-            self.head.copy_(model.lm_head.weight)
-        self.last.copy_(model.model.norm.weight)
-        self._state = state
+                pairs += [(mine.norms[0], attention.q_norm.weight), (mine.norms[1], attention.k_norm.weight)]
+            pairs += [(mine.before, layer.input_layernorm.weight), (mine.after, layer.post_attention_layernorm.weight)]
+            pairs += _side_by_side(mine.gate_up, mlp.gate_proj.weight, mlp.up_proj.weight)
+            pairs += [(mine.mix, attention.o_proj.weight), (mine.down, mlp.down_proj.weight)]
+        torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
 
 
-def _side_by_side(target: Tensor, *parts: Tensor) -> None:
-    for mine, part in zip(target.split([len(part) for part in parts]), parts, strict=True):
-        mine.copy_(part)
+def _side_by_side(target: Tensor, *parts: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(target.split([len(part) for part in parts]), parts, strict=True))
 
 
 _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, PlainLayers]] = weakref.WeakKeyDictionary()

@@ -1,0 +1,95 @@
+"""The kernels of a layer against plain torch, and the written-out trunk on the device against the model's own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from whet.model import pieces
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+]
+
+DTYPES = {"fp32": (torch.float32, 3e-5), "bf16": (torch.bfloat16, 3e-2)}
+
+
+def noise(*sizes, dtype=torch.float32, seed=0):
+    stream = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(sizes, generator=stream, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def both(function, monkeypatch):
+    """What the kernel gives, and what torch gives."""
+    ours = function()
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces, "kernels_for", lambda values: None)
+        theirs = function()
+    as_tuple = lambda found: found if isinstance(found, tuple) else (found,)  # noqa: E731
+    return zip(as_tuple(ours), as_tuple(theirs), strict=True)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("width", [64, 576, 1536])
+def test_norms(precision, width, monkeypatch):
+    dtype, tolerance = DTYPES[precision]
+    x, y, weight = noise(3000, width), noise(3000, width, dtype=dtype, seed=1), noise(width, seed=2)
+    for ours, theirs in both(lambda: pieces.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    slope, carried = noise(3000, width, dtype=dtype, seed=3), noise(3000, width, seed=4)
+    for ours, theirs in both(lambda: pieces.norm_slope(x, weight, 1e-5, slope, carried), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("back", [False, True])
+def test_rotation(precision, back, monkeypatch):
+    dtype, tolerance = DTYPES[precision]
+    heads = noise(50, 11, 64, dtype=dtype)[:, :9]  # not contiguous
+    angle = noise(50, 64, seed=1)
+    tables = (angle.cos(), angle.sin())
+    for ours, theirs in both(lambda: pieces.rotated(heads, tables, back), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_gates(precision, monkeypatch):
+    dtype, tolerance = DTYPES[precision]
+    gate_up, slope = noise(70, 2 * 1100, dtype=dtype), noise(70, 1100, dtype=dtype, seed=1)
+    for ours, theirs in both(lambda: pieces.gated(gate_up), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    for ours, theirs in both(lambda: pieces.gated_slope(gate_up, slope), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
+def test_trunk(family, precision, recompute):
+    import transformers
+
+    from whet.model.plain_trunk import plain_states, plain_works
+    from whet.model.split import split_model
+    from whet.model.tree import tree_of
+    from whet.model.tree_attention import tree_states, trial_rows
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).cuda()
+    split = split_model(model, DTYPES[precision][0])
+    assert plain_works(split)
+    tree = tree_of(*trial_rows(97, split.device))
+    gradients = []
+    for states in (tree_states, plain_states):
+        model.zero_grad(set_to_none=True)
+        found = states(replace(split, recompute=recompute) if states is plain_states else split, tree)
+        (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, theirs in gradients[0].items():
+        gap = (theirs - gradients[1][name]).norm() / theirs.norm()
+        assert gap < (1e-4 if precision == "fp32" else 6e-2), name

@@ -1,0 +1,244 @@
+"""The decode step of small Llama-type models on a CPU: each row holds its prompt's keys next to its own.
+
+With few keys a step's time is the number of its operations, and with keys laid out by row an attention is three of
+them, whoever entered when: every row writes the same column of a ring. A column a row does not see is hidden by one
+more number in its key, which meets a 1 in the query; so there is no mask. A head's numbers are in the order in which a
+rotation pairs them, which turns them by one complex product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.model.decode import Decoder
+from whet.model.decode_state import Attended, DecodeState, Shape
+
+HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
+PACKING_STEPS = 12  # transposing the weights costs about as much time as it saves in so many steps
+LARGEST_COPIES = 1 << 20  # numbers of the prompts' keys and values, copied to the rows, in one layer
+
+
+class RowState(DecodeState):
+    """Keys [rows, heads, size + 1, columns] and values [rows, heads, columns, size]: a prompt's, then a ring."""
+
+    def __init__(self, shape: Shape, attended: Attended, state_size: int, device: torch.device) -> None:
+        super().__init__(replace(shape, reply_width=0), attended, state_size, device)
+        heads, size, self._layers = attended.num_heads, attended.head_size, range(attended.num_layers)
+        self._ring, self._first, width = shape.reply_width, shape.prompt_width, shape.prompt_width + shape.reply_width
+        self._keys = [torch.zeros(shape.rows, heads, size + 1, width) for _ in self._layers]
+        self._values = [torch.zeros(shape.rows, heads, width, size) for _ in self._layers]
+        self._clock = 0
+        self.column, self.width = 0, 0  # where this step writes, and how many columns it reads
+        self.own: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # a layer: keys and values, also [rows * heads, ..]
+
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        super().enter(rows, slots)
+        slot, width, size = torch.tensor(slots), self._first, self.attended.head_size
+        together = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        where = slice(rows[0], rows[0] + len(rows)) if together else torch.tensor(rows)
+        unseen = torch.arange(self._keys[0].shape[3])[None] >= self.prompt_length[slot][:, None]
+        hidden = torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
+        for number in self._layers:
+            keys, values = self.prompt_kv[number]
+            # [rows, heads, columns, 2 halves, half a head] -> [rows, heads, half a head, 2 halves, columns]
+            paired = keys.index_select(0, slot).unflatten(3, (2, -1)).permute(0, 1, 4, 3, 2)
+            self._keys[number][where, :, :size, :width] = paired.reshape(len(rows), -1, size, width)
+            self._keys[number][where, :, size] = hidden
+            self._values[number][where, :, :width] = values.index_select(0, slot)
+
+    def seat(self, slots: Sequence[int | None], prompt_width: int) -> None:
+        super().seat(slots, prompt_width)
+        now = [(keys[: self.rows], values[: self.rows]) for keys, values in zip(self._keys, self._values, strict=True)]
+        self.own = [(keys, values, keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in now]
+
+    def begin_step(self) -> None:
+        self.column = self._first + self._clock % self._ring
+        self._clock += 1
+        self.width = self._first + min(self._clock, self._ring)
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        source, target = torch.tensor(sources), torch.tensor(targets)
+        for buffer in (*self._keys, *self._values):
+            buffer[target] = buffer[source]
+        self.count[target] = self.count[source]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's weights, as the products want them; those of its norms, and the scores' scale, are inside."""
+
+    enter: Tensor  # [width, heads * (queries of a key, its key) * size, then values]
+    enter_bias: Tensor | None
+    head_norm: Tensor | None  # [heads * (queries of a key, its key), size]
+    leave: Tensor  # [queries, width]
+    widen: Tensor  # [2: gate and up, width, inner width]
+    narrow: Tensor  # [inner width, width]
+
+
+class _Desk:
+    """What a step of so many rows writes on, and the views of it, made once."""
+
+    def __init__(self, rows: int, width: int, attended: Attended, queries: int) -> None:
+        heads, size = attended.num_heads, attended.head_size
+        each = queries // heads + 1  # queries that share a key, and that key
+        self.rows = rows
+        self.normed = torch.empty(rows, width)
+        self.both = self.normed.expand(2, rows, width)
+        self.mixed = torch.empty(rows, (heads * each + heads) * size)
+        parts = self.mixed.view(rows, -1, size)
+        self.heads, self.values = parts[:, : heads * each], parts[:, heads * each :]
+        self.paired = torch.view_as_complex(self.heads.unflatten(2, (-1, 2)))
+        # one number to meet the hidden columns, and one more for complex numbers to be aligned
+        turned = torch.zeros(rows, heads, each, size + 2)
+        turned[:, :, :-1, size] = 1
+        self.turned = torch.view_as_complex(turned.view(rows, heads * each, -1, 2))[:, :, :-1]
+        self.queries = turned.view(rows * heads, each, -1)[:, :-1, :-1]
+        self.keys = turned[:, :, -1, :-1]
+
+
+class RowDecoder(Decoder):
+    """A Llama-type model's step on a `RowState`; prompts go through the model's own modules."""
+
+    inference = True
+
+    def __init__(self, base: Decoder) -> None:
+        super().__init__(base.split, base.attended)
+        config: Any = base.split.model.config
+        self._trunk: Any = base.split.trunk
+        self._num_queries = int(config.num_attention_heads)
+        self._eps = torch.full((1,), float(config.rms_norm_eps))
+        self._layers: list[_Layer] = []
+        self._head, self._last_norm = torch.empty(0), torch.empty(0)
+        self._rotation = torch.empty(0)
+        self._desk: _Desk | None = None
+
+    @staticmethod
+    def serves(base: Decoder) -> bool:
+        """Float32 on a CPU, and no bias but that of the queries, keys and values."""
+        split: Any = base.split
+        if split.device.type != "cpu" or base.attended.dtype != torch.float32:
+            return False
+        return all(weight.dtype == torch.float32 for weight in split.model.parameters()) and not any(
+            linear.bias is not None
+            for layer in split.trunk.layers
+            for linear in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+        )
+
+    def suits(self, shape: Shape) -> bool:
+        """Whether copies of the prompts are cheap, and no window is shorter than what a row will see."""
+        copies = 2 * shape.rows * shape.prompt_width * self.attended.num_heads * self.attended.head_size
+        width = shape.prompt_width + shape.reply_width
+        return copies <= LARGEST_COPIES and all(window is None or window >= width for window in self.attended.windows)
+
+    def state(self, shape: Shape) -> RowState:
+        positions = torch.arange(shape.prompt_width + shape.reply_width)
+        cosine, sine = self._trunk.rotary_emb(self._trunk.embed_tokens.weight, positions[None])
+        half = self.attended.head_size // 2
+        self._rotation = torch.complex(cosine[0, :, :half], sine[0, :, :half])
+        return RowState(shape, self.attended, int(self._trunk.embed_tokens.weight.shape[1]), self.split.device)
+
+    @contextmanager
+    def running(self, num_steps: int = 0) -> Iterator[None]:
+        packed = num_steps >= PACKING_STEPS
+        head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
+        try:
+            self._layers = [self._gathered(layer, packed) for layer in self._trunk.layers]
+            self._head, self._last_norm = head.weight.detach().t(), self._trunk.norm.weight.detach()
+            with super().running(num_steps):
+                yield
+        finally:
+            self._layers, self._desk, self._head = [], None, torch.empty(0)
+
+    def _gathered(self, layer: Any, packed: bool) -> _Layer:
+        attention, feedforward, heads, size = (
+            layer.self_attn,
+            layer.mlp,
+            self.attended.num_heads,
+            self.attended.head_size,
+        )
+        scale = float(attention.scaling)
+        head_norm = None
+        if hasattr(attention, "q_norm"):
+            query, key = attention.q_norm.weight * scale, attention.k_norm.weight
+            queries = query.expand(self._num_queries, -1)
+            head_norm = self._paired(queries, key.expand(heads, -1)).view(-1, size).detach()
+            scale = 1.0
+        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = self._side_by_side([linear.weight.detach() for linear in linears], scale)
+        bias = None
+        if attention.q_proj.bias is not None:
+            bias = self._side_by_side([linear.bias.detach()[:, None] for linear in linears], scale)[:, 0]
+        before = layer.input_layernorm.weight.detach()[:, None]
+        before_widen = layer.post_attention_layernorm.weight.detach()[:, None]
+        widen = torch.stack([feedforward.gate_proj.weight.detach(), feedforward.up_proj.weight.detach()])
+        return _Layer(
+            _across(weight, packed).mul_(before),
+            bias,
+            head_norm,
+            _across(attention.o_proj.weight.detach(), packed),
+            _across(widen, packed).mul_(before_widen),
+            _across(feedforward.down_proj.weight.detach(), packed),
+        )
+
+    def _side_by_side(self, weights: Sequence[Tensor], scale: float) -> Tensor:
+        query, key, value = weights
+        size = self.attended.head_size
+        turned = self._paired(query.unflatten(0, (-1, size)).mul(scale), key.unflatten(0, (-1, size)))
+        return torch.cat([turned.flatten(0, 3), value])
+
+    def _paired(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """[queries, size, ..] and [heads, size, ..] -> [heads, queries of a key and it, half a head, 2, ..]."""
+        heads = self.attended.num_heads
+        together = torch.cat([queries.unflatten(0, (heads, -1)), keys[:, None]], 1)
+        return together.unflatten(2, (2, -1)).transpose(2, 3)
+
+    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        assert isinstance(state, RowState)
+        state.begin_step()
+        embedding = self._trunk.embed_tokens.weight
+        desk = self._desk
+        if desk is None or desk.rows != state.rows:
+            desk = self._desk = _Desk(state.rows, embedding.shape[1], self.attended, self._num_queries)
+        rotation = self._rotation.index_select(0, state.positions)[:, None]
+        hidden = embedding.index_select(0, tokens)
+        column, width = state.column, state.width
+        for layer, (keys, values, flat_keys, flat_values) in zip(self._layers, state.own, strict=True):
+            self._norm(hidden, desk.normed)
+            if layer.enter_bias is None:
+                torch.mm(desk.normed, layer.enter, out=desk.mixed)
+            else:
+                torch.addmm(layer.enter_bias, desk.normed, layer.enter, out=desk.mixed)
+            if layer.head_norm is not None:
+                self._norm(desk.heads, desk.heads)
+                desk.heads.mul_(layer.head_norm)
+            torch.mul(desk.paired, rotation, out=desk.turned)
+            keys.select(3, column).copy_(desk.keys)
+            values.select(2, column).copy_(desk.values)
+            scores = torch.bmm(desk.queries, flat_keys.narrow(2, 0, width))
+            weight = torch.softmax(scores, -1, out=scores)
+            found = torch.bmm(weight, flat_values.narrow(1, 0, width))
+            hidden.addmm_(found.view(state.rows, -1), layer.leave)
+            self._norm(hidden, desk.normed)
+            gate, up = torch.bmm(desk.both, layer.widen)
+            hidden.addmm_(F.silu(gate, inplace=True).mul_(up), layer.narrow)
+        self._norm(hidden, desk.normed)
+        return torch.mm(desk.normed.mul_(self._last_norm), self._head)
+
+    def _norm(self, values: Tensor, out: Tensor) -> None:
+        """Divide by the root of the mean square."""
+        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        torch.mul(values, torch.addcmul(self._eps, length, length, value=1 / values.shape[-1]).rsqrt_(), out=out)
+
+
+def _across(weight: Tensor, packed: bool) -> Tensor:
+    across = weight.transpose(-2, -1)
+    return across.contiguous() if packed else across
+
+
