@@ -18,6 +18,13 @@ SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 # (family, settings); a vocabulary of 0 is that of bytes
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny": (
+        "llama",
+        {
+            **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"num_key_value_heads": 2, "vocab_size": 512},
+        },
+    ),
     "byte": ("llama", {**BODY, "num_hidden_layers": 4, "vocab_size": 0}),
     "words49k": ("llama", {**BODY, "num_hidden_layers": 4, "vocab_size": 49152}),
     "135m": (
@@ -81,17 +88,16 @@ def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: 
         return AutoModelForCausalLM.from_config(kind(**values, **ends), dtype=torch.float32)
 
 
-def random_machine(family: str, settings: dict[str, Any], device: Any, precision: str) -> Any:
+def random_machine(family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto") -> Any:
     """A whet machine around a random model: fp32 masters, matrix products in `precision`, replies that never end."""
-    from whet.assembly import Machine
+    from whet.assembly import Machine, recompute_choice, trained_model
     from whet.model import LoadedModel, dtype_choice
-    from whet.model.split import split_model
     from whet.rollout.torch_engine import TorchEngine
 
     tokenizer = tokenizer_of(settings["vocab_size"])
     model = random_model(family, settings, tokenizer, str(device))
     dtype, why = dtype_choice(precision, device)
-    policy = split_model(model, dtype)
+    policy = trained_model(model, dtype, recompute_choice(recompute, device))
     context = model.config.max_position_embeddings
     weights = sum(each.numel() for each in model.parameters())
     facts = {"model": f"{weights / 1e6:.1f}M random weights", "dtype": f"{dtype} ({why})"}

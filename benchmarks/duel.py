@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,12 +24,17 @@ TRL = "trl==1.16.0"
 
 
 def add_common_flags(parser: Any) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser.add_argument("--models", default="byte,words49k,smollm2", help="of bench_models.py, or folders")
-    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "whet-bench", help="models and the peer")
-    parser.add_argument("--peers", type=Path, help="the peer's virtual environment; made where it is not there")
     parser.add_argument("--steps", type=int, default=3, help="quiet steps a side")
     parser.add_argument("--most", type=int, default=8, help="steps a side, contended and warm-up ones included")
+    add_run_flags(parser)
+
+
+def add_run_flags(parser: Any) -> None:
+    """How the sides are run, whatever they do."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "whet-bench", help="models and the peer")
+    parser.add_argument("--peers", type=Path, help="the peer's virtual environment; made where it is not there")
     parser.add_argument("--rounds", type=int, default=1, help="times both sides are run, in turn")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of the matrix products")
@@ -53,26 +58,35 @@ def peer_python(folder: Path) -> str:
 
 def told(command: Sequence[str]) -> Any:
     """The JSON on the last line of what a command prints."""
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(0))
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(0, _inherited()))
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _inherited() -> list[str]:
+    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+
+
+def _environment(threads: int, folders: Sequence[str]) -> dict[str, str]:
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-    paths = {"PYTHONPATH": str(ROOT)}
+    paths = {"PYTHONPATH": os.pathsep.join([*folders, str(ROOT)])}
     return {**os.environ, **quiet, **paths, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
 
 
-def run_side(name: str, python: str, job: dict[str, Any], patience: float) -> dict[str, Any]:
-    """One side in a fresh process, once the machine is idle or patience has run out."""
+def run_side(
+    name: str, python: str, job: dict[str, Any], patience: float, packages: Path | None = None
+) -> dict[str, Any]:
+    """One side in a fresh process, once the machine is idle or patience has run out. Its `packages` come first."""
     before = wait_for_quiet(patience)
+    # another Python has packages of its own, which those of this one must not hide
+    inherited = _inherited() if python == sys.executable else []
+    folders = [*([str(packages)] if packages else []), *inherited]
     with tempfile.TemporaryDirectory(prefix="whet-duel-") as work:
         asked, answer = Path(work) / "job.json", Path(work) / "answer.json"
         asked.write_text(json.dumps(job))
         command = [python, str(HERE / "sides" / f"{name}_side.py"), str(asked), str(answer)]
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment(job["threads"]))
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment(job["threads"], folders))
         if done.returncode:
             raise SystemExit(f"the side of {name} failed:\n{done.stderr[-3000:]}")
         return {**json.loads(answer.read_text()), "load_before": reading_record(before)}
@@ -116,24 +130,33 @@ def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratio_table(title: str, sides: dict[str, dict[str, Any]]) -> str:
-    """The sides below one another and, where there are two, how many times better whet is."""
+    """The sides below one another and how many times better whet is than each of the others."""
     columns = ("step", "rollout", "forward", "backward", "optimizer")
-    lines = [f"\n{title}", f"{'':8}" + "".join(f"{each + ' s':>13}" for each in columns) + f"{'peak GB':>10}"]
+    names = ratio_names(sides)
+    width = max(8, *(len(each) + 2 for each in (*sides, *names.values())))
+    lines = [f"\n{title}", " " * width + "".join(f"{each + ' s':>13}" for each in columns) + f"{'peak GB':>10}"]
     for name, side in sides.items():
         row = "".join(f"{side[each]:13.3f}" for each in columns) + f"{side['peak_bytes'] / 1e9:10.2f}"
-        lines.append(f"{name:8}{row}{'  contended' if side['contended'] else ''}")
-    if len(sides) == 2:
-        ours, theirs = sides["whet"], sides["trl"]
+        lines.append(f"{name:{width}}{row}{'  contended' if side['contended'] else ''}")
+    for name, label in names.items():
+        ours, theirs = sides["whet"], sides[name]
         row = "".join(f"{theirs[each] / ours[each]:12.2f}x" if ours[each] else f"{'-':>13}" for each in columns)
-        lines.append(f"{'ratio':8}{row}{theirs['peak_bytes'] / ours['peak_bytes']:9.2f}x")
+        lines.append(f"{label:{width}}{row}{theirs['peak_bytes'] / ours['peak_bytes']:9.2f}x")
     return "\n".join(lines)
 
 
-def save_results(path: Path | None, results: dict[str, Any]) -> None:
+def ratio_names(sides: Iterable[str]) -> dict[str, str]:
+    """The sides that whet is compared with, and what each comparison is called."""
+    found = list(sides)
+    others = [name for name in found if name != "whet"] if "whet" in found else []
+    return {name: "ratio" if len(others) == 1 else f"ratio, {name}" for name in others}
+
+
+def save_results(path: Path | None, results: dict[str, Any], **more: Any) -> None:
     """Everything measured so far; called after each case, so that an interrupted run keeps what it has."""
     if path is not None:
         about = {"command": " ".join(["python", *sys.argv]), "machine": machine_facts(), "quiet_below": QUIET}
-        path.write_text(json.dumps({**about, "results": results}, indent=1))
+        path.write_text(json.dumps({**about, **more, "results": results}, indent=1))
 
 
 def name_contended(results: dict[str, Any]) -> None:

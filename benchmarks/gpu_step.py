@@ -105,11 +105,12 @@ class RandomWriter:
         return found
 
 
-def machine_for(name: str, device: torch.device, precision: str, tiny: bool) -> Machine:
+def machine_for(name: str, device: torch.device, chosen: argparse.Namespace) -> Machine:
     family, settings = SHAPES[name]
-    if tiny:
+    if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
-    return random_machine(family, settings, device, precision)
+    machine: Machine = random_machine(family, settings, device, chosen.precision, chosen.recompute)
+    return machine
 
 
 def part_step(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +234,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(SHAPES), help="default: 135m, and 1.5b for the training pass")
     parser.add_argument("--sequences", help="of the rollout, e.g. 256 or 256,1024")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
+    parser.add_argument("--recompute", default="auto", choices=("auto", "none", "wide", "layers"))
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU where there is no GPU")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -248,7 +250,7 @@ def main() -> None:
     for part in chosen.parts.split(","):
         name = chosen.model or MODELS[part]
         begun = time.perf_counter()
-        machine = machine_for(name, device, chosen.precision, chosen.tiny)
+        machine = machine_for(name, device, chosen)
         found = PARTS[part](machine, name, sizes, {"model": {"device": str(device)}})
         for each in found if isinstance(found, list) else [found]:
             peers = {} if chosen.tiny else PEERS.get(each["name"], {})

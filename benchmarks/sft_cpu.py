@@ -4,7 +4,7 @@
 
 Reads WHET_DATA/sft/alpaca_en_demo.jsonl.gz (instruction, input, output), or --rows FILE of the same columns. Both sides
 train on the same tokens, encoded once by whet; what counts is useful tokens a second, padding left out. TRL pads rows
-of a batch to the longest (its own way on a CPU: its packing needs flash attention to keep rows apart).
+of a batch to the longest, as it does unless told otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from duel import HERE, add_common_flags, duel, name_contended, ratio_table, save_results, told
+from duel import HERE, add_common_flags, duel, name_contended, ratio_names, ratio_table, save_results, told
 
 FILE = Path("sft") / "alpaca_en_demo.jsonl.gz"
 
@@ -72,9 +72,10 @@ def rate_lines(sides: dict[str, dict[str, Any]], tokens_a_trained_token: float) 
     rates = {name: side["trained_per_second"] * tokens_a_trained_token for name, side in sides.items()}
     for name, rate in rates.items():
         sides[name]["useful_tokens_per_second"] = rate
-    lines = [f"{name:8}{rate:13,.0f} useful tokens/s" for name, rate in rates.items()]
-    if len(rates) == 2:
-        lines.append(f"{'ratio':8}{rates['whet'] / rates['trl']:12.2f}x")
+    names = ratio_names(rates)
+    width = max(8, *(len(each) + 2 for each in (*rates, *names.values())))
+    lines = [f"{name:{width}}{rate:13,.0f} useful tokens/s" for name, rate in rates.items()]
+    lines += [f"{label:{width}}{rates['whet'] / rates[name]:12.2f}x" for name, label in names.items()]
     return "\n".join(lines)
 
 

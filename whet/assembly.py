@@ -23,8 +23,9 @@ from whet.data import check_context, demonstration_tokens, demonstrations_from, 
 from whet.data.tasks import TASKS, Task, demonstrations, prompts
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.critic import critic_on
+from whet.model.plain_trunk import plain_works
 from whet.model.reference import HeldReference, Reference, ReloadedReference
-from whet.model.split import SplitModel, split_model
+from whet.model.split import Recompute, SplitModel, split_model
 from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
 from whet.reward import BUILTIN, Part, as_reward, check_parts, find_reward, score, step_scorer, with_steps
 from whet.reward.steps import StepScorer
@@ -195,7 +196,7 @@ def machine_of(config: Config | EvaluationConfig) -> Machine:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
-    policy = split_model(loaded.model, dtype)
+    policy = trained_model(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
     threads, threads_why = thread_choice(config.model.threads, size)
@@ -203,9 +204,31 @@ def machine_of(config: Config | EvaluationConfig) -> Machine:
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
+        **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
     }
     return Machine(loaded, policy, engine, facts)
+
+
+def recompute_choice(asked: str, device: torch.device) -> Recompute:
+    """What is computed again in the backward pass. On a GPU the MLP's wide rows, by default: half the memory of a pass
+    for a twentieth of its time."""
+    if asked == "auto":
+        return "wide" if device.type == "cuda" else "none"
+    return asked  # type: ignore[return-value]
+
+
+def trained_model(model: Any, dtype: torch.dtype, recompute: Recompute) -> SplitModel:
+    """A model to train; one that whet has not written out recomputes its layers itself."""
+    policy = split_model(model, dtype, recompute)
+    if recompute == "layers" and not plain_works(policy):
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise WhetError(
+                f"model.recompute=layers: {type(model).__name__} cannot compute its layers again; "
+                "leave it away, or lower batch.tokens_per_pass"
+            )
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return policy
 
 
 def thread_choice(asked: int, num_weights: int) -> tuple[int, str]:

@@ -34,6 +34,9 @@ class ModelSection(Section):
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products; weights are fp32")
+    recompute: Literal["auto", "none", "wide", "layers"] = Field(
+        "auto", description="computed again in the backward pass instead of kept: the MLP's wide rows, whole layers"
+    )
     threads: int = Field(0, ge=0, description="of the CPU; 0 takes every usable core, or one for a tiny model")
     reference: Literal["memory", "reload"] = Field(
         "memory", description="a second copy, or read from its source at every step"

@@ -1,7 +1,8 @@
 """TRL's side of a comparison: reads a job, trains with its own trainer, writes what its steps took.
 
 Runs in an environment of its own. Settings are those that make TRL fastest at equal work: gradient checkpointing off,
-logging and saving off, no second scoring of the replies (one update a batch, no reference).
+logging and saving off, no second scoring of the replies (one update a batch, no reference). A job's `peer` holds
+choices that only this side has: how replies are written, how rows are laid out, the number type of the weights.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ import trl
 from datasets import Dataset
 from stopwatch import Stopwatch
 from transformers import AutoTokenizer, TrainerCallback
+
+# paged replies may end before their length, at the end token: `counts` tells how many tokens a step had
+WRITING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static": {"cache_implementation": "static"},
+    "paged": {"use_transformers_continuous_batching": True},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "padded": {"packing": False, "padding_free": False},
+    "grouped": {"packing": False, "padding_free": False, "train_sampling_strategy": "group_by_length"},
+    "packed": {"packing": True, "packing_strategy": "bfd"},
+    "flex": {"packing": True, "packing_strategy": "bfd"},
+}
 
 
 class Steps(TrainerCallback):
@@ -34,13 +48,13 @@ class Steps(TrainerCallback):
         self.watch.begin()
 
 
-def common_settings(job: dict[str, Any], folder: str, rows: int) -> dict[str, Any]:
+def common_settings(job: dict[str, Any], folder: str, passes: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
-        "use_cpu": True,
+        "use_cpu": job.get("device", "cpu") == "cpu",
         "bf16": job["precision"] == "bf16",
         "per_device_train_batch_size": job["batch_rows"],
-        "gradient_accumulation_steps": rows // job["batch_rows"],
+        "gradient_accumulation_steps": passes,
         "gradient_checkpointing": False,
         "learning_rate": 1e-6,
         "max_steps": job["most"],
@@ -49,8 +63,12 @@ def common_settings(job: dict[str, Any], folder: str, rows: int) -> dict[str, An
         "report_to": "none",
         "disable_tqdm": True,
         "seed": job["seed"],
-        "model_init_kwargs": {"dtype": "float32"},
+        "model_init_kwargs": {"dtype": peer_choice(job, "weights", "float32")},
     }
+
+
+def peer_choice(job: dict[str, Any], name: str, usual: Any) -> Any:
+    return job.get("peer", {}).get(name, usual)
 
 
 def policy_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
@@ -64,7 +82,8 @@ def policy_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
         return [sum(token % 2 == 0 for token in each) / max(1, len(each)) for each in completion_ids]
 
     settings = trl.GRPOConfig(
-        **common_settings(job, folder, num_prompts * group_size),
+        **common_settings(job, folder, num_prompts * group_size // job["batch_rows"]),
+        **WRITING[peer_choice(job, "writing", "plain")],
         num_generations=group_size,
         max_completion_length=reply_tokens,
         generation_kwargs={"min_new_tokens": reply_tokens},
@@ -87,12 +106,19 @@ def policy_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
 
 def supervised_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
     rows = json.loads(Path(job["encoded"]).read_text())
-    settings = trl.SFTConfig(
-        **common_settings(job, folder, job["rows_per_step"]),
-        max_length=max(len(row["input_ids"]) for row in rows),
-        completion_only_loss=True,
-        packing=False,
-    )
+    layout = peer_choice(job, "layout", "padded")
+    lengths = [len(row["input_ids"]) for row in rows]
+    if LAYOUTS[layout]["packing"]:
+        # a pass is one pack: attention over several in one masked sequence would cost the square of their tokens
+        longest = peer_choice(job, "pack_tokens", max(lengths))
+        passes = max(1, round(job["rows_per_step"] * sum(lengths) / len(lengths) / longest))
+        shared = common_settings({**job, "batch_rows": 1}, folder, passes)
+    else:
+        longest = max(lengths)
+        shared = common_settings(job, folder, job["rows_per_step"] // job["batch_rows"])
+    if layout == "flex":
+        shared["model_init_kwargs"]["attn_implementation"] = "flex_attention"
+    settings = trl.SFTConfig(**shared, **LAYOUTS[layout], max_length=longest, completion_only_loss=True)
     return trl.SFTTrainer(
         model=job["model"],
         args=settings,
@@ -104,14 +130,14 @@ def supervised_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> An
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
-    watch = Stopwatch(job["steps"], job["most"])
+    watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), job.get("device", "cpu"))
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
         trainer = {"grpo": policy_trainer, "sft": supervised_trainer}[job["kind"]](job, folder, watch)
         inner = watch.timed("forward", trainer.compute_loss)
 
         def counted_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
             if "labels" in inputs:
-                watch.count("trained", int((inputs["labels"] != -100).sum()))
+                watch.count("trained", (inputs["labels"] != -100).sum())
                 watch.count("padded", inputs["input_ids"].numel())
             return inner(model, inputs, *given, **named)
 

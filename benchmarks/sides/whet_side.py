@@ -12,6 +12,10 @@ from stopwatch import Stopwatch
 from whet.train.run import Clock
 
 
+def device_of(job: dict[str, Any]) -> str:
+    return job.get("device", "cpu")
+
+
 def policy_course(job: dict[str, Any]) -> Any:
     from whet.assembly import machine_of
     from whet.benchmark import bench_config, bench_course, unending
@@ -19,7 +23,7 @@ def policy_course(job: dict[str, Any]) -> Any:
 
     settings = {
         "seed": job["seed"],
-        "model": {"device": "cpu", "precision": job["precision"], "threads": job["threads"]},
+        "model": {"device": device_of(job), "precision": job["precision"], "threads": job["threads"]},
         "batch": {"tokens_per_pass": job["tokens_per_pass"]},
         "objective": {"kl": "none"},
     }
@@ -36,7 +40,7 @@ def supervised_course(job: dict[str, Any]) -> Any:
         "steps": job["most"],
         "model": {
             "name": job["model"],
-            "device": "cpu",
+            "device": device_of(job),
             "precision": job["precision"],
             "threads": job["threads"],
         },
@@ -50,7 +54,7 @@ def supervised_course(job: dict[str, Any]) -> Any:
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    watch = Stopwatch(job["steps"], job["most"])
+    watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), device_of(job))
     course = {"grpo": policy_course, "sft": supervised_course}[job["kind"]](job)
     number = 0
     while not watch.enough:

@@ -85,6 +85,10 @@ class Decoder:
         self.split, self.attended = split, attended
         self._configs = _configs(split.trunk)
 
+    def suited(self, shape: Shape) -> Decoder:
+        """The quickest decoder of the same model for a batch of this shape."""
+        return self
+
     def state(self, shape: Shape) -> DecodeState:
         split = self.split
         size = split.vocabulary if split.whole else int(split.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
@@ -170,6 +174,7 @@ def agrees(decoder: Decoder) -> bool:
     ours: list[Tensor] = []
     with decoder.running():
         decoder.prefill(prompts, lengths, (0, 1), state)
+        state.enter(range(3), slots)
         state.seat(slots, 5)
         ours.append(decoder.first_logits(state.slot, state))
         for position in range(3):

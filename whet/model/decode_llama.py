@@ -2,7 +2,7 @@
 
 Only for models whose layers have exactly the parts named here, with no hooks and nothing wrapped around a product, and
 only after their logits were compared with the model's own. Weights that belong together are laid side by side once
-for each batch of replies (they change with every training step), in the order the processor's product likes best.
+for each batch of replies (they change with every training step).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.model.decode import Decoder, agrees
+from whet.model.decode_rows import RowDecoder
 from whet.model.decode_state import DecodeState, Shape
 from whet.model.split import SplitModel
 
@@ -25,8 +26,6 @@ FIXED_ROTATIONS = frozenset(("default", "linear", "llama3", "yarn"))  # the othe
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 FEEDFORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-PACKING_STEPS = 12  # reordering the weights costs about as much time as it saves in so many steps
-SMALLEST_PACKED = 1 << 17  # weights; smaller products are quicker as they are
 
 Product = Callable[[Tensor], Tensor]
 
@@ -56,21 +55,28 @@ class LlamaDecoder(Decoder):
         self._head: Product = base.split.logits
         self._eps = torch.full((1,), float(config.rms_norm_eps), device=base.split.device)
         self._rotation = torch.empty(0)
+        self._by_row: RowDecoder | None = None
+
+    def use(self, by_row: RowDecoder) -> None:
+        """Hand batches that suit it to another decoder of the same model."""
+        self._by_row = by_row
+
+    def suited(self, shape: Shape) -> Decoder:
+        return self._by_row if self._by_row is not None and self._by_row.suits(shape) else self
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
-        how = (self.attended.dtype, num_steps >= PACKING_STEPS and _can_pack(self))
         try:
-            self._layers = [self._gathered(layer, how) for layer in self._trunk.layers]
+            self._layers = [self._gathered(layer) for layer in self._trunk.layers]
             head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
-            self._head = _product([head], how, self._trunk.norm.weight)
+            self._head = _product([head], self.attended.dtype, self._trunk.norm.weight)
             with super().running(num_steps):
                 yield
         finally:
             self._layers, self._head = [], self.split.logits
 
-    def _gathered(self, layer: Any, how: tuple[torch.dtype, bool]) -> _Layer:
-        attention, feedforward = layer.self_attn, layer.mlp
+    def _gathered(self, layer: Any) -> _Layer:
+        attention, feedforward, dtype = layer.self_attn, layer.mlp, self.attended.dtype
         scale = float(attention.scaling)
         head_norm, scales = None, (scale, 1.0, 1.0)
         if hasattr(attention, "q_norm"):
@@ -79,10 +85,10 @@ class LlamaDecoder(Decoder):
             head_norm, scales = torch.cat([queries, keys]).detach(), (1.0, 1.0, 1.0)
         entering = [attention.q_proj, attention.k_proj, attention.v_proj]
         return _Layer(
-            _product(entering, how, layer.input_layernorm.weight, scales),
-            _product([attention.o_proj], how),
-            _product([feedforward.gate_proj, feedforward.up_proj], how, layer.post_attention_layernorm.weight),
-            _product([feedforward.down_proj], how),
+            _product(entering, dtype, layer.input_layernorm.weight, scales),
+            _product([attention.o_proj], dtype),
+            _product([feedforward.gate_proj, feedforward.up_proj], dtype, layer.post_attention_layernorm.weight),
+            _product([feedforward.down_proj], dtype),
             head_norm,
         )
 
@@ -127,7 +133,11 @@ def llama_decoder(base: Decoder) -> LlamaDecoder | None:
     if base.split.whole or base.attended.dtype == torch.float64 or not _is_llama(base.split):
         return None
     decoder = LlamaDecoder(base)
-    return decoder if agrees(decoder) else None
+    if not agrees(decoder):
+        return None
+    if RowDecoder.serves(base) and agrees(by_row := RowDecoder(base)):
+        decoder.use(by_row)
+    return decoder
 
 
 def _is_llama(split: SplitModel) -> bool:
@@ -154,30 +164,17 @@ def _is_llama_layer(layer: Any) -> bool:
     return all(type(product) is nn.Linear for product in products)
 
 
-def _can_pack(decoder: Decoder) -> bool:
-    on_cpu = decoder.split.device.type == "cpu" and decoder.attended.dtype == torch.float32
-    return on_cpu and torch.backends.mkldnn.is_available()
-
-
 def _product(
     layers: Sequence[nn.Linear],
-    how: tuple[torch.dtype, bool],
+    dtype: torch.dtype,
     before: Tensor | None = None,
     scales: Sequence[float] = (1.0, 1.0, 1.0),
 ) -> Product:
-    """x -> the outputs of several linear layers side by side, of x times `before`, each times its scale.
-
-    `how`: the precision, and whether to reorder large weights.
-    """
-    dtype, packed = how
+    """x -> the outputs of several linear layers side by side, of x times `before`, each times its scale."""
     weight = torch.cat([layer.weight.detach() * scale for layer, scale in zip(layers, scales, strict=False)])
     weight = (weight if before is None else weight.mul_(before.detach())).to(dtype)
     biases = [layer.bias.detach() * scale for layer, scale in zip(layers, scales, strict=False) if _has_bias(layer)]
     bias = torch.cat(biases).to(dtype) if biases else None
-    if packed and weight.numel() >= SMALLEST_PACKED:
-        reordered = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
-        product = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: product(x, reordered, bias, "none", [], "")  # type: ignore[no-any-return]
     across = weight.t().contiguous() if weight.device.type == "cpu" else weight.t()
     if bias is None:
         return lambda x: torch.mm(x.to(dtype), across)

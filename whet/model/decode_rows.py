@@ -168,7 +168,7 @@ class RowDecoder(Decoder):
         if hasattr(attention, "q_norm"):
             query, key = attention.q_norm.weight * scale, attention.k_norm.weight
             queries = query.expand(self._num_queries, -1)
-            head_norm = self._paired(queries, key.expand(heads, -1)).view(-1, size).detach()
+            head_norm = self._paired(queries, key.expand(heads, -1)).reshape(-1, size).detach()
             scale = 1.0
         linears = (attention.q_proj, attention.k_proj, attention.v_proj)
         weight = self._side_by_side([linear.weight.detach() for linear in linears], scale)
@@ -240,5 +240,3 @@ class RowDecoder(Decoder):
 def _across(weight: Tensor, packed: bool) -> Tensor:
     across = weight.transpose(-2, -1)
     return across.contiguous() if packed else across
-
-

@@ -83,6 +83,10 @@ class DecodeState:
         self.write_at: Tensor = numbers(0)
         self.masks: dict[int | None, Tensor | None] = {}
 
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Rows begin to answer the prompts in these slots."""
+        self.count[torch.tensor(rows, device=self.device)] = 0
+
     def seat(self, slots: Sequence[int | None], prompt_width: int) -> None:
         """Fix who is who for the coming steps: the slot of each row, None for a row that is no longer written."""
         by_slot: list[list[int]] = [[] for _ in range(max((slot for slot in slots if slot is not None), default=0) + 1)]

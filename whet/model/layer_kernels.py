@@ -55,8 +55,9 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: T
 
 @triton.jit
 def _norm_slope(  # type: ignore[no-untyped-def]
-    x, weight, slope, carried, out, partial, rows, width, epsilon, has_carried: tl.constexpr, block: tl.constexpr
-):
+    x, weight, slope, carried, out, narrow, normed_out, partial, rows, width, epsilon,
+    has_carried: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width
@@ -74,62 +75,127 @@ def _norm_slope(  # type: ignore[no-untyped-def]
         if has_carried:
             found += tl.load(carried + row + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + row + column, found.to(out.dtype.element_ty), mask=inside)
+        tl.store(narrow + row + column, found.to(narrow.dtype.element_ty), mask=inside)
+        tl.store(normed_out + row + column, (normed * factor).to(normed_out.dtype.element_ty), mask=inside)
     tl.store(partial + program * width + column, summed, mask=inside)
 
 
 def norm_slope(
     x: Tensor, weight: Tensor, epsilon: float, slope: Tensor, carried: Tensor | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, width = x.shape
     programs = min(rows, PROGRAMS)
-    out = torch.empty_like(x)
+    out, normed = torch.empty_like(x), torch.empty_like(slope)
+    narrow = out if x.dtype == slope.dtype else torch.empty_like(slope)
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _norm_slope[(programs,)](
-        x, weight, slope, x if carried is None else carried, out, partial, rows, width, epsilon,
+        x, weight, slope, x if carried is None else carried, out, narrow, normed, partial, rows, width, epsilon,
         carried is not None, block, num_warps=_warps(block),
     )  # fmt: skip
-    return out, partial.sum(0).to(weight.dtype)
+    return out, narrow, partial.sum(0).to(weight.dtype), normed
 
 
 @triton.jit
-def _rotated(  # type: ignore[no-untyped-def]
-    source, target, cosine, sine, row_stride, heads,
-    size: tl.constexpr, many: tl.constexpr, back: tl.constexpr,
-):  # fmt: skip
+def _rotate(heads, cosine, sine, row_stride, turned, size: tl.constexpr, many: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = size // 2
     head = tl.arange(0, many)
     low = tl.arange(0, half)
-    inside = (head < heads)[:, None]
-    place = head[:, None] * size + low[None, :]
-    first = tl.load(source + row * row_stride + place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + row * row_stride + place + half, mask=inside, other=0.0).to(tl.float32)
-    cosine_low = tl.load(cosine + row * size + low)[None, :]
-    cosine_high = tl.load(cosine + row * size + half + low)[None, :]
-    sine_low = tl.load(sine + row * size + low)[None, :]
-    sine_high = tl.load(sine + row * size + half + low)[None, :]
-    if back:
-        turned_first = first * cosine_low + second * sine_high
-        turned_second = second * cosine_high - first * sine_low
-    else:
-        turned_first = first * cosine_low - second * sine_low
-        turned_second = second * cosine_high + first * sine_high
-    base = target + row * heads * size + place
-    tl.store(base, turned_first.to(target.dtype.element_ty), mask=inside)
-    tl.store(base + half, turned_second.to(target.dtype.element_ty), mask=inside)
+    inside = (head < turned)[:, None]
+    place = heads + row * row_stride + head[:, None] * size + low[None, :]
+    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
+    turn = row * size + low
+    leaned = first * tl.load(cosine + turn)[None, :] - second * tl.load(sine + turn)[None, :]
+    second = second * tl.load(cosine + turn + half)[None, :] + first * tl.load(sine + turn + half)[None, :]
+    tl.store(place, leaned.to(heads.dtype.element_ty), mask=inside)
+    tl.store(place + half, second.to(heads.dtype.element_ty), mask=inside)
 
 
-def rotated(heads: Tensor, tables: tuple[Tensor, Tensor], back: bool) -> Tensor:
-    rows, count, size = heads.shape
-    if heads.stride(1) != size or heads.stride(2) != 1:
-        heads = heads.contiguous()
-    target = torch.empty(rows, count, size, dtype=heads.dtype, device=heads.device)
+def rotate(heads: Tensor, turned: int, tables: tuple[Tensor, Tensor]) -> None:
+    """The first heads of [S, H, D] in place."""
+    rows, _, size = heads.shape
+    many = triton.next_power_of_2(turned)
+    _rotate[(rows,)](heads, *tables, heads.stride(0), turned, size, many, num_warps=1 if many * size <= 1024 else 4)
+
+
+@triton.jit
+def _turned_back(  # type: ignore[no-untyped-def]
+    query, key, value, target, cosine, sine,
+    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, many: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = size // 2
+    head = tl.arange(0, many)[:, None]
+    low = tl.arange(0, half)[None, :]
+    is_query = head < heads
+    is_key = (head >= heads) & (head < heads + key_heads)
+    is_value = (head >= heads + key_heads) & (head < heads + 2 * key_heads)
+    from_query = query + (row * heads + head) * size + low
+    from_key = key + (row * key_heads + head - heads) * size + low
+    from_value = value + (row * key_heads + head - heads - key_heads) * size + low
+    first = tl.load(from_query, mask=is_query, other=0.0).to(tl.float32)
+    first += tl.load(from_key, mask=is_key, other=0.0).to(tl.float32)
+    second = tl.load(from_query + half, mask=is_query, other=0.0).to(tl.float32)
+    second += tl.load(from_key + half, mask=is_key, other=0.0).to(tl.float32)
+    turn = row * size + low
+    turned = first * tl.load(cosine + turn) + second * tl.load(sine + turn + half)
+    second = second * tl.load(cosine + turn + half) - first * tl.load(sine + turn)
+    turned += tl.load(from_value, mask=is_value, other=0.0).to(tl.float32)
+    second += tl.load(from_value + half, mask=is_value, other=0.0).to(tl.float32)
+    base = target + (row * (heads + 2 * key_heads) + head) * size + low
+    inside = head < heads + 2 * key_heads
+    tl.store(base, turned.to(target.dtype.element_ty), mask=inside)
+    tl.store(base + half, second.to(target.dtype.element_ty), mask=inside)
+
+
+def turned_back(query: Tensor, key: Tensor, value: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    rows, heads, size = query.shape
+    count = heads + 2 * key.shape[1]
+    target = torch.empty(rows, count, size, dtype=query.dtype, device=query.device)
     many = triton.next_power_of_2(count)
-    _rotated[(rows,)](
-        heads, target, *tables, heads.stride(0), count, size, many, back, num_warps=1 if many * size <= 1024 else 4
-    )
+    _turned_back[(rows,)](
+        query, key, value, target, *tables, heads, key.shape[1], size, many,
+        num_warps=1 if many * size <= 1024 else 4,
+    )  # fmt: skip
     return target
+
+
+@triton.jit
+def _joined(  # type: ignore[no-untyped-def]
+    out, norm, other, other_norm, first, norm_stride, other_stride,
+    heads: tl.constexpr, size: tl.constexpr, many: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, many)
+    inside = head < heads
+    ours = tl.load(norm + head * norm_stride + first + row, mask=inside, other=0.0)
+    theirs = tl.load(other_norm + head * other_stride + row, mask=inside, other=0.0)
+    top = tl.maximum(ours, theirs)
+    together = top + tl.log(tl.exp(ours - top) + tl.exp(theirs - top))
+    tl.store(norm + head * norm_stride + first + row, together, mask=inside)
+    lane = tl.arange(0, lanes)[None, :]
+    within = inside[:, None] & (lane < size)
+    place = head[:, None] * size + lane
+    target = out + (first + row) * heads * size + place
+    mixed = tl.load(target, mask=within, other=0.0).to(tl.float32) * tl.exp(ours - together)[:, None]
+    mixed += (
+        tl.load(other + row * heads * size + place, mask=within, other=0.0).to(tl.float32)
+        * tl.exp(theirs - together)[:, None]
+    )
+    tl.store(target, mixed.to(out.dtype.element_ty), mask=within)
+
+
+def join(out: Tensor, norm: Tensor, other: Tensor, other_norm: Tensor) -> None:
+    """Two halves of one softmax, the second for the last rows: out [S, H, E] and norm [H, S] become the whole."""
+    rows, heads, size = other.shape
+    many, lanes = triton.next_power_of_2(heads), triton.next_power_of_2(size)
+    _joined[(rows,)](
+        out, norm, other, other_norm, len(out) - rows, norm.stride(0), other_norm.stride(0), heads, size, many, lanes,
+        num_warps=1 if many * lanes <= 1024 else 4,
+    )  # fmt: skip
 
 
 @triton.jit

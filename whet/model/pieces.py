@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -38,29 +39,34 @@ def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float
         found: Tables = kernels.added_and_normed(x, y, weight, epsilon, dtype)
         return found
     total = x if y is None else x + y
-    return total, (_scaled(total, epsilon) * weight).to(dtype)
+    return total, (total * _inverse_size(total, epsilon) * weight).to(dtype)
 
 
-def norm_slope(x: Tensor, weight: Tensor, epsilon: float, slope: Tensor, carried: Tensor | None) -> Tables:
-    """The gradient of x, `carried` added, and that of the weight, from the slope of the normed rows."""
+@dataclass(frozen=True)
+class NormSlope:
+    x: Tensor  # [S, W], with what was carried
+    narrow: Tensor  # the same in the dtype of the products
+    weight: Tensor  # [W]
+    normed: Tensor  # [S, W], the norm's result once more, in the dtype of the products
+
+
+def norm_slope(x: Tensor, weight: Tensor, epsilon: float, slope: Tensor, carried: Tensor | None) -> NormSlope:
+    """The gradient of x, `carried` added, and of the weight, from the slope of the normed rows."""
     kernels = kernels_for(x)
     if kernels is not None:
-        found: Tables = kernels.norm_slope(x, weight, epsilon, slope, carried)
-        return found
+        return NormSlope(*kernels.norm_slope(x, weight, epsilon, slope, carried))
+    dtype = slope.dtype
     slope = slope.to(torch.promote_types(x.dtype, torch.float32))
     scale = _inverse_size(x, epsilon)
     normed = x * scale
     weight_slope = torch.linalg.vecdot(slope, normed, dim=0)
     pulled = slope * weight
     along = torch.linalg.vecdot(pulled, normed)[:, None] / x.shape[1]
-    found_slope = torch.addcmul(pulled, normed, along, value=-1).mul_(scale)
+    found = torch.addcmul(pulled, normed, along, value=-1).mul_(scale)
     if carried is not None:
-        found_slope.add_(carried)
-    return found_slope.to(x.dtype), weight_slope.to(weight.dtype)
-
-
-def _scaled(x: Tensor, epsilon: float) -> Tensor:
-    return x * _inverse_size(x, epsilon)
+        found.add_(carried)
+    found = found.to(x.dtype)
+    return NormSlope(found, found.to(dtype), weight_slope.to(weight.dtype), (normed * weight).to(dtype))
 
 
 def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
@@ -69,20 +75,35 @@ def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
     return torch.rsqrt(length.square_().div_(x.shape[-1]).add_(epsilon))
 
 
-def rotated(heads: Tensor, tables: Tables, back: bool = False) -> Tensor:
-    """Heads [S, H, D] turned by their position; `back` is the transpose, for gradients."""
+def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
+    """The first heads of [S, H, D] turned by their position, the others as they are; in place where that is quicker."""
     kernels = kernels_for(heads)
-    if kernels is not None and heads.shape[2] & (heads.shape[2] - 1) == 0:
-        found: Tensor = kernels.rotated(heads, tables, back)
-        return found
+    if kernels is not None and _is_power(heads.shape[2]):
+        kernels.rotate(heads, turned, tables)
+        return heads
     cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)  # [S, 1, 2 halves, D / 2]
-    halves = heads.unflatten(-1, (2, -1))
-    other = torch.stack((-halves[:, :, 1], halves[:, :, 0]), 2) if not back else None
-    if other is not None:
-        return torch.addcmul(halves * cosine, other, sine).flatten(-2).to(heads.dtype)
+    halves = heads[:, :turned].unflatten(-1, (2, -1))
+    other = torch.stack((-halves[:, :, 1], halves[:, :, 0]), 2)
+    found = torch.addcmul(halves * cosine, other, sine).flatten(-2).to(heads.dtype)
+    heads[:, :turned] = found
+    return heads
+
+
+def turned_back(query: Tensor, key: Tensor, value: Tensor, tables: Tables) -> Tensor:
+    """Slopes of rotated queries and keys and of values -> those of the product before: [S, H + 2 K, D]."""
+    kernels = kernels_for(query)
+    if kernels is not None and _is_power(query.shape[2]):
+        found: Tensor = kernels.turned_back(query, key, value, tables)
+        return found
+    cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)
+    halves = torch.cat((query, key), 1).unflatten(-1, (2, -1))
     leaned = halves * sine
     turned = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
-    return turned.flatten(-2).to(heads.dtype)
+    return torch.cat((turned.flatten(-2).to(query.dtype), value), 1)
+
+
+def _is_power(size: int) -> bool:
+    return size & (size - 1) == 0
 
 
 def gated(gate_up: Tensor) -> Tensor:

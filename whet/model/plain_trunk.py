@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from whet.model.pieces import Tables, added_and_normed, gated, gated_slope, norm_slope, rotated
+from whet.model.pieces import Tables, added_and_normed, gated, gated_slope, norm_slope, rotated, turned_back
 from whet.model.plain import is_plain, plain_layers, plain_shape, rotation_tables
+from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.split import SplitModel
 from whet.model.tree import Tree, tree_of
 from whet.model.tree_attention import attended, trial_rows
@@ -45,11 +46,19 @@ class _Plan:
     epsilon: float
     dtype: torch.dtype  # of the products
     tables: Tables
+    tree: Tree
+    scale: float  # of the scores
     keep_wide: bool
     enter: tuple[Tensor, ...]  # weights as the products take them: side by side in one tensor, or several
     leave: Tensor
     widen: tuple[Tensor, ...]
     narrow: Tensor
+    keep: Callable[[Tensor, Tensor], None] | None = None  # is given keys and values
+
+    @property
+    def split(self) -> list[int]:
+        """Heads of queries, keys and values."""
+        return [self.heads, self.key_heads, self.key_heads]
 
 
 def plain_states(split: SplitModel, tree: Tree, keep: Keep | None = None) -> Tensor:
@@ -61,18 +70,15 @@ def plain_states(split: SplitModel, tree: Tree, keep: Keep | None = None) -> Ten
     copies = plain_layers(split, split.dtype).layers if split.dtype.itemsize < x.dtype.itemsize else None
     base = _Plan(
         shape.heads, shape.key_heads, shape.size, shape.epsilon, split.dtype if copies else x.dtype, tables,
-        split.recompute == "none", (), x, (), x,
+        tree, shape.scale, split.recompute == "none", (), x, (), x,
     )  # fmt: skip
+    residual: tuple[Tensor, Tensor | None] = (x, None)
     for number, layer in enumerate(trunk.layers):
         attention, mlp = layer.self_attn, layer.mlp
         if copies is None:
             plan = replace(
                 base,
-                enter=(
-                    attention.q_proj.weight.detach(),
-                    attention.k_proj.weight.detach(),
-                    attention.v_proj.weight.detach(),
-                ),
+                enter=tuple(each.weight.detach() for each in (attention.q_proj, attention.k_proj, attention.v_proj)),
                 leave=attention.o_proj.weight.detach(),
                 widen=(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()),
                 narrow=mlp.down_proj.weight.detach(),
@@ -80,37 +86,33 @@ def plain_states(split: SplitModel, tree: Tree, keep: Keep | None = None) -> Ten
         else:
             mine = copies[number]
             plan = replace(base, enter=(mine.qkv,), leave=mine.mix, widen=(mine.gate_up,), narrow=mine.down)
-        run = partial(
-            _layer, layer=layer, plan=plan, tree=tree, scale=shape.scale, keep=partial(keep, number) if keep else None
-        )
-        if split.recompute == "layers" and torch.is_grad_enabled():
-            from torch.utils.checkpoint import checkpoint
-
-            x = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
-        else:
-            x = run(x)
+        if keep is not None:
+            plan = replace(plan, keep=partial(keep, number))
+        residual = _run_layer(residual, layer, plan, split.recompute == "layers" and torch.is_grad_enabled())
+    x = residual[0] if residual[1] is None else residual[0] + residual[1]
     # several replies read the last state of their prompt: a lookup, whose backward pass sums in a fixed order
     found: Tensor = _Norm.apply(F.embedding(tree.states, x), trunk.norm.weight, shape.epsilon)
     return found
 
 
-def _layer(
-    x: Tensor, layer: Any, plan: _Plan, tree: Tree, scale: float, keep: Callable[[Tensor, Tensor], None] | None
-) -> Tensor:
+def _run_layer(
+    residual: tuple[Tensor, Tensor | None], layer: Any, plan: _Plan, again: bool
+) -> tuple[Tensor, Tensor | None]:
     attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    entering = (attention.q_proj, attention.k_proj, attention.v_proj)
     norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None)
-    query, key, value = _Enter.apply(
-        x, layer.input_layernorm.weight, *(each.weight for each in projections), *(each.bias for each in projections),
-        *norms, plan,
+    inputs = (
+        *residual, layer.input_layernorm.weight, *(each.weight for each in entering),
+        *(each.bias for each in entering), *norms, attention.o_proj.weight, layer.post_attention_layernorm.weight,
+        mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, plan,
     )  # fmt: skip
-    if keep is not None:
-        keep(key, value)
-    mixed = attended(tree, query, key, value, scale)
-    found: Tensor = _Leave.apply(
-        x, mixed.flatten(1), attention.o_proj.weight, layer.post_attention_layernorm.weight, mlp.gate_proj.weight,
-        mlp.up_proj.weight, mlp.down_proj.weight, plan,
-    )  # fmt: skip
+    found: tuple[Tensor, Tensor | None]
+    if again:
+        from torch.utils.checkpoint import checkpoint
+
+        found = checkpoint(_Layer.apply, *inputs, use_reentrant=False, preserve_rng_state=False)
+    else:
+        found = _Layer.apply(*inputs)
     return found
 
 
@@ -196,100 +198,119 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return (*norm_slope(x, weight, ctx.epsilon, slope.contiguous(), None), None)
+        found = norm_slope(x, weight, ctx.epsilon, slope.contiguous(), None)
+        return found.x, found.weight, None
 
 
-class _Enter(torch.autograd.Function):
-    """The residual stream -> queries [S, H, D], keys and values [S, K, D]."""
+class _Layer(torch.autograd.Function):
+    """(x, y) -> (x', y'): the residual stream is their sum, added where it is read next.
+
+    Parameters: norm, q, k, v, their biases, norms of query and key heads, o, norm, gate, up, down.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         *parameters, plan = rest
-        biases, norms = parameters[3:6], parameters[6:8]
-        normed = added_and_normed(x, None, weight, plan.epsilon, plan.dtype)[1]
+        before, _, _, _, *biases, query_norm, key_norm, _, after, _, _, _ = parameters
+        total, normed = added_and_normed(x, y, before, plan.epsilon, plan.dtype)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
-        mixed = _product(normed, plan.enter, bias)
-        heads = mixed.view(len(x), -1, plan.size)
-        turning, value = heads.split([plan.heads + plan.key_heads, plan.key_heads], 1)
-        kept = None
-        if norms[0] is not None:
-            kept, turning = turning, _head_norms(turning, norms, plan)
-        turned = rotated(turning, plan.tables)
-        query, key = turned.split([plan.heads, plan.key_heads], 1)
-        ctx.plan = plan
-        ctx.save_for_backward(x, weight, *parameters[:3], *biases, *norms, kept)
-        return query, key, value
+        heads = _product(normed, plan.enter, bias).view(len(x), -1, plan.size)
+        unnormed = None
+        if query_norm is not None:
+            unnormed, heads = heads, _head_norms(heads, (query_norm, key_norm), plan)
+        query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.split, 1)
+        if plan.keep is not None:
+            plan.keep(key, value)
+        mixed, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
+        between, normed = added_and_normed(
+            total, torch.mm(mixed.flatten(1), plan.leave.t()), after, plan.epsilon, plan.dtype
+        )
+        gate_up = _product(normed, plan.widen)
+        found = torch.mm(gated(gate_up), plan.narrow.t())
+        ctx.plan, ctx.attention = plan, attention
+        wide = gate_up if plan.keep_wide else None
+        ctx.save_for_backward(total, unnormed, mixed, between, wide, *attention.tensors, *parameters)
+        ctx.num_attention = len(attention.tensors)
+        return between, found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *parameters, kept = ctx.saved_tensors
+    def backward(ctx: Any, slope: Tensor, narrow: Tensor) -> tuple[Tensor | None, ...]:
+        total, unnormed, mixed, between, gate_up, *saved = ctx.saved_tensors
+        tensors, parameters = saved[: ctx.num_attention], saved[ctx.num_attention :]
+        before, q, k, v, *biases, query_norm, key_norm, mix, after, gate, up, down = parameters
         plan, needed = ctx.plan, ctx.needs_input_grad
-        turning = torch.cat((rotated(query, plan.tables, back=True), rotated(key, plan.tables, back=True)), 1)
+        if gate_up is None:
+            gate_up = _product(added_and_normed(between, None, after, plan.epsilon, plan.dtype)[1], plan.widen)
+        narrow = narrow.contiguous()
+        opened, gate_slope = gated_slope(gate_up, torch.mm(narrow, plan.narrow))
+        found_down = _weight_slopes(narrow, opened, [down], needed[15:16])
+        later = norm_slope(between, after, plan.epsilon, _input_slope(gate_slope, plan.widen), slope.contiguous())
+        found_wide = _weight_slopes(gate_slope, later.normed, [gate, up], needed[13:15])
+        found_mix = _weight_slopes(later.narrow, mixed.flatten(1), [mix], needed[11:12])
+        mixed_slope = torch.mm(later.narrow, plan.leave).view(mixed.shape)
+        query, key, value = ctx.attention.backward(mixed_slope, mixed, tensors)
+        heads = turned_back(query, key, value, plan.tables)
         norm_slopes: tuple[Tensor | None, Tensor | None] = (None, None)
-        if kept is not None:
-            turning, norm_slopes = _head_norm_slopes(kept, parameters[6:8], turning, plan)
-        slope = torch.cat((turning.flatten(1), value.to(turning.dtype).flatten(1)), 1)
-        normed = added_and_normed(x, None, weight, plan.epsilon, plan.dtype)[1]
-        slopes = _weight_slopes(slope, normed, parameters[:3], needed[2:5])
-        biases: list[Tensor | None] = [None] * 3
-        if parameters[3] is not None:
-            summed = slope.sum(0, dtype=parameters[3].dtype)
-            biases = list(summed.split([len(each) for each in parameters[3:6]]))
-        pulled = _input_slope(slope, plan.enter)
-        x_slope, weight_slope = norm_slope(x, weight, plan.epsilon, pulled, None)
-        return x_slope, weight_slope, *slopes, *biases, *norm_slopes, None
+        if unnormed is not None:
+            heads, norm_slopes = _head_norm_slopes(unnormed, (query_norm, key_norm), heads, plan)
+        entered = heads.flatten(1)
+        first = norm_slope(total, before, plan.epsilon, _input_slope(entered, plan.enter), later.x)
+        found_enter = _weight_slopes(entered, first.normed, [q, k, v], needed[3:6])
+        found_bias: Sequence[Tensor | None] = (None, None, None)
+        if biases[0] is not None:
+            found_bias = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
+        return (
+            first.x, first.narrow if needed[1] else None, first.weight, *found_enter, *found_bias, *norm_slopes,
+            *found_mix, later.weight, *found_wide, *found_down, None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What attention keeps for its gradient, and how that is found."""
+
+    tensors: tuple[Tensor, ...]
+    backward: Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, learns: bool) -> tuple[Tensor, _Attention]:
+    tree = plan.tree
+    if ragged_works(query, key, value):
+        output, norm, noise = ragged_forward(query, key, value, tree.segments, plan.scale)
+
+        def backward(slope: Tensor, output: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            query, key, value, norm = tensors
+            return ragged_backward(slope, (query, key, value, output, norm), tree.segments, noise, plan.scale)
+
+        return output, _Attention((query, key, value, norm), backward)
+    query, key, value = (each.detach().requires_grad_(learns) for each in (query, key, value))
+    with torch.set_grad_enabled(learns):
+        output = attended(tree, query, key, value, plan.scale)
+
+    def through_graph(slope: Tensor, _: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, (query, key, value), slope)
+
+    return output.detach(), _Attention((), through_graph)
 
 
 def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _Plan) -> Tensor:
-    parts = heads.split([plan.heads, plan.key_heads], 1)
+    """Queries and keys normed head by head; values as they are."""
+    *parts, value = heads.split(plan.split, 1)
     found = [
         added_and_normed(part.reshape(-1, plan.size), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
         for part, weight in zip(parts, norms, strict=True)
     ]
-    return torch.cat(found, 1)
+    return torch.cat((*found, value), 1)
 
 
 def _head_norm_slopes(
     heads: Tensor, norms: Sequence[Tensor], slope: Tensor, plan: _Plan
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    sizes = [plan.heads, plan.key_heads]
+    query, key, value = slope.split(plan.split, 1)
     found = [
         norm_slope(part.reshape(-1, plan.size), weight, plan.epsilon, pull.reshape(-1, plan.size), None)
-        for part, weight, pull in zip(heads.split(sizes, 1), norms, slope.split(sizes, 1), strict=True)
+        for part, weight, pull in zip(heads.split(plan.split, 1)[:2], norms, (query, key), strict=True)
     ]
-    slopes = [each.view(len(heads), -1, plan.size) for each, _ in found]
-    return torch.cat(slopes, 1), (found[0][1], found[1][1])
-
-
-class _Leave(torch.autograd.Function):
-    """The residual stream and what attention found [S, H D] -> the residual stream behind the layer."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mixed: Tensor, mix: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        *wide, plan = rest
-        total, normed = added_and_normed(x, torch.mm(mixed, plan.leave.t()), weight, plan.epsilon, plan.dtype)
-        gate_up = _product(normed, plan.widen)
-        found = total + torch.mm(gated(gate_up), plan.narrow.t())
-        ctx.plan = plan
-        ctx.save_for_backward(mixed, total, gate_up if plan.keep_wide else None, mix, weight, *wide)
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        mixed, total, gate_up, mix, weight, *wide = ctx.saved_tensors
-        plan, needed = ctx.plan, ctx.needs_input_grad
-        slope = slope.contiguous()
-        narrow_slope = slope.to(plan.dtype)
-        normed = added_and_normed(total, None, weight, plan.epsilon, plan.dtype)[1]
-        if gate_up is None:
-            gate_up = _product(normed, plan.widen)
-        opened, gate_slope = gated_slope(gate_up, torch.mm(narrow_slope, plan.narrow))
-        (down,) = _weight_slopes(narrow_slope, opened, wide[2:], needed[6:7])
-        widen = _weight_slopes(gate_slope, normed, wide[:2], needed[4:6])
-        pulled = _input_slope(gate_slope, plan.widen)
-        x_slope, weight_slope = norm_slope(total, weight, plan.epsilon, pulled, slope)
-        narrow_slope = x_slope.to(plan.dtype)
-        (leave,) = _weight_slopes(narrow_slope, mixed, [mix], needed[2:3])
-        return x_slope, torch.mm(narrow_slope, plan.leave), leave, weight_slope, *widen, down, None
+    slopes = [each.x.view(len(heads), -1, plan.size) for each in found]
+    return torch.cat((*slopes, value), 1), (found[0].weight, found[1].weight)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from whet.model.pieces import kernels_for
 from whet.model.tree import Segments
 
 
@@ -35,16 +36,7 @@ def ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
 class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-        output, norm, *noise = _forward(query, key, value, _own(segments), scale)
-        ctx.noise = [noise[:2]]
-        if segments.longest_replies:
-            begin, end = segments.first_reply, segments.end_of_prompts
-            other, other_norm, *noise = _forward(query[begin:], key[:end], value[:end], _across(segments), scale)
-            ctx.noise.append(noise[:2])
-            joined = torch.logaddexp(norm[:, begin:], other_norm)
-            ours, theirs = ((each - joined).exp().T[:, :, None] for each in (norm[:, begin:], other_norm))
-            output[begin:] = (output[begin:] * ours + other * theirs).to(output.dtype)
-            norm[:, begin:] = joined
+        output, norm, ctx.noise = ragged_forward(query, key, value, segments, scale)
         ctx.segments, ctx.scale = segments, scale
         ctx.save_for_backward(query, key, value, output, norm)
         return output
@@ -52,18 +44,48 @@ class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, norm = ctx.saved_tensors
-        segments = ctx.segments
-        whole = (slope, query, key, value, output, norm)
-        found = _backward(whole, _own(segments), ctx.noise[0], ctx.scale)
-        if segments.longest_replies:
-            begin, end = segments.first_reply, segments.end_of_prompts
-            part = (slope[begin:], query[begin:], key[:end], value[:end], output[begin:], norm[:, begin:].contiguous())
-            more = _backward(part, _across(segments), ctx.noise[1], ctx.scale)
-            found[0][begin:] += more[0]
-            found[1][:end] += more[1]
-            found[2][:end] += more[2]
+        found = ragged_backward(slope, ctx.saved_tensors, ctx.segments, ctx.noise, ctx.scale)
         return (*found, None, None)
+
+
+Noise = list[list[Tensor]]  # the state of a dropout that is not used
+
+
+def ragged_forward(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None
+) -> tuple[Tensor, Tensor, Noise]:
+    """Output [S, H, E], the logarithm of its normaliser [H, S], and what the kernels want back."""
+    output, norm, *noise = _forward(query, key, value, _own(segments), scale)
+    kept = [noise[:2]]
+    if segments.longest_replies:
+        begin, end = segments.first_reply, segments.end_of_prompts
+        other, other_norm, *noise = _forward(query[begin:], key[:end], value[:end], _across(segments), scale)
+        kept.append(noise[:2])
+        kernels = kernels_for(query)
+        if kernels is not None:
+            kernels.join(output, norm, other, other_norm)
+        else:
+            joined = torch.logaddexp(norm[:, begin:], other_norm)
+            ours, theirs = ((each - joined).exp().T[:, :, None] for each in (norm[:, begin:], other_norm))
+            output[begin:] = (output[begin:] * ours + other * theirs).to(output.dtype)
+            norm[:, begin:] = joined
+    return output, norm, kept
+
+
+def ragged_backward(
+    slope: Tensor, saved: tuple[Tensor, ...], segments: Segments, noise: Noise, scale: float | None
+) -> tuple[Tensor, ...]:
+    """Slopes of query, key and value; saved are these three, output and norm."""
+    query, key, value, output, norm = saved
+    found = _backward((slope, *saved), _own(segments), noise[0], scale)
+    if segments.longest_replies:
+        begin, end = segments.first_reply, segments.end_of_prompts
+        part = (slope[begin:], query[begin:], key[:end], value[:end], output[begin:], norm[:, begin:].contiguous())
+        more = _backward(part, _across(segments), noise[1], scale)
+        found[0][begin:] += more[0]
+        found[1][:end] += more[1]
+        found[2][:end] += more[2]
+    return found
 
 
 Lengths = tuple[Tensor, Tensor, int, int, float, bool]  # bounds and longest of queries and keys, dropout, causal

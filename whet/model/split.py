@@ -71,15 +71,15 @@ class SplitModel:
         return next(self.model.parameters()).device
 
 
-def split_model(model: Any, dtype: torch.dtype = torch.float32) -> SplitModel:
+def split_model(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompute = "none") -> SplitModel:
     """The cut that reproduces the model's own logits; `dtype` is that of its matrix products."""
     trunk = model.base_model
     head = _head(model)
     if head is not None and trunk is not model:
         candidate = SplitModel(model, trunk, head, False, _takes_positions(trunk))
         if _agrees(candidate):
-            return replace(candidate, dtype=dtype)
-    return SplitModel(model, model, _identity, True, _takes_positions(model), dtype)
+            return replace(candidate, dtype=dtype, recompute=recompute)
+    return SplitModel(model, model, _identity, True, _takes_positions(model), dtype, recompute)
 
 
 def _identity(logits: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from whet.types import Request, Sampling, StopReason
 
 STRIDE = 16  # steps between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
+KEPT_BYTES = 1 << 29  # of caches between two rollouts: making larger ones anew is cheaper than to train beside them
 HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
 
@@ -89,6 +90,11 @@ class CudaDecoder:
 
     def refresh(self) -> None:
         self._layers.refresh()
+
+    @property
+    def cache_bytes(self) -> int:
+        caches = self._caches
+        return 0 if caches is None else 2 * sum(each.nbytes for each in (*caches.own_k, *caches.prompt_k))
 
     def release(self) -> None:
         """Give the caches and graphs back: training needs the memory."""
@@ -354,6 +360,8 @@ def written_by_graphs(
     decoder: CudaDecoder, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int
 ) -> Replies:
     written = decoder.generate(requests, sampling, rows_per_batch)
+    if decoder.cache_bytes > KEPT_BYTES:
+        decoder.release()
     tokens = torch.zeros(len(requests), sampling.max_new_tokens, dtype=torch.long)
     logp = torch.zeros(len(requests), sampling.max_new_tokens)
     for row, reply in enumerate(written):

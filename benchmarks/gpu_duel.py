@@ -1,0 +1,246 @@
+"""whet against TRL on one GPU, in turn and in fresh processes: a GRPO step, and supervised fine-tuning on real rows.
+
+    python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --json duel.json
+    python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
+    python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
+
+Weights are random, of a real model's shape: float32 masters and bf16 matrix products on both sides. Replies have a
+fixed length. Rows keep their real lengths: a token stands for each word, piece of a long word, or mark. TRL pads rows,
+or packs them: `packed` keeps them apart by a mask over the whole pass, `flex` by blocks of one, `grouped` pads rows of
+like length together. Peak memory is what the process held on the GPU at most, by torch's own count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench_models import SHAPES, SPECIAL
+from duel import (
+    HERE,
+    add_run_flags,
+    name_contended,
+    peer_python,
+    ratio_table,
+    run_side,
+    save_results,
+    summed_up,
+    told,
+)
+from sft_cpu import conversations, rate_lines, rows_file
+
+WRITING = ("plain", "static", "paged")
+WEIGHTS = ("float32", "bfloat16")
+PACKING = ("packed", "flex")
+LAYOUTS = ("padded", "grouped", *PACKING)
+PIECE = re.compile(r"\w{1,6}|[^\w\s]")  # a word of ordinary length is one token, as it is to a trained tokenizer
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What each part works on."""
+
+    model: str = "135m"
+    shape: tuple[int, int, int, int] = (32, 8, 128, 512)  # prompts, replies a prompt, prompt and reply tokens
+    sequences_per_pass: int = 32
+    policy_steps: tuple[int, int, int] = (3, 5, 1)  # quiet ones wanted, most, warm-up
+    rows: int = 100_000  # of the file, at most
+    most_tokens: int = 1024
+    rows_per_step: int = 128
+    batch_rows: int = 32  # a pass of the peer where it pads
+    tokens_per_pass: int = 16384  # of whet
+    pack_tokens: tuple[int, ...] = (4096,)  # a pass of the peer where it packs
+    supervised_steps: tuple[int, int, int] = (8, 16, 3)
+
+
+SMALL = Sizes("tiny", (2, 2, 8, 8), 2, (3, 4, 1), 40, 128, 8, 4, 256, (256,), (3, 5, 1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: the job both sides do, and the peer's own choices for each time it does it."""
+
+    title: str
+    job: dict[str, Any]
+    peers: dict[str, dict[str, Any]]
+    told_after: Callable[[dict[str, Any]], str] | None = None
+
+
+def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
+    num_prompts, group_size, prompt_tokens, reply_tokens = sizes.shape
+    made = told(
+        [
+            *(sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), sizes.model),
+            *("--prompts", f"{num_prompts}x{prompt_tokens}", "--seed", str(chosen.seed)),
+        ]
+    )[sizes.model]
+    job = {
+        "kind": "grpo",
+        "model": made["folder"],
+        "texts": made["texts"],
+        "tokens": made["tokens"],
+        "shape": sizes.shape,
+        "batch_rows": sizes.sequences_per_pass,
+        "tokens_per_pass": sizes.sequences_per_pass * (prompt_tokens + reply_tokens),
+        **step_counts(sizes.policy_steps),
+    }
+    title = (
+        f"grpo, {sizes.model}: {num_prompts} prompts x {group_size}, {prompt_tokens} + {reply_tokens} tokens, "
+        f"{sizes.sequences_per_pass} sequences a pass"
+    )
+    peers = {
+        named("trl", {"writing": (writing, "plain"), "weights": (weights, "float32")}): {
+            "writing": writing,
+            "weights": weights,
+        }
+        for writing in chosen.writing.split(",")
+        for weights in chosen.peer_weights.split(",")
+    }
+    return Case(title, job, peers)
+
+
+def supervised_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
+    made = told([sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), sizes.model])[sizes.model]
+    rows = conversations(rows_file(chosen.rows))[: sizes.rows]
+    source, target = work / "rows.jsonl", work / "encoded.json"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in worded(rows, SHAPES[sizes.model][1]["vocab_size"])))
+    options = ["--encode", made["folder"], str(source), str(target), "--most-tokens", str(sizes.most_tokens)]
+    facts = told([sys.executable, str(HERE / "sft_cpu.py"), *options])
+    job = {
+        "kind": "sft",
+        "model": made["folder"],
+        "rows": facts["kept"],
+        "encoded": str(target),
+        "batch": {"packed": True},
+        "rows_per_step": sizes.rows_per_step,
+        "batch_rows": sizes.batch_rows,
+        "tokens_per_pass": sizes.tokens_per_pass,
+        **step_counts(sizes.supervised_steps),
+    }
+    spread = f"{facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
+    title = f"sft, {sizes.model}: {facts['rows']} rows of {spread}, {sizes.rows_per_step} a step"
+    peers: dict[str, dict[str, Any]] = {}
+    for layout in chosen.layouts.split(","):
+        for tokens in sizes.pack_tokens if layout in PACKING else (0,):
+            peers[f"trl {layout} {tokens}" if tokens else f"trl {layout}"] = {"layout": layout, "pack_tokens": tokens}
+    return Case(title, job, peers, lambda sides: rate_lines(sides, facts["tokens_a_trained_token"]))
+
+
+PARTS: dict[str, Callable[[Any, Sizes, Path], Case]] = {"grpo": policy_case, "sft": supervised_case}
+
+
+def sizes_of(chosen: Any) -> Sizes:
+    sizes = SMALL if chosen.tiny else Sizes()
+    given = {key: getattr(chosen, key) for key in ("batch_rows", "tokens_per_pass") if getattr(chosen, key)}
+    if chosen.pack_tokens:
+        given["pack_tokens"] = tuple(int(each) for each in chosen.pack_tokens.split(","))
+    return replace(sizes, **given)
+
+
+def step_counts(counts: tuple[int, int, int]) -> dict[str, int]:
+    return dict(zip(("steps", "most", "warm_up"), counts, strict=True))
+
+
+def named(side: str, choices: dict[str, tuple[str, str]]) -> str:
+    """The side and those of its choices that are not the usual ones."""
+    return " ".join([side, *(given for given, usual in choices.values() if given != usual)])
+
+
+def worded(rows: Iterable[dict[str, Any]], vocabulary: int) -> list[dict[str, Any]]:
+    """The conversations in the words of the models' tokenizer: the same piece is the same word everywhere."""
+    count = vocabulary - len(SPECIAL)
+
+    def words(text: str) -> str:
+        return " ".join(f"w{zlib.crc32(piece.encode()) % count}" for piece in PIECE.findall(text)) or "w0"
+
+    return [{"messages": [{**turn, "content": words(turn["content"])} for turn in row["messages"]]} for row in rows]
+
+
+def fought(case: Case, chosen: Any, job: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The sides that ran, and what went wrong with those that did not: one choice of the peer may not work here."""
+    sides: dict[str, dict[str, Any]] = {} if chosen.only == "trl" else {"whet": {}}
+    if chosen.only != "whet":
+        sides.update(case.peers)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    failures: dict[str, str] = {}
+    for _ in range(chosen.rounds):
+        for name, choices in sides.items():
+            start = time.perf_counter()
+            try:
+                found = ran(name, {**job, "peer": choices}, chosen)
+            except SystemExit as failure:
+                failures[name] = str(failure)
+                print(f"  {name}: {failure}", file=sys.stderr)
+                continue
+            runs.setdefault(name, []).append(found)
+            steps = [round(step["seconds"], 3) for step in found["steps"]]
+            print(f"  {name}: {steps} s; {time.perf_counter() - start:.0f} s with its start", file=sys.stderr)
+    return {name: summed_up(each) for name, each in runs.items()}, failures
+
+
+def ran(name: str, job: dict[str, Any], chosen: Any) -> dict[str, Any]:
+    if name == "whet":
+        return run_side("whet", sys.executable, job, chosen.patience)
+    if chosen.peer_path is not None:
+        return run_side("trl", sys.executable, job, chosen.patience, chosen.peer_path)
+    return run_side("trl", peer_python(chosen.peers or chosen.work / "trl"), job, chosen.patience)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_run_flags(parser)
+    parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--peer-path", type=Path, help="folder of the peer's packages, for this same Python")
+    parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
+    parser.add_argument("--writing", default="plain", help=f"how the peer writes replies: {', '.join(WRITING)}")
+    parser.add_argument("--peer-weights", default="float32", help=f"the peer's own: {', '.join(WEIGHTS)}")
+    parser.add_argument("--layouts", default="padded,packed", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
+    parser.add_argument("--batch-rows", type=int, help="rows a pass of the peer where it pads")
+    parser.add_argument("--pack-tokens", help="tokens a pass of the peer where it packs, e.g. 4096 or 4096,8192")
+    parser.add_argument("--tokens-per-pass", type=int, help="of whet's supervised passes")
+    parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, in fp32 unless said otherwise")
+    parser.set_defaults(precision=None, patience=10.0)
+    chosen = parser.parse_args()
+    for option, known in (("parts", PARTS), ("writing", WRITING), ("peer_weights", WEIGHTS), ("layouts", LAYOUTS)):
+        unknown = [each for each in getattr(chosen, option).split(",") if each not in known]
+        if unknown:
+            flag = option.replace("_", "-")
+            raise SystemExit(f"--{flag} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
+    if chosen.peer_path is not None and not (chosen.peer_path / "trl").is_dir():
+        raise SystemExit(f"--peer-path {chosen.peer_path}: no trl is there; unpack its wheels into it")
+    chosen.precision = chosen.precision or ("fp32" if chosen.tiny else "bf16")
+    sizes = sizes_of(chosen)
+    shared = {key: getattr(chosen, key) for key in ("threads", "seed", "precision")}
+    shared["device"] = "cpu" if chosen.tiny else "cuda"
+    results: dict[str, Any] = {}
+    failed: dict[str, Any] = {}
+    for part in chosen.parts.split(","):
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="whet-gpu-duel-") as work:
+            case = PARTS[part](chosen, sizes, Path(work))
+            title = f"{case.title}, {chosen.precision}"
+            print(title, file=sys.stderr)
+            sides, failures = fought(case, chosen, {**case.job, **shared})
+        results[title] = sides
+        failed.update({f"{part}: {name}": why for name, why in failures.items()})
+        if sides:
+            print(ratio_table(title, sides))
+            print(case.told_after(sides) if case.told_after else "", flush=True)
+        print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        save_results(chosen.json, results, failed=failed)
+    name_contended(results)
+    if failed:
+        raise SystemExit(f"did not run: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
