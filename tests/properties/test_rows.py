@@ -412,3 +412,19 @@ def test_the_extras_of_a_pass_are_what_a_row_may_ask_for():
     _, batch, *_ = example(ROWS["simko"], 0)
     assert {field.name for field in fields(Extras)} == {"chose_top", *EXTRA_TENSORS}
     assert random_extras(0, batch).top_logp.shape[:2] == batch.action.shape
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_slope_known_beforehand_is_the_gradient(name):
+    objective, batch, logp, extras = example(ROWS[name], 1)
+    batch = replace(prepared(objective, batch), old_logp=None)
+    totals = step_totals(batch, batch.max_new_tokens)
+    row = objective.tuned(MEMORY)
+    slope = row.slope(batch, totals)
+    looking = row.kl.needs | row.mismatch.needs | row.smooth.needs | row.entropy.needs
+    assert (slope is None) == bool(looking or row.ratio.against != "old_logp")
+    if slope is not None:
+        for place in (logp, logp - 1.5):
+            leaf = place.clone().requires_grad_()
+            row.loss(batch, leaf, totals, extras).value.backward()
+            assert relative(slope.double(), leaf.grad) < 1e-6

@@ -32,8 +32,8 @@ class RowState(DecodeState):
         super().__init__(replace(shape, reply_width=0), attended, state_size, device)
         heads, size, self._layers = attended.num_heads, attended.head_size, range(attended.num_layers)
         self._ring, self._first, width = shape.reply_width, shape.prompt_width, shape.prompt_width + shape.reply_width
-        self._keys = [torch.zeros(shape.rows, heads, size + 1, width) for _ in self._layers]
-        self._values = [torch.zeros(shape.rows, heads, width, size) for _ in self._layers]
+        self._keys = [torch.empty(shape.rows, heads, size + 1, width) for _ in self._layers]
+        self._values = [torch.empty(shape.rows, heads, width, size) for _ in self._layers]
         self._clock = 0
         self.column, self.width = 0, 0  # where this step writes, and how many columns it reads
         self.own: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # a layer: keys and values, also [rows * heads, ..]
@@ -45,6 +45,7 @@ class RowState(DecodeState):
         where = slice(rows[0], rows[0] + len(rows)) if together else torch.tensor(rows)
         unseen = torch.arange(self._keys[0].shape[3])[None] >= self.prompt_length[slot][:, None]
         hidden = torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
+        ring = slice(width, width + min(self._clock, self._ring))
         for number in self._layers:
             keys, values = self.prompt_kv[number]
             # [rows, heads, columns, 2 halves, half a head] -> [rows, heads, half a head, 2 halves, columns]
@@ -52,6 +53,9 @@ class RowState(DecodeState):
             self._keys[number][where, :, :size, :width] = paired.reshape(len(rows), -1, size, width)
             self._keys[number][where, :, size] = hidden
             self._values[number][where, :, :width] = values.index_select(0, slot)
+            # what was there may not be a number, which no weight of 0 takes out
+            self._keys[number][where, :, :size, ring] = 0
+            self._values[number][where, :, ring] = 0
 
     def seat(self, slots: Sequence[int | None], prompt_width: int) -> None:
         super().seat(slots, prompt_width)
@@ -125,11 +129,11 @@ class RowDecoder(Decoder):
         split: Any = base.split
         if split.device.type != "cpu" or base.attended.dtype != torch.float32:
             return False
-        return all(weight.dtype == torch.float32 for weight in split.model.parameters()) and not any(
-            linear.bias is not None
-            for layer in split.trunk.layers
-            for linear in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
-        )
+        linears = [split.model.get_output_embeddings()]
+        for layer in split.trunk.layers:
+            linears += [layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
+        singles = all(weight.dtype == torch.float32 for weight in split.model.parameters())
+        return singles and all(linear.bias is None for linear in linears)
 
     def suits(self, shape: Shape) -> bool:
         """Whether copies of the prompts are cheap, and no window is shorter than what a row will see."""
@@ -157,12 +161,8 @@ class RowDecoder(Decoder):
             self._layers, self._desk, self._head = [], None, torch.empty(0)
 
     def _gathered(self, layer: Any, packed: bool) -> _Layer:
-        attention, feedforward, heads, size = (
-            layer.self_attn,
-            layer.mlp,
-            self.attended.num_heads,
-            self.attended.head_size,
-        )
+        attention, feedforward = layer.self_attn, layer.mlp
+        heads, size = self.attended.num_heads, self.attended.head_size
         scale = float(attention.scaling)
         head_norm = None
         if hasattr(attention, "q_norm"):
@@ -177,14 +177,13 @@ class RowDecoder(Decoder):
             bias = self._side_by_side([linear.bias.detach()[:, None] for linear in linears], scale)[:, 0]
         before = layer.input_layernorm.weight.detach()[:, None]
         before_widen = layer.post_attention_layernorm.weight.detach()[:, None]
-        widen = torch.stack([feedforward.gate_proj.weight.detach(), feedforward.up_proj.weight.detach()])
         return _Layer(
-            _across(weight, packed).mul_(before),
+            _across([weight], packed)[0].mul_(before),
             bias,
             head_norm,
-            _across(attention.o_proj.weight.detach(), packed),
-            _across(widen, packed).mul_(before_widen),
-            _across(feedforward.down_proj.weight.detach(), packed),
+            _across([attention.o_proj.weight], packed)[0],
+            _across([feedforward.gate_proj.weight, feedforward.up_proj.weight], packed).mul_(before_widen),
+            _across([feedforward.down_proj.weight], packed)[0],
         )
 
     def _side_by_side(self, weights: Sequence[Tensor], scale: float) -> Tensor:
@@ -237,6 +236,12 @@ class RowDecoder(Decoder):
         torch.mul(values, torch.addcmul(self._eps, length, length, value=1 / values.shape[-1]).rsqrt_(), out=out)
 
 
-def _across(weight: Tensor, packed: bool) -> Tensor:
-    across = weight.transpose(-2, -1)
-    return across.contiguous() if packed else across
+def _across(weights: Sequence[Tensor], packed: bool) -> Tensor:
+    """Weights [out, in] as [number, in, out]: copies, and with `packed` in the order that a product reads them in."""
+    if not packed:
+        return torch.stack([weight.detach() for weight in weights]).transpose(1, 2)
+    outputs, inputs = weights[0].shape
+    across = torch.empty(len(weights), inputs, outputs)
+    for place, weight in zip(across, weights, strict=True):
+        place.copy_(weight.detach().t())
+    return across

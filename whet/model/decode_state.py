@@ -81,6 +81,7 @@ class DecodeState:
         self._own = [_flat(buffer) for buffer in self.reply_kv]
         self._shared_now, self._own_now = self._shared, self._own
         self.write_at: Tensor = numbers(0)
+        self._start = numbers(0)  # of each row's reply
         self.masks: dict[int | None, Tensor | None] = {}
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
@@ -109,6 +110,7 @@ class DecodeState:
         self._table[: len(table)] = torch.tensor(table, device=self.device)
         self._place[: len(place)] = torch.tensor(place, device=self.device)
         self.slot[: len(slots)] = torch.tensor([slot or 0 for slot in slots], device=self.device)
+        self._start = self.prompt_length.index_select(0, self.slot[: self.rows])
 
     def begin_step(self) -> None:
         """Where this step's keys go and which keys each row sees: once for all layers."""
@@ -119,7 +121,7 @@ class DecodeState:
     def _mask(self, window: int | None, count: Tensor) -> Tensor | None:
         if not self.ragged and (window is None or self.prompt_width + self.reply_width <= window):
             return None
-        length = self.prompt_length.index_select(0, self.slot[: self.rows])[:, None]
+        length = self._start[:, None]
         count = count[:, None]
         prompt, reply = self._prompt_column[:, : self.prompt_width], self._reply_column[:, : self.reply_width]
         seen_prompt, seen_reply = prompt < length, reply <= count
@@ -131,7 +133,7 @@ class DecodeState:
     @property
     def positions(self) -> Tensor:
         """int64 [rows]: of the token that a step reads."""
-        return self.prompt_length.index_select(0, self.slot[: self.rows]) + self.count[: self.rows]
+        return self._start + self.count[: self.rows]
 
     def attention(self, layer: int, query: Tensor, key_value: Tensor, scale: float) -> Tensor:
         """query [rows, query heads, size], key_value [rows, 2, heads, size] -> [rows, query heads * size].

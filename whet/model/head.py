@@ -74,7 +74,7 @@ def chunked_logp(
     """logp of the targets, with gradient, and the entropy, without: both [A], at least float32.
 
     `dtype` below float32 is that of the products alone. With a `coefficient` the loss must depend on logp as promised:
-    a backward pass that finds another gradient raises.
+    a backward pass that finds another gradient raises, or on a GPU gives NaN.
     """
     if head.softcap:
         raise ValueError("a softcapped head has another gradient")
@@ -205,6 +205,9 @@ class _Gradients:
 def _common_factor(slope: Tensor, promised: Tensor) -> Tensor:
     square = (promised * promised).sum()
     factor = (slope * promised).sum() / torch.where(square > 0, square, 1.0)
-    if not bool((slope - factor * promised).abs().max() <= 1e-4 * slope.abs().max()):
+    broken = (slope - factor * promised).abs().max() > 1e-4 * slope.abs().max()  # never where something is NaN already
+    if slope.is_cuda:  # to look would be to wait: a broken promise shows as a gradient that is not a number
+        return torch.where(broken, float("nan"), factor)
+    if broken:
         raise ValueError("the loss does not weigh the tokens as its coefficient promised")
     return factor

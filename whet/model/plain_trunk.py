@@ -221,7 +221,7 @@ class _Layer(torch.autograd.Function):
         query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.split, 1)
         if plan.keep is not None:
             plan.keep(key, value)
-        mixed, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
+        mixed, kept, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
         between, normed = added_and_normed(
             total, torch.mm(mixed.flatten(1), plan.leave.t()), after, plan.epsilon, plan.dtype
         )
@@ -229,15 +229,15 @@ class _Layer(torch.autograd.Function):
         found = torch.mm(gated(gate_up), plan.narrow.t())
         ctx.plan, ctx.attention = plan, attention
         wide = gate_up if plan.keep_wide else None
-        ctx.save_for_backward(total, unnormed, mixed, between, wide, *attention.tensors, *parameters)
-        ctx.num_attention = len(attention.tensors)
+        ctx.save_for_backward(total, unnormed, mixed, between, wide, *kept, *parameters)
+        ctx.num_kept = len(kept)
         return between, found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, narrow: Tensor) -> tuple[Tensor | None, ...]:
         total, unnormed, mixed, between, gate_up, *saved = ctx.saved_tensors
-        tensors, parameters = saved[: ctx.num_attention], saved[ctx.num_attention :]
+        kept, parameters = saved[: ctx.num_kept], saved[ctx.num_kept :]
         before, q, k, v, *biases, query_norm, key_norm, mix, after, gate, up, down = parameters
         plan, needed = ctx.plan, ctx.needs_input_grad
         if gate_up is None:
@@ -249,7 +249,7 @@ class _Layer(torch.autograd.Function):
         found_wide = _weight_slopes(gate_slope, later.normed, [gate, up], needed[13:15])
         found_mix = _weight_slopes(later.narrow, mixed.flatten(1), [mix], needed[11:12])
         mixed_slope = torch.mm(later.narrow, plan.leave).view(mixed.shape)
-        query, key, value = ctx.attention.backward(mixed_slope, mixed, tensors)
+        query, key, value = ctx.attention(mixed_slope, mixed, kept)
         heads = turned_back(query, key, value, plan.tables)
         norm_slopes: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
@@ -266,32 +266,31 @@ class _Layer(torch.autograd.Function):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """What attention keeps for its gradient, and how that is found."""
-
-    tensors: tuple[Tensor, ...]
-    backward: Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+Backward = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+"""(slope of attention's output, the output, what was kept) -> slopes of queries, keys and values."""
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, plan: _Plan, learns: bool) -> tuple[Tensor, _Attention]:
-    tree = plan.tree
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, plan: _Plan, learns: bool
+) -> tuple[Tensor, tuple[Tensor, ...], Backward]:
+    """Attention's output, what to keep for its gradient, and how to find that."""
+    tree, scale = plan.tree, plan.scale
     if ragged_works(query, key, value):
-        output, norm, noise = ragged_forward(query, key, value, tree.segments, plan.scale)
+        output, norm, noise = ragged_forward(query, key, value, tree.segments, scale)
 
-        def backward(slope: Tensor, output: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            query, key, value, norm = tensors
-            return ragged_backward(slope, (query, key, value, output, norm), tree.segments, noise, plan.scale)
+        def backward(slope: Tensor, output: Tensor, kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            query, key, value, norm = kept
+            return ragged_backward(slope, (query, key, value, output, norm), tree.segments, noise, scale)
 
-        return output, _Attention((query, key, value, norm), backward)
+        return output, (query, key, value, norm), backward
     query, key, value = (each.detach().requires_grad_(learns) for each in (query, key, value))
     with torch.set_grad_enabled(learns):
-        output = attended(tree, query, key, value, plan.scale)
+        output = attended(tree, query, key, value, scale)
 
-    def through_graph(slope: Tensor, _: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def through_graph(slope: Tensor, _: Tensor, __: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, (query, key, value), slope)
 
-    return output.detach(), _Attention((), through_graph)
+    return output.detach(), (), through_graph
 
 
 def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _Plan) -> Tensor:

@@ -55,12 +55,16 @@ def token_logp(
     support: Tensor | None = None,  # int32 [N, T, S], -1 padding
     details: Details | None = None,
 ) -> TokenScores:
-    """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given."""
+    """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given.
+
+    Rows may be given on the CPU: then nothing here waits for the device, and the scores come on the device.
+    """
     details = details or Details()
+    device = split.device
     tree = _tree(split, tokens, action) if details.packed else None
+    targets = tokens[:, 1:][action[:, 1:]].to(device, non_blocking=True)
+    kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states = _states(split, tokens, action, tree)
-    targets = tokens[:, 1:][action[:, 1:]]
-    kept = None if support is None else support[:, 1:][action[:, 1:]]
     others = None
     if details.reference is not None:
         with torch.no_grad():
@@ -73,8 +77,8 @@ def token_logp(
         found = _scores(_Head(split, temperature, details), states, targets, kept, others)
 
     def placed(values: Tensor) -> Tensor:
-        rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=tokens.device)
-        mask = action.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
+        rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=device)
+        mask = action.to(device).reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
         return rows.masked_scatter(mask, values)
 
     return TokenScores(
@@ -101,7 +105,7 @@ def _tree(split: SplitModel, tokens: Tensor, action: Tensor) -> Tree | None:
     """The rows as a tree, where that saves work."""
     if not packs(split):
         return None
-    tree = tree_of(tokens, action)
+    tree = tree_of(tokens, action, split.device)
     if plain_works(split):
         return tree
     return tree if tree is not None and tree.size <= WORTHWHILE * tokens.numel() else None
@@ -114,6 +118,7 @@ def _states(split: SplitModel, tokens: Tensor, action: Tensor, tree: Tree | None
         return plain_states(split, tree)
     if tree is not None and tree_works(split):
         return tree_states(split, tree)
+    tokens, action = tokens.to(split.device), action.to(split.device)
     return split.hidden(tokens)[:, :-1][action[:, 1:]]
 
 

@@ -42,10 +42,15 @@ from whet.types import Extras, TokenBatch, Totals
 
 @dataclass(frozen=True)
 class Loss:
-    """`value` is differentiable. `metrics` are sums over this pass: added over passes and ranks they are the step's."""
+    """`value` is differentiable. `sums` are those of this pass: added over passes and ranks they are the step's."""
 
     value: Tensor  # []
-    metrics: Mapping[str, float]
+    sums: Mapping[str, Tensor]  # [] each, where the loss was computed
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The sums as numbers. On a device this waits for it."""
+        return {name: float(number) for name, number in self.sums.items()}
 
 
 @dataclass(frozen=True)
@@ -141,14 +146,25 @@ class Objective:
         imitated = self.imitate(batch, totals)
         if imitated is not None:
             value = value - (imitated.to(logp.dtype) * logp.masked_fill(~action, 0.0)).sum()
-        return Loss(value, {name: float(number) for name, number in metrics.items()})
+        return Loss(value, metrics)
+
+    def slope(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own replies, and no
+        term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
+        looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs
+        if batch.old_logp is not None or self.ratio.against != "old_logp" or looking:
+            return None
+        with torch.enable_grad():
+            logp = torch.zeros(batch.tokens.shape, device=batch.tokens.device, requires_grad=True)
+            (found,) = torch.autograd.grad(self.loss(batch, logp, totals).value, logp)
+        return found
 
     def critic_loss(self, batch: TokenBatch, value: Tensor, totals: Totals) -> Loss:
         """The critic's error of this pass, as a share of the whole step's. `value` [N, T] carries the gradient."""
         counted = batch.action & ~batch.reward.isnan()[:, None]
         error = torch.where(counted, self.value.error(value.masked_fill(~counted, 0.0), batch), 0.0).sum()
         error = error / max(totals.tokens, 1)
-        return Loss(self.value.coefficient * error, {"value_error": float(error.detach())})
+        return Loss(self.value.coefficient * error, {"value_error": error.detach()})
 
     def learned(self, memory: Memory, metrics: Mapping[str, float], num_replies: int) -> Memory:
         """What to remember after the updates of a step; `metrics` are those of its last update."""

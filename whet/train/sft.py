@@ -89,17 +89,16 @@ class SFTCourse:
 
     def _total_loss(self, rows: Sequence[Encoded], learn: bool) -> float:
         trained = sum(sum(row.action) for row in rows)
-        total = 0.0
-        device = self._policy.device
+        losses = []
         details = Details(packed=self._packed, coefficient=_alike)
         for part in row_passes(rows, self._settings.tokens_per_pass, self._packed):
             batch = padded_rows(part)
-            found = token_logp(self._policy, batch.tokens.to(device), batch.action.to(device), details=details)
+            found = token_logp(self._policy, batch.tokens, batch.action, details=details)
             loss = -found.logp.double().sum() / max(trained, 1)
             if learn:
                 loss.backward()
-            total += float(loss.detach())
-        return total
+            losses.append(loss.detach())
+        return float(sum(losses))
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

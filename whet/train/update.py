@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from whet.data.packing import passes, trimmed
 from whet.model.critic import Critic
+from whet.model.head import Coefficient
 from whet.model.split import SplitModel
 from whet.model.token_logp import Details, TokenScores, packs, token_logp
 from whet.objective import Objective
@@ -52,7 +53,7 @@ def scores(split: SplitModel, batch: TokenBatch, temperature: float, tokens_per_
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
     for rows in passes(batch, tokens_per_pass, packs(split)):
-        part = moved(trimmed(batch.select(rows)), split.device)
+        part = trimmed(batch.select(rows))
         found = token_logp(split, part.tokens, part.action, temperature, part.support)
         width = found.logp.shape[1]
         logp[rows, :width] = found.logp.float().cpu()
@@ -89,29 +90,37 @@ def update(
     optimizers = [each for each in (learner.optimizer, learner.critic_optimizer) if each is not None]
     for each in optimizers:
         each.zero_grad(set_to_none=True)
-    metrics: dict[str, float] = {"loss": 0.0}
-    logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    entropy = torch.zeros_like(logp)
     details = _details(learner, objective, reference)
+    # on a device nothing here waits for it: the next pass is on its way while this one is computed
+    done: list[_Pass] = []
     for rows in passes(batch, learner.tokens_per_pass, _shares_prompts(learner, details)):
-        part = moved(trimmed(batch.select(rows)), learner.policy.device)
-        found = token_logp(learner.policy, part.tokens, part.action, learner.temperature, part.support, details=details)
+        host = trimmed(batch.select(rows))
+        part = moved(host, learner.policy.device)
+        weighing = replace(details, coefficient=_known(objective, host, part, totals) if not only_critic else None)
+        found = token_logp(learner.policy, host.tokens, host.action, learner.temperature, host.support, weighing)
         losses = [] if only_critic else [objective.loss(part, found.logp, totals, _extras(found))]
         if learner.critic is not None:
             losses.append(objective.critic_loss(part, _critic_values(learner, found, part), totals))
-        total = sum(float(loss.value.detach()) for loss in losses)
-        if not math.isfinite(total):
-            raise NotFinite("the loss is not finite", _cause(part, found.logp), rows)
         learnt = [loss.value for loss in losses if loss.value.requires_grad]
         if learnt:
             torch.autograd.backward(learnt)
-        width = found.logp.shape[1]
-        logp[rows, :width] = found.logp.detach().float().cpu()
-        entropy[rows, :width] = found.entropy.detach().float().cpu()
+        values = [loss.value.detach() for loss in losses]
+        sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
+        done.append(_Pass(rows, found.logp.detach(), found.entropy.detach(), values, sums))
+    metrics: dict[str, float] = {"loss": 0.0}
+    logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+    entropy = torch.zeros_like(logp)
+    for seen in done:
+        total = math.fsum(float(value) for value in seen.values)
+        if not math.isfinite(total):
+            part = moved(trimmed(batch.select(seen.rows)), learner.policy.device)
+            raise NotFinite("the loss is not finite", _cause(part, seen.logp), seen.rows)
+        width = seen.logp.shape[1]
+        logp[seen.rows, :width] = seen.logp.float().cpu()
+        entropy[seen.rows, :width] = seen.entropy.float().cpu()
         metrics["loss"] += total
-        for loss in losses:
-            for name, number in loss.metrics.items():
-                metrics[name] = metrics.get(name, 0.0) + number
+        for name, number in seen.sums:
+            metrics[name] = metrics.get(name, 0.0) + float(number)
     if not only_critic and objective.control.ends_updates(metrics):
         for each in optimizers:
             each.zero_grad(set_to_none=True)
@@ -122,6 +131,27 @@ def update(
         modules = learner.critic.modules()
         metrics["critic_gradient_norm"] = stepped(modules, learner.critic_optimizer, learner.max_gradient_norm)
     return metrics, Scores(logp, entropy)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a pass leaves behind, on the device."""
+
+    rows: list[int]
+    logp: Tensor  # [n, T]
+    entropy: Tensor
+    values: list[Tensor]  # [] each, of its losses
+    sums: list[tuple[str, Tensor]]
+
+
+def _known(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Coefficient | None:
+    """How much each token will count, where that is known before the pass."""
+    slope = objective.slope(part, totals)
+    if slope is None:
+        return None
+    rows, columns = host.action.nonzero(as_tuple=True)
+    each = slope[rows.to(slope.device), columns.to(slope.device)]
+    return lambda logp, window: each[window]
 
 
 def _details(learner: Learner, objective: Objective, reference: SplitModel | None) -> Details:
