@@ -96,3 +96,27 @@ def test_trunk(family, precision, recompute):
     for name, theirs in gradients[0].items():
         gap = (theirs - gradients[1][name]).norm() / theirs.norm()
         assert gap < (1e-4 if precision == "fp32" else 6e-2), name
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("known", [False, True])
+def test_head(precision, known, monkeypatch):
+    from whet.model import head
+
+    dtype, tolerance = DTYPES[precision]
+    layer = torch.nn.Linear(48, 9001, bias=False).cuda()
+    states, targets = noise(70, 48).requires_grad_(), torch.arange(70, device="cuda") * 128
+    slope = noise(70, seed=5)
+    found = []
+    for kernels in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(head, "CHUNK_ELEMENTS", 9001 * 3)
+            if not kernels:
+                patch.setattr(head, "_kernels", lambda states: None)
+            layer.weight.grad = states.grad = None
+            coefficient = (lambda logp, window: slope[window]) if known else None
+            logp, entropy = head.chunked_logp(head.VocabularyHead(layer), states, targets, 0.7, dtype, coefficient)
+            (logp * slope).sum().backward()
+            found.append((logp.detach(), entropy, states.grad, layer.weight.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))

@@ -25,6 +25,9 @@ PACKING_STEPS = 12  # transposing the weights costs about as much time as it sav
 LARGEST_COPIES = 1 << 20  # numbers of the prompts' keys and values, copied to the rows, in one layer
 
 
+Own = tuple[Tensor, Tensor, Tensor, Tensor]  # of the rows that sit: keys and values, and both as [rows * heads, ..]
+
+
 class RowState(DecodeState):
     """Keys [rows, heads, size + 1, columns] and values [rows, heads, columns, size]: a prompt's, then a ring."""
 
@@ -36,7 +39,7 @@ class RowState(DecodeState):
         self._values = [torch.empty(shape.rows, heads, width, size) for _ in self._layers]
         self._clock = 0
         self.column, self.width = 0, 0  # where this step writes, and how many columns it reads
-        self.own: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # a layer: keys and values, also [rows * heads, ..]
+        self.own: list[Own] = []  # by layer
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         super().enter(rows, slots)
@@ -67,6 +70,15 @@ class RowState(DecodeState):
         self._clock += 1
         self.width = self._first + min(self._clock, self._ring)
 
+    def attended_values(self, own: Own, queries: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
+        """Queries [rows * heads, queries of a key, size + 1] -> [1, rows, all queries * size]; stores the new ones."""
+        keys, values, flat_keys, flat_values = own
+        keys.select(3, self.column).copy_(new_keys)
+        values.select(2, self.column).copy_(new_values)
+        scores = torch.bmm(queries, flat_keys.narrow(2, 0, self.width))
+        weight = torch.softmax(scores, -1, out=scores)
+        return torch.bmm(weight, flat_values.narrow(1, 0, self.width)).view(1, self.rows, -1)
+
     def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = torch.tensor(sources), torch.tensor(targets)
         for buffer in (*self._keys, *self._values):
@@ -81,20 +93,30 @@ class _Layer:
     enter: Tensor  # [width, heads * (queries of a key, its key) * size, then values]
     enter_bias: Tensor | None
     head_norm: Tensor | None  # [heads * (queries of a key, its key), size]
-    leave: Tensor  # [queries, width]
+    leave: Tensor  # [2 halves of the width, queries, half]
     widen: Tensor  # [2: gate and up, width, inner width]
-    narrow: Tensor  # [inner width, width]
+    narrow: Tensor  # [2 halves of the width, inner width, half]
 
 
 class _Desk:
     """What a step of so many rows writes on, and the views of it, made once."""
 
-    def __init__(self, rows: int, width: int, attended: Attended, queries: int) -> None:
+    def __init__(self, rows: int, layer: _Layer, attended: Attended, eps: float) -> None:
         heads, size = attended.num_heads, attended.head_size
-        each = queries // heads + 1  # queries that share a key, and that key
+        _, queries, half = layer.leave.shape
+        inner, width, each = layer.narrow.shape[1], 2 * half, queries // (heads * size) + 1
         self.rows = rows
+        self.hidden = torch.empty(2, rows, half)  # in two halves: products of parts keep two threads busy
+        # The lengths of both halves, and the root of width * eps: the length of these three is what a norm divides
+        # by, but for the root of the width, which is in the weights.
+        self.lengths = torch.full((3, rows, 1), (width * eps) ** 0.5)
+        self.half_lengths = self.lengths[:2]
         self.normed = torch.empty(rows, width)
+        self.normed_halves = self.normed.view(rows, 2, half).transpose(0, 1)
         self.both = self.normed.expand(2, rows, width)
+        self.wide = torch.empty(2, rows, inner)
+        self.gate, self.up = self.wide
+        self.inner = self.gate.expand(2, rows, inner)
         self.mixed = torch.empty(rows, (heads * each + heads) * size)
         parts = self.mixed.view(rows, -1, size)
         self.heads, self.values = parts[:, : heads * each], parts[:, heads * each :]
@@ -105,6 +127,12 @@ class _Desk:
         self.turned = torch.view_as_complex(turned.view(rows, heads * each, -1, 2))[:, :, :-1]
         self.queries = turned.view(rows * heads, each, -1)[:, :-1, :-1]
         self.keys = turned[:, :, -1, :-1]
+
+    def norm(self) -> None:
+        """The hidden states over their root mean square, and over the root of their width."""
+        torch.linalg.vector_norm(self.hidden, dim=2, keepdim=True, out=self.half_lengths)
+        length = torch.linalg.vector_norm(self.lengths, dim=0, keepdim=True)
+        torch.div(self.hidden, length, out=self.normed_halves)
 
 
 class RowDecoder(Decoder):
@@ -117,7 +145,8 @@ class RowDecoder(Decoder):
         config: Any = base.split.model.config
         self._trunk: Any = base.split.trunk
         self._num_queries = int(config.num_attention_heads)
-        self._eps = torch.full((1,), float(config.rms_norm_eps))
+        self._root = float(config.hidden_size) ** 0.5
+        self._eps = float(config.rms_norm_eps)
         self._layers: list[_Layer] = []
         self._head, self._last_norm = torch.empty(0), torch.empty(0)
         self._rotation = torch.empty(0)
@@ -154,7 +183,7 @@ class RowDecoder(Decoder):
         head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
         try:
             self._layers = [self._gathered(layer, packed) for layer in self._trunk.layers]
-            self._head, self._last_norm = head.weight.detach().t(), self._trunk.norm.weight.detach()
+            self._head, self._last_norm = head.weight.detach().t(), self._trunk.norm.weight.detach() * self._root
             with super().running(num_steps):
                 yield
         finally:
@@ -175,15 +204,15 @@ class RowDecoder(Decoder):
         bias = None
         if attention.q_proj.bias is not None:
             bias = self._side_by_side([linear.bias.detach()[:, None] for linear in linears], scale)[:, 0]
-        before = layer.input_layernorm.weight.detach()[:, None]
-        before_widen = layer.post_attention_layernorm.weight.detach()[:, None]
+        before = layer.input_layernorm.weight.detach()[:, None] * self._root
+        before_widen = layer.post_attention_layernorm.weight.detach()[:, None] * self._root
         return _Layer(
             _across([weight], packed)[0].mul_(before),
             bias,
             head_norm,
-            _across([attention.o_proj.weight], packed)[0],
+            _across(attention.o_proj.weight.chunk(2), packed),
             _across([feedforward.gate_proj.weight, feedforward.up_proj.weight], packed).mul_(before_widen),
-            _across([feedforward.down_proj.weight], packed)[0],
+            _across(feedforward.down_proj.weight.chunk(2), packed),
         )
 
     def _side_by_side(self, weights: Sequence[Tensor], scale: float) -> Tensor:
@@ -201,39 +230,31 @@ class RowDecoder(Decoder):
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         assert isinstance(state, RowState)
         state.begin_step()
-        embedding = self._trunk.embed_tokens.weight
         desk = self._desk
         if desk is None or desk.rows != state.rows:
-            desk = self._desk = _Desk(state.rows, embedding.shape[1], self.attended, self._num_queries)
+            desk = self._desk = _Desk(state.rows, self._layers[0], self.attended, self._eps)
         rotation = self._rotation.index_select(0, state.positions)[:, None]
-        hidden = embedding.index_select(0, tokens)
-        column, width = state.column, state.width
-        for layer, (keys, values, flat_keys, flat_values) in zip(self._layers, state.own, strict=True):
-            self._norm(hidden, desk.normed)
+        embedded = self._trunk.embed_tokens.weight.index_select(0, tokens)
+        desk.hidden.copy_(embedded.view(state.rows, 2, -1).transpose(0, 1))
+        for layer, own in zip(self._layers, state.own, strict=True):
+            desk.norm()
             if layer.enter_bias is None:
                 torch.mm(desk.normed, layer.enter, out=desk.mixed)
             else:
                 torch.addmm(layer.enter_bias, desk.normed, layer.enter, out=desk.mixed)
             if layer.head_norm is not None:
-                self._norm(desk.heads, desk.heads)
-                desk.heads.mul_(layer.head_norm)
+                length = torch.linalg.vector_norm(desk.heads, dim=-1, keepdim=True)
+                mean_square = length.square_().div_(self.attended.head_size)
+                desk.heads.mul_(mean_square.add_(self._eps).rsqrt_() * layer.head_norm)
             torch.mul(desk.paired, rotation, out=desk.turned)
-            keys.select(3, column).copy_(desk.keys)
-            values.select(2, column).copy_(desk.values)
-            scores = torch.bmm(desk.queries, flat_keys.narrow(2, 0, width))
-            weight = torch.softmax(scores, -1, out=scores)
-            found = torch.bmm(weight, flat_values.narrow(1, 0, width))
-            hidden.addmm_(found.view(state.rows, -1), layer.leave)
-            self._norm(hidden, desk.normed)
-            gate, up = torch.bmm(desk.both, layer.widen)
-            hidden.addmm_(F.silu(gate, inplace=True).mul_(up), layer.narrow)
-        self._norm(hidden, desk.normed)
+            found = state.attended_values(own, desk.queries, desk.keys, desk.values)
+            desk.hidden.baddbmm_(found.expand(2, -1, -1), layer.leave)
+            desk.norm()
+            torch.bmm(desk.both, layer.widen, out=desk.wide)
+            F.silu(desk.gate, inplace=True).mul_(desk.up)
+            desk.hidden.baddbmm_(desk.inner, layer.narrow)
+        desk.norm()
         return torch.mm(desk.normed.mul_(self._last_norm), self._head)
-
-    def _norm(self, values: Tensor, out: Tensor) -> None:
-        """Divide by the root of the mean square."""
-        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-        torch.mul(values, torch.addcmul(self._eps, length, length, value=1 / values.shape[-1]).rsqrt_(), out=out)
 
 
 def _across(weights: Sequence[Tensor], packed: bool) -> Tensor:

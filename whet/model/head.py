@@ -11,8 +11,11 @@ then the gradient is taken while the logits are there, three products with the m
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -88,6 +91,19 @@ def chunked_logp(
     return found
 
 
+@functools.cache
+def _triton() -> ModuleType | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from whet.model import head_kernels
+
+    return head_kernels
+
+
+def _kernels(states: Tensor) -> ModuleType | None:
+    return _triton() if states.is_cuda and states.dtype != torch.float64 else None
+
+
 class _ChunkedLogp(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -97,21 +113,29 @@ class _ChunkedLogp(torch.autograd.Function):
         norm, logp, entropy = (chunks.wide.new_empty(len(states)) for _ in range(3))
         gradients = _Gradients(ctx.needs_input_grad, states, weight, bias) if plan.coefficient else None
         promised = torch.empty_like(norm) if plan.coefficient else None
+        kernels = _kernels(states)
         for window in chunks.windows:
-            logits = chunks.logits(window)
-            chosen = logits.gather(1, targets[window, None])[:, 0]
-            shares = chunks.shares(logits)
-            # the largest share is at least 1 / V: its logarithm is exact where that of the target's may underflow
-            norm[window] = logits.amax(1) - shares.amax(1).log()
-            logp[window] = chosen - norm[window]
-            entropy[window] = norm[window] - torch.linalg.vecdot(shares, logits)
+            if kernels is not None:
+                shares = chunks.raw(window)
+                norm[window], logp[window], entropy[window] = kernels.scored(shares, targets[window], chunks.late)
+                if gradients is not None:
+                    kernels.to_shares(shares, norm[window], chunks.late)
+            else:
+                logits = chunks.logits(window)
+                chosen = logits.gather(1, targets[window, None])[:, 0]
+                shares = chunks.shares(logits)
+                # the largest share is at least 1 / V: its logarithm is exact where that of the target's may underflow
+                norm[window] = logits.amax(1) - shares.amax(1).log()
+                logp[window] = chosen - norm[window]
+                entropy[window] = norm[window] - torch.linalg.vecdot(shares, logits)
             if gradients is not None and promised is not None and plan.coefficient is not None:
                 promised[window] = plan.coefficient(logp[window], window).to(norm.dtype)
                 gradients.add(chunks, shares, targets[window], promised[window], window)
         ctx.mark_non_differentiable(entropy)
         ctx.plan, ctx.gradients = plan, gradients
         # a single chunk is small enough to be kept
-        kept = shares if len(chunks.windows) == 1 and gradients is None and any(ctx.needs_input_grad) else None
+        small = len(chunks.windows) == 1 and gradients is None and kernels is None
+        kept = shares if small and any(ctx.needs_input_grad) else None
         ctx.save_for_backward(states, weight, bias, targets, norm, promised, kept)
         return logp, entropy
 
@@ -123,8 +147,13 @@ class _ChunkedLogp(torch.autograd.Function):
             return (*ctx.gradients.scaled(_common_factor(slope, promised)), None, None)
         chunks = _Chunks(states, weight, bias, ctx.plan)
         gradients = _Gradients(ctx.needs_input_grad, states, weight, bias)
+        kernels = _kernels(states)
         for window in chunks.windows:
-            shares = chunks.logits(window).sub_(norm[window, None]).exp_() if kept is None else kept
+            if kernels is not None:
+                shares = chunks.raw(window)
+                kernels.to_shares(shares, norm[window], chunks.late)
+            else:
+                shares = chunks.logits(window).sub_(norm[window, None]).exp_() if kept is None else kept
             gradients.add(chunks, shares, targets[window], slope[window], window)
         return (*gradients.scaled(1.0), None, None)
 
@@ -147,14 +176,18 @@ class _Chunks:
         self._shares: Tensor | None = None
 
     def logits(self, window: slice) -> Tensor:
+        found = self.raw(window).to(self.wide.dtype)
+        return found if self.late == 1.0 else found.mul_(self.late)
+
+    def raw(self, window: slice) -> Tensor:
+        """The logits before the late part of their scale, in the dtype of the products."""
         states = self.states[window]
         found = self._logits[: len(states)]
         if self.bias is None:
             torch.mm(states, self.weight.T, out=found)
         else:
             torch.addmm(self.bias, states, self.weight.T, out=found)
-        found = found.to(self.wide.dtype)
-        return found if self.late == 1.0 else found.mul_(self.late)
+        return found
 
     def shares(self, logits: Tensor) -> Tensor:
         if self._shares is None:

@@ -104,13 +104,15 @@ class PlainLayers:
 
     def __init__(self, split: SplitModel, dtype: torch.dtype) -> None:
         model: Any = split.model
-        self._model, self.dtype = weakref.ref(split.model), dtype
+        self.dtype = dtype
         self.shape = plain_shape(split)
         self.layers = [self._empty(layer) for layer in model.model.layers]
         self.embedding = torch.empty_like(model.model.embed_tokens.weight, dtype=dtype)
         tied = model.lm_head.weight is model.model.embed_tokens.weight
         self.head = self.embedding if tied else torch.empty_like(model.lm_head.weight, dtype=dtype)
         self.last = torch.empty_like(model.model.norm.weight, dtype=torch.float32)
+        pairs = self._pairs(model)
+        self._mine, self._theirs = [mine for mine, _ in pairs], [theirs for _, theirs in pairs]
         self.refresh()
 
     def _empty(self, layer: Any) -> Layer:
@@ -139,7 +141,10 @@ class PlainLayers:
 
         Always, since no cheap sign tells that they changed: a fused optimizer leaves their version counters alone.
         """
-        model: Any = self._model()
+        torch._foreach_copy_(self._mine, self._theirs)
+
+    def _pairs(self, model: Any) -> list[tuple[Tensor, Tensor]]:
+        """(copy, parameter)."""
         pairs = [(self.embedding, model.model.embed_tokens.weight), (self.last, model.model.norm.weight)]
         if self.head is not self.embedding:
             pairs.append((self.head, model.lm_head.weight))
@@ -154,7 +159,7 @@ class PlainLayers:
             pairs += [(mine.before, layer.input_layernorm.weight), (mine.after, layer.post_attention_layernorm.weight)]
             pairs += _side_by_side(mine.gate_up, mlp.gate_proj.weight, mlp.up_proj.weight)
             pairs += [(mine.mix, attention.o_proj.weight), (mine.down, mlp.down_proj.weight)]
-        torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+        return pairs
 
 
 def _side_by_side(target: Tensor, *parts: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -87,6 +87,7 @@ class CudaDecoder:
         self._caches: Caches | None = None
         self._rows: _Rows | None = None
         self._key: tuple[int, ...] = ()
+        self._warm: set[tuple[int, ...]] = set()  # shapes whose kernels are compiled
 
     def refresh(self) -> None:
         self._layers.refresh()
@@ -244,9 +245,11 @@ class CudaDecoder:
             saved = self._snapshot()
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # the kernels compile on their first call, which a capture cannot hold
-                for _ in range(2):
-                    self._step(active, work, sampling)
+            if (active, *self._key) not in self._warm:
+                with torch.cuda.stream(side):  # kernels compile on their first call, which a capture cannot hold
+                    for _ in range(2):
+                        self._step(active, work, sampling)
+                self._warm.add((active, *self._key))
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):

@@ -1,0 +1,62 @@
+"""Triton kernels of the vocabulary head: what a chunk of logits is needed for, in one read and one write of it.
+
+Imported only where CUDA and triton are there; `whet.model.head` has the same in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit
+def _scored(logits, targets, norm, logp, entropy, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, block)
+    base = logits + row * width
+    best = float("-inf")
+    mass = 0.0
+    mean = 0.0  # of the logits, times the mass
+    for start in range(0, width, block):
+        column = start + lane
+        inside = column < width
+        value = tl.load(base + column, mask=inside, other=float("-inf")).to(tl.float32) * scale
+        higher = tl.maximum(best, tl.max(value, axis=0))
+        share = tl.exp(value - higher)
+        shrink = tl.exp(best - higher)
+        mass = mass * shrink + tl.sum(share, axis=0)
+        mean = mean * shrink + tl.sum(tl.where(share > 0, share * value, 0.0), axis=0)
+        best = higher
+    found = best + tl.log(mass)
+    chosen = tl.load(base + tl.load(targets + row)).to(tl.float32) * scale
+    tl.store(norm + row, found)
+    tl.store(logp + row, chosen - found)
+    tl.store(entropy + row, found - mean / mass)
+
+
+def scored(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The logarithm of the normaliser, the targets' log-probability and the entropy of scale * logits [R, V]."""
+    rows, width = logits.shape
+    norm, logp, entropy = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+    _scored[(rows,)](logits, targets, norm, logp, entropy, width, scale, BLOCK, num_warps=8)
+    return norm, logp, entropy
+
+
+@triton.jit
+def _to_shares(logits, norm, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    place = logits + row * width + column
+    inside = column < width
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(place, tl.exp(value - tl.load(norm + row)).to(logits.dtype.element_ty), mask=inside)
+
+
+def to_shares(logits: Tensor, norm: Tensor, scale: float) -> None:
+    """exp(scale * logits - norm), in place."""
+    rows, width = logits.shape
+    _to_shares[(rows, triton.cdiv(width, BLOCK))](logits, norm, width, scale, BLOCK, num_warps=8)
