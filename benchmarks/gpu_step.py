@@ -40,6 +40,7 @@ from whet.benchmark import (
     unending,
 )
 from whet.meter import machine_facts
+from whet.model.token_logp import token_logp
 from whet.report.speed import Shape, training_operations
 from whet.rollout.collect import request_seed
 from whet.rollout.torch_engine import TorchEngine
@@ -78,9 +79,12 @@ class Sizes:
     train: Shape = PASSES
     pack: int = 8192
     seconds: float = 8.0  # of timed steps, besides the warm-up
+    slots: int = 256  # rows that write side by side in the ragged part
+    tree: tuple[int, int, int] = (2048, 64, 16)  # tokens of the prompt, of a reply, replies
+    long: int = 32768
 
 
-SMALL = Sizes(Shape(2, 2, 8, 8), 64, (4, 8), 2, 8, 8, 8, 24, Shape(2, 2, 8, 8), 32, 0.2)
+SMALL = Sizes(Shape(2, 2, 8, 8), 64, (4, 8), 2, 8, 8, 8, 24, Shape(2, 2, 8, 8), 32, 0.2, 4, (32, 4, 4), 64)
 
 
 class RandomWriter:
@@ -154,20 +158,23 @@ def part_rollout(machine: Machine, name: str, sizes: Sizes, settings: dict[str, 
 
 
 def part_ragged(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
-    """Replies that end at random, none longer than `longest`; beside replies of a fixed length near their mean."""
+    """More replies than slots, ending at random, none longer than `longest`; beside as many of their mean length."""
     stream = torch.Generator().manual_seed(1)
     vocabulary = machine.policy.vocabulary
     ends = torch.randperm(vocabulary, generator=stream)[: max(1, round(ENDING / sizes.longest * vocabulary))].tolist()
-    engine = TorchEngine(machine.policy, machine.loaded.tokenizer, ends, context=machine.loaded.context)
+    loaded, slots = machine.loaded, sizes.slots
+    engine = TorchEngine(machine.policy, loaded.tokenizer, ends, context=loaded.context, rows_per_batch=slots)
+    steady = TorchEngine(machine.policy, loaded.tokenizer, (), context=loaded.context, rows_per_batch=slots)
     shape = Shape(sizes.ragged // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.longest)
     samples, seconds, peak = written(machine, engine, shape)
     lengths = sorted(each.num_actions for each in samples)
     mean = sum(lengths) / len(lengths)
     fixed = replace(shape, reply_tokens=max(1, round(mean)))
-    _, fixed_seconds, _ = written(machine, unending(machine).engine, fixed)
+    _, fixed_seconds, _ = written(machine, steady, fixed)
     ragged_rate, fixed_rate = sum(lengths) / seconds, fixed.written / fixed_seconds
     return {
         "name": f"ragged {name} {sizes.ragged}",
+        "slots": slots,
         "lengths": {"shortest": lengths[0], "median": lengths[len(lengths) // 2], "longest": lengths[-1], "mean": mean},
         "tokens_per_s": ragged_rate,
         "fixed_tokens_per_s": fixed_rate,
@@ -224,13 +231,66 @@ def part_train(machine: Machine, name: str, sizes: Sizes, settings: dict[str, An
     }
 
 
-PARTS = {"step": part_step, "rollout": part_rollout, "ragged": part_ragged, "train": part_train}
-MODELS = {"step": "135m", "rollout": "135m", "ragged": "135m", "train": "1.5b"}
+def part_tree(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """A pass over replies that share a long prompt, beside as many full rows of their own."""
+    prompt, reply, group = sizes.tree
+    device, seconds = machine.policy.device, {}
+    stream = torch.Generator().manual_seed(0)
+    for kind in ("shared", "separate"):
+        tokens = torch.randint(machine.policy.vocabulary, (group, prompt + reply), generator=stream)
+        if kind == "shared":
+            tokens[:, :prompt] = tokens[0, :prompt]
+        action = (torch.arange(prompt + reply) >= prompt).expand(group, -1)
+        taken = []
+        for _ in range(6):
+            machine.policy.model.zero_grad(set_to_none=True)
+            synchronize(device)
+            start = time.perf_counter()
+            token_logp(machine.policy, tokens, action).logp.sum().backward()
+            synchronize(device)
+            taken.append(time.perf_counter() - start)
+        seconds[kind] = median(taken[2:])
+    return {
+        "name": f"tree {name}",
+        "shape": f"{group} replies of {reply} tokens to one prompt of {prompt}",
+        **{f"{kind}_s": value for kind, value in seconds.items()},
+        "separate_over_shared": seconds["separate"] / seconds["shared"],
+    }
+
+
+def part_long(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """Forward and backward of one long row: plain logits of all its tokens would not be small."""
+    device, vocabulary = machine.policy.device, machine.policy.vocabulary
+    tokens = torch.randint(vocabulary, (1, sizes.long), generator=torch.Generator().manual_seed(0))
+    action = torch.arange(sizes.long)[None] >= 8
+    begin_peak(device)
+    start = time.perf_counter()
+    token_logp(machine.policy, tokens, action).logp.mean().backward()
+    synchronize(device)
+    return {
+        "name": f"long {name}",
+        "shape": f"one row of {sizes.long} tokens, vocabulary {vocabulary}",
+        "seconds": time.perf_counter() - start,
+        "peak_GiB": peak_memory(device) / 2**30,
+        "weights_and_gradients_GiB": 2 * sum(each.nbytes for each in machine.policy.model.parameters()) / 2**30,
+        "plain_fp32_logits_GiB": sizes.long * vocabulary * 4 / 2**30,
+    }
+
+
+PARTS = {
+    "tree": part_tree,
+    "long": part_long,
+    "step": part_step,
+    "rollout": part_rollout,
+    "ragged": part_ragged,
+    "train": part_train,
+}
+MODELS = {"step": "135m", "rollout": "135m", "ragged": "135m", "train": "1.5b", "tree": "1.5b", "long": "1.5b"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="step,rollout,ragged,train")
+    parser.add_argument("--parts", default="step,rollout,ragged,train,tree,long")
     parser.add_argument("--model", choices=sorted(SHAPES), help="default: 135m, and 1.5b for the training pass")
     parser.add_argument("--sequences", help="of the rollout, e.g. 256 or 256,1024")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))

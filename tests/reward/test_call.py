@@ -188,13 +188,101 @@ def test_functions_that_cannot_be_rewards() -> None:
         as_reward(3)  # type: ignore[arg-type]
 
 
+# these start workers, ask servers, load models or need an extra: their own tests find them
+ELSEWHERE = ("code_tests", "gym_answer", "judge", "learned", "learned_steps")
+
+
 def test_find_built_in() -> None:
-    assert set(BUILTIN) == {"exact_answer", "think_format", "countdown", "math_answer", "working_steps"}
+    assert {"exact_answer", "think_format", "countdown", "math_answer", "working_steps"} < set(BUILTIN)
+    needed = {"soft_overlong": 8, "length_cost": 8, "cosine_length": 8}
     for name in BUILTIN:
-        assert find_reward(name).name == name
+        if name not in ELSEWHERE:
+            settings = {"max_tokens": needed[name]} if name in needed else {}
+            assert find_reward(name, settings).name == name
     assert find_reward("exact_answer")([chat()], [sample("#### 7")]) == [1.0]
     with pytest.raises(WhetError, match=r"'exact_anser' \(did you mean 'exact_answer'\?\).*countdown"):
         find_reward("exact_anser")
+    with pytest.raises(KeyError):
+        BUILTIN["exact_anser"]
+
+
+def test_settings_are_bound_and_columns_do_not_replace_them() -> None:
+    near = find_reward("math_answer", {"tolerance": 0.01})
+    rows = [chat("78.54"), chat("78.54", tolerance=0.5)]
+    assert near(rows, [sample("#### 78.5"), sample("#### 70")]) == [1.0, 0.0]
+    assert find_reward("math_answer")(rows, [sample("#### 78.5")] * 2) == [0.0, 0.0]
+    assert near.name == "math_answer" and near.prepare is not None
+    assert find_reward("math_answer", {"tolerance": "0.01"})(rows[:1], [sample("#### 78.5")]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("math_answer", {"tolerence": 1}, r"no setting 'tolerence' \(did you mean 'tolerance'\?\); it has: tolerance"),
+        ("math_answer", {"tolerance": "much"}, r"'tolerance' of reward 'math_answer' is 'much' \(str\); give a number"),
+        ("math_answer", {"tolerance": True}, "give a number"),
+        ("math_answer", {"tolerance": float("nan")}, "give a number"),
+        ("math_answer", {"judged": "first"}, "give one of 'all', 'last'"),
+        ("countdown", {"x": 1}, "no setting 'x'; it has none; drop it"),
+        ("soft_overlong", {}, r"needs the setting 'max_tokens' \(a whole number\)"),
+        ("cosine_length", {}, r"needs the setting 'max_tokens' \(a whole number\)"),
+        ("cosine_length", {"max_tokens": 5, "rigth": 1}, r"'rigth' \(did you mean 'right'\?\)"),
+        ("cosine_length", {"max_tokens": 5, "right": "x"}, r"give a list \(a number\)"),
+        ("math_answer", {"reply": "x"}, "no setting 'reply'"),
+    ],
+)
+def test_settings_that_do_not_fit(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(WhetError, match=message):
+        find_reward(name, settings)
+
+
+def test_settings_of_functions_makers_and_classes_in_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "with_settings.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\n"
+        "def far(reply, goal, *, most: float = 1.0, words: tuple[str, ...] = ()):\n"
+        "    return min(most, goal) + len(words)\n\n"
+        "def made(*, size: int = 1):\n    return Own(size)\n\n"
+        "def unmade(*, size: int = 1):\n    return size\n\n"
+        "@dataclass\nclass Own:\n    size: int = 0\n    name = 'own'\n\n"
+        "    def __call__(self, prompts, samples):\n        return [float(self.size) for _ in samples]\n\n"
+        "instance = Own(9)\n"
+    )
+    rows, samples = [chat(goal=5.0, most=100.0)], [sample("x")]
+    assert find_reward(f"{file}:far")(rows, samples) == [1.0]
+    assert find_reward(f"{file}:far", {"most": 4, "words": ["a", "b"]})(rows, samples) == [6.0]
+    assert find_reward(f"{file}:made", {"size": 3})(rows, samples) == [3.0]
+    assert find_reward(f"{file}:Own", {"size": 4})(rows, samples) == [4.0]
+    assert find_reward(f"{file}:instance")(rows, samples) == [9.0]
+    with pytest.raises(WhetError, match=r"'Own' has no setting 'sise' .*'size'"):
+        find_reward(f"{file}:Own", {"sise": 1})
+    with pytest.raises(WhetError, match="'unmade' takes settings only and so must return a reward, not 1"):
+        find_reward(f"{file}:unmade")
+    with pytest.raises(WhetError, match="has no setting 'size'; it has none"):
+        find_reward(f"{file}:instance", {"size": 1})
+
+
+def test_token_count_and_ending_by_name() -> None:
+    def spent(num_tokens: int, finished: bool) -> float:
+        return num_tokens + 10.0 * finished
+
+    def batched(completions: Any, num_tokens: list[int], finished: list[bool]) -> list[float]:
+        return [count + 10.0 * done for count, done in zip(num_tokens, finished, strict=True)]
+
+    cut = Sample(
+        torch.tensor([1, 2, 3]), torch.tensor([False, True, True]), torch.zeros(3), (0, 0), StopReason.LENGTH, "x"
+    )
+    for function in (spent, batched):
+        assert as_reward(function)([chat(num_tokens=99)] * 2, [sample("x"), cut]) == [12.0, 2.0]
+
+
+def test_a_reward_says_whether_it_is_deterministic() -> None:
+    def dice(reply: str, *, sides: int = 6) -> float:
+        return 0.0
+
+    dice.deterministic = False  # type: ignore[attr-defined]
+    assert not as_reward(dice).deterministic and not as_reward(functools.partial(dice, sides=4)).deterministic
+    assert find_reward("math_answer").deterministic
 
 
 def test_find_in_a_file(tmp_path: Any) -> None:

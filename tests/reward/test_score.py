@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from whet.reward import Part, RewardFailure, as_reward, num_unscorable, score
+from whet.reward.combine import Gate
 from whet.reward.limit import Overrun, limited
+from whet.reward.score import Failures, TooManyFailures
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 PROMPTS = [Prompt(f"p{i}", (), text="q", answer=str(i)) for i in range(3)]
@@ -34,8 +36,8 @@ def length(reply: str) -> float:
     return len(reply)
 
 
-def part(function: Any, weight: float = 1.0, name: str | None = None) -> Part:
-    return Part(as_reward(function, name), weight)
+def part(function: Any, weight: Any = 1.0, name: str | None = None, **more: Any) -> Part:
+    return Part(as_reward(function, name), weight, **more)
 
 
 def run(*parts: Part, timeout: float = 5.0, on_error: Any = "stop") -> list[Sample]:
@@ -43,7 +45,7 @@ def run(*parts: Part, timeout: float = 5.0, on_error: Any = "stop") -> list[Samp
 
 
 def test_parts_are_named_and_summed_by_weight() -> None:
-    scored = run(part(length), part(lambda completions: [1, 0, 1], -0.5, "batched"))
+    scored = run(part(length), part(lambda completions: [1, 0, 1], -0.5, "batched", penalty=True))
     assert [dict(one.parts) for one in scored] == [
         {"length": 1.0, "batched": 1.0},
         {"length": 2.0, "batched": 0.0},
@@ -83,7 +85,7 @@ def test_refused_sums() -> None:
         part(length, float("nan"))
     with pytest.raises(WhetError, match="no reward is given"):
         run()
-    with pytest.raises(WhetError, match="on_error is 'skip'; give one of stop, exclude"):
+    with pytest.raises(WhetError, match="on_error is 'skip'; give one of tolerate, stop, exclude"):
         run(part(length), on_error="skip")
     with pytest.raises(WhetError, match="timeout is 0"):
         run(part(length), timeout=0)
@@ -304,3 +306,116 @@ def test_limits_nest() -> None:
         limited(outer, 0.3)
     assert 0.25 < time.monotonic() - started < 1.0
     assert limited(lambda: 7, 1.0) == 7
+
+
+def flaky(failing: set[str]) -> Any:
+    def breaks(reply: str) -> float:
+        if reply in failing:
+            raise ValueError(f"cannot read {reply}")
+        return 1.0
+
+    return breaks
+
+
+def many(num_samples: int) -> tuple[list[Prompt], list[Sample]]:
+    prompts = [Prompt(f"p{i}", (), text="q") for i in range(num_samples)]
+    return prompts, [sample(f"r{i}") for i in range(num_samples)]
+
+
+def test_few_failures_are_tolerated_and_many_stop_the_run_with_nothing_lost() -> None:
+    prompts, samples = many(60)
+    few = score(prompts, samples, [part(flaky({"r1", "r2", "r3"}))], 5.0)
+    assert num_unscorable(few) == 3 and sum(one.reward == 1.0 for one in few) == 57
+    bad = {f"r{i}" for i in range(20, 24)}
+    with pytest.raises(TooManyFailures) as caught:
+        score(prompts, samples, [part(length), part(flaky(bad))], 5.0)
+    assert "'breaks' failed on 4 of the last 60 samples, more than 5%; the latest: " in str(caught.value)
+    assert "cannot read r23" in str(caught.value) and "prompt 'p23'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [one.reward is None for one in caught.value.samples] == [one.reply in bad for one in samples]
+    assert caught.value.samples[20].parts == {"length": 3.0}
+    assert num_unscorable(score(prompts, samples, [part(flaky(bad))], 5.0, "exclude")) == 4
+
+
+def test_failures_are_remembered_from_call_to_call_and_judged_from_fifty_samples_on() -> None:
+    failures = Failures()
+    prompts, samples = many(20)
+    always = [part(flaky({one.reply for one in samples}))]
+    for _ in range(2):
+        assert num_unscorable(score(prompts, samples, always, 5.0, failures)) == 20
+    assert failures.counts == {"breaks": (40, 40)}
+    with pytest.raises(TooManyFailures, match="failed on 60 of the last 60 samples"):
+        score(prompts, samples, always, 5.0, failures)
+
+
+def test_old_failures_leave_the_window() -> None:
+    failures = Failures(most_share=0.1, least_samples=10, window=20)
+    failures.note("r", [True] * 2 + [False] * 18, "why")
+    assert failures.excess() is None
+    failures.note("r", [True], "why not")
+    assert failures.excess() is None  # one of the two old ones has left
+    failures.note("r", [True, True], "again")
+    assert "3 of the last 20" in str(failures.excess()) and "again" in str(failures.excess())
+    failures.note("r", [False] * 20)
+    assert failures.excess() is None and failures.counts == {"r": (5, 43)}
+
+
+def test_one_reward_that_fails_is_not_diluted_by_another_that_works() -> None:
+    prompts, samples = many(50)
+    parts = [part(length), part(flaky({"r1", "r2", "r3"}))]
+    with pytest.raises(TooManyFailures, match="'breaks' failed on 3 of the last 50"):
+        score(prompts, samples, parts, 5.0, Failures())
+
+
+def test_refused_policies() -> None:
+    with pytest.raises(WhetError, match="tolerated share of failures is 2; give a share"):
+        Failures(most_share=2)
+    with pytest.raises(WhetError, match="last 10 samples, from 50 on"):
+        Failures(window=10)
+    with pytest.raises(WhetError, match="on_error is 'shrug'"):
+        Failures("shrug")  # type: ignore[arg-type]
+
+
+def test_a_stop_policy_raises_the_first_failure_itself() -> None:
+    prompts, samples = many(3)
+    with pytest.raises(RewardFailure, match="cannot read r1") as caught:
+        score(prompts, samples, [part(flaky({"r1"}))], 5.0, Failures("stop"))
+    assert not isinstance(caught.value, TooManyFailures)
+
+
+def test_weights_follow_the_progress_and_parts_stay_raw() -> None:
+    early = part(lambda completions: [1.0, 1.0, 0.0], ((0.0, 1.0), (0.5, 0.0)), "form")
+    late = part(length, ((0.0, 0.0), (0.5, 1.0)), cap=(0.0, 2.0), gate=Gate("form", 1.0, otherwise=-1.0))
+
+    def totals(progress: float) -> list[float | None]:
+        scored = score(PROMPTS, SAMPLES, [early, late], 5.0, progress=progress)
+        assert [dict(one.parts) for one in scored][2] == {"form": 0.0, "length": 3.0}
+        return [one.reward for one in scored]
+
+    assert totals(0.0) == [1.0, 1.0, 0.0]
+    assert totals(0.25) == [1.0, 1.5, -0.5]
+    assert totals(1.0) == [1.0, 2.0, -1.0]
+
+
+def test_a_part_is_normalised_within_the_samples_of_one_prompt() -> None:
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[1]]
+    samples = [sample(text) for text in ("a", "bbbbb", "ccc", "ddddd")]
+    scored = score(prompts, samples, [part(length, normalise="group")], 5.0)
+    assert [one.parts["length"] for one in scored] == [1.0, 5.0, 3.0, 5.0]
+    assert [one.reward for one in scored] == pytest.approx([-(0.5**0.5), 0.0, 0.5**0.5, 0.0], abs=1e-5)
+
+
+def test_a_reward_that_limits_itself_may_take_longer() -> None:
+    class Slow:
+        name = "slow"
+        limits_itself = True
+        prepared = False
+
+        def prepare(self) -> None:
+            self.prepared = True
+
+        def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+            time.sleep(0.15)
+            return [float(self.prepared)] * len(samples)
+
+    assert [one.reward for one in run(Part(Slow()), timeout=0.05)] == [1.0, 1.0, 1.0]

@@ -6,7 +6,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.model.decode import hooked_decoder
-from whet.model.decode_llama import llama_decoder
+from whet.model.decode_llama import LlamaDecoder, llama_decoder
 from whet.model.decode_state import Shape
 from whet.model.split import split_model
 from whet.model.token_logp import token_logp
@@ -161,9 +161,8 @@ def ways(model: torch.nn.Module):
     """Every way of decoding the model, as requests, sampling, ending, rows -> replies."""
     split = split_model(model)
     hooked = hooked_decoder(split)
-    lean = llama_decoder(hooked)
     yield lambda *wish: write_any(split, *wish)
-    for decoder in (hooked, lean):
+    for decoder in (hooked, LlamaDecoder(hooked), llama_decoder(hooked)):
         yield torch.no_grad()(lambda *wish, decoder=decoder: Writing(decoder, *wish).run())
 
 
@@ -255,7 +254,7 @@ def test_a_step_and_its_draw_never_wait_for_the_device(written_out):
 
 def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
     """Sixteen rows, one prompt: its keys are held once, and the batch shrinks with the rows that are left."""
-    decoder = llama_decoder(hooked_decoder(split_model(model_of("llama"))))
+    decoder = llama_decoder(hooked_decoder(split_model(model_of("llama")))).suited(Shape(16, 1, 3, 12))
     widths, prefills = [], []
     step, prefill = decoder.step, decoder.prefill
     decoder.step = lambda tokens, state: widths.append((len(tokens), state.slots)) or step(tokens, state)

@@ -22,6 +22,7 @@ from whet.model.decode_state import Attended, DecodeState, Shape
 
 HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
 PACKING_STEPS = 12  # transposing the weights costs about as much time as it saves in so many steps
+LARGEST_PART = 1 << 19  # weights
 LARGEST_COPIES = 1 << 20  # numbers of the prompts' keys and values, copied to the rows, in one layer
 
 
@@ -94,7 +95,7 @@ class _Layer:
     enter_bias: Tensor | None
     head_norm: Tensor | None  # [heads * (queries of a key, its key), size]
     leave: Tensor  # [2 halves of the width, queries, half]
-    widen: Tensor  # [2: gate and up, width, inner width]
+    widen: Tensor  # [parts: first those of the gate, then of the other, width, a part of the inner width]
     narrow: Tensor  # [2 halves of the width, inner width, half]
 
 
@@ -113,10 +114,13 @@ class _Desk:
         self.half_lengths = self.lengths[:2]
         self.normed = torch.empty(rows, width)
         self.normed_halves = self.normed.view(rows, 2, half).transpose(0, 1)
-        self.both = self.normed.expand(2, rows, width)
-        self.wide = torch.empty(2, rows, inner)
-        self.gate, self.up = self.wide
-        self.inner = self.gate.expand(2, rows, inner)
+        parts = len(layer.widen)
+        self.normed_parts = self.normed.expand(parts, rows, width)
+        self.wide = torch.empty(parts, rows, 2 * inner // parts)
+        self.gate, self.up = self.wide.chunk(2)
+        product = torch.empty(rows, inner)
+        self.gated = product.view(rows, parts // 2, -1).transpose(0, 1)
+        self.inner = product.expand(2, rows, inner)
         self.mixed = torch.empty(rows, (heads * each + heads) * size)
         parts = self.mixed.view(rows, -1, size)
         self.heads, self.values = parts[:, : heads * each], parts[:, heads * each :]
@@ -206,12 +210,14 @@ class RowDecoder(Decoder):
             bias = self._side_by_side([linear.bias.detach()[:, None] for linear in linears], scale)[:, 0]
         before = layer.input_layernorm.weight.detach()[:, None] * self._root
         before_widen = layer.post_attention_layernorm.weight.detach()[:, None] * self._root
+        parts = _parts(feedforward.gate_proj.weight)
+        widen = (*feedforward.gate_proj.weight.chunk(parts), *feedforward.up_proj.weight.chunk(parts))
         return _Layer(
             _across([weight], packed)[0].mul_(before),
             bias,
             head_norm,
             _across(attention.o_proj.weight.chunk(2), packed),
-            _across([feedforward.gate_proj.weight, feedforward.up_proj.weight], packed).mul_(before_widen),
+            _across(widen, packed).mul_(before_widen),
             _across(feedforward.down_proj.weight.chunk(2), packed),
         )
 
@@ -250,11 +256,19 @@ class RowDecoder(Decoder):
             found = state.attended_values(own, desk.queries, desk.keys, desk.values)
             desk.hidden.baddbmm_(found.expand(2, -1, -1), layer.leave)
             desk.norm()
-            torch.bmm(desk.both, layer.widen, out=desk.wide)
-            F.silu(desk.gate, inplace=True).mul_(desk.up)
+            torch.bmm(desk.normed_parts, layer.widen, out=desk.wide)
+            torch.mul(F.silu(desk.gate, inplace=True), desk.up, out=desk.gated)
             desk.hidden.baddbmm_(desk.inner, layer.narrow)
         desk.norm()
         return torch.mm(desk.normed.mul_(self._last_norm), self._head)
+
+
+def _parts(weight: Tensor) -> int:
+    """How many equal parts of the outputs to take one by one, for a part's weights to stay in a core's cache."""
+    parts = 1
+    while weight.numel() > parts * LARGEST_PART and len(weight) % (2 * parts) == 0:
+        parts *= 2
+    return parts
 
 
 def _across(weights: Sequence[Tensor], packed: bool) -> Tensor:

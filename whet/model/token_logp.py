@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
 from whet.model.plain_trunk import plain_states, plain_works
 from whet.model.split import SplitModel
-from whet.model.tree import Tree, tree_of
+from whet.model.tree import Tree, sent, tree_of
 from whet.model.tree_attention import tree_states, tree_works
 
 WORTHWHILE = 0.95  # a tree with a larger share of the padded tokens saves too little
@@ -62,7 +62,7 @@ def token_logp(
     details = details or Details()
     device = split.device
     tree = _tree(split, tokens, action) if details.packed else None
-    targets = tokens[:, 1:][action[:, 1:]].to(device, non_blocking=True)
+    targets = sent(tokens[:, 1:][action[:, 1:]], device)
     kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states = _states(split, tokens, action, tree)
     others = None
@@ -76,9 +76,11 @@ def token_logp(
     else:
         found = _scores(_Head(split, temperature, details), states, targets, kept, others)
 
+    flags = sent(action, device)
+
     def placed(values: Tensor) -> Tensor:
         rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=device)
-        mask = action.to(device).reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
+        mask = flags.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
         return rows.masked_scatter(mask, values)
 
     return TokenScores(

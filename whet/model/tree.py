@@ -109,7 +109,7 @@ def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) 
     prompt_index, place = _places(roots, reply_place, sum(map(len, pieces)))
 
     def tensor(values: Integers) -> Tensor:
-        return torch.from_numpy(values).to(device)
+        return sent(torch.from_numpy(values), device)
 
     return Tree(
         tokens=tensor(np.concatenate(pieces)[None]),
@@ -121,6 +121,13 @@ def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) 
         place=tensor(place),
         longest_row=int(last.max()),
     )
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values on the device. From pageable memory a large copy would wait for all that the device has still to do."""
+    if device.type != "cuda" or values.is_cuda:
+        return values.to(device)
+    return values.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 def prompts_tree(prompts: Sequence[Sequence[int]], device: torch.device) -> Tree:
@@ -167,7 +174,7 @@ def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
     own = [root.length for root in roots] + [reply.length for root in roots for reply in root.replies]
 
     def bounds(lengths: list[int]) -> Tensor:
-        return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+        return sent(torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)), device)
 
     return Segments(
         own=bounds(own),

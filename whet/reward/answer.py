@@ -1,31 +1,42 @@
 """The explicit final answer of a reply, and the reward for an exact one.
 
 Nothing is guessed: a reply without a marked answer has none, whatever numbers it mentions, and what stands in
-<think>...</think> never counts.
+<think>...</think> or <tool_call>...</tool_call> never counts.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+import string
+from typing import Any, Literal
 
 from whet.types import Prompt, WhetError
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
+Form = Literal["normal", "words", "strict"]
+
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s+([^\s{}$\\]+)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
 PHRASE = re.compile(r"\banswer(?:\*\*)?\s*(?:is\b\s*:?|:)", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
+ARTICLES = frozenset(("a", "an", "the"))
+PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+TOOL_CALL = ("<tool_call>", "</tool_call>")
 THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
-def exact_answer(prompt: Prompt, reply: str) -> float:
-    """1 when every explicit answer of the reply equals the gold answer after `normal_form`, else 0.
+def exact_answer(prompt: Prompt, reply: str, *, form: Form = "normal", any_of: bool = False) -> float:
+    """1 when every explicit answer of the reply equals the gold answer, else 0.
 
-    Every, not any: a reply that names two different answers is guessing.
+    Every, not any: a reply that names two different answers is guessing. `form` says what equal means: "normal"
+    (`normal_form`), "words" (`word_form`, for names and short phrases) or "strict" (the very same characters, the
+    white space around them aside). `any_of` reads a list in the gold answer as several answers that are all right.
     """
-    gold = normal_form(gold_text(prompt, "exact_answer"))
-    found = explicit_answers(reply)
-    return float(bool(found) and all(normal_form(answer) == gold for answer in found))
+    changed = FORMS[form]
+    gold_answer = gold_text(prompt, "exact_answer")
+    alternatives = prompt.answer if any_of and isinstance(prompt.answer, list | tuple) else [gold_answer]
+    gold = {changed(each) for each in alternatives}
+    found = {changed(answer) for answer in explicit_answers(reply)}
+    return float(len(found) == 1 and found <= gold)
 
 
 def gold_text(prompt: Prompt, reward: str) -> str:
@@ -61,9 +72,28 @@ def explicit_answers(reply: str) -> list[str]:
 
 
 def final_part(reply: str) -> str:
+    """What follows the thinking, tool calls left out; nothing while the thinking is unfinished."""
+    text = after_thinking(reply)
+    if TOOL_CALL[0] not in text:
+        return text
+    pieces = text.split(TOOL_CALL[0])
+    # what follows a call that is never closed belongs to the call
+    return pieces[0] + "".join(piece.partition(TOOL_CALL[1])[2] for piece in pieces[1:])
+
+
+def after_thinking(reply: str) -> str:
     """What follows the thinking; nothing while the thinking is unfinished."""
     text = reply.rpartition("</think>")[2]
     return "" if "<think>" in text else text
+
+
+def word_form(answer: Any) -> str:
+    """`normal_form` of an answer in words, its articles and punctuation left out."""
+    text = normal_form(answer)
+    if NUMBER.fullmatch(text):
+        return text
+    words = text.translate(PUNCTUATION).split()
+    return " ".join(word for word in words if word not in ARTICLES) or text
 
 
 def normal_form(answer: Any) -> str:
@@ -83,6 +113,9 @@ def normal_form(answer: Any) -> str:
     return f"-{number}" if match[1] == "-" and number != "0" else number
 
 
+FORMS = {"normal": normal_form, "words": word_form, "strict": lambda answer: str(answer).strip()}
+
+
 def tagged(text: str) -> list[str]:
     """Contents of the complete <answer>...</answer>, innermost where they nest; a box inside is unwrapped."""
     found: list[str] = []
@@ -94,17 +127,24 @@ def tagged(text: str) -> list[str]:
 
 
 def boxed(text: str) -> list[str]:
-    """Contents of the complete boxes, braces balanced; of a box around a box, what the inner one holds."""
+    r"""Contents of the complete boxes, braces balanced; of a box around a box, what the inner one holds.
+
+    "\boxed 7" without braces holds what follows, up to white space or a dollar sign. An empty frame (\phantom) is
+    left out.
+    """
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, bool]] = []
     for match in BOX.finditer(text):
-        if match[0].endswith("{") and match[0] != r"\{":
+        if match[1] is not None:
+            spans.append(match.span(1))
+        elif match[0].endswith("{") and match[0] != r"\{":
             opened.append((match.end(), len(match[0]) > 1))
         elif match[0] == "}" and opened:
             start, is_box = opened.pop()
             if is_box and not (spans and spans[-1][0] >= start):
                 spans.append((start, match.start()))
-    return [text[start:end].strip() for start, end in spans]
+    contents = [text[start:end].strip() for start, end in spans]
+    return [content for content in contents if not content.startswith("\\phantom")]
 
 
 def after_hashes(text: str) -> list[str]:

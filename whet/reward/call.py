@@ -7,10 +7,13 @@ by sample and its parameters are filled by name:
     prompt                the question's text (`Prompt.question()`)
     any name: Prompt      the whole prompt, when the parameter is annotated with `Prompt` itself
     answer                the gold answer
+    num_tokens            how many tokens the policy wrote, as the tokenizer counted them
+    finished              False where the token budget cut the reply off
     any other name        the column of that name in `Prompt.meta`
     **columns             every column that is not named
 
-A parameter with a default keeps it where the data has no such column.
+A parameter with a default keeps it where the data has no such column. A keyword-only parameter with a default is a
+setting: it is given when the reward is made (`find_reward(name, settings)`) and never filled from a column.
 """
 
 from __future__ import annotations
@@ -21,12 +24,16 @@ import math
 import numbers
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from whet.protocols import Reward
 from whet.reward.failure import RewardFailure, call_name, sample_name
-from whet.types import Prompt, Sample, WhetError
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+ABOUT = ("num_tokens", "finished")
+FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT))
+SEES_THE_REPLY = frozenset(("reply", *ABOUT))
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,10 @@ class PerSample:
     function: Callable[..., Any]
     parameters: tuple[inspect.Parameter, ...]
 
+    @property
+    def deterministic(self) -> bool:
+        return is_deterministic(self.function)
+
     def prepare(self) -> None:
         prepare_function(self.function)
 
@@ -44,7 +55,7 @@ class PerSample:
         return [self._one(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]
 
     def _one(self, prompt: Prompt, sample: Sample) -> float | None:
-        given = {**columns(prompt), "prompt": prompt.question(), "reply": sample.reply}
+        given = {**columns(prompt), "prompt": prompt.question(), "reply": sample.reply, **about(sample)}
         for parameter in self.parameters:
             if _wants_prompt(parameter):
                 given[parameter.name] = prompt
@@ -60,6 +71,10 @@ class Batched:
     function: Callable[..., Any]
     parameters: tuple[inspect.Parameter, ...]
 
+    @property
+    def deterministic(self) -> bool:
+        return is_deterministic(self.function)
+
     def prepare(self) -> None:
         prepare_function(self.function)
 
@@ -70,6 +85,7 @@ class Batched:
         given["prompts"] = [_trl_prompt(prompt) for prompt in prompts]
         given["completions"] = [_trl_reply(*pair) for pair in zip(prompts, samples, strict=True)]
         given["completion_ids"] = [sample.tokens[sample.action].tolist() for sample in samples]
+        given |= {name: [about(sample)[name] for sample in samples] for name in ABOUT}
         positional, named = _arguments(self.parameters, given, self.name, call_name(prompts, samples))
         return scores_of(self.function(*positional, **named), self.name, prompts, samples)
 
@@ -77,7 +93,7 @@ class Batched:
         rows = [columns(prompt) for prompt in prompts]
         required = {parameter.name for parameter in self.parameters if _is_required(parameter)}
         for prompt, sample, row in zip(prompts, samples, rows, strict=True):
-            for name in sorted(required - {"prompts", "completions", "completion_ids"} - set(row)):
+            for name in sorted(required - FROM_SAMPLES - set(row)):
                 raise _missing_column(name, row, self.name, sample_name(prompt, sample))
         # dict, not set: the order of the columns must not change between runs
         names = dict.fromkeys(name for row in rows for name in row)
@@ -90,20 +106,20 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
         raise WhetError(f"{function.__name__} is a class, not a reward; give an instance, as in {function.__name__}()")
     if isinstance(function, Reward):
         if name not in (None, function.name):
-            if isinstance(function, PerSample | Batched):
+            if is_dataclass(function) and "name" in function.__dataclass_fields__:
                 return replace(function, name=name)
             raise WhetError(f"reward {function.name!r} cannot be called {name!r}: rename it where it is made")
         return function
     if not callable(function):
         raise WhetError(f"{reprlib.repr(function)} is not a reward; give a function such as f(prompt, reply)")
     name = name or _own_name(function)
-    parameters = _parameters(function, name)
+    parameters = parameters_of(function, name)
     names = {parameter.name for parameter in parameters}
     if inspect.iscoroutinefunction(function):
         raise WhetError(f"reward {name!r} is an async function; give a plain one (def instead of async def)")
     if "completions" in names:
         return Batched(name, function, parameters)
-    if "reply" not in names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if not SEES_THE_REPLY & names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         taken = ", ".join(str(parameter.name) for parameter in parameters)
         raise WhetError(
             f"reward {name!r} takes ({taken}) and so never sees the reply; "
@@ -112,11 +128,23 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
     return PerSample(name, function, parameters)
 
 
+def is_deterministic(function: Any) -> bool:
+    """False for a reward that says `deterministic = False`: the same reply may score differently."""
+    while isinstance(function, functools.partial) and not hasattr(function, "deterministic"):
+        function = function.func
+    return bool(getattr(function, "deterministic", True))
+
+
 def prepare_function(function: Callable[..., Any]) -> None:
     """Run the function's own `prepare` attribute, if it has one: slow imports belong outside the time limit."""
     prepare = getattr(function, "prepare", None)
     if callable(prepare):
         prepare()
+
+
+def about(sample: Sample) -> dict[str, Any]:
+    """What a reward may ask by name of how the reply was written."""
+    return {"num_tokens": sample.num_actions, "finished": sample.stop is not StopReason.LENGTH}
 
 
 def columns(prompt: Prompt) -> dict[str, Any]:
@@ -172,7 +200,8 @@ def _own_name(function: Callable[..., Any]) -> str:
     return str(name)
 
 
-def _parameters(function: Callable[..., Any], name: str) -> tuple[inspect.Parameter, ...]:
+def parameters_of(function: Callable[..., Any], name: str) -> tuple[inspect.Parameter, ...]:
+    """The parameters, their annotations evaluated where that is possible."""
     try:
         signature = inspect.signature(function, eval_str=True)
     except Exception:  # annotations may name what exists only for the type checker
@@ -190,6 +219,13 @@ def _wants_prompt(parameter: inspect.Parameter) -> bool:
     return wanted is Prompt or (isinstance(wanted, str) and wanted.split(".")[-1] == "Prompt")
 
 
+def is_setting(parameter: inspect.Parameter) -> bool:
+    """True for a keyword-only parameter with a default, unless its name is one that every sample fills."""
+    optional = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty
+    filled = {"prompt", *SEES_THE_REPLY, *FROM_SAMPLES}
+    return optional and parameter.name not in filled and not _wants_prompt(parameter)
+
+
 def _is_required(parameter: inspect.Parameter) -> bool:
     variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return parameter.default is parameter.empty and not variadic
@@ -204,12 +240,12 @@ def _arguments(
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {other.name for other in parameters}
+            taken = {*ABOUT, *(other.name for other in parameters)}
             named |= {column: value for column, value in given.items() if column not in taken}
             continue
         if parameter.name not in given and _is_required(parameter):
             raise _missing_column(parameter.name, given, name, where)
-        value = given.get(parameter.name, parameter.default)
+        value = parameter.default if is_setting(parameter) else given.get(parameter.name, parameter.default)
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(value)
         else:

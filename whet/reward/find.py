@@ -7,30 +7,76 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 from whet.protocols import Reward
-from whet.reward.answer import exact_answer
-from whet.reward.call import as_reward
-from whet.reward.countdown import countdown
 from whet.reward.failure import one_line, place, positions
-from whet.reward.math_answer import math_answer
-from whet.reward.think_format import think_format
-from whet.reward.working_steps import working_steps
+from whet.reward.settings import reward_with
 from whet.types import WhetError, did_you_mean
 
-BUILTIN: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {function.__name__: function for function in (exact_answer, think_format, countdown, math_answer, working_steps)}
-)
+ROOM = "whet.reward"
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+
+# module of this room -> the rewards it holds: functions of (prompt, reply), and makers
+ROWS: Mapping[str, tuple[str, ...]] = {
+    "answer": ("exact_answer",),
+    "choice_answer": ("choice_answer",),
+    "citations": ("citations",),
+    "code_tests": ("code_tests",),
+    "coherence": ("coherence",),
+    "countdown": ("countdown",),
+    "efficiency": ("efficiency",),
+    "format": ("agent_format",),
+    "gym": ("gym_answer",),
+    "judge": ("judge",),
+    "language": ("language",),
+    "learned": ("learned", "learned_steps"),
+    "length": ("soft_overlong", "length_cost", "cosine_length"),
+    "math_answer": ("math_answer",),
+    "repetition": ("repetition",),
+    "robust": (
+        *("incoherent_reasoning", "padding", "redundant_calls", "unsupported_answer", "guessing", "hollow_answer"),
+        *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes", "judge_injection"),
+        "self_grading",
+    ),
+    "safety": ("safety",),
+    "set_answer": ("set_answer",),
+    "think_format": ("think_format",),
+    "tool_calls": ("tool_calls",),
+    "working_steps": ("working_steps",),
+}
 
 
-def find_reward(name_or_path: str) -> Reward:
-    """The reward of that name; a file's or module's reward is imported, so its code runs."""
+class Builtin(Mapping[str, Callable[..., Any]]):
+    """The built-in rewards by name. A reward's file is imported when it is asked for, not before."""
+
+    def __init__(self, rows: Mapping[str, tuple[str, ...]]) -> None:
+        self._modules = {name: module for module, names in rows.items() for name in names}
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+BUILTIN = Builtin(ROWS)
+
+
+def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:
+    """The reward of that name with these settings; a file's or module's reward is imported, so its code runs."""
     if name_or_path in BUILTIN:
-        return as_reward(BUILTIN[name_or_path])
+        return reward_with(BUILTIN[name_or_path], settings, name_or_path, strict=True)
     source, _, attribute = name_or_path.rpartition(":")
     if not source or not attribute:
         raise WhetError(_unknown(name_or_path))
@@ -40,7 +86,7 @@ def find_reward(name_or_path: str) -> Reward:
             f"{source} has no {attribute!r}{did_you_mean(attribute, _functions(module))}; "
             f"it has: {', '.join(_functions(module)) or 'no functions'}"
         )
-    return as_reward(getattr(module, attribute))
+    return reward_with(getattr(module, attribute), settings, attribute)
 
 
 def _unknown(name: str) -> str:

@@ -1,66 +1,133 @@
-"""Samples in, scored samples out: named parts, their weighted sum, and a time limit on every call.
+"""Samples in, scored samples out: named parts, their sum, a time limit on every call, and what happens on failure.
 
-What one reply can cause (an exception, a timeout, an unusable number) is a `RewardFailure`, which
-`on_error="exclude"` turns into an unscorable sample. A mistake in the function or the data (a column the data
-lacks, a list of the wrong length) always stops the run: it would exclude everything.
+What one reply can cause (an exception, a timeout, an unusable number) is a `RewardFailure`. `Failures` says whether
+that stops the run or makes the sample unscorable. A mistake in the data (a column it lacks) always stops the run: it
+would exclude everything.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import traceback
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from whet.protocols import Reward
 from whet.reward.call import Batched, PerSample, scores_of
+from whet.reward.combine import Part, check_parts, combined
 from whet.reward.failure import RewardFailure, call_name, one_line, place, positions, source_file
 from whet.reward.limit import Overrun, limited, watchdog
 from whet.types import Prompt, Sample, WhetError
 
+__all__ = ["Failures", "OnError", "Part", "TooManyFailures", "check_parts", "num_unscorable", "score"]
+
 logger = logging.getLogger(__name__)
 
-OnError = Literal["stop", "exclude"]
+OnError = Literal["tolerate", "stop", "exclude"]
 
 LONGEST_SECONDS = 86_400.0
 MEND = "mend the function, or leave such samples out of training with --set reward.on_error=exclude"
 SLOWER = "raise it with --set reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One named reward and its weight in the sum; weight 0 reports it without training on it."""
+class TooManyFailures(RewardFailure):
+    """More samples failed than the run tolerates. `samples` has everything that was scored, nothing is lost."""
 
-    reward: Reward
-    weight: float = 1.0
+    def __init__(self, message: str, samples: Sequence[Sample] = ()) -> None:
+        super().__init__(message)
+        self.samples = tuple(samples)
 
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise WhetError(f"reward {self.reward.name!r} has weight {self.weight}; give a finite number")
+
+class Failures:
+    """What a run does about failing rewards, and how many there were. One object a run, given to every `score`.
+
+    "stop" raises the first failure at once. "exclude" makes the sample unscorable and never stops. "tolerate" does
+    the same, but raises `TooManyFailures` at the end of the call in which more than `most_share` of the last
+    `window` samples of one reward failed, once at least `least_samples` were judged.
+    """
+
+    def __init__(
+        self, on_error: OnError = "tolerate", most_share: float = 0.05, least_samples: int = 50, window: int = 200
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise WhetError(f"reward.on_error is {on_error!r}; give one of {', '.join(get_args(OnError))}")
+        if not 0 <= most_share <= 1:
+            raise WhetError(f"the tolerated share of failures is {most_share}; give a share in [0, 1]")
+        if not 1 <= least_samples <= window:
+            raise WhetError(
+                f"failures are counted over the last {window} samples, from {least_samples} on; "
+                "give at least 1, and a window that is no smaller"
+            )
+        self.on_error = on_error
+        self.most_share = most_share
+        self.least_samples = least_samples
+        self._window = window
+        self._recent: dict[str, deque[bool]] = {}
+        self._latest: dict[str, str] = {}
+        self._judged: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """(failed, judged) samples of each reward since the start."""
+        return {name: (self._failed[name], judged) for name, judged in self._judged.items()}
+
+    def note(self, reward: str, failed: Sequence[bool], latest: str | None = None) -> None:
+        """Remember which samples of one call failed, and one failure in words."""
+        self._recent.setdefault(reward, deque(maxlen=self._window)).extend(failed)
+        self._judged[reward] += len(failed)
+        self._failed[reward] += sum(failed)
+        if latest is not None:
+            self._latest[reward] = latest
+
+    def excess(self) -> str | None:
+        """Why the run must stop; None while it need not."""
+        if self.on_error != "tolerate":
+            return None
+        for name, recent in self._recent.items():
+            if len(recent) >= self.least_samples and sum(recent) > self.most_share * len(recent):
+                return (
+                    f"reward {name!r} failed on {sum(recent)} of the last {len(recent)} samples, more than "
+                    f"{self.most_share:.0%}; the latest: {self._latest.get(name, 'unknown')}"
+                )
+        return None
 
 
 def score(
-    prompts: Sequence[Prompt], samples: Sequence[Sample], parts: Sequence[Part], timeout: float, on_error: OnError
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    parts: Sequence[Part],
+    timeout: float,
+    on_error: OnError | Failures = "tolerate",
+    *,
+    progress: float = 1.0,
 ) -> list[Sample]:
-    """The samples with `parts` and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
+    """The samples with `parts` (raw scores) and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
 
     `timeout` (seconds) limits one call: of one sample for a function of (prompt, reply), of the whole list for
     batched functions and rewards of your own. A part that is None or excluded makes the sample unscorable:
-    reward None.
+    reward None. A reward with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the
+    share of the training done, for weights that change. A `Failures` remembers from call to call; a bare policy
+    counts this call alone.
     """
     if len(prompts) != len(samples):
         raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
     check_parts(parts)
-    if on_error not in get_args(OnError):
-        raise WhetError(f"reward.on_error is {on_error!r}; give one of {', '.join(get_args(OnError))}")
+    failures = on_error if isinstance(on_error, Failures) else Failures(on_error)
     if not 0 < timeout <= LONGEST_SECONDS:
         raise WhetError(f"reward.timeout is {timeout}; give seconds, more than 0 and at most a day")
-    by_part = [_part_scores(part.reward, prompts, samples, timeout, on_error) for part in parts]
-    return [_scored(sample, parts, [scores[i] for scores in by_part]) for i, sample in enumerate(samples)]
+    by_part = {part.name: _part_scores(part.reward, prompts, samples, timeout, failures) for part in parts}
+    totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
+    scored = [
+        sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
+        for i, sample in enumerate(samples)
+    ]
+    excess = failures.excess()
+    if excess is not None:
+        raise TooManyFailures(excess, scored)
+    return scored
 
 
 def num_unscorable(samples: Iterable[Sample]) -> int:
@@ -68,46 +135,39 @@ def num_unscorable(samples: Iterable[Sample]) -> int:
     return sum(sample.reward is None for sample in samples)
 
 
-def check_parts(parts: Sequence[Part]) -> None:
-    """Refuse a sum that cannot be told apart or that is always 0."""
-    if not parts:
-        raise WhetError("no reward is given; name at least one")
-    counts = Counter(part.reward.name for part in parts)
-    repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, rename one")
-    if all(part.weight == 0 for part in parts):
-        names = ", ".join(counts)
-        raise WhetError(f"every reward has weight 0 ({names}); nothing could be learned, give one a weight")
-
-
 def _part_scores(
-    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, on_error: OnError
+    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, failures: Failures
 ) -> list[float | None]:
     if not samples:
         return []
-    if isinstance(reward, PerSample | Batched):
-        reward.prepare()
+    prepare = getattr(reward, "prepare", None)
+    if callable(prepare):
+        prepare()
+    if getattr(reward, "limits_itself", False):
+        timeout = LONGEST_SECONDS
     size = 1 if isinstance(reward, PerSample) else len(samples)
     scores: list[float | None] = []
-    failures: list[RewardFailure] = []
+    failed: list[bool] = []
+    caught: list[RewardFailure] = []
     for start in range(0, len(samples), size):
         call = slice(start, start + size)
         try:
             scores += _call_scores(reward, prompts[call], samples[call], timeout)
+            failed += [False] * size
         except RewardFailure as failure:
-            if on_error == "stop":
+            if failures.on_error == "stop":
                 raise
             scores += [None] * size
-            failures.append(failure)
-    if failures:
-        lost = len(failures) * size
+            failed += [True] * size
+            caught.append(failure)
+    failures.note(reward.name, failed, str(caught[-1]) if caught else None)
+    if caught:
         logger.warning(
             "reward %r failed on %d of %d samples, left out; first: %s",
             reward.name,
-            lost,
+            sum(failed),
             len(samples),
-            failures[0],
+            caught[0],
         )
     return scores
 
@@ -134,13 +194,3 @@ def _call_scores(
             f"at {place(frames, file)} on {where}; {MEND}"
         ) from error
     return scores_of(values, reward.name, prompts, samples)
-
-
-def _scored(sample: Sample, parts: Sequence[Part], scores: Sequence[float | None]) -> Sample:
-    known = {part.reward.name: one for part, one in zip(parts, scores, strict=True) if one is not None}
-    if len(known) < len(parts):
-        return sample.scored(known, None)
-    total = sum(part.weight * known[part.reward.name] for part in parts)
-    if not math.isfinite(total):
-        raise WhetError(f"the weighted sum of {known} is not finite; give smaller scores or weights")
-    return sample.scored(known, total)

@@ -83,7 +83,7 @@ class Writing:
     def __init__(
         self, decoder: Decoder, requests: Sequence[Request], sampling: Sampling, ending: Ending, rows: int
     ) -> None:
-        self._decoder, self._sampling, self._ending = decoder, sampling, ending
+        self._sampling, self._ending = sampling, ending
         self._device, self._budget = decoder.split.device, sampling.max_new_tokens
         prompts = shares(requests)
         self._prompts = [tokens for tokens, _ in prompts]
@@ -94,7 +94,9 @@ class Writing:
         smallest = min(len(numbers) for _, numbers in prompts)
         num_slots = min(len(prompts), self._most_rows, 2 * -(-self._most_rows // smallest) + 1)
         width = max(map(len, self._prompts))
-        self._state = decoder.state(Shape(self._most_rows, num_slots, width, self._budget))
+        shape = Shape(self._most_rows, num_slots, width, self._budget)
+        self._decoder = decoder.suited(shape)
+        self._state = self._decoder.state(shape)
         self._rows: list[_Row | None] = []  # as in the state; None is free
         self._slots: list[int | None] = [None] * num_slots  # the prompt in each
         self._step, self._oldest = 0, 0  # steps so far; the step at which the oldest row came in
@@ -142,10 +144,10 @@ class Writing:
             if not taken:
                 return
             places = torch.tensor(taken, device=self._device)
-            slots = torch.tensor([row.slot for place in taken if (row := self._rows[place])], device=self._device)
-            self._state.count[places] = 0
+            slots = [row.slot for place in taken if (row := self._rows[place])]
+            self._state.enter(taken, slots)
             self._ledger.open(places, [row.request for place in taken if (row := self._rows[place])])
-            logits = self._decoder.first_logits(slots, self._state)
+            logits = self._decoder.first_logits(torch.tensor(slots, device=self._device), self._state)
             self._note(self._ledger.draw(logits, places, self._sampling), taken)
             self._seat()
             self._leave(taken)
@@ -193,7 +195,7 @@ class Writing:
                         done[place] = True
         if not any(gone := [row is not None and done[place] for place, row in enumerate(self._rows)]):
             return
-        count = ledger.count[: len(self._rows)].tolist()
+        count = ledger.counts(len(self._rows))
         for place, row in enumerate(self._rows):
             if row is not None and gone[place]:
                 self._count[row.request] = count[place]
@@ -247,30 +249,33 @@ class _Ledger:
         def numbers(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.long, device=device)
 
-        self._budget, total = budget, len(requests) * budget
-        random = uniforms([request.seed for request in requests], budget)
+        # a place more than a reply has tokens, for rows that have ended but still sit there; one more for free rows
+        self._stride, total = budget + 1, len(requests) * (budget + 1)
+        random = uniforms([request.seed for request in requests], self._stride)
         self._random = torch.cat([random.view(-1), torch.zeros(1)]).to(device)
-        # one place more than there are tokens: rows that have ended but still sit there write to it
         self._tokens = numbers(total + 1)
         self._logp = torch.zeros(total + 1, device=device)
-        self._dump = torch.tensor(total, device=device)
-        self._end_tokens = ends.to(device)[None]
+        self._dump = total
+        self._end_tokens = ends.to(device)[None] if len(ends) else None
         self.ends = frozenset(ends.tolist())
         self.last = numbers(rows)  # the token each row drew last
-        self.count = numbers(rows)  # tokens it has drawn
         self.done = torch.ones(rows, dtype=torch.bool, device=device)
-        self._cursor = torch.full_like(self.count, total)  # the place of its next token
-        self._limit = numbers(rows)  # the cursor where its budget ends
+        self._cursor = torch.full_like(self.last, total)  # the place of its next token
+        self._final = numbers(rows)  # the place of the last token that its budget allows
 
     def open(self, places: Tensor, requests: Sequence[int]) -> None:
-        start = torch.tensor(requests, device=places.device) * self._budget
-        self._cursor[places], self._limit[places] = start, start + self._budget
-        self.count[places], self.done[places] = 0, False
+        start = torch.tensor(requests, device=places.device) * self._stride
+        self._cursor[places], self._final[places] = start, start + (self._stride - 2)
+        self.done[places] = False
 
     def close(self, places: Sequence[int]) -> None:
         if places:
             where = torch.tensor(places, device=self.done.device)
             self.done[where], self._cursor[where] = True, self._dump
+
+    def counts(self, rows: int) -> list[int]:
+        """How many tokens each of the first rows has drawn; of a free row, any number."""
+        return (self._cursor[:rows] - self._final[:rows] + (self._stride - 2)).tolist()
 
     def draw(self, logits: Tensor, places: slice | Tensor, sampling: Sampling) -> Draw:
         """Draw a token for these rows and note it; rows that are done stay as they are."""
@@ -279,26 +284,28 @@ class _Ledger:
         self._tokens.index_copy_(0, cursor, drawn.token)
         self._logp.index_copy_(0, cursor, drawn.logp)
         self.last[places] = drawn.token
-        self.count[places] = self.count[places] + ~done
-        cursor = cursor + 1
-        done = done | (drawn.token[:, None] == self._end_tokens).any(-1) | (cursor >= self._limit[places])
-        self.done[places] = done
-        self._cursor[places] = torch.where(done, self._dump, cursor)
+        ended = cursor >= self._final[places]
+        if self._end_tokens is not None:
+            ended |= (drawn.token[:, None] == self._end_tokens).any(-1)
+        cursor += ~done
+        done |= ended
+        if isinstance(places, Tensor):  # then these are copies
+            self._cursor[places], self.done[places] = cursor, done
         return drawn
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         source, target = (torch.tensor(each, device=self.done.device) for each in (sources, targets))
-        for values in (self.last, self.count, self.done, self._cursor, self._limit):
+        for values in (self.last, self.done, self._cursor, self._final):
             values[target] = values[source]
 
     def replies(self, count: list[int], by_text: set[int], support: list[list[Tensor]]) -> Replies:
-        tokens = self._tokens[:-1].view(-1, self._budget).cpu()
+        tokens, logp = (each[:-1].view(-1, self._stride)[:, :-1].cpu() for each in (self._tokens, self._logp))
         final = tokens[torch.arange(len(tokens)), torch.tensor(count) - 1].tolist()
         stop = [
             StopReason.TEXT if number in by_text else StopReason.END if token in self.ends else StopReason.LENGTH
             for number, token in enumerate(final)
         ]
-        return Replies(tokens, self._logp[:-1].view(-1, self._budget).cpu(), count, stop, support)
+        return Replies(tokens, logp, count, stop, support)
 
 
 def _parts(new: list[tuple[int, int]], prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, int]]]:

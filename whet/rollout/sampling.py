@@ -18,6 +18,7 @@ from whet.types import Sampling
 
 BLOCKS = (256, 128, 64)  # of the vocabulary; the first that divides it
 SMALLEST_IN_BLOCKS = 4096  # of a vocabulary; below, one running sum is quicker
+LARGEST_UNIFORM = 1 - 2.0**-23  # times any float32 it is less than that float32, rounding or not
 _MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -73,8 +74,8 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     rows, size = probability.shape
     if size < SMALLEST_IN_BLOCKS:
         cumulative = probability.cumsum(-1)
-        below = torch.minimum(uniform[:, None] * cumulative[:, -1:], _just_below(cumulative[:, -1:]))
-        token = torch.searchsorted(cumulative, below, right=True)[:, 0].clamp(max=size - 1)
+        below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * cumulative[:, -1:]
+        token = torch.searchsorted(cumulative, below, right=True)[:, 0].clamp_(max=size - 1)
         return token if probability.is_cpu else _possible(token, probability)
     block = next((each for each in BLOCKS if size % each == 0), BLOCKS[0])
     if size % block:
@@ -82,7 +83,7 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     blocks = probability.view(rows, -1, block)
     total = blocks.sum(-1).cumsum(-1)
     # strictly below the whole, rounding or not: then the sum grows in the block that is found
-    below = torch.minimum(uniform[:, None] * total[:, -1:], _just_below(total[:, -1:]))
+    below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * total[:, -1:]
     number = torch.searchsorted(total, below, right=True).clamp(max=total.shape[1] - 1)
     before = F.pad(total, (1, 0)).gather(1, number)
     chosen = blocks.gather(1, number[:, :, None].expand(-1, -1, block))[:, 0]

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from whet.model.decode import Decoder, hooked_decoder
 from whet.model.decode_llama import llama_decoder
@@ -97,15 +98,11 @@ class TorchEngine:
     def _sample(self, request: Request, replies: Replies, number: int) -> Sample:
         count, start = replies.count[number], len(request.tokens)
         reply = replies.tokens[number, :count]
-        action = torch.zeros(start + count, dtype=torch.bool)
-        action[start:] = True
-        behavior_logp = torch.zeros(start + count)
-        behavior_logp[start:] = replies.logp[number, :count]
         kept = replies.support[number]
         return Sample(
             tokens=torch.cat([torch.tensor(request.tokens, dtype=torch.long), reply]),
-            action=action,
-            behavior_logp=behavior_logp,
+            action=torch.arange(start + count) >= start,
+            behavior_logp=F.pad(replies.logp[number, :count], (start, 0)),
             versions=(self._version, self._version),
             stop=replies.stop[number],
             reply=self._tokenizer.decode(reply.tolist(), skip_special_tokens=True),

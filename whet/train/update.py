@@ -14,6 +14,7 @@ from whet.model.critic import Critic
 from whet.model.head import Coefficient
 from whet.model.split import SplitModel
 from whet.model.token_logp import Details, TokenScores, packs, token_logp
+from whet.model.tree import sent
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -150,7 +151,7 @@ def _known(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Tot
     if slope is None:
         return None
     rows, columns = host.action.nonzero(as_tuple=True)
-    each = slope[rows.to(slope.device), columns.to(slope.device)]
+    each = slope.flatten()[sent(rows * slope.shape[1] + columns, slope.device)]
     return lambda logp, window: each[window]
 
 
@@ -202,7 +203,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_nor
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """The batch on the device."""
-    return batch if device.type == "cpu" else batch.mapped(lambda value: value.to(device))
+    return batch if device.type == "cpu" else batch.mapped(lambda value: sent(value, device))
 
 
 def _cause(batch: TokenBatch, logp: Tensor) -> str:

@@ -1,0 +1,155 @@
+"""The code reward: every form of tests, extraction of the code, partial credit; and real reference solutions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from whet.protocols import Reward
+from whet.reward.code_tests import code_of, code_tests, same_output, tests_of
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+tests_of.__test__ = False  # pytest would take it for a test
+RIGHT = "def add(a, b):\n    return a + b\n"
+HALF = "def add(a, b):\n    return a + b if a < 5 else 0\n"
+ASSERTIONS = ["assert add(1, 2) == 3", "assert add(5, 6) == 11"]
+
+
+def prompt(**columns: Any) -> Prompt:
+    return Prompt(columns.pop("id", "p"), (), text=columns.pop("text", "Write add."), meta=columns)
+
+
+def scored(reply: str, given: Prompt, **settings: Any) -> float | None:
+    return code_tests(workers=2, **settings).scores([given], [reply])[0]
+
+
+def test_it_is_a_reward_of_whole_batches():
+    reward = code_tests(workers=2)
+    assert isinstance(reward, Reward) and reward.name == "code_tests" and reward.deterministic
+    nothing = torch.zeros(1)
+    replies = [RIGHT, HALF, "no code here", ""] * 4
+    samples = [Sample(nothing.long(), nothing.bool(), nothing, (0, 0), StopReason.END, reply) for reply in replies]
+    assert reward([prompt(tests=ASSERTIONS)] * 16, samples) == [1.0, 0.5, 0.0, 0.0] * 4
+    assert reward([], []) == []
+
+
+def test_assertions():
+    given = prompt(test_list=ASSERTIONS, test_setup_code="", test_imports=["import math"])
+    assert scored(f"Sure.\n```python\n{RIGHT}```\nDone.", given) == 1.0
+    assert scored(HALF, given) == 0.5 and scored(HALF, given, partial=False) == 0.0
+    assert scored(RIGHT, given, partial=False) == 1.0
+
+
+def test_a_check_program():
+    check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(5, 6) == 11\n"
+    given = prompt(test=check, entry_point="add", text='def add(a, b):\n    """Add."""\n')
+    assert scored("    return a + b\n", given) == 1.0
+    assert scored(f"```python\n{RIGHT}```", given) == 1.0
+    assert scored(f"```python\nfrom __future__ import annotations\n{HALF}```", given) == 0.5
+    assert scored("    import os\n    os._exit(0)\n", given) == 0.0
+    assert scored("", given) == 0.0
+
+
+def test_a_program_that_stops_early_never_has_the_whole_score():
+    check = "def check(candidate):\n    for n in (1, 2, 3):\n        assert candidate(n) == n\n"
+    given = prompt(test=check, entry_point="same")
+    assert scored("def same(n): return n", given) == 1.0
+    stops = "import os\ndef same(n):\n    return n if n < 3 else os._exit(0)"
+    assert 0 < (scored(stops, given) or 0) < 1 and scored(stops, given, partial=False) == 0.0
+
+
+def test_helpers_of_the_prompt_are_the_datas_own():
+    text = 'def poly(x):\n    return x - 2\n\n\ndef zero():\n    """Where poly is 0."""\n'
+    given = prompt(test="def check(candidate):\n    assert poly(candidate()) == 0\n", entry_point="zero", text=text)
+    assert scored("    return 2\n", given) == 1.0
+    assert scored("```python\ndef poly(x):\n    return 0\ndef zero():\n    return 7\n```", given) == 0.0
+
+
+def test_standard_input():
+    given = prompt(input_output=json.dumps({"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11"]}))
+    assert scored("```python\nprint(sum(map(int, input().split())))\n```", given) == 1.0
+    assert scored("```python\nprint(3)\n```", given) == 0.5
+    assert scored("```python\nprint(sum(map(int, input().split())))\nraise SystemExit(1)\n```", given) == 0.0
+
+
+def test_function_calls():
+    given = prompt(input_output={"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [3, 11]})
+    assert scored(RIGHT, given) == 1.0 and scored(HALF, given) == 0.5
+    assert scored("class Solution:\n    def add(self, a, b):\n        return a + b\n", given) == 1.0
+    rows = [{"input": "1\n2", "output": "3", "testtype": "functional"}, {"input": "5\n6", "output": "12"}]
+    assert scored(RIGHT, prompt(tests=rows, fn_name="add")) == 0.5
+
+
+def test_a_program_that_calls_the_code_itself():
+    text = "def check(candidate):\n    assert candidate(a=1, b=2) == 3\n\ncheck(Solution().add)"
+    reply = "class Solution:\n    def add(self, a: int, b: int) -> List[int]:\n        return a + b\n"
+    given = prompt(tests={"functional": text})
+    assert scored(reply, given) == 0.0 and scored(reply, given, prelude="from typing import *") == 1.0
+
+
+def test_unscorable_data_and_mistakes():
+    assert scored(RIGHT, prompt(tests=[])) is None
+    assert scored(RIGHT, prompt(tests=ASSERTIONS, unscorable=True)) is None
+    with pytest.raises(WhetError, match=r"prompt 'p' has none of the columns .*it has: level"):
+        scored(RIGHT, prompt(level=3))
+    with pytest.raises(WhetError, match="are not Python"):
+        scored(RIGHT, prompt(tests=["assert add(1"]))
+    with pytest.raises(WhetError, match="no form"):
+        scored(RIGHT, prompt(tests={"inputs": ["1"], "outputs": []}))
+    with pytest.raises(WhetError, match="seconds = 0"):
+        code_tests(seconds=0)
+    with pytest.raises(WhetError, match="tolerance = 2"):
+        code_tests(tolerance=2)
+
+
+def test_the_code_of_a_reply():
+    assert code_of("<think>```python\na\n```</think>text\n```python\nb\n```\nor\n```py\nc\n```\n```\nout\n```") == "c\n"
+    assert code_of("```\nplain\n```\n```text\nwords\n```") == "plain\n"
+    assert code_of("x = 1") == "x = 1" and code_of("") is None and code_of("<think>x = 1") is None
+    assert code_of("```python\ncut off") == "cut off"
+    assert code_of("1.\n   ```python\n   x\n   ```\n") == "   x\n"
+
+
+def test_outputs_are_compared_word_by_word():
+    assert same_output("1  2\n3 \n\n", "1 2\n3", 0) and same_output("0.3333333", "0.333333", 1e-5)
+    for found, expected in (("1\n2", "1 2"), ("3.0", "3"), ("0.34", "0.33"), ("", "1"), ("x", "0.5"), ("nan", "nane")):
+        assert not same_output(found, expected, 1e-5)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    folder = os.environ.get("WHET_DATA")
+    if not folder:
+        pytest.skip("set WHET_DATA to a folder with code/*.jsonl.gz to run the reference solutions")
+    with gzip.open(Path(folder) / "code" / name, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def misses(prompts: list[Prompt], replies: list[str], **settings: Any) -> list[str]:
+    scores = code_tests(**settings).scores(prompts, replies)
+    return [given.id for given, score in zip(prompts, scores, strict=True) if score != 1.0]
+
+
+@pytest.mark.slow
+def test_every_humaneval_solution_passes_and_no_empty_one_does():
+    found = rows("humaneval.jsonl.gz")
+    prompts = [prompt(id=row["task_id"], text=row["prompt"], **row) for row in found]
+    assert misses(prompts, [row["canonical_solution"] for row in found]) == []
+    whole = [f"```python\n{row['prompt']}{row['canonical_solution']}\n```" for row in found]
+    assert misses(prompts, whole, partial=False) == []
+    assert len(misses(prompts, ["    pass"] * len(found))) == len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mbpp.jsonl.gz", "mbpp_sanitized.jsonl.gz"])
+def test_every_mbpp_solution_passes_and_no_empty_one_does(name):
+    found = rows(name)
+    prompts = [prompt(id=str(row["task_id"]), **row) for row in found]
+    # one task of the full set searches for some seconds
+    assert misses(prompts, [f"```python\n{row['code']}\n```" for row in found], seconds=30) == []
+    assert len(misses(prompts, ["```python\npass\n```"] * len(found))) == len(found)

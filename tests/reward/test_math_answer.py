@@ -1,0 +1,140 @@
+"""Quantities, tolerance and loosely marked answers of the math reward."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from whet.reward.math_answer import math_answer
+from whet.reward.quantity import agreement, quantity
+from whet.types import Prompt, WhetError
+
+
+def prompt(answer: Any) -> Prompt:
+    return Prompt("p", (), text="q", answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("15 (apples)", 15, "apples"),
+        ("5 km", 5, "km"),
+        (r"5\text{ km}", 5, "km"),
+        ("1 1/2", Fraction(3, 2), ""),
+        (r"1\frac12", Fraction(3, 2), ""),
+        (r"-\frac{3}{4}", Fraction(-3, 4), ""),
+        ("$1,234.50", Fraction(2469, 2), "$"),
+        (r"\$32,\!348", 32348, "$"),
+        ("-$5", -5, "$"),
+        ("1e3", 1000, ""),
+        ("3 x 10^5", 300000, ""),
+        (r"3\times10^{-2}", Fraction(3, 100), ""),
+        ("1.5 million", 1500000, ""),
+        ("2 1/2 cups", Fraction(5, 2), "cups"),
+        (r"90^\circ", 90, "degrees"),
+        ("7.", 7, ""),
+        ("12 miles per hour", 12, "miles per hour"),
+    ],
+)
+def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
+    found = quantity(text)
+    assert found is not None
+    assert (found.value, found.unit, found.percent) == (value, unit, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *[
+            "",
+            "x",
+            "5x",
+            "5m",
+            "5 xy",
+            "7 or 8",
+            "7 and 8",
+            "3 to 4",
+            "7 not",
+            "2 pi",
+            "12:00",
+            "5,6",
+            "1,22",
+            "1/0",
+            "--5",
+        ],
+        *["10^3", "7 minus x", "3 sin x", "1.5 1/2", "1e99999", "7" * 200, "2 + 3", "x = 5", "\uff17"],
+    ],
+)
+def test_what_is_no_quantity(text: str) -> None:
+    assert quantity(text) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "other", "tolerance", "expected"),
+    [
+        ("5 km", "5000 m", 0.0, "same"),
+        ("5 km", "5 miles", 0.0, "different"),
+        ("5 km", "5 kg", 0.0, "different"),
+        ("5 km", "5", 0.0, "same"),
+        ("10 cents", "$0.10", 0.0, "same"),
+        ("60 mph", "60 miles per hour", 0.0, "same"),
+        ("1 m^2", "10000 square centimeters", 0.0, "same"),
+        ("1 m^2", "10000 centimeters", 0.0, "different"),
+        ("9 (apples)", "9 red apples", 0.0, "same"),
+        ("50%", "0.5", 0.0, "same"),
+        ("50%", "50", 0.0, "same"),
+        ("0.5", "50%", 0.0, "same"),
+        ("0.5", "51%", 0.0, "different"),
+        ("100", "101", 0.01, "same"),
+        ("100", "101.1", 0.01, "different"),
+        ("0", "0.001", 0.01, "different"),
+    ],
+)
+def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> None:
+    first, second = quantity(gold), quantity(other)
+    assert first is not None and second is not None
+    assert agreement(first, second, tolerance) == expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "reply", "settings", "expected"),
+    [
+        ("78.54", "The answer is 78.5", {"tolerance": 0.01}, 1.0),
+        ("78.54", "The answer is 78.5", {}, 0.0),
+        ("78.54", "The answer is 77.5", {"tolerance": 0.01}, 0.0),
+        (r"(\frac{3}{5},\frac{8}{3}]", r"\boxed{(0.6,2.6667]}", {"tolerance": 0.01}, 1.0),
+        (r"(\frac{3}{5},\frac{8}{3}]", r"\boxed{(0.6,2.6667)}", {"tolerance": 0.01}, 0.0),
+        (r"\{1,2\}", r"\boxed{\{2.001,1\}}", {"tolerance": 0.01}, 1.0),
+        (r"\{1,2\}", r"\boxed{\{2.1,1\}}", {"tolerance": 0.01}, 0.0),
+        (r"2\pi", r"\boxed{6.28}", {"tolerance": 0.01}, 1.0),
+        (r"x \in [-2,7]", r"\boxed{-2 \le x \le 7}", {"relations_as_sets": True}, 1.0),
+        (r"x \in [-2,7]", r"\boxed{-2 \le x \le 7}", {}, 0.0),
+        ("7", r"\boxed{3} on the way, and \boxed{7}", {"judged": "last"}, 1.0),
+        ("3", r"\boxed{3} on the way, and \boxed{7}", {"judged": "last"}, 0.0),
+        ("9 (apples)", "#### 9", {}, 1.0),
+        ("5 km", r"\boxed{5 miles}", {}, 0.0),
+        ("288\\pi", r"\boxed{288pi}", {}, 1.0),
+        ("120", "Final Answer: The volume of $ABCD$ is 120. I hope it is correct.", {}, 1.0),
+        ("121", "Final Answer: The volume of $ABCD$ is 120. I hope it is correct.", {}, 0.0),
+        ("3", "Final answer: Jane started growing Sphere 3 hours ago.", {}, 1.0),
+        ("7", "The answer is not 7", {}, 0.0),
+        ("7", "The answer is either 5 or 7", {}, 0.0),
+        (r"\frac{12}{5,\!525}", r"\boxed{12/5525}", {}, 1.0),
+        ("a + b + c", r"\boxed{c+b+a}", {}, 1.0),
+        (r"\sin^2 t", r"\boxed{1-\cos^2(t)}", {}, 1.0),
+        ("9", r"so it is $\boxed 9$.", {}, 1.0),
+        ("8", r"so it is $\boxed 9$.", {}, 0.0),
+        ("2", r"<think>hm</think><tool_call>calc('5**2')</tool_call> The answer is 25", {}, 0.0),
+        ("25", r"<think>hm</think><tool_call>calc('5**2')</tool_call> The answer is 25", {}, 1.0),
+        ("25", r"<think>hm</think><tool_call>#### 25</tool_call>", {}, 0.0),
+    ],
+)
+def test_settings_and_forms(gold: str, reply: str, settings: dict[str, Any], expected: float) -> None:
+    assert math_answer(prompt(gold), reply, **settings) == expected
+
+
+def test_a_tolerance_that_is_no_share() -> None:
+    with pytest.raises(WhetError, match="tolerance of reward 'math_answer' is 5"):
+        math_answer(prompt("1"), "#### 1", tolerance=5)

@@ -1,0 +1,269 @@
+"""What changes a reward's hash, and what does not."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from whet.reward import BUILTIN, Part, as_reward, find_reward
+from whet.reward.combine import Gate
+from whet.reward.version import parts_version, reward_hash, reward_parts_hash, reward_version, version_changes
+from whet.types import Prompt, WhetError
+
+ROOT = Path(__file__).parents[2]
+PRICE: object = 1
+
+REWARD = """
+    import re
+    import json
+    from helper_for_rewards import {helper}
+    import other_for_rewards
+
+    LIMIT = 10
+    PATTERN = re.compile("x+")
+
+    def unrelated(reply):
+        return 0.0
+
+    def near(reply):
+        return len(reply)
+
+    def judged(prompt, reply, *, bonus=0.5):
+        words = open("words_for_rewards.txt").read()
+        def inner():
+            return PATTERN.search(reply)
+        return near(reply) / LIMIT + {helper}(reply) + other_for_rewards.value + bonus
+"""
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(textwrap.dedent(text))
+
+
+def project(folder: Path) -> Path:
+    folder.mkdir()
+    write(folder, "rewards.py", REWARD.format(helper="bonus_of"))
+    write(folder, "helper_for_rewards.py", "def bonus_of(reply):\n    return 1.0\n\ndef unused():\n    return 1\n")
+    write(folder, "other_for_rewards.py", "import third_for_rewards\nvalue = 0.1\n")
+    write(folder, "third_for_rewards.py", "value = 3\n")
+    write(folder, "words_for_rewards.txt", "one two\n")
+    return folder
+
+
+def hash_in_a_new_process(
+    folder: Path, name: str = "rewards.py:judged", seed: str = "0", cwd: Path | None = None
+) -> str:
+    imports = "from whet.reward import find_reward\nfrom whet.reward.version import reward_hash"
+    code = f"{imports}\nprint(reward_hash(find_reward({name!r})))"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd or folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def pieces_of(folder: Path) -> dict[str, str]:
+    """In this process, without what an earlier import of the same names left behind."""
+    for name in [name for name in sys.modules if "for_rewards" in name or name.startswith("whet_reward:")]:
+        del sys.modules[name]
+    import linecache
+
+    linecache.clearcache()
+    sys.path.insert(0, str(folder))
+    try:
+        return dict(reward_version(find_reward(str(folder / "rewards.py:judged"))).pieces)
+    finally:
+        sys.path.remove(str(folder))
+
+
+def test_a_hash_is_the_same_in_every_process_and_folder(tmp_path):
+    first, second = project(tmp_path / "one"), project(tmp_path / "two")
+    found = {
+        hash_in_a_new_process(first, "rewards:judged", seed="1"),
+        hash_in_a_new_process(second, f"{second}/rewards.py:judged", seed="2", cwd=tmp_path),
+    }
+    assert len(found) == 1
+    assert re.fullmatch("[0-9a-f]{12}", found.pop())
+
+
+def test_the_pieces_are_what_the_reward_reaches(tmp_path):
+    pieces = pieces_of(project(tmp_path / "project"))
+    assert set(pieces) == {
+        "code judged",
+        "code near",
+        "code bonus_of",
+        "module other_for_rewards",
+        "module third_for_rewards",
+        "value LIMIT",
+        "value PATTERN",
+        "setting bonus",
+        "file words_for_rewards.txt",
+    }
+    assert pieces["value LIMIT"] == "10" and pieces["setting bonus"] == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "named"),
+    [
+        ("rewards.py", "return len(reply)", "return len(reply) + 1", "code near changed"),
+        ("rewards.py", "LIMIT = 10", "LIMIT = 11", "value LIMIT 10 -> 11"),
+        ("rewards.py", "def inner():", "def inner():  # a comment", "code judged changed"),
+        ("rewards.py", '"x+"', '"y+"', "value PATTERN re 'x+' 32 -> re 'y+' 32"),
+        ("helper_for_rewards.py", "return 1.0", "return 2.0", "code bonus_of changed"),
+        ("other_for_rewards.py", "0.1", "0.2", "module other_for_rewards changed"),
+        ("third_for_rewards.py", "3", "4", "module third_for_rewards changed"),
+        ("words_for_rewards.txt", "two", "three", "file words_for_rewards.txt changed"),
+    ],
+)
+def test_every_change_that_could_matter_changes_it(tmp_path, file, before, after, named):
+    folder = project(tmp_path / "project")
+    old = pieces_of(folder)
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after))
+    assert version_changes(old, pieces_of(folder)) == [named]
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("rewards.py", "return 0.0", "return 1.0"),  # of a neighbour that is not used
+        ("helper_for_rewards.py", "return 1\n", "return 2\n"),
+        ("rewards.py", "\n", "\r\n"),
+    ],
+)
+def test_what_cannot_matter_does_not(tmp_path, file, before, after):
+    folder = project(tmp_path / "project")
+    old = pieces_of(folder)
+    (folder / file).write_bytes((folder / file).read_bytes().replace(before.encode(), after.encode()))
+    assert version_changes(old, pieces_of(folder)) == []
+
+
+def tolerant(prompt, reply, *, tolerance: float = 0.01) -> float:
+    return tolerance
+
+
+def test_settings_count_by_their_value():
+    plain = reward_hash(as_reward(tolerant))
+    assert reward_hash(as_reward(partial(tolerant, tolerance=0.02), "tolerant")) != plain
+    assert reward_hash(as_reward(partial(tolerant, tolerance=0.01), "tolerant")) == plain  # the default, said aloud
+    assert reward_hash(tolerant) == plain
+
+
+def test_the_name_of_a_part_is_no_content_but_its_weight_and_place_are():
+    one, other = as_reward(tolerant), as_reward(tolerant, "renamed")
+    assert reward_hash(one) == reward_hash(other)
+    format_part = Part(find_reward("think_format"))
+    hashes = {
+        reward_parts_hash([Part(one), format_part]),
+        reward_parts_hash([format_part, Part(one)]),
+        reward_parts_hash([Part(one, 2.0), format_part]),
+        reward_parts_hash([Part(one), Part(find_reward("think_format"), gate=Gate("tolerant"))]),
+        reward_parts_hash([Part(one), format_part], {"template": "math"}),
+    }
+    assert len(hashes) == 5
+
+
+class Stateful:
+    """A reward of one's own, with a cache."""
+
+    name = "stateful"
+
+    def __init__(self, strictness: float) -> None:
+        self.strictness = strictness
+        self.cache: dict[str, float] = {}
+
+    @property
+    def made_of(self) -> dict[str, float]:
+        return {"strictness": self.strictness}
+
+    def __call__(self, prompts, samples):
+        return [self.strictness for _ in samples]
+
+
+def test_an_object_counts_what_it_says_it_is_made_of():
+    used, fresh = Stateful(0.5), Stateful(0.5)
+    used.cache["x"] = 1.0
+    assert reward_hash(used) == reward_hash(fresh) != reward_hash(Stateful(0.6))
+
+
+def test_packages_count_by_their_version():
+    import importlib.metadata
+
+    pieces = reward_version(find_reward("math_answer")).pieces
+    assert pieces["package math-verify"] == importlib.metadata.version("math-verify")
+    assert not any(piece.startswith(("package whet", "package re", "module whet")) for piece in pieces)
+
+
+def test_every_builtin_has_a_hash_of_its_own():
+    hashes = {}
+    for name in BUILTIN:
+        try:
+            hashes[name] = reward_hash(find_reward(name))
+        except WhetError as error:
+            assert "needs the setting" in str(error)
+    assert len(set(hashes.values())) == len(hashes) >= 5
+
+
+def test_a_function_without_source_still_has_a_hash():
+    made: dict = {}
+    exec("def typed(reply):\n    return float(len(reply))", made)
+    other: dict = {}
+    exec("def typed(reply):\n    return float(len(reply) + 1)", other)
+    first, second = reward_version(made["typed"]), reward_version(other["typed"])
+    assert "bytecode typed" in first.pieces and first.hash != second.hash
+
+
+def test_changes_are_told():
+    old = parts_version([Part(as_reward(tolerant))]).pieces
+    new = parts_version([Part(as_reward(tolerant), 0.5), Part(find_reward("think_format"))]).pieces
+    changes = version_changes(old, new)
+    assert "tolerant: weight 1 -> 0.5" in changes
+    assert "parts tolerant -> tolerant, think_format" in changes
+    assert any(change.endswith("added") and "think_format" in change for change in changes)
+
+
+def priced(reply: str) -> float:
+    return float(len(reply) * PRICE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Decimal("0.1"), Decimal("0.2")),
+        ({"a": {3, 1}}, {"a": {3, 2}}),
+        ([Stateful(0.1)], [Stateful(0.2)]),
+        (torch.tensor([1.0]), torch.tensor([2.0])),
+        (len, sum),
+        (re.compile("a"), re.compile("a", re.IGNORECASE)),
+    ],
+)
+def test_the_value_of_a_constant_counts(monkeypatch, one, other):
+    hashes = []
+    for value in (one, other, one):
+        monkeypatch.setitem(globals(), "PRICE", value)
+        hashes.append(reward_hash(priced))
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_a_setting_that_names_a_file_counts_its_bytes_not_its_place(tmp_path):
+    hashes = []
+    for folder, text in (("one", "a"), ("two", "a"), ("three", "b")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "list.txt").write_text(text)
+        hashes.append(reward_hash(partial(tolerant, tolerance=str(tmp_path / folder / "list.txt"))))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_using_a_reward_does_not_change_its_hash():
+    reward = find_reward("math_answer")
+    before = reward_hash(reward)
+    assert reward.function(Prompt("p", (), "q", "4"), "\\boxed{4}") == 1.0
+    assert reward_hash(reward) == before

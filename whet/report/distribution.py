@@ -1,0 +1,147 @@
+"""How scores are spread: what a step of a run records of its rewards, and what a dry run shows. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from whet.types import Group, Sample
+
+TOTAL = "total"
+SPREAD_FLOOR = 1e-6  # of the values' size, at least 1: smaller differences are float noise
+MOST_BINS = 12
+MOST_VALUES = 8  # a part with no more different scores than this is shown score by score
+
+
+def distribution(values: Iterable[float]) -> dict[str, float]:
+    """min, quartiles, max and mean, and the shares of values at the lowest and at the highest; {} of nothing."""
+    known = sorted(value for value in values if math.isfinite(value))
+    if not known:
+        return {}
+    low, high = known[0], known[-1]
+    return {
+        "min": low,
+        "q1": quantile(known, 0.25),
+        "median": quantile(known, 0.5),
+        "q3": quantile(known, 0.75),
+        "max": high,
+        "mean": fmean(known),
+        "at_min": sum(_same(value, low) for value in known) / len(known),
+        "at_max": sum(_same(value, high) for value in known) / len(known),
+    }
+
+
+def reward_spread(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """The distribution of the total and of each part over a step's scored samples; `flat` is the share of groups
+    whose samples all score the same, which teach nothing about that part. Groups with one scored sample are not
+    counted there."""
+    samples = [sample for group in groups for sample in group.samples]
+    flat = flat_shares([group.samples for group in groups])
+    found = {}
+    for name in part_names(samples):
+        values = [value for sample in samples if (value := score_in(sample, name)) is not None]
+        found[name] = distribution(values) | ({"flat": flat[name]} if name in flat else {})
+    return found
+
+
+def flat_shares(groups: Iterable[Sequence[Sample]]) -> dict[str, float]:
+    """For the total and each part, the share of groups without any spread; {} where no group has two scores."""
+    known = [list(group) for group in groups]
+    found = {}
+    for name in part_names([sample for group in known for sample in group]):
+        scores = [[value for sample in group if (value := score_in(sample, name)) is not None] for group in known]
+        compared = [float(is_flat(group)) for group in scores if len(group) > 1]
+        if compared:
+            found[name] = fmean(compared)
+    return found
+
+
+def part_names(samples: Iterable[Sample]) -> list[str]:
+    """`total`, then the parts in the order of the reward."""
+    return [TOTAL, *dict.fromkeys(name for sample in samples for name in sample.parts if name != TOTAL)]
+
+
+def score_in(sample: Sample, name: str) -> float | None:
+    """The total or a part of a scored sample."""
+    value = sample.reward if name == TOTAL else sample.parts.get(name)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def is_flat(values: Sequence[float]) -> bool:
+    """True when the values differ by float noise at most."""
+    return not values or _same(min(values), max(values))
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= SPREAD_FLOOR * max(abs(one), abs(other), 1.0)
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The value below which this share lies, straight between neighbours."""
+    place = share * (len(ascending) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
+
+
+def histogram(values: Sequence[float], most_bins: int = MOST_BINS) -> list[tuple[float, float, int]]:
+    """(from, to, count) of each bin, ascending. A few different scores have a bin each, with from = to."""
+    known = sorted(value for value in values if math.isfinite(value))
+    if not known:
+        return []
+    different = sorted(set(known))
+    if len(different) <= MOST_VALUES:
+        return [(value, value, known.count(value)) for value in different]
+    low, high = known[0], known[-1]
+    edges = [low + (high - low) * place / most_bins for place in range(most_bins + 1)]
+    counts = [0] * most_bins
+    for value in known:
+        counts[min(int((value - low) / (high - low) * most_bins), most_bins - 1)] += 1
+    return [(start, stop, count) for (start, stop), count in zip(pairwise(edges), counts, strict=True)]
+
+
+def pearson(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The linear correlation; None where one side does not vary or there are fewer than three pairs."""
+    if len(first) < 3 or is_flat(first) or is_flat(second):
+        return None
+    mean_first, mean_second = fmean(first), fmean(second)
+    over = math.fsum((a - mean_first) * (b - mean_second) for a, b in zip(first, second, strict=True))
+    under = math.fsum((a - mean_first) ** 2 for a in first) * math.fsum((b - mean_second) ** 2 for b in second)
+    return max(-1.0, min(1.0, over / math.sqrt(under))) if under > 0 else None
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The correlation of the ranks, equal values sharing their mean rank."""
+    return pearson(ranks(first), ranks(second))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        stop = start
+        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
+            stop += 1
+        for place in order[start : stop + 1]:
+            found[place] = (start + stop) / 2 + 1
+        start = stop + 1
+    return found
+
+
+def correlations(columns: Mapping[str, Sequence[float | None]]) -> list[tuple[str, str, float | None, float | None]]:
+    """(first, second, Pearson, Spearman) of every two columns, over the rows where both are known."""
+    names = list(columns)
+    found = []
+    for place, first in enumerate(names):
+        for second in names[place + 1 :]:
+            pairs = [
+                (a, b)
+                for a, b in zip(columns[first], columns[second], strict=True)
+                if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+            ]
+            one, other = [a for a, _ in pairs], [b for _, b in pairs]
+            found.append((first, second, pearson(one, other), spearman(one, other)))
+    return found

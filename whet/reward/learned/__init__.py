@@ -1,0 +1,22 @@
+"""Rewards that were learned: reward models and process reward models from transformers folders.
+
+Frozen, with their own tokenizer and chat template, batched by a token budget; one folder or an ensemble of several.
+"""
+
+from whet.reward.learned.ensemble import LengthFit, aggregated, agreed, length_fit
+from whet.reward.learned.outcome import Learned, LearnedSettings, learned
+from whet.reward.learned.process import LearnedSteps, StepSettings, learned_steps, step_ends
+
+__all__ = [
+    "Learned",
+    "LearnedSettings",
+    "LearnedSteps",
+    "LengthFit",
+    "StepSettings",
+    "aggregated",
+    "agreed",
+    "learned",
+    "learned_steps",
+    "length_fit",
+    "step_ends",
+]

@@ -1,0 +1,229 @@
+"""Whole replies scored by a sequence classifier, or by several."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whet.reward.learned.ensemble import (
+    Ensemble,
+    LengthFit,
+    agreed,
+    check_choice,
+    length_examples,
+    length_fit,
+)
+from whet.reward.learned.network import Network, Place, read_network
+from whet.types import Prompt, Sample, WhetError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+Output = Literal["auto", "raw", "probability"]
+RUNNING = "running"
+FEWEST = 32  # replies before a running slope is trusted
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedSettings:
+    """Which classifiers score a reply, and what is made of their outputs."""
+
+    folder: str | Sequence[str] = ""  # of a sequence-classification model; several make an ensemble
+    name: str = "learned"
+    label: str = ""  # which label is the score, by name or number; needed where there are several
+    output: Output = "auto"  # raw: the logit; probability: sigmoid or softmax; auto: raw for a model of one label
+    ensemble: Ensemble = "mean"
+    deviations: float = 1.0  # of mean_minus_std
+    length_slope: float = 0.0  # what a token earns by itself, to be taken off
+    length_center: float = 0.0  # tokens: the length that keeps its score
+    length_fit: str = ""  # "running", or a file of JSON lines: fit both
+    length_window: int = 2000  # replies a running fit remembers
+    tokenizer: str = ""  # another folder; "" for the model's own
+    device: str = "auto"
+    dtype: str = "auto"
+    tokens_per_pass: int = 16_384
+
+    def __post_init__(self) -> None:
+        check_folders(self.folder, self.name)
+        check_choice(self.output, Output, f"output of reward {self.name!r}")
+        check_choice(self.ensemble, Ensemble, f"ensemble of reward {self.name!r}")
+        if self.length_fit and (self.length_slope or self.length_center):
+            raise WhetError(
+                f"reward {self.name!r} has both length_fit and a given slope or center; drop one: a fit replaces them"
+            )
+        if self.tokens_per_pass < 1 or self.length_window < FEWEST:
+            raise WhetError(
+                f"reward {self.name!r} has tokens_per_pass={self.tokens_per_pass} and length_window="
+                f"{self.length_window}; give at least 1 and {FEWEST}"
+            )
+
+    @property
+    def places(self) -> list[Place]:
+        each = folders_of(self.folder)
+        return [Place(one, self.tokenizer, self.device, self.dtype, self.tokens_per_pass) for one in each]
+
+
+def learned(**settings: Any) -> Learned:
+    """A learned reward with the settings of `LearnedSettings`.
+
+    A probability is in [0, 1]; the raw output of a model with one label has no bounds, and squashing it would hide
+    the differences between good replies.
+    """
+    return Learned(LearnedSettings(**settings))
+
+
+learned.__signature__ = inspect.signature(LearnedSettings, eval_str=True)  # type: ignore[attr-defined]
+
+
+class Learned:
+    """One score a reply: the agreed output of the classifiers, less what its length alone would earn.
+
+    None for a conversation that is longer than a model's context. With `length_fit="running"` a score depends on
+    the replies before it; what was seen is not saved with a run, and a resumed one fits anew.
+    """
+
+    limits_itself = True  # nothing in a reply can make a forward pass hang
+
+    def __init__(self, settings: LearnedSettings) -> None:
+        self.settings = settings
+        self._networks: list[tuple[Network, int]] = []
+        self._fit = LengthFit(settings.length_slope, settings.length_center)
+        self._seen: deque[tuple[float, float, str]] = deque(maxlen=settings.length_window)
+        self._call = 0
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def deterministic(self) -> bool:
+        return self.settings.length_fit != RUNNING
+
+    @property
+    def fit(self) -> LengthFit:
+        """What is taken off for length at the moment."""
+        return self._fit
+
+    @property
+    def made_of(self) -> Mapping[str, Any]:
+        shown = ("label", "output", "ensemble", "deviations", "length_slope", "length_center", "length_fit", "dtype")
+        folders = {"folder": folders_of(self.settings.folder), "tokenizer": self.settings.tokenizer}
+        return {**folders, **{key: getattr(self.settings, key) for key in shown}}
+
+    def prepare(self) -> None:
+        """Load the models, once."""
+        if self._networks:
+            return
+        networks = []
+        for place in self.settings.places:
+            network, _ = read_network(place, ["sequence"])
+            networks.append((network, label_number(network, self.settings.label)))
+        self._networks = networks
+        if self.settings.length_fit not in ("", RUNNING):
+            self._fit = self._fit_of_file(self.settings.length_fit)
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        self.prepare()
+        replies = [sample.reply for sample in samples]
+        scores = self._agreed(prompts, replies)
+        if not self._takes_length_off:
+            return scores
+        lengths = self._lengths(replies)
+        if self.settings.length_fit == RUNNING:
+            self._remember(prompts, lengths, scores)
+        return [
+            None if score is None else self._fit.without_length(score, length)
+            for score, length in zip(scores, lengths, strict=True)
+        ]
+
+    @property
+    def _takes_length_off(self) -> bool:
+        return bool(self.settings.length_fit or self.settings.length_slope)
+
+    def _agreed(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float | None]:
+        by_network = [self._outputs(network, label, prompts, replies) for network, label in self._networks]
+        agreed_scores: list[float | None] = []
+        for opinions in zip(*by_network, strict=True):
+            known = [each for each in opinions if each is not None]
+            whole = len(known) == len(opinions)
+            agreed_scores.append(agreed(known, self.settings.ensemble, self.settings.deviations) if whole else None)
+        return agreed_scores
+
+    def _outputs(
+        self, network: Network, label: int, prompts: Sequence[Prompt], replies: Sequence[str]
+    ) -> list[float | None]:
+        tokens = [network.conversation_tokens(*pair) for pair in zip(prompts, replies, strict=True)]
+        fitting = [row for row, each in enumerate(tokens) if 0 < len(each.ids) <= network.context]
+        if len(fitting) < len(tokens):
+            lost, limit = len(tokens) - len(fitting), network.context
+            logger.warning("reward %r: %d replies outgrow its model's context of %d tokens", self.name, lost, limit)
+        found = network.logits([tokens[row] for row in fitting], lambda logits, _: self._output(network, logits, label))
+        outputs: list[float | None] = [None] * len(tokens)
+        for row, value in zip(fitting, found, strict=True):
+            outputs[row] = float(value)
+        return outputs
+
+    def _output(self, network: Network, logits: Tensor, label: int) -> Tensor:
+        logits = logits.float()
+        alone = len(network.labels) == 1
+        if self.settings.output == "raw" or (self.settings.output == "auto" and alone):
+            return logits[label]
+        several = alone or network.model.config.problem_type == "multi_label_classification"
+        return torch.sigmoid(logits[label]) if several else torch.softmax(logits, -1)[label]
+
+    def _lengths(self, replies: Sequence[str]) -> list[int]:
+        network = self._networks[0][0]
+        return [len(network.text_tokens(reply)) for reply in replies]
+
+    def _remember(self, prompts: Sequence[Prompt], lengths: Sequence[int], scores: Sequence[float | None]) -> None:
+        """Refit with the replies of this call; those of one prompt and call are a group."""
+        self._call += 1
+        counts = Counter(prompt.id for prompt in prompts)
+        grouped = max(counts.values(), default=1) > 1
+        for prompt, length, score in zip(prompts, lengths, scores, strict=True):
+            if score is not None:
+                self._seen.append((length, score, f"{self._call}/{prompt.id}" if grouped else str(self._call)))
+        if len(self._seen) >= FEWEST:
+            self._fit = length_fit(*zip(*self._seen, strict=True))
+
+    def _fit_of_file(self, file: str) -> LengthFit:
+        examples = length_examples(file)
+        asked = [(each.prompt, each.reply) for each in examples if each.prompt is not None]
+        known = [(each.length, each.score, each.group) for each in examples if each.prompt is None]
+        if asked:
+            prompts, replies = [prompt for prompt, _ in asked], [reply for _, reply in asked]
+            groups = [each.group for each in examples if each.prompt is not None]
+            scored = zip(self._lengths(replies), self._agreed(prompts, replies), groups, strict=True)
+            known += [(length, score, group) for length, score, group in scored if score is not None]
+        return length_fit(*zip(*known, strict=True))
+
+
+def folders_of(folder: str | Sequence[str]) -> list[str]:
+    return [folder] if isinstance(folder, str) else list(folder)
+
+
+def check_folders(folder: str | Sequence[str], name: str) -> None:
+    if not folders_of(folder) or not all(folders_of(folder)):
+        raise WhetError(f"reward {name!r} has no model; give folder=FOLDER, or a list of them for an ensemble")
+
+
+def label_number(network: Network, label: str) -> int:
+    """The number of the label whose output is the score."""
+    labels = network.labels
+    known = f"its labels: {', '.join(labels)}"
+    if not label:
+        if len(labels) == 1:
+            return 0
+        raise WhetError(f"{network.place.folder} has {len(labels)} labels and none is named; give label=NAME, {known}")
+    lowered = [each.casefold() for each in labels]
+    if label.casefold() in lowered:
+        return lowered.index(label.casefold())
+    if label.isdigit() and int(label) < len(labels):
+        return int(label)
+    raise WhetError(f"{network.place.folder} has no label {label!r}{did_you_mean(label, labels)}; {known}")

@@ -1,0 +1,196 @@
+"""Values as text: how arguments and results travel between the two sides of an exam. Never pickle.
+
+Runs inside the sandbox's own processes: only the standard library may be imported here. Only plain values are
+rebuilt, and a value of a subclass arrives as its base: an object that claims to equal everything cannot pass for a
+number. What is no plain value becomes a `handle` that stays where the object lives.
+
+A value is a list of nodes, children before parents, the last one the value itself. A child is an atom (null, true,
+a number, a string) or [k], the k-th node; so neither depth nor shared parts cost anything.
+"""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import decimal
+import fractions
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+MOST_NODES = 200_000
+WIDEST_PLAIN = 1 << 53  # beyond it an integer travels in hexadecimal, which has no limit on digits
+
+CONTAINERS: tuple[tuple[type, str], ...] = (
+    *((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "f"), (deque, "q")),
+    *((Counter, "C"), (dict, "d")),
+)
+BUILDERS: dict[str, Callable[[Iterable[Any]], Any]] = {
+    **{"l": list, "t": tuple, "s": set, "f": frozenset, "q": deque},
+}
+
+
+class NotPlain(Exception):
+    """A value that cannot travel, and for which no handle may stand."""
+
+
+Export = Callable[[Any], list[Any]]
+"""The node that stands for an object that is no plain value, or `NotPlain`."""
+Load = Callable[[str, Any], Any]
+"""The value of a node with a tag this module does not know."""
+
+
+def refuse(value: Any) -> list[Any]:
+    raise NotPlain(f"a {type(value).__name__} cannot be carried")
+
+
+def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | None = None) -> list[Any]:
+    """The value as nodes. Objects of a `shared` class travel by their attributes."""
+    found: list[Any] = []
+    places: dict[int, Any] = {}  # of containers by identity: a finished one is [k], an open one None
+    kept: list[Any] = []  # temporary objects must live as long as their identity is used
+    stack: list[tuple[Any, list[Any] | None, str]] = [(value, None, "")]
+    while stack:
+        item, children, tag = stack.pop()
+        if children is None:
+            if id(item) in places or _is_atom(item):
+                continue
+            tag, children = _opened(item, export, shared)
+            if tag in ("", "x"):
+                found.append(children if tag == "x" else children[0])
+                places[id(item)] = [len(found) - 1]
+                kept.append(item)
+                continue
+            places[id(item)] = None
+            kept.append(item)
+            stack.append((item, children, tag))
+            stack.extend((child, None, "") for child in reversed(children) if not _is_atom(child))
+            continue
+        if tag == "=":
+            places[id(item)] = _reference(children[0], places)
+            kept.append(children)
+            continue
+        found.append([tag, [_reference(child, places) for child in children]])
+        places[id(item)] = [len(found) - 1]
+        if len(found) > MOST_NODES:
+            raise NotPlain("the value is too large")
+    found.append(_reference(value, places))
+    return found
+
+
+def _reference(child: Any, places: Mapping[int, Any]) -> Any:
+    if _is_atom(child):
+        return child
+    place = places[id(child)]
+    if place is None:
+        raise NotPlain("a value that contains itself cannot be carried")
+    return place
+
+
+def _is_atom(value: Any) -> bool:
+    kind = type(value)
+    if kind is int:
+        return -WIDEST_PLAIN < value < WIDEST_PLAIN
+    return value is None or kind in (bool, float, str)
+
+
+def _opened(item: Any, export: Export, shared: Mapping[str, type] | None) -> tuple[str, list[Any]]:
+    """(tag, children) of a container; ("x", node) of a finished node; ("", [atom]) of a subclass of an atom;
+    ("=", [other]) of an object that travels as another one."""
+    for kind, tag in CONTAINERS:
+        if isinstance(item, kind):
+            # the base's own methods: a subclass may say anything
+            base: Any = kind
+            if issubclass(kind, dict):
+                return tag, [each for pair in base.items(item) for each in pair]
+            return tag, list(base.__iter__(item))
+    if isinstance(item, str):
+        return "", [str.__str__(item)]
+    if isinstance(item, int):
+        whole = int.__index__(item)
+        return ("", [whole]) if _is_atom(whole) else ("x", ["i", hex(whole)])
+    if isinstance(item, float):
+        return "", [float.__float__(item)]
+    if isinstance(item, bytes | bytearray):
+        return "x", ["b" if isinstance(item, bytes) else "B", bytes(item).hex()]
+    if isinstance(item, complex):
+        return "x", ["c", [item.real, item.imag]]
+    node = _special(item)
+    if node is not None:
+        return "x", node
+    kind = type(item)
+    if shared is not None and shared.get(kind.__name__) is kind:
+        return f"o{kind.__name__}", [each for pair in vars(item).items() for each in pair]
+    if (getattr(kind, "__module__", "") or "").split(".")[0] == "numpy" and hasattr(item, "tolist"):
+        return "=", [item.tolist()]
+    return "x", export(item)
+
+
+def _special(item: Any) -> list[Any] | None:
+    kind: Any = type(item)
+    if isinstance(item, type):
+        name = str(item.__name__)
+        return ["y", name] if getattr(builtins, name, None) is item else None
+    if kind is range:
+        return ["r", [hex(item.start), hex(item.stop), hex(item.step)]]
+    if kind is decimal.Decimal:
+        return ["D", str(item)]
+    if kind is fractions.Fraction:
+        return ["F", [hex(item.numerator), hex(item.denominator)]]
+    if kind in (datetime.datetime, datetime.date, datetime.time):
+        return ["T", kind.__name__, item.isoformat()]
+    if kind is datetime.timedelta:
+        return ["T", "timedelta", [item.days, item.seconds, item.microseconds]]
+    return None
+
+
+def value_of(nodes: Sequence[Any], load: Load | None = None, shared: Mapping[str, type] | None = None) -> Any:
+    """The value of `nodes`; anything malformed is a `NotPlain`. The text may come from hostile code."""
+    built: list[Any] = []
+
+    def child(reference: Any) -> Any:
+        return built[reference[0]] if isinstance(reference, list) else reference
+
+    try:
+        for node in nodes[:-1]:
+            built.append(_built(node, child, load, shared) if isinstance(node, list) else node)
+        return child(nodes[-1])
+    except NotPlain:
+        raise
+    except Exception as error:
+        raise NotPlain(f"not a value: {type(error).__name__}") from None
+
+
+def _built(node: list[Any], child: Callable[[Any], Any], load: Load | None, shared: Mapping[str, type] | None) -> Any:
+    tag, content = node[0], node[1]
+    if tag in BUILDERS:
+        return BUILDERS[tag](child(each) for each in content)
+    if tag in ("d", "C"):
+        pairs = {child(key): child(value) for key, value in zip(content[::2], content[1::2], strict=True)}
+        return pairs if tag == "d" else Counter(pairs)
+    if tag == "i":
+        return int(content, 16)
+    if tag in ("b", "B"):
+        return bytes.fromhex(content) if tag == "b" else bytearray.fromhex(content)
+    if tag == "c":
+        return complex(*content)
+    if tag == "r":
+        return range(*(int(each, 16) for each in content))
+    if tag == "y" and isinstance(getattr(builtins, content), type):
+        return getattr(builtins, content)
+    if tag == "D":
+        return decimal.Decimal(content)
+    if tag == "F":
+        return fractions.Fraction(*(int(each, 16) for each in content))
+    if tag == "T":
+        if content == "timedelta":
+            return datetime.timedelta(*node[2])
+        kind: Any = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}[content]
+        return kind.fromisoformat(node[2])
+    if shared is not None and tag[:1] == "o" and tag[1:] in shared:
+        made: Any = object.__new__(shared[tag[1:]])
+        vars(made).update({child(key): child(value) for key, value in zip(content[::2], content[1::2], strict=True)})
+        return made
+    if load is None:
+        raise NotPlain(f"unknown tag {tag!r}")
+    return load(tag, content)

@@ -1,0 +1,61 @@
+"""Messages over a socket or pipe: four bytes of length, then JSON.
+
+Runs inside the sandbox's own processes: only the standard library may be imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any
+
+LENGTH = struct.Struct(">I")
+LARGEST = 1 << 28  # bytes of one message between trusted sides
+
+
+class Closed(Exception):
+    """The other side is gone, or talks nonsense."""
+
+
+def packed(message: Any) -> bytes:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return LENGTH.pack(len(text)) + text
+
+
+def send(descriptor: int, message: Any) -> None:
+    send_bytes(descriptor, packed(message))
+
+
+def send_bytes(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        raise Closed(str(error)) from None
+
+
+def receive(descriptor: int, largest: int = LARGEST) -> Any:
+    """The next message, or `Closed`; nothing beyond the message is read."""
+    (length,) = LENGTH.unpack(_exactly(descriptor, LENGTH.size))
+    if length > largest:
+        raise Closed(f"a message of {length} bytes, more than {largest}")
+    try:
+        return json.loads(_exactly(descriptor, length))
+    except (ValueError, RecursionError):
+        raise Closed("not a message") from None
+
+
+def _exactly(descriptor: int, count: int) -> bytes:
+    pieces = []
+    while count:
+        try:
+            piece = os.read(descriptor, min(count, 1 << 20))
+        except OSError as error:
+            raise Closed(str(error)) from None
+        if not piece:
+            raise Closed("the other side is gone")
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
