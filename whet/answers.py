@@ -144,8 +144,8 @@ def tokenizer_encode(model: str) -> Encode:
 
 
 def _task_answers(source: str, limit: int, encode: Encode) -> Answers:
-    from whet.assembly import tasks_of
     from whet.data.tasks import demonstrations
+    from whet.reward_parts import tasks_of
 
     found = []
     tasks = tasks_of(source)

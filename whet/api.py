@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from whet.train.run import Outcome
 
 RewardLike = str | Callable[..., Any] | Reward
+Weight = float | tuple[tuple[float, float], ...]  # or points it moves between over training
 CONFIG, ROWS = "config.toml", "data.jsonl"
 
 
@@ -240,7 +241,9 @@ def _run(
 ) -> Run:
     from whet.assembly import assembled
     from whet.report import Console, Record, write_report
+    from whet.report.review import Review, ReviewPlan
     from whet.train.run import Schedule, run_course
+    from whet.workbench import close_version, open_version
 
     started = time.time()
     with uncollected():
@@ -256,9 +259,14 @@ def _run(
         "command": command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,
     }
-    record = Record(folder, config.report.samples_per_step)
+    ledger = config.reward.ledger or None
+    reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
+    record = Record(folder, config.report.samples_per_step, reward_hash)
     console = Console() if watchers is None else None
-    reporters = [console] if console is not None else list(watchers or ())
+    reporters: list[Reporter] = [console] if console is not None else list(watchers or ())
+    if assembly.parts and config.report.review_every:
+        plan = ReviewPlan(config.report.review_every, config.report.review_count, config.seed)
+        reporters.append(Review(folder, config.steps, plan, reward_hash))
     schedule = Schedule(
         config.steps, config.report.evaluate_every, config.report.save_every, config.report.keep_checkpoints
     )
@@ -283,6 +291,8 @@ def _run(
         raise
     ending = _ending(outcome, start_up)
     record.finished(ending)
+    if reward_hash:
+        close_version(folder, reward_hash, ledger)
     report = write_report(folder)
     asked = "" if outcome.after else ' "your prompt"'  # without held-out prompts there is nothing else to ask
     going_on = f"whet resume {folder}" if outcome.status == "interrupted" else f"whet sample {folder}{asked}"
@@ -330,7 +340,7 @@ def _next_free(method: str) -> Path:
     return folder
 
 
-def _parts(reward: Any) -> list[tuple[str, float, RewardLike]] | None:
+def _parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
     """(name, weight, reward) of each part; an empty name is the reward's own."""
     if reward is None:
         return None
@@ -355,7 +365,7 @@ def _path_of(reward: RewardLike, name: str) -> str:
     return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
 
 
-def _rewards(parts: list[tuple[str, float, RewardLike]] | None) -> Any:
+def _rewards(parts: list[tuple[str, Weight, RewardLike]] | None) -> Any:
     if parts is None:
         return None
     from whet.reward import Part, as_reward, check_parts, find_reward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from whet.config import (
-    FROM_PYTHON,
     Config,
     EvaluationConfig,
     PolicyConfig,
@@ -20,20 +19,33 @@ from whet.config import (
     flattened,
 )
 from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from, read_rows
-from whet.data.tasks import TASKS, Task, demonstrations, prompts
+from whet.data.gym import PREFIX as GYM
+from whet.data.gym import gym_prompts
+from whet.data.tasks import demonstrations, prompts
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.critic import critic_on
 from whet.model.plain_trunk import plain_works
 from whet.model.reference import HeldReference, Reference, ReloadedReference
 from whet.model.split import Recompute, SplitModel, split_model
 from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
-from whet.reward import BUILTIN, Part, as_reward, check_parts, find_reward, score, step_scorer, with_steps
+from whet.reward import Failures, Part, step_scorer, with_steps
 from whet.reward.steps import StepScorer
+from whet.reward_parts import (
+    asking,
+    check_rewards,
+    failures_of,
+    parts_of,
+    scorer,
+    scorer_at,
+    tasks_of,
+    told,
+    weights_of,
+)
 from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
 from whet.train.evaluate import Exam
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rl import Cast, Questions, RLCourse, RLSettings
+from whet.train.rl import Cast, Judging, Questions, RLCourse, RLSettings
 from whet.train.run import Course
 from whet.train.sft import SFTCourse, SFTSettings
 from whet.types import Demonstration, Prompt, Sample, Sampling, WhetError
@@ -61,6 +73,7 @@ class Assembly:
     objective: list[str]  # in words and symbols
     facts: Mapping[str, str]
     precision: str
+    parts: tuple[Part, ...] = ()
 
 
 def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
@@ -72,29 +85,41 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts else []
     machine = machine_of(config)
     sampling = sampling_of(config.sampling)
-    judge: Score = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
+    parts = asking(parts, machine.engine, machine.loaded.tokenizer)
+    failures = failures_of(config)
+    judge = scorer(config, parts, failures)
     exam = exam_of(machine, held_out[: config.report.evaluate_prompts], sampling, judge) if held_out and parts else None
     facts = {**machine.facts, "data": data_fact(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
-        scorer = step_scorer(parts)
-        if scorer is not None and "step_reward" in objective.needs():
-            judge = partial(judged_steps, judge=judge, scorer=scorer, tokenizer=machine.loaded.tokenizer)
-        questions = Questions(
-            task_prompts,
-            encoded_prompts(machine, task_prompts, sampling),
-            judge,
-            {part.reward.name: part.weight for part in parts},
-        )
-        course: Course = policy_course(config, objective, machine, questions, exam)
+        check_rewards(objective, parts)
+        judging = _judging(config, parts, failures, objective, machine)
+        tokens = encoded_prompts(machine, task_prompts, sampling)
+        course: Course = policy_course(config, objective, machine, Questions(task_prompts, tokens, judging), exam)
         updates = config.batch.updates_per_step * config.batch.passes_per_step
         lines, name = description(objective, updates), title(objective)
-        facts["reward"] = ", ".join(f"{part.weight:g} x {part.reward.name}" for part in parts)
+        facts["reward"] = told(parts)
     else:
         assert isinstance(config, SupervisedConfig)
         course = supervised_course(config, machine, exam)
         lines = ["Supervised fine-tuning", "  J = 1/M SUM log pi(reply token)", "  - every reply token counts the same"]
         name = "SFT"
-    return Assembly(course, name, lines, facts, str(machine.policy.dtype))
+    return Assembly(course, name, lines, facts, str(machine.policy.dtype), tuple(parts))
+
+
+def _judging(
+    config: PolicyConfig, parts: Sequence[Part], failures: Failures, objective: Objective, machine: Machine
+) -> Callable[[float], Judging]:
+    """share of the training done -> how replies are judged then."""
+    steps_scorer = step_scorer(parts)
+    at = scorer_at(config, parts, failures)
+
+    def judging(progress: float) -> Judging:
+        judge = at(progress)
+        if steps_scorer is not None and "step_reward" in objective.needs():
+            judge = partial(judged_steps, judge=judge, scorer=steps_scorer, tokenizer=machine.loaded.tokenizer)
+        return Judging(judge, weights_of(config, parts, progress))
+
+    return judging
 
 
 def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
@@ -119,18 +144,12 @@ def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
     return objective
 
 
-def tasks_of(source: str) -> list[Task]:
-    """`task:arithmetic+lists` -> the tasks."""
-    found = []
-    for name in source.removeprefix("task:").split("+"):
-        if name not in TASKS:
-            raise WhetError(f"data.source={source}: no task is called {name!r}; there are {', '.join(TASKS)}")
-        found.append(TASKS[name])
-    return found
-
-
 def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
     data = config.data
+    if data.source.startswith(GYM):
+        split, seed = ("held_out", HELD_OUT_SEED) if held_out else ("train", config.seed)
+        count = config.report.evaluate_prompts if held_out else data.count
+        return gym_prompts(data.source, count, seed, data.settings, split)
     if not data.source.startswith("task:"):
         source = data.held_out if held_out else data.source
         if not source:
@@ -160,36 +179,6 @@ def demonstrations_of(config: SupervisedConfig) -> tuple[list[Demonstration], li
         for row in demonstrations(task, count, config.seed, difficulty, data.share_worked)
     ]
     return rows, []
-
-
-def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
-    """The config's rewards, or the task's own."""
-    if config.reward.parts:
-        for part in config.reward.parts:
-            if part.reward.startswith(FROM_PYTHON):
-                raise WhetError(
-                    f"the reward {part.reward.removeprefix(FROM_PYTHON)!r} of this run was given from Python and is in "
-                    "no file; give another with --reward"
-                )
-        parts = [Part(find_reward(part.reward), part.weight) for part in config.reward.parts]
-    elif config.data.source.startswith("task:"):
-        names = {task.reward for task in tasks_of(config.data.source)}
-        parts = [Part(find_reward(names.pop()) if len(names) == 1 else as_reward(task_answer))]
-    elif wanted:
-        raise WhetError(
-            "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
-            "or --reward file.py:function"
-        )
-    else:
-        return []
-    check_parts(parts)
-    return parts
-
-
-def task_answer(prompt: Prompt, reply: str) -> float:
-    """The reward of whichever built-in task the prompt comes from."""
-    task = TASKS[prompt.id.split("/")[0]]
-    return BUILTIN[task.reward](prompt, reply)
 
 
 def machine_of(config: Config | EvaluationConfig) -> Machine:

@@ -22,7 +22,7 @@ from whet.meter import Meter, Reading
 from whet.objective import PRESETS
 from whet.report.speed import Anatomy, Ceilings, Shape, Speed, rollout_limit, training_operations
 from whet.rollout.collect import request_seed
-from whet.train.rl import Questions, RLCourse
+from whet.train.rl import Judging, Questions, RLCourse
 from whet.train.run import Clock
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 
@@ -148,9 +148,13 @@ def random_prompts(machine: Machine, shape: Shape, seed: int) -> list[tuple[int,
 def bench_course(config: PolicyConfig, machine: Machine, prompts: Sequence[tuple[int, ...]]) -> RLCourse:
     """The loop's own course over these prompts; the reward is the share of even tokens in a reply."""
     questions = Questions(
-        [Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts), _even_share
+        [Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts), _judging
     )
     return policy_course(config, row_of(config), machine, questions, None)
+
+
+def _judging(progress: float) -> Judging:
+    return Judging(_even_share)
 
 
 def _even_share(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from whet import __version__
+from whet.cli_reward import reward_app
 
 app = typer.Typer(
     name="whet",
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(reward_app)
 
 Settings = Annotated[
     list[str] | None,

@@ -44,10 +44,11 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), a file, or hub:owner/name")
+    source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
     held_out: str = Field("", description="file or hub id to evaluate on; a task brings its own held-out split")
     difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field((3,), description="of a task")
     count: int = Field(4096, ge=1, description="questions a task writes for training")
+    settings: dict[str, Any] = Field({}, description="of a gym dataset: its own, and level")
     limit: int = Field(0, ge=0, description="use only the first rows of a file; 0 is all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = ours")
     as_chat: bool = Field(False, description="send a plain text prompt as a user message")
@@ -75,15 +76,37 @@ class SamplingSection(Section):
 
 class RewardPart(Section):
     reward: str = Field(description="built-in name, module:function or file.py:function")
-    weight: float = Field(1.0, description="in the sum")
+    weight: float | tuple[tuple[float, float], ...] = Field(
+        1.0, description="in the sum; or points [position, weight] it moves between over training"
+    )
+    over: Literal["share", "steps"] = Field("share", description="positions: shares of the training, or steps")
+    settings: dict[str, Any] = Field({}, description="of the reward itself, by name")
+    gate: str = Field("", description="counts only where the part of this name passes")
+    gate_least: float = Field(1.0, description="the score that passes the gate")
+    gate_otherwise: float = Field(0.0, description="what counts where the gate is shut")
+    cap: tuple[float, ...] = Field((), description="least and most the part may count")
+    normalise: Literal["off", "group", "batch"] = Field("off", description="on its own, before the weight")
+    penalty: bool = Field(False, description="a negative weight is meant")
 
 
 class RewardSection(Section):
     parts: tuple[RewardPart, ...] = Field((), description="named rewards and their weights; empty: the task's own")
-    timeout: float = Field(10.0, gt=0, description="seconds a call may take")
-    on_error: Literal["stop", "exclude"] = Field(
-        "stop", description="a failing reward stops the run or drops the sample"
+    template: str = Field("", description="ready parts instead: math, code, retrieval or agent")
+    format_first: float = Field(
+        0.0, ge=0, le=1, description="of a template: the format counts more until this share of the training"
     )
+    defences: tuple[str, ...] = Field((), description="against hacking, by name: `whet reward list`")
+    defence_weight: float = Field(0.5, gt=0, description="of each defence, a penalty")
+    defences_as_gates: bool = Field(False, description="a guilty reply's first part counts nothing, instead")
+    timeout: float = Field(10.0, gt=0, description="seconds a call may take")
+    on_error: Literal["tolerate", "stop", "exclude"] = Field(
+        "tolerate",
+        description="a failing reward drops the sample, and stops the run: where it fails often, always, never",
+    )
+    most_failures: float = Field(
+        0.05, gt=0, le=1, description="tolerated share of failures among the last 200 samples, 50 at least"
+    )
+    ledger: str = Field("", description="file that remembers reward changes; empty: rewards.jsonl beside the run")
 
 
 class BatchSection(Section):
@@ -124,6 +147,8 @@ class ReportSection(Section):
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="older ones are removed")
     samples_per_step: int = Field(1, ge=0, description="groups of each step written to samples.jsonl")
+    review_every: int = Field(100, ge=0, description="steps between two samplings for review; 0 is off")
+    review_count: int = Field(20, ge=1, description="of the best and of the worst replies, each time")
 
 
 class RunConfig(Section):
@@ -346,17 +371,23 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
 def idle_keys(config: Config) -> dict[str, str]:
     """Paths that cannot change this run, with the reason."""
     data = config.data
-    is_task = data.source.startswith("task:")
-    other = "files" if is_task else "tasks"
+    is_task, is_gym = data.source.startswith("task:"), data.source.startswith("gym:")
+    of_files = ("limit", "columns", "as_chat", "held_out")
+    if is_task:
+        foreign = {**dict.fromkeys(of_files, "files"), "settings": "gym datasets"}
+    elif is_gym:
+        foreign = {**dict.fromkeys(of_files, "files"), **dict.fromkeys(("difficulty", "share_worked"), "tasks")}
+    else:
+        foreign = {**dict.fromkeys(("difficulty", "count", "share_worked"), "tasks"), "settings": "gym datasets"}
     idle = {
         f"data.{key}": f"has no effect on data.source={data.source}: it is for {other}; drop it"
-        for key in (("limit", "columns", "as_chat", "held_out") if is_task else ("difficulty", "count", "share_worked"))
+        for key, other in foreign.items()
         if key in type(data).model_fields
     }
     trains_critic = not isinstance(config, PolicyConfig) or "value" in config.objective
     if not trains_critic and not PRESETS[config.method].objective.value.needs:
         idle["critic"] = f"has no effect: {config.method} trains no critic; drop it"
-    if isinstance(config, SupervisedConfig) and not (is_task or data.held_out):
+    if isinstance(config, SupervisedConfig) and not (is_task or is_gym or data.held_out):
         for section in ("sampling", "reward"):
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"
     return idle

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import comb
 from statistics import fmean
 
-from whet.assembly import encoded_prompts, exam_of, machine_of, parts_of, prompts_of, sampling_of
+from whet.assembly import encoded_prompts, exam_of, machine_of, prompts_of, sampling_of
 from whet.config import EvaluationConfig
-from whet.reward import score
+from whet.reward_parts import asking, parts_of, scorer
 from whet.rollout.collect import replies
 from whet.train.evaluate import marks
 from whet.types import Group, Prompt, WhetError
@@ -24,7 +23,7 @@ def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = parts_of(config, wanted=True)
     machine = machine_of(config)
-    judge = partial(score, parts=parts, timeout=config.reward.timeout, on_error=config.reward.on_error)
+    judge = scorer(config, asking(parts, machine.engine, machine.loaded.tokenizer))
     exam = exam_of(machine, chosen, sampling_of(config.sampling), judge)
     if num_samples == 1:
         return exam.sat(machine.engine)

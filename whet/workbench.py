@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any
 
 from whet.answers import Answer, Answers, described
-from whet.assembly import parts_of
 from whet.config import read_toml, resolved_evaluation
 from whet.report import evaluations, read_metrics, read_summary, step_reports
 from whet.report.rescore import Rejudged, Rescore
@@ -27,6 +26,7 @@ from whet.reward.call import PerSample
 from whet.reward.combine import Schedule, check_parts, combined, in_shares
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
 from whet.reward.version import parts_version, reward_version, version_changes
+from whet.reward_parts import parts_of
 from whet.types import StepReport, WhetError
 
 logger = logging.getLogger(__name__)

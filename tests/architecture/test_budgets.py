@@ -61,7 +61,7 @@ def num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def is_command(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A command of the command line: each of its parameters is an option."""
     called = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
-    return module.path.name == "cli.py" and any(
+    return module.path.name.startswith("cli") and any(
         isinstance(each, ast.Attribute) and each.attr in ("command", "callback") for each in called
     )
 

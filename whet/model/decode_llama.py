@@ -66,10 +66,14 @@ class LlamaDecoder(Decoder):
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
+        dtype = self.attended.dtype
         try:
             self._layers = [self._gathered(layer) for layer in self._trunk.layers]
             head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
-            self._head = _product([head], self.attended.dtype, self._trunk.norm.weight)
+            # as it is: a copy of the largest matrix takes longer than it saves
+            weight, bias = (each if each is None else each.detach().to(dtype) for each in (head.weight, head.bias))
+            last_norm = self._trunk.norm.weight.detach()
+            self._head = lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
             with super().running(num_steps):
                 yield
         finally:

@@ -34,8 +34,9 @@ class Evaluation:
 class Record:
     """A reporter that writes the run folder."""
 
-    def __init__(self, folder: Path | str, samples_per_step: int = 1) -> None:
+    def __init__(self, folder: Path | str, samples_per_step: int = 1, reward_hash: str = "") -> None:
         """`samples_per_step`: 0 records none, n those of a step's first n groups, its best and its worst."""
+        self._reward_hash = reward_hash
         if samples_per_step < 0:
             raise WhetError(f"samples_per_step is {samples_per_step}; give 0 (none) or a number of groups")
         self.folder = Path(folder)
@@ -50,7 +51,9 @@ class Record:
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
         chosen = recorded_samples(samples, self.samples_per_step)
         # samples first: a metrics line then always has its samples, whenever the process dies
-        self._append(SAMPLES, [sample_line(report.step, prompt, sample) for prompt, sample in chosen])
+        self._append(
+            SAMPLES, [sample_line(report.step, prompt, sample, self._reward_hash) for prompt, sample in chosen]
+        )
         self._append(METRICS, [step_line(report)])
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
@@ -115,6 +118,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
         "reward": _floats(report.reward),
         "metrics": _floats(report.metrics),
         "health": list(report.health),
+        "spread": {name: _floats(values) for name, values in sorted(report.spread.items())},
         "seconds": _floats(report.seconds),
     }
 
@@ -128,7 +132,7 @@ def evaluation_line(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def sample_line(step: int, prompt: Prompt, sample: Sample) -> dict[str, Any]:
+def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = "") -> dict[str, Any]:
     return {
         "step": int(step),
         "prompt_id": prompt.id,
@@ -140,6 +144,7 @@ def sample_line(step: int, prompt: Prompt, sample: Sample) -> dict[str, Any]:
         "reward": None if sample.reward is None else _finite(sample.reward),
         "tokens": sample.num_actions,
         "versions": [int(version) for version in sample.versions],
+        "reward_hash": reward_hash,
     }
 
 
@@ -220,6 +225,7 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
             _with_nan(line["reward"]),
             _with_nan(line["metrics"]),
             tuple(line["health"]),
+            {name: _with_nan(values) for name, values in line.get("spread", {}).items()},
             _with_nan(line["seconds"]),
         )
         for line in lines

@@ -179,12 +179,12 @@ def scores_of(values: Any, name: str, prompts: Sequence[Prompt], samples: Sequen
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise WhetError(
+        raise RewardFailure(
             f"reward {name!r} returned a {type(values).__name__} for {call_name(prompts, samples)}; "
             "return a list with one number a sample"
         )
     if len(values) != len(samples):
-        raise WhetError(
+        raise RewardFailure(
             f"reward {name!r} returned {len(values)} scores for {len(samples)} samples "
             f"({call_name(prompts, samples)}); return one number a sample, in order"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,7 @@ from whet.model.reference import HeldReference, Reference
 from whet.model.split import SplitModel
 from whet.objective import Memory, Objective, step_totals
 from whet.protocols import Engine
+from whet.report.distribution import reward_spread
 from whet.rollout.collect import Harvest, Score, Wish, outcomes_of, replies, request_seed, scored_groups
 from whet.rollout.supply import Route, Supply
 from whet.train.evaluate import Exam, marks
@@ -45,13 +46,18 @@ class RLSettings:
 
 
 @dataclass(frozen=True)
+class Judging:
+    score: Score
+    part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
+
+
+@dataclass(frozen=True)
 class Questions:
     """The prompts a run learns from, and how replies to them are judged."""
 
     prompts: Sequence[Prompt]
     prompt_tokens: Sequence[tuple[int, ...]]
-    score: Score
-    part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
+    judging: Callable[[float], Judging]  # share of the training done -> how replies are judged then
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ class RLCourse:
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         self._clock = clock
+        self._judging = self._questions.judging((number - 1) / self._settings.steps)
         found, groups = self._collected(number)
         batch = self._annotated(self._packed(groups), clock)
         batch, self._memory = self._objective.advantage(batch, self._memory)
@@ -138,6 +145,7 @@ class RLCourse:
             policy_version=self._version,
             counts={**counts(groups), **_spent(found, groups)},
             reward=mean_rewards(groups),
+            spread=reward_spread(groups),
             metrics={
                 **metrics,
                 **self._told(batch),
@@ -157,7 +165,7 @@ class RLCourse:
         with self._clock.phase("rollout"):
             written = replies(self._cast.engine, tokens, count, sampling, seed)
         with self._clock.phase("reward"):
-            return scored_groups([self._questions.prompts[row] for row in rows], written, self._questions.score)
+            return scored_groups([self._questions.prompts[row] for row in rows], written, self._judging.score)
 
     def _collected(self, number: int) -> tuple[Harvest, list[Group]]:
         keep = self._objective.keep
@@ -181,7 +189,7 @@ class RLCourse:
         return self._version - min(sample.versions[0] for sample in group.samples)
 
     def _packed(self, groups: Sequence[Group]) -> TokenBatch:
-        weights = self._questions.part_weights or None
+        weights = self._judging.part_weights or None
         batch = token_batch(groups, weights, self._settings.sampling.max_new_tokens)
         if self._ends is None:
             return batch
