@@ -98,9 +98,9 @@ def given_answers(
 
 def run_answers(folder: str | Path, limit: int = 0) -> Answers:
     """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
-    from whet.api import read_config
     from whet.assembly import prompts_of
     from whet.report import read_samples
+    from whet.run_folder import read_config
 
     path = Path(folder)
     config = read_config(path)

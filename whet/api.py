@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
-import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,21 +15,20 @@ from whet.config import (
     FROM_PYTHON,
     Config,
     EvaluationConfig,
-    differing_keys,
     read_toml,
     resolved,
     resolved_evaluation,
-    toml_text,
 )
 from whet.protocols import Reporter, Reward
+from whet.run_folder import CONFIG, ROWS, claimed_folder, locked, read_config, write_config
 from whet.types import WhetError
 
 if TYPE_CHECKING:
+    from whet.assembly import Assembly
     from whet.train.run import Outcome
 
 RewardLike = str | Callable[..., Any] | Reward
 Weight = float | tuple[tuple[float, float], ...]  # or points it moves between over training
-CONFIG, ROWS = "config.toml", "data.jsonl"
 
 
 @dataclass(frozen=True)
@@ -158,67 +154,6 @@ def evaluate(
     return held_out_marks(evaluation_config(model, data, settings), samples)
 
 
-def read_config(folder: Path) -> Config:
-    """The config a run was started with."""
-    if not (folder / CONFIG).is_file():
-        raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `ls runs` lists yours")
-    values = read_toml(folder / CONFIG)
-    return resolved(str(values.get("method")), values)
-
-
-def write_config(folder: Path, config: Config) -> None:
-    partial = folder / f".{CONFIG}"
-    partial.write_text(toml_text(config), encoding="utf-8")
-    os.replace(partial, folder / CONFIG)
-
-
-@contextlib.contextmanager
-def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Path, Config]]:
-    """The run's own folder, made and locked; never one that already holds a run."""
-    folder = Path(config.folder) if config.folder else _next_free(config.method)
-    if (folder / CONFIG).exists():
-        there = read_config(folder)
-        differing = differing_keys(config, there)
-        about = f"with another config ({', '.join(differing[:3])} differ)" if differing else "with this very config"
-        raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
-    if folder.is_dir() and any(path.name != "lock" for path in folder.iterdir()):
-        raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "lock").touch()
-    except OSError as error:
-        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
-    try:
-        with locked(folder):
-            values: dict[str, Any] = {"folder": str(folder)}
-            if rows is not None:
-                source = folder / ROWS
-                source.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
-                values["data"] = config.data.model_copy(update={"source": str(source)})
-            yield folder, config.model_copy(update=values)
-    except BaseException:
-        if not (folder / CONFIG).exists():  # a mistake found before the run began leaves nothing behind
-            for name in ("lock", ROWS):
-                (folder / name).unlink(missing_ok=True)
-            if is_new:
-                folder.rmdir()
-        raise
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a run folder."""
-    with open(folder / "lock", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise WhetError(
-                f"{folder}: another process is training there; wait for it, or give another --folder"
-            ) from error
-        yield
-
-
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
@@ -241,7 +176,6 @@ def _run(
 ) -> Run:
     from whet.assembly import assembled
     from whet.report import Console, Record, write_report
-    from whet.report.review import Review, ReviewPlan
     from whet.train.run import Schedule, run_course
     from whet.workbench import close_version, open_version
 
@@ -249,24 +183,13 @@ def _run(
     with uncollected():
         assembly = assembled(config, rewards)
     write_config(folder, config)
-    summary = {
-        "title": assembly.title,
-        "method": config.method,
-        "objective": assembly.objective,
-        "facts": {**assembly.facts, "seed": str(config.seed), "folder": str(folder)},
-        "total_steps": config.steps,
-        "started": started,
-        "command": command or f"whet resume {shlex.quote(str(folder))}",
-        "seed": config.seed,
-    }
+    summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
     reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
     record = Record(folder, config.report.samples_per_step, reward_hash)
     console = Console() if watchers is None else None
     reporters: list[Reporter] = [console] if console is not None else list(watchers or ())
-    if assembly.parts and config.report.review_every:
-        plan = ReviewPlan(config.report.review_every, config.report.review_count, config.seed)
-        reporters.append(Review(folder, config.steps, plan, reward_hash))
+    reporters += _reviewers(config, folder, reward_hash)
     schedule = Schedule(
         config.steps, config.report.evaluate_every, config.report.save_every, config.report.keep_checkpoints
     )
@@ -301,6 +224,29 @@ def _run(
     return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
 
 
+def _summary(config: Config, assembly: Assembly, folder: Path, started: float, command: str) -> dict[str, Any]:
+    return {
+        "title": assembly.title,
+        "method": config.method,
+        "objective": assembly.objective,
+        "facts": {**assembly.facts, "seed": str(config.seed), "folder": str(folder)},
+        "total_steps": config.steps,
+        "started": started,
+        "command": command or f"whet resume {shlex.quote(str(folder))}",
+        "seed": config.seed,
+    }
+
+
+def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[Reporter]:
+    """Who picks replies for a person to look at, where there is a reward."""
+    from whet.report.review import Review, ReviewPlan
+
+    if not reward_hash or not config.report.review_every:
+        return []
+    plan = ReviewPlan(config.report.review_every, config.report.review_count, config.seed)
+    return [Review(folder, config.steps, plan, reward_hash)]
+
+
 def _ending(outcome: Outcome, start_up: float) -> dict[str, Any]:
     found = {
         "status": outcome.status,
@@ -322,22 +268,6 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
         base.pop("data", None)
         layer["data"] = {"source": data} if data.startswith("task:") else {"source": data, "held_out": data}
     return resolved_evaluation(base, layer, dict(settings or {}))
-
-
-def _row_line(number: int, row: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(dict(row)) + "\n"
-    except (TypeError, ValueError) as error:
-        raise WhetError(
-            f"data: row {number} is not a dictionary that JSON can hold ({error}); give text, numbers, lists and None"
-        ) from error
-
-
-def _next_free(method: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / f"{method}-{number:03d}").exists():
-        number += 1
-    return folder
 
 
 def _parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:

@@ -14,7 +14,6 @@ from whet.config import (
     Config,
     EvaluationConfig,
     PolicyConfig,
-    SamplingSection,
     SupervisedConfig,
     flattened,
 )
@@ -43,6 +42,7 @@ from whet.reward_parts import (
 )
 from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
+from whet.sections import SamplingSection
 from whet.train.evaluate import Exam
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rl import Cast, Judging, Questions, RLCourse, RLSettings

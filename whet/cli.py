@@ -335,8 +335,8 @@ def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
     """Draw report.html of a run again, also while it is running."""
     from pathlib import Path
 
-    from whet.api import read_config
     from whet.report import write_report
+    from whet.run_folder import read_config
 
     read_config(Path(run))
     typer.echo(write_report(run))

@@ -18,7 +18,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any, TextIO
 
-from whet import api
+from whet import api, run_folder
 from whet.config import PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
 from whet.report.compare import Comparison, Result, comparison_values, table_text
 from whet.report.compare_page import compare_page
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def is_begun(self) -> bool:
-        return (self.folder / api.CONFIG).exists()
+        return (self.folder / run_folder.CONFIG).exists()
 
     @property
     def is_finished(self) -> bool:
@@ -206,7 +206,7 @@ def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
     """Refuse a folder with anything but this comparison in it."""
     if folder.exists() and not folder.is_dir():
         raise WhetError(f"{folder} is a file; give another --folder")
-    if (folder / api.CONFIG).exists():
+    if (folder / run_folder.CONFIG).exists():
         raise WhetError(f"{folder} holds a run, not a comparison; give another --folder")
     if folder.is_dir() and not (folder / VALUES).exists():
         strangers = [path.name for path in folder.iterdir() if not (path.is_dir() and RUN_NAME.fullmatch(path.name))]
@@ -217,7 +217,7 @@ def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
             )
     for entry in entries:
         if entry.is_begun:
-            differing = differing_keys(entry.config, api.read_config(entry.folder))
+            differing = differing_keys(entry.config, run_folder.read_config(entry.folder))
             if differing:
                 raise WhetError(
                     f"{entry.folder} was run with other settings ({', '.join(differing[:3])} differ); give the same "

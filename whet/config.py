@@ -9,146 +9,31 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from whet.objective.presets import PRESETS
+from whet.sections import (
+    BatchSection,
+    CriticSection,
+    DataSection,
+    DemonstrationSection,
+    ModelSection,
+    OptimizerSection,
+    PromptSection,
+    ReportSection,
+    RewardSection,
+    RowsSection,
+    SamplingSection,
+    Section,
+)
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
-
-
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelSection(Section):
-    name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products; weights are fp32")
-    recompute: Literal["auto", "none", "wide", "layers"] = Field(
-        "auto", description="computed again in the backward pass instead of kept: the MLP's wide rows, whole layers"
-    )
-    threads: int = Field(0, ge=0, description="of the CPU; 0 takes every usable core, or one for a tiny model")
-    reference: Literal["memory", "reload"] = Field(
-        "memory", description="a second copy, or read from its source at every step"
-    )
-
-
-class DataSection(Section):
-    source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
-    held_out: str = Field("", description="file or hub id to evaluate on; a task brings its own held-out split")
-    difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field((3,), description="of a task")
-    count: int = Field(4096, ge=1, description="questions a task writes for training")
-    settings: dict[str, Any] = Field({}, description="of a gym dataset: its own, and level")
-    limit: int = Field(0, ge=0, description="use only the first rows of a file; 0 is all")
-    columns: dict[str, str] = Field({}, description="rename columns: your name = ours")
-    as_chat: bool = Field(False, description="send a plain text prompt as a user message")
-
-
-class PromptSection(DataSection):
-    order: Literal["shuffled", "by_difficulty"] = Field(
-        "shuffled", description="by_difficulty visits prompts whose replies all agreed less often"
-    )
-
-
-class DemonstrationSection(DataSection):
-    share_worked: float = Field(1.0, ge=0, le=1, description="of a task's demonstrations that show their working")
-    every_reply: bool = Field(False, description="learn earlier assistant turns of a conversation too")
-
-
-class SamplingSection(Section):
-    max_new_tokens: int = Field(256, ge=1, description="the generation budget of a reply")
-    temperature: float = Field(1.0, ge=0, description="0 is greedy: for evaluation only")
-    top_p: float = Field(1.0, gt=0, le=1, description="1 is off")
-    top_k: int = Field(0, ge=0, description="0 is off")
-    min_p: float = Field(0.0, ge=0, lt=1, description="0 is off")
-    stop: tuple[str, ...] = Field((), description="texts that end a reply")
-
-
-class RewardPart(Section):
-    reward: str = Field(description="built-in name, module:function or file.py:function")
-    weight: float | tuple[tuple[float, float], ...] = Field(
-        1.0, description="in the sum; or points [position, weight] it moves between over training"
-    )
-    over: Literal["share", "steps"] = Field("share", description="positions: shares of the training, or steps")
-    settings: dict[str, Any] = Field({}, description="of the reward itself, by name")
-    gate: str = Field("", description="counts only where the part of this name passes")
-    gate_least: float = Field(1.0, description="the score that passes the gate")
-    gate_otherwise: float = Field(0.0, description="what counts where the gate is shut")
-    cap: tuple[float, ...] = Field((), description="least and most the part may count")
-    normalise: Literal["off", "group", "batch"] = Field("off", description="on its own, before the weight")
-    penalty: bool = Field(False, description="a negative weight is meant")
-
-
-class RewardSection(Section):
-    parts: tuple[RewardPart, ...] = Field((), description="named rewards and their weights; empty: the task's own")
-    template: str = Field("", description="ready parts instead: math, code, retrieval or agent")
-    format_first: float = Field(
-        0.0, ge=0, le=1, description="of a template: the format counts more until this share of the training"
-    )
-    defences: tuple[str, ...] = Field((), description="against hacking, by name: `whet reward list`")
-    defence_weight: float = Field(0.5, gt=0, description="of each defence, a penalty")
-    defences_as_gates: bool = Field(False, description="a guilty reply's first part counts nothing, instead")
-    timeout: float = Field(10.0, gt=0, description="seconds a call may take")
-    on_error: Literal["tolerate", "stop", "exclude"] = Field(
-        "tolerate",
-        description="a failing reward drops the sample, and stops the run: where it fails often, always, never",
-    )
-    most_failures: float = Field(
-        0.05, gt=0, le=1, description="tolerated share of failures among the last 200 samples, 50 at least"
-    )
-    ledger: str = Field("", description="file that remembers reward changes; empty: rewards.jsonl beside the run")
-
-
-class BatchSection(Section):
-    prompts_per_step: int = Field(8, ge=1, description="prompts a step")
-    group_size: int = Field(8, ge=1, description="replies a prompt")
-    updates_per_step: int = Field(1, ge=1, description="optimizer updates a pass over the collected batch")
-    passes_per_step: int = Field(1, ge=1, description="passes over the collected batch")
-    lag: int = Field(0, ge=0, description="policy versions that replies are behind, as with an asynchronous sampler")
-    tokens_per_pass: int = Field(16384, ge=1, description="memory only: never changes the gradient")
-
-
-class RowsSection(Section):
-    rows_per_step: int = Field(32, ge=1, description="demonstrations an optimizer step")
-    tokens_per_pass: int = Field(16384, ge=1, description="memory only: never changes the gradient")
-    packed: bool = Field(True, description="rows behind one another where the model can keep them apart, else padded")
-
-
-class OptimizerSection(Section):
-    learning_rate: float = Field(1e-6, gt=0, description="at the top of the schedule")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear rise")
-    weight_decay: float = Field(0.0, ge=0, description="on matrices only")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean gradient")
-    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean squared gradient")
-    epsilon: float = Field(1e-8, gt=0, description="floor of the divisor")
-    max_gradient_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
-
-
-class CriticSection(Section):
-    trunk: Literal["own", "shared"] = Field("own", description="a trunk of its own, or a head on the policy's")
-    start: str = Field("", description="folder of a reward model (one label) to start from; empty: the policy")
-    learning_rate: float = Field(0.0, ge=0, description="0: the policy's")
-
-
-class ReportSection(Section):
-    evaluate_every: int = Field(10, ge=0, description="steps; 0: only before and after")
-    evaluate_prompts: int = Field(200, ge=0, description="held-out prompts; 0 switches evaluation off")
-    save_every: int = Field(10, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, description="older ones are removed")
-    samples_per_step: int = Field(1, ge=0, description="groups of each step written to samples.jsonl")
-    review_every: int = Field(100, ge=0, description="steps between two samplings for review; 0 is off")
-    review_count: int = Field(20, ge=1, description="of the best and of the worst replies, each time")
 
 
 class RunConfig(Section):
@@ -278,6 +163,11 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 def toml_text(config: Config) -> str:
     """The config as it can be read back: every key that matters to this run, and no other."""
     values = config.model_dump(mode="json")
+    # of a part only what was said: it has ten settings, and one or two are used
+    values["reward"]["parts"] = [
+        {"reward": part.reward, "weight": part.weight, **part.model_dump(mode="json", exclude_defaults=True)}
+        for part in config.reward.parts
+    ]
     for path in idle_keys(config):
         section, _, key = path.partition(".")
         if key:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from whet.config import FROM_PYTHON, Config, EvaluationConfig, RewardPart
+from whet.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.data.chat import prompt_tokens
 from whet.data.gym import PREFIX as GYM
 from whet.data.tasks import TASKS, Task
@@ -32,6 +32,7 @@ from whet.reward import (
 )
 from whet.reward.judge import check_company, engine_ask
 from whet.rollout.collect import Score
+from whet.sections import RewardPart
 from whet.types import Prompt, Sampling, WhetError
 
 

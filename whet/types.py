@@ -277,5 +277,5 @@ class StepReport:
     reward: Mapping[str, float]  # "total" and each part: mean over the scored samples
     metrics: Mapping[str, float]  # loss, gradient norm, kl, entropy, sampler_gap, learning_rate, ...
     health: tuple[str, ...] = ()  # findings of this step, one sentence each
-    spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of each part: how it is distributed
     seconds: Mapping[str, float] = field(default_factory=dict)  # rollout, reward, train, save, ...
+    spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of each part: how it is distributed

@@ -150,7 +150,7 @@ def test_a_reward_that_only_python_has_must_be_given_again(tmp_path):
 def test_a_reward_that_raises_stops_the_run_and_names_the_sample(tmp_path, reward_file):
     folder = tmp_path / "run"
     with pytest.raises(WhetError) as error:
-        train(folder, reward=f"{reward_file}:stumbling", steps=9)
+        train(folder, reward=f"{reward_file}:stumbling", steps=9, config={**SMALL, "reward": {"on_error": "stop"}})
     message = str(error.value)
     assert "\n" not in message and "'row-4'" in message and "KeyError" in message
     assert f"{reward_file}:{REWARD_FILE[: REWARD_FILE.index('raise')].count(chr(10)) + 1}" in message

@@ -46,7 +46,16 @@ MIRROR = re.compile(
 # Where a link may lead. A new host is a decision, so it is written down here.
 HOSTS = {
     *("arxiv.org", "doi.org", "github.com", "huggingface.co", "pytorch.org", "docs.pytorch.org", "www.apache.org"),
-    *("www.w3.org", "docs.python.org", "example.com", "example.org", "localhost", "127.0.0.1", "proxy"),
+    *(
+        "www.w3.org",
+        "www.arxiv.org",
+        "docs.python.org",
+        "example.com",
+        "example.org",
+        "localhost",
+        "127.0.0.1",
+        "proxy",
+    ),
 }
 
 

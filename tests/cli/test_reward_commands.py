@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import whet
 from whet.answers import given_answers, gold_answers, run_answers
 from whet.cli_reward import reward_app
-from whet.report.review import Review, ReviewPlan, read_review
+from whet.report import read_samples
+from whet.report.review import read_review
 from whet.reward.ledger import history
 from whet.types import WhetError
 from whet.workbench import close_version, open_version, reward_parts, reward_table, tried
@@ -171,13 +172,14 @@ def test_a_run_leaves_answers_for_review(tmp_path):
     folder = tmp_path / "runs" / "reviewed"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"evaluate_prompts": 0},
+        "report": {"evaluate_prompts": 0, "review_every": 2, "review_count": 2},
         "model": {"threads": 1},
     }
-    review = Review(folder, 3, ReviewPlan(every=2, count=2), "abc")
-    whet.train("grpo", steps=3, folder=str(folder), config=few, watchers=[review])
+    whet.train("grpo", steps=3, folder=str(folder), config=few, watchers=[])
     rows = read_review(folder)
-    assert {row["step"] for row in rows} == {2, 3} and {row["reward_hash"] for row in rows} == {"abc"}
+    hashes = {row["reward_hash"] for row in rows}
+    assert {row["step"] for row in rows} == {2, 3} and hashes == {each["reward_hash"] for each in read_samples(folder)}
+    assert len(hashes) == 1 and "" not in hashes
     marked = [{**row, "mark": "bad" if row["end"] == "high" else "good"} for row in rows]
     (tmp_path / "marked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
     counts = json.loads(called("review", str(folder), "--marks", str(tmp_path / "marked.jsonl"), "--json"))

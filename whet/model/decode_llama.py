@@ -71,7 +71,8 @@ class LlamaDecoder(Decoder):
             self._layers = [self._gathered(layer) for layer in self._trunk.layers]
             head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
             # as it is: a copy of the largest matrix takes longer than it saves
-            weight, bias = (each if each is None else each.detach().to(dtype) for each in (head.weight, head.bias))
+            weight: Tensor = head.weight.detach().to(dtype)
+            bias: Tensor | None = None if head.bias is None else head.bias.detach().to(dtype)
             last_norm = self._trunk.norm.weight.detach()
             self._head = lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
             with super().running(num_steps):

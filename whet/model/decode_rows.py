@@ -22,7 +22,7 @@ from whet.model.decode_state import Attended, DecodeState, Shape
 
 HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
 PACKING_STEPS = 12  # transposing the weights costs about as much time as it saves in so many steps
-LARGEST_PART = 1 << 19  # weights
+LARGEST_PART = 1 << 19  # weights of a product that are taken at once
 LARGEST_COPIES = 1 << 20  # numbers of the prompts' keys and values, copied to the rows, in one layer
 
 
@@ -122,8 +122,8 @@ class _Desk:
         self.gated = product.view(rows, parts // 2, -1).transpose(0, 1)
         self.inner = product.expand(2, rows, inner)
         self.mixed = torch.empty(rows, (heads * each + heads) * size)
-        parts = self.mixed.view(rows, -1, size)
-        self.heads, self.values = parts[:, : heads * each], parts[:, heads * each :]
+        every = self.mixed.view(rows, -1, size)
+        self.heads, self.values = every[:, : heads * each], every[:, heads * each :]
         self.paired = torch.view_as_complex(self.heads.unflatten(2, (-1, 2)))
         # one number to meet the hidden columns, and one more for complex numbers to be aligned
         turned = torch.zeros(rows, heads, each, size + 2)
@@ -158,9 +158,9 @@ class RowDecoder(Decoder):
 
     @staticmethod
     def serves(base: Decoder) -> bool:
-        """Float32 on a CPU, and no bias but that of the queries, keys and values."""
+        """Float32 on a CPU, a width of two halves, and no bias but that of the queries, keys and values."""
         split: Any = base.split
-        if split.device.type != "cpu" or base.attended.dtype != torch.float32:
+        if split.device.type != "cpu" or base.attended.dtype != torch.float32 or split.model.config.hidden_size % 2:
             return False
         linears = [split.model.get_output_embeddings()]
         for layer in split.trunk.layers:

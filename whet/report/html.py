@@ -15,6 +15,7 @@ from typing import Any
 
 from whet.report.health import Episode, episodes, gradient_norm, reply_length
 from whet.report.run import Run, read_run, started_on, verdict
+from whet.report.spread_figure import spread_figures
 from whet.report.style import STYLE
 from whet.report.svg import Point, Series, line_chart, value_scale
 from whet.report.text import (
@@ -129,10 +130,12 @@ def _curves(run: Run) -> str:
     small = [_figure(title, unit, _points(run.steps, measure)) for title, unit, measure in _measures(run)]
     others = [_figure(name.replace("_", " "), "", _points(run.steps, _metric(name))) for name in _other_metrics(run)]
     more = "".join(filter(None, others))
+    spreads = spread_figures([(step.step, step.spread) for step in run.steps])
     details = (
         f'<details><summary>Every other metric</summary><div class="charts">{more}</div></details>' if more else ""
     )
-    return f'<section><h2>Curves</h2><div class="charts">{_main_figure(run)}{"".join(small)}</div>{details}</section>\n'
+    figures = f"{_main_figure(run)}{''.join(small)}{spreads}"
+    return f'<section><h2>Curves</h2><div class="charts">{figures}</div>{details}</section>\n'
 
 
 KNOWN = {"reply_length", "entropy", "kl", "gradient_norm", "grad_norm", "loss", "sampler_gap", "uniform_groups"}

@@ -225,8 +225,8 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
             _with_nan(line["reward"]),
             _with_nan(line["metrics"]),
             tuple(line["health"]),
-            {name: _with_nan(values) for name, values in line.get("spread", {}).items()},
             _with_nan(line["seconds"]),
+            {name: _with_nan(values) for name, values in line.get("spread", {}).items()},
         )
         for line in lines
         if "eval" not in line

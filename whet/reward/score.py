@@ -45,7 +45,7 @@ class Failures:
 
     "stop" raises the first failure at once. "exclude" makes the sample unscorable and never stops. "tolerate" does
     the same, but raises `TooManyFailures` at the end of the call in which more than `most_share` of the last
-    `window` samples of one reward failed, once at least `least_samples` were judged.
+    `window` samples of one reward failed, once at least `least_samples` were judged; at once where all failed.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Failures:
         if self.on_error != "tolerate":
             return None
         for name, recent in self._recent.items():
-            if len(recent) >= self.least_samples and sum(recent) > self.most_share * len(recent):
+            enough = len(recent) >= self.least_samples or (recent and all(recent))
+            if enough and sum(recent) > self.most_share * len(recent):
                 return (
                     f"reward {name!r} failed on {sum(recent)} of the last {len(recent)} samples, more than "
                     f"{self.most_share:.0%}; the latest: {self._latest.get(name, 'unknown')}"

@@ -95,9 +95,17 @@ def pieces_hash(pieces: Mapping[str, str]) -> str:
 
 
 def version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """What differs between the pieces of two versions, one short phrase each."""
-    said = []
+    """What differs between the pieces of two versions, one short phrase each; a part that came or went is one."""
+
+    def parts(pieces: Mapping[str, str]) -> set[str]:
+        return {piece.partition(": ")[0] for piece in pieces if ": " in piece}
+
+    said = [f"{part} added" for part in sorted(parts(new) - parts(old))]
+    said += [f"{part} removed" for part in sorted(parts(old) - parts(new))]
+    both = parts(old) & parts(new)
     for piece in sorted(old.keys() | new.keys()):
+        if ": " in piece and piece.partition(": ")[0] not in both:
+            continue
         before, after = old.get(piece), new.get(piece)
         if before is None:
             said.append(f"{piece} added")

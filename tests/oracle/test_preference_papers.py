@@ -1,0 +1,234 @@
+"""Every preference row's loss and gradient equal those of its paper's formula, on ragged random batches in float64."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from whet.objective.preference import PairExtras, mismatched_rows, pair_totals
+from whet.objective.preference.axes import PAIR_AXES, with_pair_changes
+from whet.objective.presets.preference import PAIR_PRESETS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import preference_papers as papers
+from preference_batches import random_rows
+
+SEEDS = range(6)
+CLOSE = 1e-12
+
+
+def relative(one, two):
+    return float((one - two).norm() / two.norm()) if two.norm() else float(one.norm())
+
+
+def row_of(name, changes=None):
+    return with_pair_changes(PAIR_PRESETS[name].objective, changes or {})
+
+
+def ours(objective, batch, logp, extras, totals=None):
+    """Loss and the gradients in logp and rival_logp."""
+    logp, rival = logp.clone().requires_grad_(), extras.rival_logp.clone().requires_grad_()
+    found = objective.loss(batch, logp, totals or pair_totals(batch), PairExtras(extras.log_square, rival))
+    found.value.backward()
+    return found.value.detach(), logp.grad, torch.zeros_like(rival) if rival.grad is None else rival.grad
+
+
+def theirs(batch, logp, extras, step):
+    """`step` makes the loss of a step from its rows of replies."""
+    logp, rival = logp.clone().requires_grad_(), extras.rival_logp.clone().requires_grad_()
+    value = step(papers.replies(batch, logp, PairExtras(extras.log_square, rival)))
+    value.backward()
+    return value.detach(), logp.grad, torch.zeros_like(rival) if rival.grad is None else rival.grad
+
+
+def mean_of(paper):
+    def step(rows):
+        costs = [paper(*row) for row in rows]
+        return sum(costs) / len(costs)
+
+    return step
+
+
+def assert_equal(found, expected):
+    assert expected[1].norm() > 1e-4
+    for one, two in zip(found, expected, strict=True):
+        assert relative(one, two) < CLOSE
+
+
+def test_every_row_has_a_paper():
+    assert {*papers.PAPERS, *papers.STEPWISE} == set(PAIR_PRESETS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", papers.PAPERS)
+def test_loss_and_gradient_equal_the_papers(name, seed):
+    batch, logp, extras = random_rows(seed, empty=seed % 2 == 1)
+    assert_equal(ours(row_of(name), batch, logp, extras), theirs(batch, logp, extras, mean_of(papers.PAPERS[name])))
+
+
+def far_apart(batch, logp):
+    """Differences of tens of nats, where every curve bends."""
+    return replace(batch, ref_logp=logp + 12 * (batch.ref_logp - logp))
+
+
+VARIATIONS = {
+    "smoothing": ("dpo", {"curve.smoothing": 0.2}, lambda w, l: papers.cdpo(w, l, 0.1, 0.2)),
+    "gamma": ("dpo", {"curve.gamma": 0.7}, lambda w, l: -papers.log_sigma(0.1 * (w.d - l.d) - 0.7)),
+    "shift": ("dpo_shift", {"contrast.factor": 0.5}, lambda w, l: papers.dpo_shift(w, l, f=0.5)),
+    "alpha_is_mean": ("alphapo", {"score.alpha": 0}, lambda w, l: papers.simpo(w, l, 2.5, 0.1)),
+    "alpha_negative": ("alphapo", {"score.alpha": -0.5}, lambda w, l: papers.alphapo(w, l, -0.5)),
+    "alpha_forward": ("fdpo_alpha", {"score.alpha": 0}, papers.f_forward),
+    "alpha_reverse": ("fdpo_alpha", {"score.alpha": 1}, papers.dpo),
+    "no_tail": ("ld_dpo", {"score.tail": 0}, lambda w, l: papers.ld_dpo(w, l, 0.0)),
+    "whole_tail": ("ld_dpo", {"score.tail": 1}, papers.dpo),
+    "weighed_entropy": ("simpo", {"score": "weighed_entropy"}, papers.weighed_entropy),
+    "gate": (
+        "pairwise_cringe",
+        {"weigh.bias": 0.5, "weigh.temperature": 3.0, "curve.coefficient": 0.2},
+        lambda w, l: papers.pairwise_cringe(w, l, 0.2, 0.5, 3.0),
+    ),
+    "protected": ("dpop", {"contrast.penalty": 2, "curve.beta": 0.1}, lambda w, l: papers.dpop(w, l, 0.1, 2.0)),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_variations_equal_theirs(name, seed):
+    row, changes, paper = VARIATIONS[name]
+    batch, logp, extras = random_rows(seed)
+    batch = batch if name in ("alpha_forward", "gate") else far_apart(batch, logp)
+    assert_equal(ours(row_of(row, changes), batch, logp, extras), theirs(batch, logp, extras, mean_of(paper)))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_prospects_equal_the_papers_with_z_of_mismatched_replies(seed, paired):
+    changes = {"curve.desirable": 1.3, "curve.undesirable": 0.7}
+    objective = row_of("kto", changes)
+    batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
+    other, other_logp, other_extras = random_rows(seed + 100, num_rows=8, paired=False)
+    other_logp = other_logp + 0.3  # else the mean is often negative and z is 0
+    z = max(0.0, sum(float(row[0].d) for row in papers.replies(other, other_logp, other_extras)) / 8)
+    assert z > 0.1
+    parts = [objective.anchor_sums(other.select(rows), other_logp[rows]) for rows in ([0, 5], [1, 2, 3, 4, 6, 7])]
+    totals, _ = objective.anchored(pair_totals(batch), sum(parts), {})
+    assert totals.anchor == pytest.approx(z, rel=1e-12)
+
+    def step(rows):
+        costs = [papers.kto(reply, z, 0.1, 1.3, 0.7) for row in rows for reply in row]
+        return sum(costs) / len(costs)
+
+    assert_equal(ours(objective, batch, logp, extras, totals), theirs(batch, logp, extras, step))
+
+
+def test_z_is_never_below_zero():
+    objective = row_of("kto")
+    batch, logp, _ = random_rows(3, paired=False)
+    assert objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp - 5), {})[0].anchor == 0
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_running_mean_shifts_rewards(paired):
+    objective, memory = row_of("bco"), {}
+    means = []
+    for seed in SEEDS[:3]:
+        batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
+        logp = logp + 0.2
+        totals, memory = objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp), memory)
+        rows = papers.replies(batch, logp, extras)
+        each = {good: [float(r.d) for row in rows for r in row if r.good == good] for good in (True, False)}
+        means.append(sum(sum(values) / len(values) for values in each.values()) / 2)
+        delta = 0.1 * sum(means) / len(means)
+        assert 0.1 * totals.anchor == pytest.approx(delta, rel=1e-12)
+
+    def step(rows):
+        if paired:
+            return mean_of(lambda w, l: papers.bco(w, l, delta))(rows)
+        good = [-papers.log_sigma(0.1 * r.d - delta) for (r,) in rows if r.good]
+        bad = [-papers.log_sigma(-(0.1 * r.d - delta)) for (r,) in rows if not r.good]
+        return sum(good) / len(good) + sum(bad) / len(bad)
+
+    assert_equal(ours(objective, batch, logp, extras, totals), theirs(batch, logp, extras, step))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("apo_zero", lambda d: 1 - papers.sigma(0.1 * d), lambda d: papers.sigma(0.1 * d)),
+        ("sppo", lambda d: (d - 500) ** 2, lambda d: (d + 500) ** 2),
+        (
+            "nca",
+            lambda d: -papers.log_sigma(0.01 * d) - 0.5 * papers.log_sigma(-0.01 * d),
+            lambda d: -0.5 * papers.log_sigma(-0.01 * d),
+        ),
+    ],
+)
+def test_single_replies_are_averaged_class_by_class(name, good, bad):
+    batch, logp, extras = random_rows(2, num_rows=8, paired=False)
+
+    def step(rows):
+        costs = {each: [(good if each else bad)(r.d) for (r,) in rows if r.good == each] for each in (True, False)}
+        return sum(sum(values) / len(values) for values in costs.values())
+
+    assert_equal(ours(row_of(name), batch, logp, extras), theirs(batch, logp, extras, step))
+
+
+def test_stated_preferences_and_margins_enter():
+    batch, logp, extras = random_rows(4)
+    p = torch.linspace(0.55, 0.95, batch.num_rows, dtype=torch.float64)
+    margin = torch.linspace(0.0, 1.5, batch.num_rows, dtype=torch.float64)
+
+    def logistic(rows):
+        costs = [papers.smoothed(0.1 * (w.d - l.d) - margin[i], 1 - p[i]) for i, (w, l) in enumerate(rows)]
+        return sum(costs) / len(costs)
+
+    given = replace(batch, preference=p, margin=margin)
+    assert_equal(ours(row_of("dpo"), given, logp, extras), theirs(batch, logp, extras, logistic))
+
+    def targets(rows):
+        costs = [papers.sppo(w, l, 1e-3, p[i]) for i, (w, l) in enumerate(rows)]
+        return sum(costs) / len(costs)
+
+    given = replace(batch, preference=p)
+    assert_equal(ours(row_of("sppo"), given, logp, extras), theirs(batch, logp, extras, targets))
+
+    def margins(rows):
+        costs = [max(torch.zeros_like(w.d), 1 + margin[i] - 0.1 * (w.d - l.d)) for i, (w, l) in enumerate(rows)]
+        return sum(costs) / len(costs)
+
+    given = replace(batch, margin=margin)
+    assert_equal(ours(row_of("hinge"), given, logp, extras), theirs(batch, logp, extras, margins))
+
+
+def test_row_weights_and_the_mean_over_tokens_enter():
+    batch, logp, extras = random_rows(5)
+    weight = torch.linspace(0.1, 2.0, batch.num_rows, dtype=torch.float64)
+
+    def step(rows):
+        tokens = sum(w.n for w, _ in rows)
+        costs = [
+            weight[i] * (-papers.log_sigma(0.1 * (w.logp - l.logp)) / len(rows) - w.logp / tokens)
+            for i, (w, l) in enumerate(rows)
+        ]
+        return sum(costs)
+
+    given, row = replace(batch, weight=weight), row_of("cpo", {"imitate": "per_token"})
+    assert_equal(ours(row, given, logp, extras), theirs(batch, logp, extras, step))
+
+
+def test_every_piece_that_shapes_a_gradient_has_a_paper():
+    rows = [*(preset.objective for preset in PAIR_PRESETS.values()), row_of("cpo", {"imitate": "per_token"})]
+    rows += [row_of(row, changes) for row, changes, _ in VARIATIONS.values()]
+    used = {(axis, getattr(row, axis).name) for row in rows for axis in PAIR_AXES}
+    assert {(axis, name) for axis in PAIR_AXES for name in PAIR_AXES[axis]} == used
+
+
+def test_mismatched_replies_are_of_another_prompt():
+    group = torch.tensor([4, 4, 1, 7, 7, 7, 4])
+    found = mismatched_rows(group).tolist()
+    for row, other in enumerate(found):
+        after = [(row + step) % 7 for step in range(1, 7)]
+        assert other == next(each for each in after if group[each] != group[row])
+    assert mismatched_rows(torch.tensor([2, 2, 2])).tolist() == [-1, -1, -1]

@@ -1,0 +1,105 @@
+"""Are good replies imitated as well? Terms `(replies, totals) -> [B]`, shares of the step included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.piece import Piece
+from whet.objective.preference.batch import PairTotals, Replies
+
+
+class ImitateGood(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def __call__(self, replies: Replies, totals: PairTotals) -> Tensor | None: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoImitation(Piece):
+    """Nothing."""
+
+    name: ClassVar[str] = "none"
+
+    def __call__(self, replies: Replies, totals: PairTotals) -> Tensor | None:
+        return None
+
+    def symbols(self) -> str:
+        return ""
+
+
+def _refused(coefficient: float) -> None:
+    if not coefficient > 0:
+        raise ValueError(f"imitate.coefficient is {coefficient:g}; give a number above 0, or imitate=none")
+
+
+def _good(replies: Replies, values: Tensor) -> Tensor:
+    return torch.where(replies.batch.good, values, 0.0).sum(-1)
+
+
+@dataclass(frozen=True)
+class Summed(Piece):
+    """-coefficient log pi(y_w), mean over the good replies of the step: a long reply counts with its length."""
+
+    coefficient: float = 1.0
+    name: ClassVar[str] = "summed"
+
+    def __post_init__(self) -> None:
+        _refused(self.coefficient)
+
+    def __call__(self, replies: Replies, totals: PairTotals) -> Tensor | None:
+        return -self.coefficient / max(totals.desirable, 1) * _good(replies, replies.logp)
+
+    def words(self) -> str:
+        return f"imitate the chosen reply with {self.coefficient:g}, all of its tokens added"
+
+    def symbols(self) -> str:
+        return f" - {self.coefficient:g} log pi(y_w)"
+
+
+@dataclass(frozen=True)
+class PerReply(Piece):
+    """-coefficient / n_w log pi(y_w), mean over the good replies of the step: all replies count alike."""
+
+    coefficient: float = 1.0
+    name: ClassVar[str] = "per_reply"
+
+    def __post_init__(self) -> None:
+        _refused(self.coefficient)
+
+    def __call__(self, replies: Replies, totals: PairTotals) -> Tensor | None:
+        return -self.coefficient / max(totals.desirable, 1) * _good(replies, replies.mean_logp)
+
+    def words(self) -> str:
+        return f"imitate the chosen reply with {self.coefficient:g}, a token of it on average"
+
+    def symbols(self) -> str:
+        return f" - {self.coefficient:g}/n_w log pi(y_w)"
+
+
+@dataclass(frozen=True)
+class PerToken(Piece):
+    """-coefficient / M log pi(y_w), M the tokens of all good replies of the step: all tokens count alike."""
+
+    coefficient: float = 1.0
+    name: ClassVar[str] = "per_token"
+
+    def __post_init__(self) -> None:
+        _refused(self.coefficient)
+
+    def __call__(self, replies: Replies, totals: PairTotals) -> Tensor | None:
+        return -self.coefficient / max(totals.desirable_tokens, 1) * _good(replies, replies.logp)
+
+    def words(self) -> str:
+        return f"imitate the chosen replies with {self.coefficient:g}, each token alike"
+
+    def symbols(self) -> str:
+        return f" - {self.coefficient:g} (mean over the step's tokens of log pi(y_w))"
