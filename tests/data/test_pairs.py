@@ -116,7 +116,7 @@ def test_margin_and_renamed_columns():
     ],
 )
 def test_mistakes_in_pairs_name_line_and_mend(row, told):
-    with pytest.raises(WhetError, match="pairs.jsonl:2: ") as error:
+    with pytest.raises(WhetError, match=r"pairs\.jsonl:2: ") as error:
         preferences_from(rows({"prompt": "a", "chosen": "5", "rejected": "6"}, row))
     assert told in str(error.value) and "\n" not in str(error.value) and str(error.value).count(";") >= 2
 
@@ -125,7 +125,7 @@ def test_bad_rows_can_be_left_out_and_are_counted():
     good, bad = {"prompt": "a", "chosen": "5", "rejected": "6"}, {"prompt": "a", "chosen": "5", "rejected": "5"}
     found, complaints = usable(rows(good, bad, good), preferences_from)
     assert len(found) == 2 and len(complaints) == 1 and complaints[0].startswith("pairs.jsonl:2: ")
-    with pytest.raises(WhetError, match="no row is usable; the first: pairs.jsonl:1"):
+    with pytest.raises(WhetError, match=r"no row is usable; the first: pairs\.jsonl:1"):
         usable(rows(bad), preferences_from)
 
 
@@ -190,7 +190,7 @@ def test_message_trees_give_rankings_and_pairs():
     ],
 )
 def test_mistakes_in_rankings(row, told):
-    with pytest.raises(WhetError, match="pairs.jsonl:1: ") as error:
+    with pytest.raises(WhetError, match=r"pairs\.jsonl:1: ") as error:
         rankings_from(rows(row))
     assert told in str(error.value)
 
@@ -236,7 +236,7 @@ def test_a_search_tree_gives_its_longest_solutions():
     ],
 )
 def test_mistakes_in_steps(row, told):
-    with pytest.raises(WhetError, match="pairs.jsonl:1: ") as error:
+    with pytest.raises(WhetError, match=r"pairs\.jsonl:1: ") as error:
         stepped_from(rows({"prompt": "a", **row}))
     assert told in str(error.value) and "\n" not in str(error.value)
 

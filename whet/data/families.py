@@ -6,7 +6,6 @@ classifier a row is what `whet.reward.learned` will read later, and all that the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,7 +57,7 @@ def mismatched_family(family: Family, other: Family) -> Family:
 def judged_family(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, replies: Sequence[str]) -> tuple[Judged, ...]:
     """Prompt and reply as a classifier reads them, scored at the last token."""
     rows = [_conversation_tokens(tokenizer, prompt, reply) for reply in replies]
-    shared = len(os.path.commonprefix(rows))
+    shared = _common(rows)
     return tuple(Judged(row, shared, (len(row) - 1,)) for row in rows)
 
 
@@ -132,6 +131,12 @@ def fitting(families: Sequence[Sequence[Encoded | Judged]], context: int) -> tup
             "shorten the prompts or use a model with a longer context"
         )
     return kept, len(families) - len(kept)
+
+
+def _common(rows: Sequence[tuple[int, ...]]) -> int:
+    """How many leading tokens all rows have in common."""
+    together = zip(*rows, strict=False)
+    return next((at for at, each in enumerate(together) if len(set(each)) > 1), min(map(len, rows)))
 
 
 def _widest(family: Sequence[Encoded | Judged]) -> int:

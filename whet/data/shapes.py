@@ -7,10 +7,10 @@ Nothing is judged here beyond what the shape itself needs.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from whet.data.rows import Row
@@ -193,7 +193,8 @@ def _vote(row: Row, field: str, vote: Any) -> int:
 
 def _parted(row: Row, chosen: str, rejected: str) -> dict[str, str]:
     """The words both texts begin with are the prompt; a word that goes on differently belongs to the replies."""
-    common = os.path.commonprefix([chosen, rejected])
+    same = (first == second for first, second in zip(chosen, rejected, strict=False))
+    common = chosen[: sum(takewhile(bool, same))]
     cut = max((at for at, letter in enumerate(common, 1) if letter.isspace()), default=0)
     if chosen == rejected:
         mend = "drop the row or correct it"

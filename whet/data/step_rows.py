@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from whet.data.pairs import renamed
@@ -146,7 +147,7 @@ def _branches(row: Row, as_chat: bool) -> Iterator[Stepped]:
             continue
         path = [each for each in ordered if leaf.startswith(each) and each != question]
         starts = [len(str(question)), *map(len, path)]
-        steps = tuple(leaf[start:stop] for start, stop in zip(starts, starts[1:], strict=False))
+        steps = tuple(leaf[start:stop] for start, stop in pairwise(starts))
         if not path or not all(step.strip() for step in steps):
             continue
         labels = tuple(sum(seen[each]) / len(seen[each]) for each in path)

@@ -74,9 +74,7 @@ class PreferenceSettings:
     seed: int
 
 
-def contrasted(
-    tokenizer: Any, rows: Sequence[Preference | Labelled], context: int
-) -> tuple[list[Contrasted], int]:
+def contrasted(tokenizer: Any, rows: Sequence[Preference | Labelled], context: int) -> tuple[list[Contrasted], int]:
     """The rows as tokens, and how many were left out since a reply outgrows the context."""
     found = [
         Contrasted(reply_family(tokenizer, row.prompt, (row.chosen, row.rejected)), margin=row.margin)

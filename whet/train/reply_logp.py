@@ -197,7 +197,9 @@ def _read(file: Path, marks: dict[str, str]) -> Tensor:
     wrong = {"model": "by another model, not by this run's first policy", "rows": "of other rows than this run's"}
     for name, told in wrong.items():
         if found.get(name) != marks[name]:
-            raise WhetError(f"{file}: the stored reference log-probabilities are {told}; delete it, or give another file")
+            raise WhetError(
+                f"{file}: the stored reference log-probabilities are {told}; delete it, or give another file"
+            )
     return values
 
 
