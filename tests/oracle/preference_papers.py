@@ -1,6 +1,6 @@
 """The preference losses as their papers write them, one pair or one reply at a time. Nothing is shared with whet.
 
-d = log pi/ref of a reply, q = log pi a token, w the chosen reply and l the rejected one.
+d = log pi/ref of a reply, q = log pi a token, w the chosen reply and r the rejected one.
 """
 
 from dataclasses import dataclass
@@ -43,163 +43,163 @@ def sigma(x):
     return 1 / (1 + torch.exp(-x))
 
 
-def dpo(w, l, b=0.1):
-    return -log_sigma(b * (w.d - l.d))
+def dpo(w, r, b=0.1):
+    return -log_sigma(b * (w.d - r.d))
 
 
 def smoothed(x, e):
     return -(1 - e) * log_sigma(x) - e * log_sigma(-x)
 
 
-def cdpo(w, l, b=0.1, e=0.1):
-    return smoothed(b * (w.d - l.d), e)
+def cdpo(w, r, b=0.1, e=0.1):
+    return smoothed(b * (w.d - r.d), e)
 
 
-def robust(w, l, b=0.1, e=0.1):
-    x = b * (w.d - l.d)
+def robust(w, r, b=0.1, e=0.1):
+    x = b * (w.d - r.d)
     return (-(1 - e) * log_sigma(x) + e * log_sigma(-x)) / (1 - 2 * e)
 
 
-def ipo(w, l, t=0.1):
-    return (w.d - l.d - 1 / (2 * t)) ** 2
+def ipo(w, r, t=0.1):
+    return (w.d - r.d - 1 / (2 * t)) ** 2
 
 
-def ipo_mean(w, l, t=0.1):
-    return (w.d / w.n - l.d / l.n - 1 / (2 * t)) ** 2
+def ipo_mean(w, r, t=0.1):
+    return (w.d / w.n - r.d / r.n - 1 / (2 * t)) ** 2
 
 
-def simpo(w, l, b=2.0, g=1.0):
-    return -log_sigma(b * (w.q - l.q) - g)
+def simpo(w, r, b=2.0, g=1.0):
+    return -log_sigma(b * (w.q - r.q) - g)
 
 
-def orpo(w, l, weight=0.1):
+def orpo(w, r, weight=0.1):
     def log_odds(reply):
         p = torch.exp(reply.q)
         return torch.log(p / (1 - p))
 
-    return -w.q - weight * log_sigma(log_odds(w) - log_odds(l))
+    return -w.q - weight * log_sigma(log_odds(w) - log_odds(r))
 
 
-def cpo(w, l, b=0.1):
-    return -log_sigma(b * (w.logp - l.logp)) - w.logp
+def cpo(w, r, b=0.1):
+    return -log_sigma(b * (w.logp - r.logp)) - w.logp
 
 
-def dpo_shift(w, l, b=0.01, f=0.95):
-    return -log_sigma(b * (w.d - f * l.d))
+def dpo_shift(w, r, b=0.01, f=0.95):
+    return -log_sigma(b * (w.d - f * r.d))
 
 
-def dpop(w, l, b=0.3, penalty=50.0):
-    return -log_sigma(b * (w.d - l.d - penalty * max(torch.zeros_like(w.d), -w.d)))
+def dpop(w, r, b=0.3, penalty=50.0):
+    return -log_sigma(b * (w.d - r.d - penalty * max(torch.zeros_like(w.d), -w.d)))
 
 
-def hinge(w, l, b=0.1):
-    return max(torch.zeros_like(w.d), 1 - b * (w.d - l.d))
+def hinge(w, r, b=0.1):
+    return max(torch.zeros_like(w.d), 1 - b * (w.d - r.d))
 
 
-def slic(w, l, delta=1.0, weight=0.1):
-    return max(torch.zeros_like(w.d), delta - (w.logp - l.logp)) - weight * w.logp
+def slic(w, r, delta=1.0, weight=0.1):
+    return max(torch.zeros_like(w.d), delta - (w.logp - r.logp)) - weight * w.logp
 
 
-def sigmoid_norm(w, l, b=5.0):
-    return -log_sigma(b * (w.d / w.n - l.d / l.n))
+def sigmoid_norm(w, r, b=5.0):
+    return -log_sigma(b * (w.d / w.n - r.d / r.n))
 
 
-def apo_zero(w, l, b=0.1):
-    return 1 - sigma(b * w.d) + sigma(b * l.d)
+def apo_zero(w, r, b=0.1):
+    return 1 - sigma(b * w.d) + sigma(b * r.d)
 
 
-def apo_down(w, l, b=0.1):
-    return sigma(b * w.d) + 1 - sigma(b * (w.d - l.d))
+def apo_down(w, r, b=0.1):
+    return sigma(b * w.d) + 1 - sigma(b * (w.d - r.d))
 
 
-def sppo(w, l, b=1e-3, p=1.0):
-    return (w.d - (p - 0.5) / b) ** 2 + (l.d - ((1 - p) - 0.5) / b) ** 2
+def sppo(w, r, b=1e-3, p=1.0):
+    return (w.d - (p - 0.5) / b) ** 2 + (r.d - ((1 - p) - 0.5) / b) ** 2
 
 
-def nca(w, l, b=0.01):
-    return -log_sigma(b * w.d) - 0.5 * log_sigma(-b * w.d) - 0.5 * log_sigma(-b * l.d)
+def nca(w, r, b=0.01):
+    return -log_sigma(b * w.d) - 0.5 * log_sigma(-b * w.d) - 0.5 * log_sigma(-b * r.d)
 
 
-def bco(w, l, delta, b=0.1):
-    return -log_sigma(b * w.d - delta) - log_sigma(-(b * l.d - delta))
+def bco(w, r, delta, b=0.1):
+    return -log_sigma(b * w.d - delta) - log_sigma(-(b * r.d - delta))
 
 
-def discopop(w, l, b=0.05, t=0.05):
-    x = b * (w.d - l.d)
+def discopop(w, r, b=0.05, t=0.05):
+    x = b * (w.d - r.d)
     k = sigma(x / t)
     return (1 - k) * -log_sigma(x) + k * torch.exp(-x)
 
 
-def alphapo(w, l, a=0.25, b=2.5, g=0.1):
+def alphapo(w, r, a=0.25, b=2.5, g=0.1):
     def reward(reply):
         return b * (1 - torch.exp(reply.q) ** -a) / a
 
-    return -log_sigma(reward(w) - reward(l) - g)
+    return -log_sigma(reward(w) - reward(r) - g)
 
 
-def ld_dpo(w, l, a=0.5, b=0.1):
-    shared = min(w.n, l.n)
+def ld_dpo(w, r, a=0.5, b=0.1):
+    shared = min(w.n, r.n)
 
     def ratio(reply):
         steps = [mine - other for mine, other in zip(reply.tokens, reply.reference, strict=True)]
         return sum(steps[:shared]) + a * sum(steps[shared:])
 
-    return -log_sigma(b * (ratio(w) - ratio(l)))
+    return -log_sigma(b * (ratio(w) - ratio(r)))
 
 
-def wpo(w, l, b=0.01):
+def wpo(w, r, b=0.01):
     def weight(reply):
         steps = [mine.detach() - square for mine, square in zip(reply.tokens, reply.square, strict=True)]
         return torch.exp(sum(steps) / reply.n)
 
-    return weight(w) * weight(l) * dpo(w, l, b)
+    return weight(w) * weight(r) * dpo(w, r, b)
 
 
-def rpo(w, l, b=0.01, eta=0.005):
-    return dpo(w, l, b) - eta * w.logp
+def rpo(w, r, b=0.01, eta=0.005):
+    return dpo(w, r, b) - eta * w.logp
 
 
-def rpo_iterative(w, l, b=0.1, a=1.0):
-    return dpo(w, l, b) - a * w.logp / w.n
+def rpo_iterative(w, r, b=0.1, a=1.0):
+    return dpo(w, r, b) - a * w.logp / w.n
 
 
-def pairwise_cringe(w, l, a=1.0, b=0.0, t=1.0):
-    gate = sigma((b - (w.logp - l.logp).detach()) / t)
+def pairwise_cringe(w, r, a=1.0, b=0.0, t=1.0):
+    gate = sigma((b - (w.logp - r.logp).detach()) / t)
     cringe = 0.0
-    for token, rival in zip(l.tokens, l.rival, strict=True):
-        cringe = cringe - torch.log(torch.exp(rival) / (torch.exp(rival) + torch.exp(token))) / l.n
+    for token, rival in zip(r.tokens, r.rival, strict=True):
+        cringe = cringe - torch.log(torch.exp(rival) / (torch.exp(rival) + torch.exp(token))) / r.n
     return gate * (-w.logp / w.n + a * cringe)
 
 
-def weighed_entropy(w, l, b=2.0, g=1.0):
+def weighed_entropy(w, r, b=2.0, g=1.0):
     """The reward w (log pi + 1), w = 1/n, in simpo's place."""
-    x = b * (w.logp / w.n - l.logp / l.n + 1 / w.n - 1 / l.n)
+    x = b * (w.logp / w.n - r.logp / r.n + 1 / w.n - 1 / r.n)
     return -log_sigma(x - g)
 
 
-def f_forward(w, l, b=0.1):
+def f_forward(w, r, b=0.1):
     """f(t) = -log t, f'(t) = -1/t; a constant cancels."""
-    return -log_sigma(b * (-1 / torch.exp(w.d) + 1 / torch.exp(l.d)))
+    return -log_sigma(b * (-1 / torch.exp(w.d) + 1 / torch.exp(r.d)))
 
 
-def f_js(w, l, b=0.1):
+def f_js(w, r, b=0.1):
     """f'(t) = log(2t/(1+t))."""
 
     def slope(d):
         t = torch.exp(d)
         return torch.log(2 * t / (1 + t))
 
-    return -log_sigma(b * (slope(w.d) - slope(l.d)))
+    return -log_sigma(b * (slope(w.d) - slope(r.d)))
 
 
-def f_alpha(w, l, b=0.1, a=0.5):
+def f_alpha(w, r, b=0.1, a=0.5):
     """The paper's f'(t) = (1 - t^-A)/A with A = 1 - a."""
     letter = 1 - a
 
     def slope(d):
         return (1 - torch.exp(d) ** -letter) / letter
 
-    return -log_sigma(b * (slope(w.d) - slope(l.d)))
+    return -log_sigma(b * (slope(w.d) - slope(r.d)))
 
 
 def kto(reply, z, b=0.1, desirable=1.0, undesirable=1.0):
@@ -217,7 +217,7 @@ PAPERS = {
     **{"discopop": discopop, "alphapo": alphapo, "ld_dpo": ld_dpo, "wpo": wpo, "rpo": rpo},
     **{"rpo_iterative": rpo_iterative, "pairwise_cringe": pairwise_cringe},
     **{"fdpo_forward": f_forward, "fdpo_js": f_js, "fdpo_alpha": f_alpha},
-    **{"tr_dpo": lambda w, l: dpo(w, l, 0.05), "tr_dpo_hard": lambda w, l: dpo(w, l, 0.05)},
+    **{"tr_dpo": lambda w, r: dpo(w, r, 0.05), "tr_dpo_hard": lambda w, r: dpo(w, r, 0.05)},
 }
 # one reply at a time, or with a number of the whole step
 STEPWISE = ("kto", "bco")

@@ -74,22 +74,22 @@ def far_apart(batch, logp):
 
 
 VARIATIONS = {
-    "smoothing": ("dpo", {"curve.smoothing": 0.2}, lambda w, l: papers.cdpo(w, l, 0.1, 0.2)),
-    "gamma": ("dpo", {"curve.gamma": 0.7}, lambda w, l: -papers.log_sigma(0.1 * (w.d - l.d) - 0.7)),
-    "shift": ("dpo_shift", {"contrast.factor": 0.5}, lambda w, l: papers.dpo_shift(w, l, f=0.5)),
-    "alpha_is_mean": ("alphapo", {"score.alpha": 0}, lambda w, l: papers.simpo(w, l, 2.5, 0.1)),
-    "alpha_negative": ("alphapo", {"score.alpha": -0.5}, lambda w, l: papers.alphapo(w, l, -0.5)),
+    "smoothing": ("dpo", {"curve.smoothing": 0.2}, lambda w, r: papers.cdpo(w, r, 0.1, 0.2)),
+    "gamma": ("dpo", {"curve.gamma": 0.7}, lambda w, r: -papers.log_sigma(0.1 * (w.d - r.d) - 0.7)),
+    "shift": ("dpo_shift", {"contrast.factor": 0.5}, lambda w, r: papers.dpo_shift(w, r, f=0.5)),
+    "alpha_is_mean": ("alphapo", {"score.alpha": 0}, lambda w, r: papers.simpo(w, r, 2.5, 0.1)),
+    "alpha_negative": ("alphapo", {"score.alpha": -0.5}, lambda w, r: papers.alphapo(w, r, -0.5)),
     "alpha_forward": ("fdpo_alpha", {"score.alpha": 0}, papers.f_forward),
     "alpha_reverse": ("fdpo_alpha", {"score.alpha": 1}, papers.dpo),
-    "no_tail": ("ld_dpo", {"score.tail": 0}, lambda w, l: papers.ld_dpo(w, l, 0.0)),
+    "no_tail": ("ld_dpo", {"score.tail": 0}, lambda w, r: papers.ld_dpo(w, r, 0.0)),
     "whole_tail": ("ld_dpo", {"score.tail": 1}, papers.dpo),
     "weighed_entropy": ("simpo", {"score": "weighed_entropy"}, papers.weighed_entropy),
     "gate": (
         "pairwise_cringe",
         {"weigh.bias": 0.5, "weigh.temperature": 3.0, "curve.coefficient": 0.2},
-        lambda w, l: papers.pairwise_cringe(w, l, 0.2, 0.5, 3.0),
+        lambda w, r: papers.pairwise_cringe(w, r, 0.2, 0.5, 3.0),
     ),
-    "protected": ("dpop", {"contrast.penalty": 2, "curve.beta": 0.1}, lambda w, l: papers.dpop(w, l, 0.1, 2.0)),
+    "protected": ("dpop", {"contrast.penalty": 2, "curve.beta": 0.1}, lambda w, r: papers.dpop(w, r, 0.1, 2.0)),
 }
 
 
@@ -145,7 +145,7 @@ def test_the_running_mean_shifts_rewards(paired):
 
     def step(rows):
         if paired:
-            return mean_of(lambda w, l: papers.bco(w, l, delta))(rows)
+            return mean_of(lambda w, r: papers.bco(w, r, delta))(rows)
         good = [-papers.log_sigma(0.1 * r.d - delta) for (r,) in rows if r.good]
         bad = [-papers.log_sigma(-(0.1 * r.d - delta)) for (r,) in rows if not r.good]
         return sum(good) / len(good) + sum(bad) / len(bad)
@@ -181,21 +181,21 @@ def test_stated_preferences_and_margins_enter():
     margin = torch.linspace(0.0, 1.5, batch.num_rows, dtype=torch.float64)
 
     def logistic(rows):
-        costs = [papers.smoothed(0.1 * (w.d - l.d) - margin[i], 1 - p[i]) for i, (w, l) in enumerate(rows)]
+        costs = [papers.smoothed(0.1 * (w.d - r.d) - margin[i], 1 - p[i]) for i, (w, r) in enumerate(rows)]
         return sum(costs) / len(costs)
 
     given = replace(batch, preference=p, margin=margin)
     assert_equal(ours(row_of("dpo"), given, logp, extras), theirs(batch, logp, extras, logistic))
 
     def targets(rows):
-        costs = [papers.sppo(w, l, 1e-3, p[i]) for i, (w, l) in enumerate(rows)]
+        costs = [papers.sppo(w, r, 1e-3, p[i]) for i, (w, r) in enumerate(rows)]
         return sum(costs) / len(costs)
 
     given = replace(batch, preference=p)
     assert_equal(ours(row_of("sppo"), given, logp, extras), theirs(batch, logp, extras, targets))
 
     def margins(rows):
-        costs = [max(torch.zeros_like(w.d), 1 + margin[i] - 0.1 * (w.d - l.d)) for i, (w, l) in enumerate(rows)]
+        costs = [max(torch.zeros_like(w.d), 1 + margin[i] - 0.1 * (w.d - r.d)) for i, (w, r) in enumerate(rows)]
         return sum(costs) / len(costs)
 
     given = replace(batch, margin=margin)
@@ -209,8 +209,8 @@ def test_row_weights_and_the_mean_over_tokens_enter():
     def step(rows):
         tokens = sum(w.n for w, _ in rows)
         costs = [
-            weight[i] * (-papers.log_sigma(0.1 * (w.logp - l.logp)) / len(rows) - w.logp / tokens)
-            for i, (w, l) in enumerate(rows)
+            weight[i] * (-papers.log_sigma(0.1 * (w.logp - r.logp)) / len(rows) - w.logp / tokens)
+            for i, (w, r) in enumerate(rows)
         ]
         return sum(costs)
 

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from whet.reward.answer import final_part
 from whet.reward.sandbox import Exam, Job, Limits, Outcome, Program, shared_sandbox
@@ -53,6 +53,8 @@ class Tests:
 @dataclass(frozen=True)
 class CodeTests:
     """Runs the replies' code against the tests of their prompts."""
+
+    limits_itself: ClassVar[bool] = True  # every job has limits of its own
 
     name: str
     partial: bool

@@ -16,8 +16,8 @@ from torch.nn.functional import logsigmoid
 from whet.objective.piece import Piece
 from whet.objective.preference.batch import Replies
 
-# float32 ends near exp(88); beyond this a reply keeps its score and moves no further
-LARGEST_EXPONENT = 80.0
+# float32 ends near exp(88) and metrics square a margin; beyond this a reply keeps its score and moves no further
+LARGEST_EXPONENT = 40.0
 
 
 class Score(Protocol):
