@@ -14,6 +14,8 @@ from whet.config import (
     Config,
     EvaluationConfig,
     PolicyConfig,
+    PreferenceConfig,
+    RewardModelConfig,
     SupervisedConfig,
     flattened,
 )
@@ -27,6 +29,12 @@ from whet.model.plain_trunk import plain_works
 from whet.model.reference import HeldReference, Reference, ReloadedReference
 from whet.model.split import Recompute, SplitModel, split_model
 from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
+from whet.preference_parts import (
+    preference_course,
+    preference_words,
+    reward_model_course,
+    reward_model_words,
+)
 from whet.reward import Failures, Part, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.reward_parts import (
@@ -79,10 +87,12 @@ class Assembly:
 def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
-    parts = list(rewards) if rewards is not None else parts_of(config, is_policy)
+    scores_replies = not isinstance(config, RewardModelConfig)
+    parts = list(rewards) if rewards is not None else parts_of(config, is_policy) if scores_replies else []
     objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = prompts_of(config, held_out=False) if isinstance(config, PolicyConfig) else []
-    held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts else []
+    has_exam = scores_replies and (not isinstance(config, PreferenceConfig) or config.data.source.startswith("task:"))
+    held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts and has_exam else []
     machine = machine_of(config)
     sampling = sampling_of(config.sampling)
     parts = asking(parts, machine.engine, machine.loaded.tokenizer)
@@ -98,6 +108,13 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         updates = config.batch.updates_per_step * config.batch.passes_per_step
         lines, name = description(objective, updates), title(objective)
         facts["reward"] = told(parts)
+    elif isinstance(config, PreferenceConfig):
+        asked = None if exam is None else (machine.engine, exam)
+        course, facts["data"] = preference_course(config, machine.policy, machine.loaded, asked)
+        name, lines = preference_words(config)
+    elif isinstance(config, RewardModelConfig):
+        course, facts["data"] = reward_model_course(config, machine.policy, machine.loaded)
+        name, lines = reward_model_words(config)
     else:
         assert isinstance(config, SupervisedConfig)
         course = supervised_course(config, machine, exam)

@@ -15,6 +15,8 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from whet.objective.presets import PRESETS
+from whet.objective.presets.preference import PAIR_PRESETS
+from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.sections import (
     BatchSection,
     CriticSection,
@@ -22,11 +24,13 @@ from whet.sections import (
     DemonstrationSection,
     ModelSection,
     OptimizerSection,
+    PreferenceSection,
     PromptSection,
     ReportSection,
     RewardSection,
     RowsSection,
     SamplingSection,
+    ScorerSection,
     Section,
 )
 from whet.types import WhetError, did_you_mean, nearest
@@ -66,6 +70,23 @@ class SupervisedConfig(RunConfig):
     batch: RowsSection = RowsSection()
 
 
+class PreferenceConfig(RunConfig):
+    """A policy learns from pairs of replies, or from replies with labels."""
+
+    data: DataSection = DataSection()
+    batch: RowsSection = RowsSection()
+    preference: PreferenceSection = PreferenceSection()
+    objective: dict[str, Any] = Field({}, description="changes to the method's row: curve.beta, reference, ...")
+
+
+class RewardModelConfig(RunConfig):
+    """A model learns to score replies, or their steps."""
+
+    data: DataSection = DataSection()
+    batch: RowsSection = RowsSection()
+    scorer: ScorerSection = ScorerSection()
+
+
 class EvaluationConfig(Section):
     """Replies of a model to held-out prompts, and their marks."""
 
@@ -77,7 +98,7 @@ class EvaluationConfig(Section):
     report: ReportSection = ReportSection()
 
 
-Config = PolicyConfig | SupervisedConfig
+Config = PolicyConfig | SupervisedConfig | PreferenceConfig | RewardModelConfig
 
 # A model of half a million weights wants other numbers than one of a billion.
 MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
@@ -95,16 +116,33 @@ MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
             "batch": {"rows_per_step": 128},
             "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"},
         },
+        PreferenceConfig: {
+            "steps": 60,
+            "data": {"count": 2048},
+            "sampling": {"max_new_tokens": 64},
+            "batch": {"rows_per_step": 64},
+        },
+        RewardModelConfig: {
+            "steps": 100,
+            "data": {"count": 4096},
+            "batch": {"rows_per_step": 64},
+            "optimizer": {"learning_rate": 1e-3},
+        },
     }
 }
+SMALL_RATE = 1e-4  # of a preference method on the built-in model: papers' rates are for billions of weights
 
 
-def config_kind(method: str) -> type[PolicyConfig] | type[SupervisedConfig]:
-    if method == SUPERVISED:
-        return SupervisedConfig
-    if method in PRESETS:
-        return PolicyConfig
-    hint = did_you_mean(method, [*PRESETS, SUPERVISED], cutoff=0.4)
+def config_kind(method: str) -> type[Config]:
+    kinds: dict[str, type[Config]] = {
+        SUPERVISED: SupervisedConfig,
+        **dict.fromkeys(PRESETS, PolicyConfig),
+        **dict.fromkeys(PAIR_PRESETS, PreferenceConfig),
+        **dict.fromkeys(REWARD_MODELS, RewardModelConfig),
+    }
+    if method in kinds:
+        return kinds[method]
+    hint = did_you_mean(method, list(kinds), cutoff=0.4)
     raise WhetError(f"no method is called {method!r}{hint}; `whet algorithms` lists them, and there is {SUPERVISED!r}")
 
 
@@ -121,6 +159,9 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     if method in PRESETS:
         base = merged(base, PRESETS[method].run)
         base = merged(base, PRESETS[method].small_run if name in (None, ModelSection().name) else {})
+    if method in PAIR_PRESETS:
+        small = name in (None, ModelSection().name)
+        base = merged(base, {"optimizer": {"learning_rate": SMALL_RATE}} if small else PAIR_PRESETS[method].run)
     config: Config = _validated(kind, merged(merged(base, given), {"method": method}))
     _refuse_idle(config, given)
     _refuse_impossible(config)
@@ -277,7 +318,8 @@ def idle_keys(config: Config) -> dict[str, str]:
     trains_critic = not isinstance(config, PolicyConfig) or "value" in config.objective
     if not trains_critic and not PRESETS[config.method].objective.value.needs:
         idle["critic"] = f"has no effect: {config.method} trains no critic; drop it"
-    if isinstance(config, SupervisedConfig) and not (is_task or is_gym or data.held_out):
+    asks = isinstance(config, PolicyConfig) or is_task or (isinstance(config, SupervisedConfig) and is_gym)
+    if isinstance(config, RewardModelConfig) or not (asks or (isinstance(config, SupervisedConfig) and data.held_out)):
         for section in ("sampling", "reward"):
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"
     return idle

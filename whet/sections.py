@@ -109,6 +109,22 @@ class RowsSection(Section):
     packed: bool = Field(True, description="rows behind one another where the model can keep them apart, else padded")
 
 
+class PreferenceSection(Section):
+    reference_logp: Literal["live", "stored"] = Field(
+        "live", description="the reference is asked in every step, or once before the first: no second copy is kept"
+    )
+    store: str = Field("", description="file for what the reference said; empty: in memory only")
+    labels: bool = Field(False, description="of a task: single replies with labels instead of pairs")
+
+
+class ScorerSection(Section):
+    cost: Literal["all_pairs", "plackett_luce"] = Field("all_pairs", description="of a ranking")
+    centre: float = Field(0.0, ge=0, description="keeps scores around 0; 0.01 is usual")
+    separator: str = Field("\n\n", min_length=1, description="ends a step of a solution")
+    even_replies: bool = Field(False, description="a solution of many steps counts as much as one of few")
+    positive_weight: float = Field(1.0, gt=0, description="of right labels: above 1 where they are rare")
+
+
 class OptimizerSection(Section):
     learning_rate: float = Field(1e-6, gt=0, description="at the top of the schedule")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")

@@ -37,7 +37,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "plots": ("types", "objective", "report"),
     **dict.fromkeys(
         (
-            *("assembly", "reward_parts", "evaluation", "comparison", "benchmark", "api", "cli", "board"),
+            *(
+                "assembly",
+                "reward_parts",
+                "preference_parts",
+                "evaluation",
+                "comparison",
+                "benchmark",
+                "api",
+                "cli",
+                "board",
+            ),
             *("answers", "workbench", "cli_reward", "__init__", "__main__"),
         ),
         EVERYTHING,

@@ -1,8 +1,8 @@
 """What is wrong with a preference run: findings from its history, each with the numbers that show it.
 
-The history is a list of a run's metrics, one mapping a step, as `pair_sums` names them. A metric that is missing asks
-no question. Every question compares the means of the first and the last quarter of the run, so that one odd step does
-not decide.
+The history is a list of a run's metrics from its first step on, one mapping a step, as `pair_sums` names them. A
+metric that is missing asks no question. A trend compares the means of the first and the last quarter of the run, so
+that one odd step does not decide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ History = Sequence[Mapping[str, float]]
 
 FEW = 4  # steps before a trend is one
 FALL = 1.0  # nats a reply: below this a fall is noise
-SAME = 1e-3  # nats a token: further apart, policy and reference were not the same model
+SAME = 0.01  # nats a token, what rounding may explain
 SOON = 0.2  # share of a run
 BETAS = (0.01, 1.0)  # where a tie to the reference is next to none, or next to a chain
 
@@ -98,7 +98,7 @@ def _displacement(history: History) -> str | None:
 
 def _falling_chosen(history: History) -> str | None:
     margin, chosen = _ends(history, "margin"), _ends(history, "chosen_mean_logp")
-    if not margin or not chosen or margin[1] <= margin[0] or chosen[1] >= chosen[0] - SAME * 10:
+    if not margin or not chosen or margin[1] <= margin[0] or chosen[1] >= chosen[0] - SAME:
         return None
     return (
         f"the margin grows by sinking: {margin[0]:.3g} -> {margin[1]:.3g} while a token of the chosen reply falls from "

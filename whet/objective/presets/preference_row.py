@@ -26,5 +26,5 @@ class PairPreset:
 
 def settings(learning_rate: float, pairs_per_step: int | None = None) -> dict[str, Any]:
     """The settings of a run that belong to a row."""
-    batch = {} if pairs_per_step is None else {"batch": {"pairs_per_step": pairs_per_step}}
+    batch = {} if pairs_per_step is None else {"batch": {"rows_per_step": pairs_per_step}}
     return {"optimizer": {"learning_rate": learning_rate}, **batch}

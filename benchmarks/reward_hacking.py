@@ -1,0 +1,160 @@
+"""Two rewards that the built-in model hacks, and the same runs with a gate: the numbers and figures of
+docs/reward-design.md.
+
+    python benchmarks/reward_hacking.py --seeds 3 --folder runs/hacking
+
+A run that is there already is not trained again. The rewards are the two functions below, used by their path.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import whet
+from whet.report import evaluations, read_metrics, step_reports
+from whet.report.curves import QUIET, Curve, Frame, Panel, curves_svg
+
+HERE = Path(__file__)
+IMAGES = HERE.parent.parent / "docs" / "images"
+METHOD, STEPS, TAUGHT_STEPS = "grpo", 40, 20
+BUDGET = 16  # tokens
+COMMON = {"model": {"device": "cpu", "threads": 1}, "report": {"evaluate_every": 2, "save_every": 100}}
+# a run folder as a model has none of the built-in model's defaults
+TAUGHT = {
+    "batch": {"prompts_per_step": 16, "group_size": 8},
+    "optimizer": {"learning_rate": 1e-4},
+    "sampling": {"max_new_tokens": 64},
+    "data": {"count": 1024},
+}
+
+
+def short(num_tokens: int) -> float:
+    """1 for a reply of at most 16 tokens."""
+    return float(num_tokens <= BUDGET)
+
+
+def claimed(reply: str, answer: int) -> float:
+    """1 when the working says that it arrives at the target."""
+    return float(f"={answer}</think>" in reply)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A right reward first, a hackable one beside it, and the task both are for."""
+
+    right: str
+    right_weight: float
+    hackable: str
+    title: str
+    values: Mapping[str, Any]
+    is_taught: bool  # starts from a model that was trained on the right reward alone
+
+    def parts(self, gated: bool) -> list[dict[str, Any]]:
+        gate = {"gate": self.right} if gated else {}
+        return [
+            {"reward": self.right, "weight": self.right_weight},
+            {"reward": f"{_shown(HERE)}:{self.hackable}", **gate},
+        ]
+
+
+STORIES = {
+    "short": Story("exact_answer", 1.0, "short", "Right answers, and short ones", TAUGHT, True),
+    "claimed": Story(
+        *("countdown", 0.0, "claimed", "Working that says it arrives"),
+        {"data": {"source": "task:countdown", "difficulty": [2]}},
+        False,
+    ),
+}
+KINDS = {"hacked": "the part counts always", "gated": "the part counts only for a right answer"}
+
+
+def trained(story: Story, kind: str, seed: int, folder: Path) -> Path:
+    """The run folder of one kind and seed, trained now where it is not there yet."""
+    found = folder / f"{story.hackable}-{kind}-{seed}"
+    if not (found / "run.json").is_file():
+        values = {**COMMON, **story.values, "reward": {"parts": story.parts(kind == "gated")}}
+        if story.is_taught:
+            values["model"] = {**COMMON["model"], "name": str(_taught(seed, folder))}
+        whet.train(METHOD, config=values, steps=STEPS, seed=seed, folder=str(found))
+    return found
+
+
+def _taught(seed: int, folder: Path) -> Path:
+    found = folder / f"taught-{seed}"
+    if not (found / "run.json").is_file():
+        whet.train(METHOD, config=COMMON, steps=TAUGHT_STEPS, seed=seed, folder=str(found))
+    return found
+
+
+def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
+    """One panel a kind: accuracy on held-out prompts, and what the policy was paid in training."""
+    panels = []
+    for kind, folders in runs.items():
+        curves = []
+        for folder in folders:
+            lines = read_metrics(folder)
+            marks = tuple((float(exam.step), exam.result["accuracy"]) for exam in evaluations(lines))
+            reports = step_reports(lines)
+            for name, tone, part in (("reward, in training", QUIET, "total"), (story.hackable, 1, story.hackable)):
+                points = tuple((float(each.step), each.reward[part]) for each in reports)
+                # of weight 0 the right part leaves the other one as the whole reward
+                if part != "total" or (story.right_weight and kind == "hacked"):
+                    curves.append(Curve(f"{name}{', in training' if part != 'total' else ''}", (points,), tone))
+            curves.append(Curve("accuracy on held-out prompts", (marks,), 0))
+        panels.append(Panel(tuple(curves), KINDS[kind]))
+    frame = Frame(
+        title=story.title,
+        subtitle=f"{METHOD}, the built-in model, {len(next(iter(runs.values())))} seeds, a line each",
+        x_label="step",
+        y_label="",
+        x_range=(0.0, float(STEPS)),
+        y_range=(0.0, 1.2),
+        size=(400, 230),
+    )
+    return curves_svg(panels, frame)
+
+
+def table(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
+    """Held-out marks before and after, the mean over seeds and each of them."""
+    lines = [f"| {story.hackable} | before | after | each seed | {story.hackable}, before | after | reward | after |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for kind, folders in runs.items():
+        exams = [evaluations(read_metrics(folder)) for folder in folders]
+        cells = [KINDS[kind]]
+        for name in ("accuracy", story.hackable, "reward"):
+            before, after = ([each[place].result[name] for each in exams] for place in (0, -1))
+            cells += [f"{fmean(before):.3f}", f"{fmean(after):.3f}"]
+            if name == "accuracy":
+                cells.append(", ".join(f"{one:.3f}" for one in after))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _shown(path: Path) -> str:
+    """Relative where it can be, so that a run's config can be read on another machine."""
+    here = Path.cwd().resolve()
+    full = path.resolve()
+    return str(full.relative_to(here)) if full.is_relative_to(here) else str(full)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--folder", type=Path, default=Path("runs/hacking"))
+    options.add_argument("--images", type=Path, default=IMAGES)
+    options.add_argument("--story", choices=STORIES, action="append")
+    given = options.parse_args()
+    for name in given.story or STORIES:
+        story = STORIES[name]
+        runs = {kind: [trained(story, kind, seed, given.folder) for seed in range(given.seeds)] for kind in KINDS}
+        (given.images / f"reward-{name}.svg").write_text(figure(story, runs), encoding="utf-8")
+        print(table(story, runs))
+
+
+if __name__ == "__main__":
+    main()

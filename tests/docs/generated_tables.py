@@ -1,0 +1,187 @@
+"""The tables of docs/rewards.md and docs/config.md, written from the code.
+
+    python tests/docs/generated_tables.py
+
+puts fresh ones between the marks `<!-- NAME: from the code -->` and `<!-- NAME: end -->` of both pages.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+DOCS = Path(__file__).parents[2] / "docs"
+REFRESH = "python tests/docs/generated_tables.py"
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def reward_table() -> str:
+    """Every built-in reward that is no defence: what it says and its settings."""
+    from whet.reward import BUILTIN
+    from whet.reward.robust import DEFENCES
+
+    lines = ["| name | score | settings |", "|---|---|---|"]
+    for name, function in sorted(BUILTIN.items()):
+        if name not in DEFENCES:
+            lines.append(f"| `{name}` | {about(function)} | {settings_text(function)} |")
+    return "\n".join(lines)
+
+
+def defence_table() -> str:
+    """Every defence with its settings and both rates on its corpus."""
+    from whet.reward.robust import DEFENCES, rates
+
+    found = rates()
+    lines = ["| name | finds | settings | attacks caught | honest replies punished |", "|---|---|---|---|---|"]
+    for name, function in DEFENCES.items():
+        said, mine = about(function).removeprefix("A penalty: "), found[name]
+        caught = f"{mine.num_attacks - len(mine.missed)} of {mine.num_attacks}"
+        alarms = f"{len(mine.alarmed)} of {mine.num_honest}"
+        lines.append(f"| `{name}` | {said} | {settings_text(function, ('kind',))} | {caught} | {alarms} |")
+    return "\n".join(lines)
+
+
+def template_table() -> str:
+    """The parts of every template and the defences that suit it."""
+    from whet.reward.templates import DEFENCES_OF, TEMPLATES
+
+    lines = ["| template | parts | defences that suit it |", "|---|---|---|"]
+    for name, specs in TEMPLATES.items():
+        parts = ", ".join(f"{spec.schedule.at(1.0):g} `{spec.reward}`" for spec in specs)
+        lines.append(f"| `{name}` | {parts} | {', '.join(f'`{each}`' for each in DEFENCES_OF[name])} |")
+    return "\n".join(lines)
+
+
+def config_table() -> str:
+    """Every key of both kinds of run, with its default, its bounds and what it means."""
+    from whet.config import PolicyConfig, SupervisedConfig
+
+    policy, supervised = dict(keys_of(PolicyConfig)), dict(keys_of(SupervisedConfig))
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    order = sorted(policy | supervised, key=lambda path: section_place(path, [*policy, *supervised]))
+    for path in order:
+        field = policy.get(path) or supervised[path]
+        only = "" if path in policy and path in supervised else ("RL only: " if path in policy else "SFT only: ")
+        meaning = f"{only}{field.description or ''}{bounds_text(field)}"
+        lines.append(f"| `{path}` | {default_text(field)} | {escaped(meaning)} |")
+    return "\n".join(lines)
+
+
+TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "rewards.md": {"rewards": reward_table, "defences": defence_table, "templates": template_table},
+    "config.md": {"keys": config_table},
+}
+
+
+def about(function: Callable[..., Any]) -> str:
+    """The first paragraph of its docstring, on one line."""
+    paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
+    return escaped(" ".join(paragraph.split()).removesuffix("."))
+
+
+def settings_text(function: Callable[..., Any], hidden: tuple[str, ...] = ()) -> str:
+    found = [
+        f"`{each.name}`" if each.default is each.empty else f"`{each.name}={shown(each.default)}`"
+        for each in inspect.signature(function).parameters.values()
+        if each.kind is each.KEYWORD_ONLY and each.name not in hidden
+    ]
+    return ", ".join(found)
+
+
+def shown(value: Any) -> str:
+    """A default as a config file would have it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace("\n", "\\n") + '"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(shown(each) for each in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {shown(each)}" for key, each in value.items()) + "}"
+    return "{}" if not isinstance(value, int | float) else f"{value}"
+
+
+def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(path, field) of every key; the keys of a list's members as `list[].key`."""
+    for name, field in kind.model_fields.items():
+        inner = section_of(field.annotation)
+        if inner is None or get_origin(field.annotation) is tuple:
+            yield f"{prefix}{name}", field
+        if inner is not None:
+            members = "[]" if get_origin(field.annotation) is tuple else ""
+            yield from keys_of(inner, f"{prefix}{name}{members}.")
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
+
+
+def section_place(path: str, known: list[str]) -> tuple[int, int]:
+    """Keys of one section stand together, in the order of the code; bare keys first."""
+    section = path.partition(".")[0] if "." in path else ""
+    sections = list(dict.fromkeys(["", *(each.partition(".")[0] for each in known if "." in each)]))
+    return sections.index(section), known.index(path)
+
+
+def default_text(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    return f"`{shown(field.default)}`"
+
+
+def bounds_text(field: FieldInfo) -> str:
+    choices = literal_choices(field.annotation)
+    bounds = [
+        f"{sign} {value:g}"
+        for metadata in field.metadata
+        for key, sign in SIGNS.items()
+        if (value := getattr(metadata, key, None)) is not None
+    ]
+    said = [f"one of {', '.join(choices)}"] if choices else []
+    return f" ({'; '.join([*said, *([' and '.join(bounds)] if bounds else [])])})" if said or bounds else ""
+
+
+def literal_choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [choice for each in get_args(annotation) for choice in literal_choices(each)]
+    return []
+
+
+def escaped(text: str) -> str:
+    """Safe in a cell: bars escaped, and tags kept from being read as HTML."""
+    return re.sub(r"(?<![`\w])(</?\w+>[^`|]*?</?\w+>|</?\w+>)", r"`\1`", text).replace("|", "\\|")
+
+
+def refreshed(text: str, name: str, table: str) -> str:
+    """The page with the table between its marks; an error where the marks are missing."""
+    start, end = f"<!-- {name}: from the code -->", f"<!-- {name}: end -->"
+    before, opened, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise ValueError(f"the page has no {start} ... {end}")
+    return f"{before}{start}\n{table}\n{end}{after}"
+
+
+def main() -> None:
+    for page, tables in TABLES.items():
+        text = (DOCS / page).read_text(encoding="utf-8")
+        for name, table in tables.items():
+            text = refreshed(text, name, table())
+        (DOCS / page).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The contract of the loss layer for every preference row: cutting, padding, order and ranks never change a gradient.
+
+Gradients are those of logp and of rival_logp. Numbers of the whole step come in as totals and anchor.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from whet.objective.preference import (
+    AllPairs,
+    LabelBatch,
+    LabelLoss,
+    PairBatch,
+    PairExtras,
+    PlackettLuce,
+    RankBatch,
+    RankLoss,
+    pair_totals,
+    reward_totals,
+)
+from whet.objective.preference.axes import with_pair_changes
+from whet.objective.presets.preference import PAIR_PRESETS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
+from preference_batches import random_rows
+
+CLOSE = 1e-12
+ROWS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
+SINGLE = [name for name in ROWS if "pairs" not in ROWS[name].needs()]
+TOKENWISE = [name for name in ROWS if ROWS[name].needs() & {"token_logp", "rival_logp"}]
+CASES = [*((name, True) for name in ROWS), *((name, False) for name in SINGLE)]
+CUTS = ([[0], [1], [2], [3], [4], [5], [6], [7]], [[6, 0, 3], [7, 5, 1, 4, 2]])
+
+
+def example(name, paired, seed=1):
+    """A step of eight rows, one with an empty reply and a weight each, and its totals with the row's anchor."""
+    batch, logp, extras = random_rows(seed, num_rows=8, paired=paired, empty=True)
+    batch = replace(batch, weight=torch.linspace(0.5, 2.0, 8, dtype=torch.float64))
+    logp = logp + 0.2  # so that the anchors are not 0
+    totals, _ = ROWS[name].anchored(pair_totals(batch), ROWS[name].anchor_sums(batch, logp), {})
+    return batch, logp, extras, totals
+
+
+def found(name, batch, logp, extras, totals):
+    logp, rival = logp.clone().requires_grad_(), extras.rival_logp.clone().requires_grad_()
+    loss = ROWS[name].loss(batch, logp, totals, PairExtras(extras.log_square, rival))
+    loss.value.backward()
+    return loss, logp.grad, torch.zeros_like(rival) if rival.grad is None else rival.grad
+
+
+def part(extras, rows):
+    return PairExtras(extras.log_square[rows], extras.rival_logp[rows])
+
+
+def relative(one, two):
+    return float((one - two).norm() / two.norm()) if two.norm() else float(one.norm())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("name", "paired"), CASES)
+def test_cuts_and_order_do_not_matter(name, paired, cut):
+    batch, logp, extras, totals = example(name, paired)
+    whole, expected, expected_rival = found(name, batch, logp, extras, totals)
+    gradient, rival, sums, counts = torch.zeros_like(logp), torch.zeros_like(logp), {}, []
+    for rows in cut:
+        counts.append(pair_totals(batch.select(rows)))
+        loss, slope, other = found(name, batch.select(rows), logp[rows], part(extras, rows), totals)
+        gradient[rows] += slope
+        rival[rows] += other
+        for key, number in loss.metrics.items():
+            sums[key] = sums.get(key, 0.0) + number
+    assert sum(counts[1:], counts[0]) == replace(totals, anchor=0.0)
+    assert expected.norm() > 1e-4
+    assert relative(gradient, expected) < CLOSE and relative(rival, expected_rival) < CLOSE
+    assert sums == pytest.approx(whole.metrics, rel=1e-11, abs=1e-13)
+    assert abs(whole.metrics["loss"]) > 1e-4
+
+
+@pytest.mark.parametrize(("name", "paired"), CASES)
+def test_the_anchor_does_not_depend_on_the_cut(name, paired):
+    objective = ROWS[name]
+    batch, logp, _, totals = example(name, paired)
+    parts = [objective.anchor_sums(batch.select(rows), logp[rows]) for rows in CUTS[1]]
+    again, _ = objective.anchored(pair_totals(batch), parts[0] + parts[1], {})
+    assert again.anchor == pytest.approx(totals.anchor, rel=1e-12)
+    assert (totals.anchor != 0) == (objective.anchor.name != "zero")
+
+
+@pytest.mark.parametrize(("name", "paired"), CASES)
+def test_padding_and_what_is_not_trained_do_not_matter(name, paired):
+    batch, logp, extras, totals = example(name, paired)
+    _, expected, expected_rival = found(name, batch, logp, extras, totals)
+    assert (expected[~batch.action] == 0).all() and (expected_rival[~batch.action] == 0).all()
+
+    def wider(values, fill):
+        return torch.cat([values, values.new_full((*values.shape[:2], 5), fill)], -1)
+
+    garbage = torch.where(batch.action, logp, float("nan"))
+    ref = torch.where(batch.action, batch.ref_logp, float("inf"))
+    wide = replace(batch, action=wider(batch.action, False), ref_logp=wider(ref, float("nan")))
+    more = PairExtras(wider(extras.log_square, float("nan")), wider(extras.rival_logp, float("nan")))
+    _, gradient, rival = found(name, wide, wider(garbage, float("nan")), more, totals)
+    width = logp.shape[-1]
+    assert torch.equal(gradient[..., :width], expected) and (gradient[..., width:] == 0).all()
+    assert torch.equal(rival[..., :width], expected_rival)
+
+
+@pytest.mark.parametrize(("name", "paired"), [case for case in CASES if case[0] not in TOKENWISE])
+def test_sums_give_the_same_as_tokens(name, paired):
+    batch, logp, extras, totals = example(name, paired)
+    whole, expected, _ = found(name, batch, logp, extras, totals)
+
+    def total(values):
+        return torch.where(batch.action, values, 0.0).sum(-1)
+
+    bare = PairBatch(batch.lengths, total(batch.ref_logp), batch.label, weight=batch.weight)
+    leaf = total(logp).requires_grad_()
+    loss = ROWS[name].loss(bare, leaf, totals, PairExtras(total(extras.log_square)))
+    loss.value.backward()
+    assert loss.metrics == pytest.approx(whole.metrics, rel=1e-11)
+    assert relative(torch.where(batch.action, leaf.grad[..., None], 0.0), expected) < CLOSE
+
+
+@pytest.mark.parametrize(("name", "paired"), CASES)
+def test_a_row_with_an_empty_reply_counts_nowhere(name, paired):
+    batch, logp, extras, totals = example(name, paired)
+    _, expected, _ = found(name, batch, logp, extras, totals)
+    kept = [row for row in range(8) if row != 1]
+    assert not batch.counted[1] and (expected[1] == 0).all()
+    smaller = batch.select(kept)
+    assert pair_totals(smaller) == replace(totals, anchor=0.0)
+    _, gradient, _ = found(name, smaller, logp[kept], part(extras, kept), totals)
+    assert relative(gradient, expected[kept]) < CLOSE
+
+
+@pytest.mark.parametrize(("name", "paired"), CASES)
+def test_the_slope_is_the_gradient(name, paired):
+    batch, logp, extras, totals = example(name, paired)
+    if "rival_logp" in ROWS[name].needs():
+        with pytest.raises(ValueError, match="rival_logp"):
+            ROWS[name].slope(batch, logp, totals, extras)
+        return
+    loss, expected, _ = found(name, batch, logp, extras, totals)
+    slope, same = ROWS[name].slope(batch, logp, totals, extras)
+    assert torch.equal(slope, expected) and same.metrics == loss.metrics and not same.value.requires_grad
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "ref_logp" in ROWS[name].needs()])
+def test_only_log_ratios_matter_where_there_is_a_reference(name):
+    """Moving policy and reference of a token together changes nothing, imitation and own words apart."""
+    batch, logp, extras, totals = example(name, True)
+    objective = ROWS[name]
+    if objective.imitate.name != "none" or objective.weigh.name != "alike":
+        objective = with_pair_changes(objective, {"imitate": "none", "weigh": "alike"})
+    moved = torch.randn(logp.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected, _ = objective.slope(batch, logp, totals, extras)
+    shifted, _ = objective.slope(replace(batch, ref_logp=batch.ref_logp + moved), logp + moved, totals, extras)
+    assert expected.norm() > 1e-4 and relative(shifted, expected) < 1e-9
+
+
+SYMMETRIC = [name for name in ROWS if ROWS[name].curve.name in ("logistic", "unflipped", "squared", "blend", "hinge")]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in SYMMETRIC if ROWS[n].imitate.name == "none" and ROWS[n].contrast.name == "difference"]
+)
+def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
+    """Margin 0, not slope 0: what one side gains the other loses, so shared tokens cancel in the weights."""
+    batch, logp, extras, _ = example(name, True)
+    twin = batch.select([0])
+    twin = PairBatch(
+        *(values[:, :1].repeat(1, 2, *[1] * (values.dim() - 2)) for values in (twin.lengths, twin.ref_logp)),
+        action=twin.action[:, :1].repeat(1, 2, 1),
+    )
+    same, square = (values[:1, :1].repeat(1, 2, 1) for values in (logp, extras.log_square))
+    slope, loss = ROWS[name].slope(twin, same, pair_totals(twin), PairExtras(square))
+    assert loss.metrics["margin"] == 0 and loss.metrics["accuracy"] == 0.5
+    assert slope.norm() > 1e-6 and torch.allclose(slope[:, 0], -slope[:, 1], rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ROWS)
+def test_replies_far_from_the_reference_stay_finite(name, dtype):
+    """A policy that has strayed by hundreds of nats, and one that is sure of every token."""
+    batch, logp, extras, totals = example(name, True)
+    ref = batch.ref_logp.float()
+    for values in (logp * 300, torch.zeros_like(logp), logp / 1e9):
+        leaf, rival = values.to(dtype).requires_grad_(), extras.rival_logp.float().requires_grad_()
+        loss = ROWS[name].loss(
+            replace(batch, ref_logp=ref), leaf, totals, PairExtras(extras.log_square.float() * 0, rival)
+        )
+        loss.value.backward()
+        assert loss.value.isfinite() and leaf.grad.isfinite().all()
+        assert all(number.isfinite() for number in loss.sums.values())
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].weigh.name == "alike"])
+def test_a_step_that_follows_the_slope_lowers_the_loss(name):
+    """Rows whose weights move with the policy are left out: those have no gradient."""
+    batch, logp, extras, totals = example(name, True)
+    slope, before = ROWS[name].slope(batch, logp, totals, extras)
+    after = ROWS[name].loss(batch, logp - 1e-4 * slope / slope.norm(), totals, extras)
+    assert float(after.value) < float(before.value)
+
+
+def rank_example(seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    score = torch.randn(6, 4, generator=draw, dtype=torch.float64)
+    rank = torch.tensor([[0, 1, 2, 3], [2, 0, 1, -1], [1, 0, -1, -1], [0, 0, 1, 2], [1, 1, 1, 1], [3, 2, 1, 0]])
+    return RankBatch(rank, weight=torch.linspace(0.5, 2, 6, dtype=torch.float64)), score
+
+
+@pytest.mark.parametrize("centre", [0.0, 0.01])
+@pytest.mark.parametrize("cost", [AllPairs(), PlackettLuce()])
+def test_reward_models_do_not_feel_cuts_order_or_missing_answers(cost, centre):
+    batch, score = rank_example()
+    loss, totals = RankLoss(cost, centre), reward_totals(batch)
+    assert totals.rows == 5 and totals.pairs == 6 + 3 + 1 + 5 + 6
+    leaf = score.clone().requires_grad_()
+    whole = loss.loss(batch, leaf, totals)
+    whole.value.backward()
+    gradient, sums = torch.zeros_like(score), {}
+    for rows in ([5, 1], [0, 2, 4, 3]):
+        piece = torch.where(batch.rank[rows] >= 0, score[rows], float("nan")).requires_grad_()
+        found = loss.loss(batch.select(rows), piece, totals)
+        found.value.backward()
+        gradient[rows] += piece.grad
+        sums = {name: sums.get(name, 0.0) + number for name, number in found.metrics.items()}
+    assert whole.value.item() > 0.1 and leaf.grad.norm() > 0.1
+    assert (leaf.grad[4] == 0).all() and (leaf.grad[batch.rank < 0] == 0).all()
+    assert relative(gradient, leaf.grad) < CLOSE
+    assert sums == pytest.approx(whole.metrics, rel=1e-12)
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_classifiers_do_not_feel_cuts_order_or_padding(even):
+    draw = torch.Generator().manual_seed(3)
+    logit = torch.randn(6, 5, generator=draw, dtype=torch.float64)
+    label = torch.rand(6, 5, generator=draw, dtype=torch.float64)
+    judged = torch.rand(6, 5, generator=draw) < 0.6
+    judged[2] = False
+    batch, loss = LabelBatch(label, judged), LabelLoss(even_replies=even)
+    totals = reward_totals(batch)
+    leaf = logit.clone().requires_grad_()
+    whole = loss.loss(batch, leaf, totals)
+    whole.value.backward()
+    gradient, sums = torch.zeros_like(logit), {}
+    for rows in ([4, 0], [2], [5, 3, 1]):
+        piece = torch.where(judged[rows], logit[rows], float("nan")).requires_grad_()
+        found = loss.loss(batch.select(rows), piece, totals)
+        found.value.backward()
+        gradient[rows] += piece.grad
+        sums = {name: sums.get(name, 0.0) + number for name, number in found.metrics.items()}
+    assert leaf.grad.norm() > 0.05 and (leaf.grad[~judged] == 0).all()
+    assert relative(gradient, leaf.grad) < CLOSE
+    assert sums == pytest.approx(whole.metrics, rel=1e-12)
