@@ -93,19 +93,18 @@ def _taught(seed: int, folder: Path) -> Path:
 
 def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
     """One panel a kind: accuracy on held-out prompts, and what the policy was paid in training."""
+    # of weight 0, the right part leaves the other one as the whole reward
+    shown = {story.right: 2, story.hackable: 1} | ({"total": QUIET} if story.right_weight else {})
     panels = []
     for kind, folders in runs.items():
         curves = []
         for folder in folders:
             lines = read_metrics(folder)
+            for part, tone in shown.items():
+                points = tuple((float(each.step), each.reward[part]) for each in step_reports(lines))
+                curves.append(Curve(f"{'reward' if part == 'total' else part}, in training", (points,), tone))
             marks = tuple((float(exam.step), exam.result["accuracy"]) for exam in evaluations(lines))
-            reports = step_reports(lines)
-            for name, tone, part in (("reward, in training", QUIET, "total"), (story.hackable, 1, story.hackable)):
-                points = tuple((float(each.step), each.reward[part]) for each in reports)
-                # of weight 0 the right part leaves the other one as the whole reward
-                if part != "total" or (story.right_weight and kind == "hacked"):
-                    curves.append(Curve(f"{name}{', in training' if part != 'total' else ''}", (points,), tone))
-            curves.append(Curve("accuracy on held-out prompts", (marks,), 0))
+            curves.append(Curve("accuracy on held-out prompts, greedy", (marks,), 0))
         panels.append(Panel(tuple(curves), KINDS[kind]))
     frame = Frame(
         title=story.title,

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config import (
     FROM_PYTHON,
+    STEP_SCORERS,
     Config,
     EvaluationConfig,
+    RewardModelConfig,
     read_toml,
     resolved,
     resolved_evaluation,
@@ -217,11 +219,21 @@ def _run(
     if reward_hash:
         close_version(folder, reward_hash, ledger)
     report = write_report(folder)
-    asked = "" if outcome.after else ' "your prompt"'  # without held-out prompts there is nothing else to ask
-    going_on = f"whet resume {folder}" if outcome.status == "interrupted" else f"whet sample {folder}{asked}"
+    going_on = _next_command(config, folder, outcome)
     for reporter in reporters:
         reporter.finished({**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
+
+
+def _next_command(config: Config, folder: Path, outcome: Outcome) -> str:
+    if outcome.status == "interrupted":
+        return f"whet resume {folder}"
+    if isinstance(config, RewardModelConfig):
+        kind = "learned_steps" if config.method in STEP_SCORERS else "learned"
+        model = sorted((folder / "checkpoints").iterdir())[-1]
+        return f"whet reward test {kind} --set folder={model} --data FILE"
+    asked = "" if "accuracy" in outcome.after or "reward" in outcome.after else ' "your prompt"'
+    return f"whet sample {folder}{asked}"
 
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, command: str) -> dict[str, Any]:

@@ -198,12 +198,20 @@ def algorithms(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The methods, and what each is for; with --rows the pieces it is made of."""
+    from whet.objective.preference.table import pair_overview, pair_rows, pair_table
+    from whet.objective.presets.reward_model import REWARD_MODELS
     from whet.objective.table import markdown_table, overview, rows
 
     if as_json:
-        _print_json(rows())
+        _print_json([*rows(), *pair_rows()])
         return
+    typer.echo("Reinforcement learning, from rewards\n")
     typer.echo(markdown_table(numbers=False) if pieces else overview(papers=False))
+    typer.echo("\nPreference learning, from pairs or labels\n")
+    typer.echo(pair_table() if pieces else pair_overview(papers=False))
+    typer.echo("\nReward models\n")
+    for name, preset in REWARD_MODELS.items():
+        typer.echo(f"{name:5} {preset.title}: {preset.words}")
     typer.echo(
         "\n`whet explain METHOD` shows one in full, `whet advise` helps to choose. There is also `whet train sft`."
     )
@@ -213,9 +221,14 @@ def algorithms(
 def explain(method: Annotated[str, typer.Argument(help="A row of `whet algorithms`.")]) -> None:
     """A method's formula, row, paper, what it fixes and what it breaks."""
     from whet.objective import preset_named
+    from whet.objective.preference.table import pair_explanation
+    from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
     from whet.objective.table import explanation
     from whet.plots import clip_text
 
+    if method in PAIR_PRESETS or method in LEFT_OUT:
+        typer.echo(pair_explanation(method))
+        return
     typer.echo(explanation(method))
     typer.echo("\n" + clip_text(preset_named(method).objective))
 

@@ -226,9 +226,16 @@ def review(
 
 def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str, Any]]:
     """The parts, and the settings that are not theirs."""
+    from collections import Counter
+
     from whet.config import from_settings
+    from whet.types import WhetError
     from whet.workbench import reward_parts
 
+    bare = Counter(name.partition("=")[0].rpartition(":")[2] for name in names)
+    repeated = [name for name, count in bare.items() if count > 1]
+    if repeated:
+        raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, drop or rename one")
     values = from_settings(settings or [])
     config: dict[str, Any] = {key: values.pop(key) for key in ("data", "reward") if key in values}
     _check_config(config)

@@ -36,6 +36,7 @@ from whet.sections import (
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
+STEP_SCORERS = {name for name, preset in REWARD_MODELS.items() if preset.learns == "steps"}
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
 
@@ -117,7 +118,7 @@ MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
             "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"},
         },
         PreferenceConfig: {
-            "steps": 60,
+            "steps": 40,
             "data": {"count": 2048},
             "sampling": {"max_new_tokens": 64},
             "batch": {"rows_per_step": 64},

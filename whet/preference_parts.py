@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config import PreferenceConfig, RewardModelConfig, flattened
-from whet.data import Labelled, read_rows
+from whet.data import Labelled, Row, read_rows
 from whet.data.pairs import Preference, Ranked, judged_from, preferences_from, rankings_from
 from whet.data.step_rows import Stepped, stepped_from
 from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
@@ -117,13 +117,17 @@ def _compared(
     paired = "pairs" in row.needs()
     if config.data.source.startswith("task:"):
         return _of_task(config, task_preferences if paired or not config.preference.labels else task_judged)
-    return _of_file(
-        config, lambda rows, **how: (judged_from if _has_labels(rows) and not paired else preferences_from)(rows, **how)
-    )
+
+    def read(rows: Sequence[Row], **how: Any) -> list[Any]:
+        return (
+            judged_from(rows, **how) if not paired and _has(rows, "label", "right") else preferences_from(rows, **how)
+        )
+
+    return _of_file(config, read)
 
 
-def _has_labels(rows: Sequence[Any]) -> bool:
-    return bool(rows) and any(name in rows[0].values for name in ("label", "right", "kto_tag"))
+def _has(rows: Sequence[Row], *names: str) -> bool:
+    return bool(rows) and any(name in rows[0].values for name in names)
 
 
 def _judged(
@@ -133,14 +137,12 @@ def _judged(
     if config.data.source.startswith("task:"):
         return _of_task(config, of_task)
     if learns == "rankings":
-        return _of_file(
-            config, lambda rows, **how: (rankings_from if _is_ranked(rows) else preferences_from)(rows, **how)
-        )
+
+        def read(rows: Sequence[Row], **how: Any) -> list[Any]:
+            return rankings_from(rows, **how) if _has(rows, "replies") else preferences_from(rows, **how)
+
+        return _of_file(config, read)
     return _of_file(config, judged_from if learns == "outcomes" else stepped_from)
-
-
-def _is_ranked(rows: Sequence[Any]) -> bool:
-    return bool(rows) and "replies" in rows[0].values
 
 
 def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
@@ -152,9 +154,10 @@ def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple
         ("held_out", HELD_OUT_SEED, config.report.evaluate_prompts),
     ):
         count = -(-total // len(kinds)) if total else 0
-        found.append(
+        rows = (
             [row for task, difficulty in kinds for row in write(task, split, count, seed, difficulty)] if count else []
         )
+        found.append(rows)
     return found[0], found[1]
 
 

@@ -30,10 +30,13 @@ from whet.reward import (
     template,
     weights_at,
 )
+from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
 from whet.rollout.collect import Score
-from whet.sections import RewardPart
-from whet.types import Prompt, Sampling, WhetError
+from whet.sections import RewardPart, RewardSection
+from whet.types import Prompt, Sampling, WhetError, did_you_mean
+
+DEFENCES = ROWS["robust"]
 
 
 def tasks_of(source: str) -> list[Task]:
@@ -71,6 +74,7 @@ def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
         return []
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
+    _check_defences(section)
     specs = defended(specs, section.defences, section.defence_weight, section.defences_as_gates)
     parts = [_part(spec) for spec in specs]
     check_parts(parts)
@@ -79,6 +83,22 @@ def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
 
 
 TASK_ANSWER = "task_answer"
+
+
+def _check_defences(section: RewardSection) -> None:
+    """Refuse what is no defence, and settings of defences where there are none: the user believes in them."""
+    for name in section.defences:
+        if name not in DEFENCES and ":" not in name:
+            raise WhetError(
+                f"reward.defences: {name!r} is no defence{did_you_mean(name, DEFENCES, cutoff=0.7)}; there are "
+                f"{', '.join(DEFENCES)}; your own: path/to/file.py:function"
+            )
+    plain = RewardSection()
+    for key in ("defence_weight", "defences_as_gates"):
+        if not section.defences and getattr(section, key) != getattr(plain, key):
+            raise WhetError(f"reward.{key} has no effect without reward.defences; name some, or drop it")
+    if section.defences_as_gates and section.defence_weight != plain.defence_weight:
+        raise WhetError("reward.defence_weight has no effect on gates; drop it, or reward.defences_as_gates")
 
 
 def _part(spec: PartSpec) -> Part:
@@ -94,6 +114,15 @@ def _spec(part: RewardPart) -> PartSpec:
         )
     if part.cap and len(part.cap) != 2:
         raise WhetError(f"reward {part.reward!r}: cap is {list(part.cap)}; give two numbers, the least and the most")
+    if not part.gate and (part.gate_least, part.gate_otherwise) != (1.0, 0.0):
+        raise WhetError(
+            f"reward {part.reward!r}: gate_least and gate_otherwise have no effect without gate; name a part"
+        )
+    if isinstance(part.weight, float | int) and part.over == "steps":
+        raise WhetError(
+            f"reward {part.reward!r}: over='steps' has no effect on a constant weight; give weight points "
+            "[step, weight], or drop it"
+        )
     weight = part.weight if isinstance(part.weight, float | int) else Schedule(part.weight, part.over)
     return PartSpec(
         part.reward,

@@ -20,6 +20,12 @@ from pydantic_core import PydanticUndefined
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFRESH = "python tests/docs/generated_tables.py"
+KIND_NAMES = {
+    "PolicyConfig": "RL",
+    "SupervisedConfig": "SFT",
+    "PreferenceConfig": "preferences",
+    "RewardModelConfig": "reward models",
+}
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -61,15 +67,16 @@ def template_table() -> str:
 
 
 def config_table() -> str:
-    """Every key of both kinds of run, with its default, its bounds and what it means."""
-    from whet.config import PolicyConfig, SupervisedConfig
+    """Every key of every kind of run, with its default, its bounds and what it means."""
+    from whet.config import Config
 
-    policy, supervised = dict(keys_of(PolicyConfig)), dict(keys_of(SupervisedConfig))
+    kinds = {KIND_NAMES.get(kind.__name__, kind.__name__): dict(keys_of(kind)) for kind in get_args(Config)}
+    known = list(dict.fromkeys(path for keys in kinds.values() for path in keys))
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    order = sorted(policy | supervised, key=lambda path: section_place(path, [*policy, *supervised]))
-    for path in order:
-        field = policy.get(path) or supervised[path]
-        only = "" if path in policy and path in supervised else ("RL only: " if path in policy else "SFT only: ")
+    for path in sorted(known, key=lambda path: section_place(path, known)):
+        of = [name for name, keys in kinds.items() if path in keys]
+        field = kinds[of[0]][path]
+        only = "" if len(of) == len(kinds) else f"{', '.join(of)}: "
         meaning = f"{only}{field.description or ''}{bounds_text(field)}"
         lines.append(f"| `{path}` | {default_text(field)} | {escaped(meaning)} |")
     return "\n".join(lines)
@@ -162,7 +169,7 @@ def literal_choices(annotation: Any) -> list[str]:
 
 def escaped(text: str) -> str:
     """Safe in a cell: bars escaped, and tags kept from being read as HTML."""
-    return re.sub(r"(?<![`\w])(</?\w+>[^`|]*?</?\w+>|</?\w+>)", r"`\1`", text).replace("|", "\\|")
+    return re.sub(r"(?<!`)((?:</?\w+>[\w.]*)+)", r"`\1`", text).replace("|", "\\|")
 
 
 def refreshed(text: str, name: str, table: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -33,9 +34,13 @@ def test_the_tables_are_fresh(page, name):
 
 def test_tables_hold_every_reward_and_key():
     table = reward_table()
+    assert "`<think>something</think><answer>something</answer>`, white" in table
     assert "`math_answer`" in table and "`tolerance=" in table and "`guessing`" not in table
     keys = config_table()
-    assert "| `reward.parts[].gate_least` | `1.0` |" in keys and "| `batch.rows_per_step` | `32` | SFT only: " in keys
+    assert (
+        "| `reward.parts[].gate_least` | `1.0` |" in keys
+        and "| `batch.group_size` | `8` | RL: replies a prompt (>= 1) |" in keys
+    )
     assert "(one of tolerate, stop, exclude)" in keys and "(>= 0 and <= 1)" in keys
 
 
@@ -68,10 +73,16 @@ def test_the_commands_of_the_page_run(place, monkeypatch, command):
     if "gym:" in command:
         pytest.importorskip("reasoning_gym", reason="needs the extra `tasks`")
     monkeypatch.chdir(place)
-    words = [word.strip("'\"") for word in command.split()[1:]]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code in (0, 1) and (done.exit_code == 0 or "my_rewards.py:short" in command), done.output
-    assert done.output.strip(), command
+    done = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert done.exit_code == 0 and done.output.strip(), (done.output, done.exception)
+
+
+def test_the_protections_of_the_page_are_told():
+    from whet.reward.sandbox import active_protections
+
+    assert "active_protections().summary()" in PAGE
+    told = active_protections().summary()
+    assert "stopped: " in told and "wall clock limit" in told and "granted by the kernel: " in told
 
 
 @pytest.mark.parametrize(

@@ -280,3 +280,12 @@ def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
     assert length_correlation(summed) == pytest.approx(-1.0, abs=1e-9)
     assert summed["accuracy"] < 0.5 < summed["chosen_is_longer"] + 0.05
     assert ROWS["simpo"].loss(batch, logp, totals).metrics["accuracy"] == 0.5
+
+
+def test_the_page_of_methods_is_current():
+    from pathlib import Path
+
+    from whet.objective.preference.table import pair_page
+
+    page = Path(__file__).parents[2] / "docs" / "preference-methods.md"
+    assert page.read_text() == pair_page(), "refresh it: write whet.objective.preference.table.pair_page() there"

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from whet.data.families import Family
+from whet.data.families import Family, family_rows
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
 from whet.data.tasks import TASKS
@@ -15,6 +15,7 @@ from whet.model.load import load_model
 from whet.model.reference import HeldReference
 from whet.model.split import split_model
 from whet.model.token_logp import packs
+from whet.model.tree import tree_of
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.train import reply_logp
 from whet.train.optimizer import OptimizerSettings
@@ -148,6 +149,14 @@ def test_a_stored_reference_gives_the_gradient_of_a_live_one(name, monkeypatch):
     stored, again = gradient(course(name, reference="stored"), monkeypatch)
     close(stored, live)
     assert again["drift"] == pytest.approx(metrics["drift"], rel=1e-4) and metrics["drift"] > 1e-3
+
+
+def test_a_pairs_prompt_is_computed_once():
+    for row in pairs():
+        rows = family_rows([row.family])
+        start = row.family[0].action.index(True)
+        tree = tree_of(rows.tokens, rows.action)
+        assert tree.size == start + sum(len(reply.tokens) - start - 1 for reply in row.family)
 
 
 def test_at_first_the_policy_is_its_reference():

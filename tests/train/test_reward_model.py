@@ -299,3 +299,31 @@ def test_padding_is_never_what_a_row_ends_in():
 def test_what_does_not_fit_together_is_refused(objective, rows, told):
     with pytest.raises(WhetError, match=told):
         course(objective, rows)
+
+
+def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp_path):
+    from whet.model.checkpoint import load_checkpoint, save_checkpoint
+    from whet.model.critic import critic_on
+
+    loaded = load_model("whetstone")
+    rows = verdicts(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 8, 0, 1), loaded.context)[0]
+
+    def fresh(seed):
+        policy = split_model(load_model("whetstone").model)
+        judge = reward_model_on(policy, loaded.tokenizer, rows, "sequence", seed)
+        settings = RewardModelSettings(4, 8, 4096, True, 0)
+        return RewardModelCourse(judge, loaded.tokenizer, RankLoss(AllPairs()), Verdicts(rows, rows), settings, RATES)
+
+    made = fresh(0)
+    made.step(1, Clock())
+    path = save_checkpoint(tmp_path, 1, made.model, made.tokenizer, made.tensors(), made.state())
+    other = fresh(1)
+    assert other.evaluate() != made.evaluate()
+    tensors, state = load_checkpoint(path, other.model)
+    other.restore(state, tensors)
+    assert other.evaluate() == made.evaluate()
+    head = made.model.score.weight.detach().clone()
+    reports = [each.step(2, Clock())[0] for each in (made, other)]
+    assert reports[0].metrics == reports[1].metrics
+    critic = critic_on(split_model(load_model("whetstone").model), shared=False, start=str(path))
+    torch.testing.assert_close(critic.head.weight, head)

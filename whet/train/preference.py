@@ -25,6 +25,7 @@ from whet.model.token_logp import packs
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
+from whet.objective.preference.diagnosis import diagnosis
 from whet.objective.preference.metrics import length_correlation
 from whet.objective.preference.objective import PairObjective
 from whet.protocols import Engine
@@ -243,6 +244,10 @@ class PreferenceCourse:
             engine, exam = self._exam
             result.update(marks(exam.sat(engine)))
         return result
+
+    def findings(self, history: Sequence[StepReport]) -> list[str]:
+        """What is wrong with the run so far, each with the numbers that show it."""
+        return diagnosis([step.metrics for step in history], self._objective)
 
     def state(self) -> dict[str, Any]:
         return {"position": self._cursor.position, "memory": dict(self._memory), "moved": self._moved}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,6 +116,14 @@ class _Progress:
     tokens: int = 0
 
 
+Findings = Callable[[Sequence[StepReport]], Sequence[str]]
+"""A course that knows more about its health than any run's numbers tell has a method `findings` of this kind."""
+
+
+def _no_findings(history: Sequence[StepReport]) -> Sequence[str]:
+    return ()
+
+
 def run_course(
     course: Course,
     schedule: Schedule,
@@ -163,7 +171,10 @@ def run_course(
         for step in range(progress.step + 1, (schedule.steps if course.over is None else progress.step) + 1):
             clock = Clock()
             report, samples = course.step(step, clock)
-            report = replace(report, health=diagnosis([*history, report], precision), seconds=clock.seconds)
+            so_far = [*history, report]
+            findings: Findings = getattr(course, "findings", _no_findings)
+            health = (*diagnosis(so_far, precision), *findings(so_far))
+            report = replace(report, health=health, seconds=clock.seconds)
             history.append(report)
             _add(progress.seconds, clock.seconds)
             progress.step = step

@@ -167,7 +167,9 @@ class LearnedSteps:
         after = network.text_tokens(self.settings.after_tag) if self.settings.after_tag else []
         places, start = [], 0
         for end in ends:
-            tokens = tokens + network.text_tokens(reply[start:end].strip()) + mark
+            # as in training: the mark stands once, also where the reply has written it itself
+            step = reply[start:end].strip().removesuffix(self.settings.separator.strip() or "\n").strip()
+            tokens = tokens + network.text_tokens(step) + mark
             places.append(len(tokens) - 1)
             tokens = tokens + after
             start = end
