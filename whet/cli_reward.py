@@ -115,12 +115,11 @@ def list_rewards(
     if name is not None:
         function = BUILTIN[name] if name in BUILTIN else getattr(find_reward(name), "function", None)
         about = inspect.getdoc(function) or ""
-        found = inspect.signature(function).parameters.values() if callable(function) else ()
-        keys = {each.name: str(each).partition(": ")[2] for each in found if each.kind is each.KEYWORD_ONLY}
+        keys = _settings_text(function) if callable(function) else {}
         if as_json:
             _print_json({"name": name, "about": about, "settings": keys})
             return
-        lines = [name, "", about, "", *(f"  --set {key}=...  {kind}" for key, kind in keys.items())]
+        lines = [name, "", about, "", *(f"  --set {key}=...  {text}" for key, text in keys.items())]
         typer.echo("\n".join(lines).rstrip())
         return
     told = {each: (inspect.getdoc(function) or "").partition("\n\n")[0] for each, function in sorted(BUILTIN.items())}
@@ -222,6 +221,22 @@ def review(
         _print_json(counts)
         return
     typer.echo(f"{review_verdict(counts)}\n{written}")
+
+
+def _settings_text(function: Any) -> dict[str, str]:
+    """What each setting of a reward takes, and its default."""
+    import inspect
+
+    from whet.reward.settings import expected_text
+
+    try:
+        found = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError:  # an annotation that only a type checker can resolve
+        found = inspect.signature(function).parameters.values()
+    keys = [each for each in found if each.kind is each.KEYWORD_ONLY]
+    kinds = {each.name: "" if each.annotation is each.empty else expected_text(each.annotation) for each in keys}
+    defaults = {each.name: "needed" if each.default is each.empty else f"default {each.default!r}" for each in keys}
+    return {name: ", ".join(filter(None, (kind, defaults[name]))) for name, kind in kinds.items()}
 
 
 def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str, Any]]:

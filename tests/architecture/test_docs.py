@@ -155,9 +155,13 @@ def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[st
     def recorder(name: str) -> Callable[..., tuple[str, dict[str, Any]]]:
         return lambda **values: (name, values)
 
-    group.callback = None
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        command.callback = recorder(name)
+    def silence(command: Any, name: str) -> None:
+        inside = getattr(command, "commands", None)
+        command.callback = recorder(name) if inside is None else None
+        for own, each in (inside or {}).items():
+            silence(each, f"{name} {own}".strip())
+
+    silence(group, "")
 
     def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
         if not words:

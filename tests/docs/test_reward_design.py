@@ -46,7 +46,7 @@ def test_the_figure_and_table_are_drawn_from_a_run(hacking, tmp_path):
             parts = {"exact_answer": 0.5, "short": 0.25 * number, "total": 1.0}
             lines.append({"step": number, **step, "reward": parts})
         result = {"accuracy": 1 - 0.4 * number, "short": 0.5 * number, "reward": 1.0 + 0.1 * number}
-        lines.append({"step": number, "eval": "held_out", "result": result, "seconds": {}})
+        lines.append({"step": number, "eval": "held_out", "result": result, "seconds": {"evaluate": 0.1}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     runs = {"hacked": [tmp_path], "gated": [tmp_path]}
     drawn = hacking.figure(story, runs)

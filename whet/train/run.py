@@ -116,12 +116,10 @@ class _Progress:
     tokens: int = 0
 
 
-Findings = Callable[[Sequence[StepReport]], Sequence[str]]
-"""A course that knows more about its health than any run's numbers tell has a method `findings` of this kind."""
-
-
-def _no_findings(history: Sequence[StepReport]) -> Sequence[str]:
-    return ()
+def _health(course: Course, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
+    """What the numbers of any run tell, and what this kind of course knows besides: its `findings`, where it has any."""
+    findings: Callable[[Sequence[StepReport]], Sequence[str]] = getattr(course, "findings", lambda _: ())
+    return (*diagnosis(history, precision), *findings(history))
 
 
 def run_course(
@@ -171,10 +169,7 @@ def run_course(
         for step in range(progress.step + 1, (schedule.steps if course.over is None else progress.step) + 1):
             clock = Clock()
             report, samples = course.step(step, clock)
-            so_far = [*history, report]
-            findings: Findings = getattr(course, "findings", _no_findings)
-            health = (*diagnosis(so_far, precision), *findings(so_far))
-            report = replace(report, health=health, seconds=clock.seconds)
+            report = replace(report, health=_health(course, [*history, report], precision), seconds=clock.seconds)
             history.append(report)
             _add(progress.seconds, clock.seconds)
             progress.step = step
