@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from whet.footprint import REFERENCES, MemoryEstimate, fits, memory_estimate
 from whet.objective import PRESETS
+from whet.objective.presets.preference import PAIR_PRESETS
 from whet.types import WhetError, did_you_mean
 
 SIGNALS = ("verifiable", "preferences", "labels", "demonstrations", "reward_model")
@@ -246,7 +247,7 @@ def _is_long(situation: Situation) -> bool:
 
 def available_methods() -> frozenset[str]:
     """What `whet train` takes, now."""
-    return frozenset((IMITATION, *PRESETS))
+    return frozenset((IMITATION, *PRESETS, *PAIR_PRESETS))
 
 
 def advice(situation: Situation) -> Advice:
@@ -279,6 +280,8 @@ def _title(method: str) -> str:
 
 def _needs(situation: Situation, method: str) -> frozenset[str]:
     """What the row asks the loop for; against a learned reward there is always a reference."""
+    if method in PAIR_PRESETS:
+        return frozenset(PAIR_PRESETS[method].objective.needs() & {"ref_logp"})
     if method not in PRESETS:
         return frozenset()
     needs = PRESETS[method].objective.needs()
@@ -303,6 +306,8 @@ def _reasons(situation: Situation, ranking: tuple[str, ...], chosen: str) -> Ite
     if chosen in PRESETS:
         yield f"What {_title(chosen)} mends: {PRESETS[chosen].fixes}."
         yield from (f"The command sets {setting} because {why}." for setting, why in _additions(situation, chosen))
+    elif chosen in PAIR_PRESETS:
+        yield f"What {_title(chosen)} mends: {PAIR_PRESETS[chosen].fixes}."
     elif situation.signal == "preferences":
         yield "What whet can do today is imitate your chosen replies, the stage that comes before pairs anyway."
     elif situation.signal == "labels":
@@ -360,7 +365,7 @@ def _data_warnings(situation: Situation, chosen: str) -> Iterator[str]:
             "Reward hacking: a learned reward is a proxy, so keep the KL, watch `kl` and the reply length, and judge "
             "the result by something else."
         )
-        yield "whet trains no reward models yet and asks none: rewards.py:score is a function of yours that does."
+        yield "`whet train rm` trains one; a folder that transformers loads is the reward `learned`, see docs/rewards.md."
     if situation.signal in ("preferences", "labels") and chosen == IMITATION:
         yield "Imitation learns nothing from the replies that were turned down."
     if situation.data_size is not None and situation.data_size < FEW_ROWS:
@@ -372,7 +377,8 @@ def _commands(situation: Situation, method: str) -> tuple[str, str | None]:
     if situation.signal in FILES:
         imitated = {"preferences": "chosen.jsonl", "labels": "liked.jsonl"} if method == IMITATION else {}
         file = imitated.get(situation.signal, FILES[situation.signal])
-        return f"whet train {method} --model MODEL --data {file}", f"whet train {method}" if imitated else None
+        rehearsed = bool(imitated) or method in PAIR_PRESETS
+        return f"whet train {method} --model MODEL --data {file}", f"whet train {method}" if rehearsed else None
     settings = []
     if not situation.group_sampling:
         settings += ["batch.group_size=1", "batch.prompts_per_step=64"]

@@ -307,7 +307,6 @@ def test_what_is_said_to_be_missing_is_still_missing():
     assert not (ROOT / "whet" / "dist").exists(), "several devices"
     sections = {*PolicyConfig.model_fields, *RunConfig.model_fields["model"].annotation.model_fields}
     assert not {"adapter", "lora"} & sections, "training a part of the weights"
-    assert not (ROOT / "whet" / "train" / "reward_model.py").exists(), "training reward models"
 
 
 def test_every_method_named_in_a_rule_is_in_the_guide():

@@ -117,7 +117,7 @@ class _Progress:
 
 
 def _health(course: Course, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
-    """What the numbers of any run tell, and what this kind of course knows besides: its `findings`, where it has any."""
+    """What the numbers of any run tell, and what this kind of course knows besides: its `findings`."""
     findings: Callable[[Sequence[StepReport]], Sequence[str]] = getattr(course, "findings", lambda _: ())
     return (*diagnosis(history, precision), *findings(history))
 
