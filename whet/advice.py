@@ -365,7 +365,7 @@ def _data_warnings(situation: Situation, chosen: str) -> Iterator[str]:
             "Reward hacking: a learned reward is a proxy, so keep the KL, watch `kl` and the reply length, and judge "
             "the result by something else."
         )
-        yield "`whet train rm` trains one; a folder that transformers loads is the reward `learned`, see docs/rewards.md."
+        yield "`whet train rm` trains one; a folder that transformers loads is the reward `learned` (docs/rewards.md)."
     if situation.signal in ("preferences", "labels") and chosen == IMITATION:
         yield "Imitation learns nothing from the replies that were turned down."
     if situation.data_size is not None and situation.data_size < FEW_ROWS:

@@ -93,7 +93,8 @@ def train(
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     resolved_config = resolved(method, base, layer)
     with claimed_folder(resolved_config, rows) as (folder, final):
-        return _run(final, folder, watchers, None, command, _rewards(parts))
+        named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
+        return _run(final, folder, watchers, None, command, None if named else _rewards(parts))
 
 
 def resume(
@@ -292,7 +293,18 @@ def _parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
                 raise WhetError(f"reward {name!r} is {pair!r}; give a pair, as in {{{name!r}: (reward, 1.0)}}")
         return [(name, float(weight), each) for name, (each, weight) in reward.items()]
     several = reward if isinstance(reward, list | tuple) else [reward]
-    return [("", 1.0, each) for each in several]
+    return [("", *_weighted(each)) for each in several]
+
+
+def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
+    """`exact_answer=0.5` is a name with its weight."""
+    name, equals, weight = reward.rpartition("=") if isinstance(reward, str) else ("", "", "")
+    try:
+        return (float(weight), name) if equals else (1.0, reward)
+    except ValueError:
+        raise WhetError(
+            f"reward {reward!r}: {weight!r} is no weight; write NAME=WEIGHT, as in think_format=0.2"
+        ) from None
 
 
 def _path_of(reward: RewardLike, name: str) -> str:

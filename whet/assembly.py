@@ -42,6 +42,7 @@ from whet.reward_parts import (
     check_rewards,
     failures_of,
     parts_of,
+    sandbox_fact,
     scorer,
     scorer_at,
     tasks_of,
@@ -88,7 +89,7 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
     scores_replies = not isinstance(config, RewardModelConfig)
-    parts = list(rewards) if rewards is not None else parts_of(config, is_policy) if scores_replies else []
+    parts = parts_of(config, is_policy, rewards) if scores_replies else []
     objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = prompts_of(config, held_out=False) if isinstance(config, PolicyConfig) else []
     has_exam = scores_replies and (not isinstance(config, PreferenceConfig) or config.data.source.startswith("task:"))
@@ -108,6 +109,7 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         updates = config.batch.updates_per_step * config.batch.passes_per_step
         lines, name = description(objective, updates), title(objective)
         facts["reward"] = told(parts)
+        facts.update(sandbox_fact(parts))
     elif isinstance(config, PreferenceConfig):
         asked = None if exam is None else (machine.engine, exam)
         course, facts["data"] = preference_course(config, machine.policy, machine.loaded, asked)

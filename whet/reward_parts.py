@@ -30,8 +30,10 @@ from whet.reward import (
     template,
     weights_at,
 )
+from whet.reward.code_tests import CodeTests
 from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
+from whet.reward.sandbox import active_protections
 from whet.rollout.collect import Score
 from whet.sections import RewardPart, RewardSection
 from whet.types import Prompt, Sampling, WhetError, did_you_mean
@@ -49,15 +51,20 @@ def tasks_of(source: str) -> list[Task]:
     return found
 
 
-def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
-    """The config's rewards, its template's, or the task's own."""
+def parts_of(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
+    """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
+
+    Defences and checks are the same for all of them.
+    """
     section, source = config.reward, config.data.source
-    if section.parts and section.template:
+    if (section.parts or given) and section.template:
         raise WhetError("reward.template and reward.parts (or --reward) both name the rewards; give one of them")
     if section.template:
         specs = template(section.template)
         if section.format_first:
             specs = format_first(specs, until=section.format_first)
+    elif given is not None:
+        specs = tuple(_spec_of(part) for part in given)
     elif section.parts:
         specs = tuple(_spec(part) for part in section.parts)
     elif source.startswith("task:"):
@@ -76,7 +83,8 @@ def parts_of(config: Config | EvaluationConfig, wanted: bool) -> list[Part]:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
     _check_defences(section)
     specs = defended(specs, section.defences, section.defence_weight, section.defences_as_gates)
-    parts = [_part(spec) for spec in specs]
+    made = {part.name: part.reward for part in given or ()}
+    parts = [spec.part(made[spec.reward]) if spec.reward in made else _part(spec) for spec in specs]
     check_parts(parts)
     check_company([part.reward for part in parts if any(part.weights)])
     return parts
@@ -104,6 +112,13 @@ def _check_defences(section: RewardSection) -> None:
 def _part(spec: PartSpec) -> Part:
     reward = as_reward(task_answer) if spec.reward == TASK_ANSWER else find_reward(spec.reward, spec.settings)
     return spec.part(reward)
+
+
+def _spec_of(part: Part) -> PartSpec:
+    weight = part.weight if isinstance(part.weight, float | int | Schedule) else part.schedule
+    return PartSpec(
+        part.name, weight, gate=part.gate, cap=part.cap, normalise=part.normalise, penalty=part.penalty, adds_up=False
+    )
 
 
 def _spec(part: RewardPart) -> PartSpec:
@@ -209,3 +224,10 @@ def told(parts: Sequence[Part]) -> str:
         return " to ".join(f"{each:g}" for each in part.weights)
 
     return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
+
+
+def sandbox_fact(parts: Sequence[Part]) -> dict[str, str]:
+    """What protects the machine from model-written code, where a part runs any."""
+    if not any(isinstance(part.reward, CodeTests) for part in parts):
+        return {}
+    return {"sandbox": active_protections().summary()}

@@ -80,7 +80,9 @@ class RewardSection(Section):
     format_first: float = Field(
         0.0, ge=0, le=1, description="of a template: the format counts more until this share of the training"
     )
-    defences: tuple[str, ...] = Field((), description="against hacking, by name: `whet reward list`")
+    defences: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        (), description="against hacking, by name: `whet reward list`"
+    )
     defence_weight: float = Field(0.5, gt=0, description="of each defence, a penalty")
     defences_as_gates: bool = Field(False, description="a guilty reply's first part counts nothing, instead")
     timeout: float = Field(10.0, gt=0, description="seconds a call may take")

@@ -253,13 +253,17 @@ def _part_scores(part: Part, answers: Sequence[Answer], timeout: float) -> list[
     mistakes: list[WhetError] = []
     if answers:
         _call(part, answers[:1], timeout, [])  # imports and warm-up are nobody's slowness
-    found = []
+    found: list[tuple[float | None, float, str]] = []
     for start in range(0, len(answers), size):
         together = answers[start : start + size]
         scored = _call(part, together, timeout, mistakes)
-        if scored is None:  # somebody in it fails: one by one tells who
-            scored = [each for answer in together for each in _call(part, [answer], timeout, mistakes) or ()]
-        found += scored
+        if isinstance(scored, str):  # somebody in it fails: one by one tells who
+            alone = [_call(part, [answer], timeout, mistakes) for answer in together]
+            each = [one[0] for one in alone if not isinstance(one, str)]
+            # nobody alone does: then it is the call on several that is wrong, a list of the wrong length, say
+            found += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
+        else:
+            found += scored
     if mistakes and all(failure for *_, failure in found) and not isinstance(mistakes[0], RewardFailure):
         raise mistakes[0]  # a column that no row has, say: not the fault of any one of them
     return found
@@ -267,15 +271,15 @@ def _part_scores(part: Part, answers: Sequence[Answer], timeout: float) -> list[
 
 def _call(
     part: Part, answers: Sequence[Answer], timeout: float, mistakes: list[WhetError]
-) -> list[tuple[float | None, float, str]] | None:
-    """What one call says of its answers; None where it fails and has several."""
+) -> list[tuple[float | None, float, str]] | str:
+    """What one call says of its answers; only why it failed, where there are several."""
     start = time.perf_counter()
     prompts, samples = [answer.prompt for answer in answers], [answer.sample for answer in answers]
     try:
         scored = score(prompts, samples, [Part(part.reward)], timeout, "stop")
     except WhetError as failure:
         if len(answers) > 1:
-            return None
+            return str(failure)
         mistakes.append(failure)
         return [(None, time.perf_counter() - start, str(failure))]
     took = (time.perf_counter() - start) / len(answers)

@@ -17,6 +17,7 @@ from whet import cli, footprint
 from whet.advice import FILES, GOALS, GUIDE, LARGE_DENSE, LONG_REPLY, OLDER_POLICY, RULES, SIGNALS, Situation, advice
 from whet.advice_questions import NOTHING_SAID, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.objective import PRESETS
+from whet.objective.presets.preference import PAIR_PRESETS
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_every_rehearsal_trains(tmp_path, monkeypatch):
     assert {"sft", "grpo", "gspo"} <= set(rehearsals)
     for method, rehearsal in rehearsals.items():
         settings = {**TINY, **dict(each.split("=") for each in settings_of(rehearsal)), "batch.prompts_per_step": "4"}
-        if method == "sft":
+        if method == "sft" or method in PAIR_PRESETS:
             settings = {key: value for key, value in settings.items() if not key.startswith("batch.")}
             settings["batch.rows_per_step"] = "8"
         config = from_settings([f"{key}={value}" for key, value in settings.items()])
@@ -171,7 +172,8 @@ def test_the_page_tells_what_is_advised(flags, methods, monkeypatch):
     situation = situation_from(said(flags))
     real = advice(situation)
     assert real.best == methods[0]
-    assert real.recommendation == next(each for each in methods if each in {"sft", *PRESETS})
+    assert real.recommendation == next(each for each in methods if each in {"sft", *PRESETS, *PAIR_PRESETS})
+    monkeypatch.setattr(guide, "PAIR_PRESETS", {})
     for first in range(len(methods)):
         monkeypatch.setattr(guide, "PRESETS", {each: PRESETS["grpo"] for each in methods[first:] if each != "sft"})
         found = advice(situation)
@@ -206,13 +208,16 @@ def test_a_method_is_advised_from_the_day_it_exists(monkeypatch):
     assert tight.recommendation != "ppo" and tight.memory.fits and "your 200 GB" in " ".join(tight.reasons)
 
 
-def test_preferences_and_labels_get_an_honest_answer():
+def test_preferences_and_labels_get_an_honest_answer(monkeypatch):
     for signal, title, file in (("preferences", "DPO", "chosen.jsonl"), ("labels", "KTO", "liked.jsonl")):
+        with monkeypatch.context() as patch:
+            patch.setattr(guide, "PAIR_PRESETS", {})
+            found = advice(Situation(signal))
+        assert found.recommendation == "sft" and f"whet does not train {title} yet" in found.reasons[1]
+        assert "can do today" in found.reasons[2] and file in found.command
+        assert any("turned down" in each for each in found.warnings)
         found = advice(Situation(signal))
-        if found.recommendation == "sft":
-            assert f"whet does not train {title} yet" in found.reasons[1]
-            assert "can do today" in found.reasons[2] and file in found.command
-            assert any("turned down" in each for each in found.warnings)
+        assert found.title == title and found.rehearsal == f"whet train {found.recommendation}"
 
 
 def test_the_warnings_are_about_what_was_said():
