@@ -100,7 +100,7 @@ def resolve(command):
 def test_every_situation_gets_a_method_that_exists_with_reasons():
     from whet.config import SUPERVISED
 
-    takes = {SUPERVISED, *PRESETS}
+    takes = {SUPERVISED, *PRESETS, *PAIR_PRESETS}
     for situation, found in every_advice():
         assert found.recommendation in takes
         assert method_of(found.command) == found.recommendation
