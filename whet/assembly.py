@@ -53,7 +53,9 @@ from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
 from whet.sections import SamplingSection
 from whet.train.evaluate import Exam
+from whet.train.online_preference import Asking, OnlinePreferenceCourse
 from whet.train.optimizer import OptimizerSettings
+from whet.train.preference import PreferenceCourse
 from whet.train.rl import Cast, Judging, Questions, RLCourse, RLSettings
 from whet.train.run import Course
 from whet.train.sft import SFTCourse, SFTSettings
@@ -88,10 +90,11 @@ class Assembly:
 def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
+    is_asked = is_policy or (isinstance(config, PreferenceConfig) and config.preference.online > 0)
     scores_replies = not isinstance(config, RewardModelConfig)
-    parts = parts_of(config, is_policy, rewards) if scores_replies else []
+    parts = parts_of(config, is_asked, rewards) if scores_replies else []
     objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
-    task_prompts = prompts_of(config, held_out=False) if isinstance(config, PolicyConfig) else []
+    task_prompts = prompts_of(config, held_out=False) if is_asked else []
     has_exam = scores_replies and (not isinstance(config, PreferenceConfig) or config.data.source.startswith("task:"))
     held_out = prompts_of(config, held_out=True) if config.report.evaluate_prompts and has_exam else []
     machine = machine_of(config)
@@ -113,6 +116,9 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     elif isinstance(config, PreferenceConfig):
         asked = None if exam is None else (machine.engine, exam)
         course, facts["data"] = preference_course(config, machine.policy, machine.loaded, asked)
+        if config.preference.online:
+            course = online_course(config, course, machine, judge)
+            facts.update({"data": data_fact(config, task_prompts, held_out), "reward": told(parts)})
         name, lines = preference_words(config)
     elif isinstance(config, RewardModelConfig):
         course, facts["data"] = reward_model_course(config, machine.policy, machine.loaded)
@@ -123,6 +129,28 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         lines = ["Supervised fine-tuning", "  J = 1/M SUM log pi(reply token)", "  - every reply token counts the same"]
         name = "SFT"
     return Assembly(course, name, lines, facts, str(machine.policy.dtype), tuple(parts))
+
+
+def online_course(
+    config: PreferenceConfig, course: PreferenceCourse, machine: Machine, judge: Score
+) -> OnlinePreferenceCourse:
+    """The course on replies of its own."""
+    if config.preference.online < 2:
+        raise WhetError("preference.online is 1: a pair needs two replies; give 2 or more, or 0 to learn from the data")
+    sampling, chosen = sampling_of(config.sampling), prompts_of(config, held_out=False)
+    return OnlinePreferenceCourse(
+        course,
+        Asking(
+            chosen,
+            encoded_prompts(machine, chosen, sampling),
+            machine.engine,
+            judge,
+            sampling,
+            config.preference.online,
+            config.batch.rows_per_step,
+            config.seed,
+        ),
+    )
 
 
 def _judging(

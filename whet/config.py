@@ -319,7 +319,8 @@ def idle_keys(config: Config) -> dict[str, str]:
     trains_critic = not isinstance(config, PolicyConfig) or "value" in config.objective
     if not trains_critic and not PRESETS[config.method].objective.value.needs:
         idle["critic"] = f"has no effect: {config.method} trains no critic; drop it"
-    asks = isinstance(config, PolicyConfig) or is_task or (isinstance(config, SupervisedConfig) and is_gym)
+    online = isinstance(config, PreferenceConfig) and config.preference.online > 0
+    asks = isinstance(config, PolicyConfig) or is_task or online or (isinstance(config, SupervisedConfig) and is_gym)
     if isinstance(config, RewardModelConfig) or not (asks or (isinstance(config, SupervisedConfig) and data.held_out)):
         for section in ("sampling", "reward"):
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"

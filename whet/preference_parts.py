@@ -51,9 +51,13 @@ def preference_course(
     config: PreferenceConfig, policy: SplitModel, loaded: Any, exam: tuple[Engine, Exam] | None
 ) -> tuple[PreferenceCourse, str]:
     """The course, and its data in words."""
-    row, batch = preference_row(config), config.batch
-    train, held_out = _compared(config, row)
-    rows, dropped = contrasted(loaded.tokenizer, train, loaded.context)
+    row, batch, online = preference_row(config), config.batch, bool(config.preference.online)
+    if online and config.preference.reference_logp == "stored":
+        raise WhetError(
+            "preference.online writes new replies in every step, which a stored reference cannot know; drop it"
+        )
+    train, held_out = ([], []) if online else _compared(config, row)
+    rows, dropped = contrasted(loaded.tokenizer, train, loaded.context) if train else ([], 0)
     others = contrasted(loaded.tokenizer, held_out, loaded.context)[0] if held_out else []
     reference: ReferenceLogp | None = None
     if "ref_logp" in row.needs():
@@ -65,7 +69,9 @@ def preference_course(
             reference = LiveReference(HeldReference(policy), batch.tokens_per_pass, batch.packed)
     elif config.preference.reference_logp == "stored":
         raise WhetError(f"preference.reference_logp has no effect: {config.method} uses no reference; drop it")
-    settings = PreferenceSettings(config.steps, batch.rows_per_step, batch.tokens_per_pass, batch.packed, config.seed)
+    settings = PreferenceSettings(
+        config.steps, batch.rows_per_step, batch.tokens_per_pass, batch.packed, config.seed, online
+    )
     course = PreferenceCourse(
         Pupil(policy, loaded.tokenizer, reference), row, Lessons(rows, others), settings, _optimizer(config), exam
     )

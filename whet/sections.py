@@ -116,6 +116,9 @@ class PreferenceSection(Section):
         "live", description="the reference is asked in every step, or once before the first: no second copy is kept"
     )
     store: str = Field("", description="file for what the reference said; empty: in memory only")
+    online: int = Field(
+        0, ge=0, description="replies a prompt that the policy writes in every step: the best and the worst are a pair"
+    )
     labels: bool = Field(False, description="of a task: single replies with labels instead of pairs")
 
 

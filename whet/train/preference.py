@@ -73,6 +73,7 @@ class PreferenceSettings:
     tokens_per_pass: int  # memory only, never the gradient
     packed: bool  # a prompt computed once for its replies; a model that cannot gets padded rows
     seed: int
+    online: bool = False  # rows are given step by step, by `learn`
 
 
 def contrasted(tokenizer: Any, rows: Sequence[Preference | Labelled], context: int) -> tuple[list[Contrasted], int]:
@@ -99,13 +100,13 @@ class PreferenceCourse:
         optimizer: OptimizerSettings,
         exam: tuple[Engine, Exam] | None = None,
     ) -> None:
-        _check(objective, pupil, lessons)
+        _check(objective, pupil, lessons, settings.online)
         self._pupil, self._objective, self._lessons, self._exam = pupil, objective, lessons, exam
         self._settings, self._rates = settings, optimizer
         self._packed = settings.packed and packs(pupil.policy)
         self._margins = any(row.margin for row in lessons.rows)
         self._optimizer = adamw(pupil.policy.model, optimizer)
-        self._cursor = Cursor(len(lessons.rows), settings.seed)
+        self._cursor = Cursor(max(len(lessons.rows), 1), settings.seed)
         self._memory: dict[str, Any] = {}
         self._moved = False
         pupil.policy.model.train()
@@ -124,7 +125,10 @@ class PreferenceCourse:
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         taken, self._cursor = self._cursor.take(self._settings.rows_per_step)
-        rows = [self._lessons.rows[index] for index in taken]
+        return self.learn([self._lessons.rows[index] for index in taken], number, clock), []
+
+    def learn(self, rows: Sequence[Contrasted], number: int, clock: Clock) -> StepReport:
+        """One optimizer step on these rows."""
         rate = scheduled_rate(self._rates, number, self._settings.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -142,7 +146,7 @@ class PreferenceCourse:
         self._follow(number)
         counts = {"rows": len(rows), "tokens": sum(sum(reply.action) for row in rows for reply in row.family)}
         told = {**metrics, "gradient_norm": norm, "learning_rate": rate}
-        return StepReport(number, number - 1, counts, {}, told), []
+        return StepReport(number, number - 1, counts, {}, told)
 
     def _lesson(self, rows: Sequence[Contrasted], progress: float, clock: Clock) -> _Lesson:
         """What the step's losses need of all its rows."""
@@ -282,14 +286,14 @@ class _Lesson:
     memory: Mapping[str, Any]
 
 
-def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons) -> None:
+def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons, online: bool) -> None:
     needs = objective.needs()
-    if not lessons.rows:
+    if not lessons.rows and not online:
         raise WhetError("there are no rows to learn from; give data.source with at least one pair or labelled reply")
     kinds = {(len(row.family), row.label == 0) for row in (*lessons.rows, *lessons.held_out)}
     if len(kinds) > 1:
         raise WhetError("pairs and single replies with labels are mixed; give data of one kind")
-    paired = kinds == {(2, True)}
+    paired = kinds == {(2, True)} or online
     if "pairs" in needs and not paired:
         raise WhetError(f"{objective.name} compares two replies and the data has single ones; give chosen and rejected")
     if not paired and len({row.label for row in lessons.rows}) == 1:
