@@ -32,8 +32,8 @@ def speed():
 
 def test_everything_is_measured(speed):
     assert all(rate > 1e7 for rate in speed.rates.values()) and speed.bytes_rate > 1e7
-    assert 0 < speed.rollout["prefill"] < speed.rollout["total"]
-    assert 0 < speed.rollout["sampling"] < speed.rollout["total"]
+    # each is measured by itself, so that on so small a model noise may put any of them first
+    assert all(speed.rollout[name] > 0 for name in ("total", "prefill", "sampling"))
     assert 0 < speed.train_share < 1
     # a process that was larger before shows no growth
     assert speed.peak > 1e7 and speed.bytes_per_token >= 0
