@@ -156,6 +156,7 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
             f"the config is for method {given['method']!r}, not {method!r}; drop its `method`, or train that"
         )
     name = given["model"].get("name") if isinstance(given.get("model"), dict) else None
+    name = None if name is None else origin_of(str(name))
     base = MODEL_DEFAULTS.get(str(name or ModelSection().name), {}).get(kind, {})
     if method in PRESETS:
         base = merged(base, PRESETS[method].run)
@@ -167,6 +168,18 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     _refuse_idle(config, given)
     _refuse_impossible(config)
     return config
+
+
+def origin_of(name: str) -> str:
+    """The model that a run, or a checkpoint of one, began with: a trained built-in model is still as small."""
+    for _ in range(20):  # runs on runs on runs
+        folder = Path(name)
+        known = [each / "config.toml" for each in (folder, folder.parent.parent) if (each / "config.toml").is_file()]
+        before = read_toml(known[0]).get("model", {}).get("name") if known else None
+        if not isinstance(before, str) or before == name:
+            return name
+        name = before
+    return name
 
 
 def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:

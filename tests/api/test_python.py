@@ -314,3 +314,13 @@ def test_mistakes_are_one_line_and_leave_no_folder(tmp_path, changes, message):
 def test_a_folder_is_never_used_twice(run):
     with pytest.raises(WhetError, match=r"already holds a run .*whet resume"):
         train(run.folder, reward="exact_answer")
+
+
+def test_a_run_of_the_builtin_model_keeps_its_defaults(run):
+    from whet.config import origin_of, resolved
+
+    assert origin_of(str(run.folder)) == origin_of(str(run.model)) == "whetstone" == origin_of("whetstone")
+    assert origin_of("some/folder") == "some/folder"
+    built_in = resolved("grpo").optimizer.learning_rate
+    assert resolved("grpo", {"model": {"name": str(run.folder)}}).optimizer.learning_rate == built_in
+    assert resolved("grpo", {"model": {"name": "some/folder"}}).optimizer.learning_rate != built_in
