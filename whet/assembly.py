@@ -117,7 +117,7 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         asked = None if exam is None else (machine.engine, exam)
         course, facts["data"] = preference_course(config, machine.policy, machine.loaded, asked)
         if config.preference.online:
-            course = online_course(config, course, machine, judge)
+            course = online_course(config, course, machine, judge, task_prompts)
             facts.update({"data": data_fact(config, task_prompts, held_out), "reward": told(parts)})
         name, lines = preference_words(config)
     elif isinstance(config, RewardModelConfig):
@@ -132,12 +132,12 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
 
 
 def online_course(
-    config: PreferenceConfig, course: PreferenceCourse, machine: Machine, judge: Score
+    config: PreferenceConfig, course: PreferenceCourse, machine: Machine, judge: Score, chosen: Sequence[Prompt]
 ) -> OnlinePreferenceCourse:
     """The course on replies of its own."""
     if config.preference.online < 2:
         raise WhetError("preference.online is 1: a pair needs two replies; give 2 or more, or 0 to learn from the data")
-    sampling, chosen = sampling_of(config.sampling), prompts_of(config, held_out=False)
+    sampling = sampling_of(config.sampling)
     return OnlinePreferenceCourse(
         course,
         Asking(

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from whet.objective.presets import PRESETS
-from whet.objective.presets.preference import PAIR_PRESETS
+from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.sections import (
     BatchSection,
@@ -143,6 +143,8 @@ def config_kind(method: str) -> type[Config]:
     }
     if method in kinds:
         return kinds[method]
+    if method in LEFT_OUT:
+        raise WhetError(f"{method!r} is not built: {LEFT_OUT[method]}; `whet algorithms` lists what is")
     hint = did_you_mean(method, list(kinds), cutoff=0.4)
     raise WhetError(f"no method is called {method!r}{hint}; `whet algorithms` lists them, and there is {SUPERVISED!r}")
 

@@ -30,10 +30,10 @@ class _Turn(NamedTuple):
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
     """[prompt length]: what the model sees before its reply."""
     if prompt.text is None:
-        return tuple(_templated(tokenizer, prompt.messages, prompt.id, open_reply=True, tokenize=True))
+        return tuple(templated(tokenizer, prompt.messages, prompt.id, open_reply=True, tokenize=True))
     tokens = tuple(tokenizer(prompt.text)["input_ids"])
     # some tokenizers close every text; a prompt has to stay open
-    closed = (*_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
+    closed = (*text_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
     return tokens[:-1] if tokens[-len(closed) :] == closed else tokens
 
 
@@ -47,13 +47,13 @@ def demonstration_tokens(
     prompt = demonstration.prompt
     before = prompt_tokens(tokenizer, prompt)
     if prompt.text is not None:
-        reply = (*_tokens(tokenizer, demonstration.reply), _end_token(tokenizer, prompt.id))
+        reply = (*text_tokens(tokenizer, demonstration.reply), _end_token(tokenizer, prompt.id))
         return Encoded(before + reply, (False,) * len(before) + (True,) * len(reply))
     last = _turn(tokenizer, (*prompt.messages, {"role": "assistant", "content": demonstration.reply}), prompt.id)
-    whole = _tokens(tokenizer, last.opening + last.reply)
+    whole = text_tokens(tokenizer, last.opening + last.reply)
     if whole[: len(before)] != before:
         # a merge runs across the boundary; a sampler starts from the prompt's own tokens, so training does too
-        whole = before + _tokens(tokenizer, last.reply)
+        whole = before + text_tokens(tokenizer, last.reply)
     if not last.ended:
         whole = (*whole, _end_token(tokenizer, prompt.id))
     action = [False] * len(before) + [True] * (len(whole) - len(before))
@@ -95,17 +95,17 @@ def _earlier_replies(
                 f"prompt {prompt.id!r}: the chat template writes messages[{index}] differently once turns follow it; "
                 "expected a template that keeps its history; pass every_reply=False, or give each reply its own row"
             )
-        start = _shared(_tokens(tokenizer, turn.opening), tokens)
-        spans.append((start, _shared(_tokens(tokenizer, through), tokens)))
+        start = _shared(text_tokens(tokenizer, turn.opening), tokens)
+        spans.append((start, _shared(text_tokens(tokenizer, through), tokens)))
     return spans
 
 
 def _turn(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt_id: str) -> _Turn:
     """The last of `messages`, an assistant turn, as the template writes it."""
     before = messages[:-1]
-    opening: str = _templated(tokenizer, before, prompt_id, open_reply=True)
-    whole: str = _templated(tokenizer, messages, prompt_id)
-    probe: str = _templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id)
+    opening: str = templated(tokenizer, before, prompt_id, open_reply=True)
+    whole: str = templated(tokenizer, messages, prompt_id)
+    probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id)
     _, found, closing = probe.rpartition(PROBE)
     if not (found and whole.startswith(opening) and whole.endswith(closing)):
         raise WhetError(
@@ -135,7 +135,7 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> tuple[
     return tuple(str(token) for token in tokenizer.added_tokens_decoder.values())
 
 
-def _templated(
+def templated(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     prompt_id: str,
@@ -175,7 +175,7 @@ def _end_token(tokenizer: PreTrainedTokenizerBase, prompt_id: str) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whet.data.chat import _templated, _tokens, demonstration_tokens, prompt_tokens
+from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
 from whet.data.packing import Rows, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
@@ -67,10 +67,10 @@ def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Seque
         raise WhetError("the separator of steps is empty; give a text that ends a step, such as a line break")
     tokens = list(prompt_tokens(tokenizer, prompt))
     shared, places = len(tokens), []
-    mark = _tokens(tokenizer, separator)
+    mark = text_tokens(tokenizer, separator)
     for step in steps:
         # one by one: no token may run across the end of a step
-        tokens += [*_tokens(tokenizer, step.strip()), *mark]
+        tokens += [*text_tokens(tokenizer, step.strip()), *mark]
         places.append(len(tokens) - 1)
     return Judged(tuple(tokens), shared, tuple(places))
 
@@ -154,4 +154,4 @@ def _conversation_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rep
     if prompt.text is not None:
         return tuple(tokenizer(prompt.text + reply)["input_ids"])
     messages = (*prompt.messages, {"role": "assistant", "content": reply})
-    return _tokens(tokenizer, _templated(tokenizer, messages, prompt.id))
+    return text_tokens(tokenizer, templated(tokenizer, messages, prompt.id))

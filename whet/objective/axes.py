@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from whet.objective import (
@@ -26,6 +25,7 @@ from whet.objective import (
     steps,
     terms,
 )
+from whet.objective.piece import departures, with_number
 from whet.objective.policy import Objective
 from whet.objective.presets import PRESETS, Preset
 from whet.types import WhetError, did_you_mean
@@ -95,7 +95,7 @@ def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
             raise WhetError(f"objective.{path}: no axis is called {axis!r}{did_you_mean(axis, AXES)}")
         piece = getattr(objective, axis)
         try:
-            changed = _with_number(axis, piece, number, changes[path]) if number else _piece_named(axis, changes[path])
+            changed = with_number(axis, piece, number, changes[path]) if number else _piece_named(axis, changes[path])
         except ValueError as error:
             raise WhetError(f"objective.{error}") from error
         objective = replace(objective, **{axis: changed})
@@ -114,32 +114,9 @@ def _piece_named(axis: str, name: Any) -> Any:
     return kinds[name]()
 
 
-def _with_number(axis: str, piece: Any, name: str, value: Any) -> Any:
-    settable = {field.name: field for field in fields(piece)}
-    if name not in settable:
-        known = ", ".join(settable) or "nothing"
-        raise WhetError(
-            f"objective.{axis}.{name}: {piece.name} has no such number{did_you_mean(name, settable)}; it has {known}"
-        )
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise WhetError(f"objective.{axis}.{name} is {value!r}; give a number")
-    return replace(piece, **{name: float(value)})
-
-
 def differences(objective: Objective) -> dict[str, str]:
     """Where a row departs from the preset of its name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset itself."""
-    original = preset_named(objective.name).objective
-    found: dict[str, str] = {}
-    for axis in AXES:
-        before, after = getattr(original, axis), getattr(objective, axis)
-        if type(before) is not type(after):
-            found[axis] = f"{before.name} -> {after.name}"
-            continue
-        for field in fields(after):
-            old, new = getattr(before, field.name), getattr(after, field.name)
-            if old != new:
-                found[f"{axis}.{field.name}"] = f"{old:g} -> {new:g}"
-    return found
+    return departures(preset_named(objective.name).objective, objective, AXES)
 
 
 def title(objective: Objective) -> str:

@@ -7,13 +7,12 @@ same form and about the same length.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from whet.data.pairs import Preference, Ranked
 from whet.data.prompts import Labelled
 from whet.data.step_rows import Stepped
-from whet.data.tasks.item import Item, Task, as_prompt, gold_reply, items
+from whet.data.tasks.item import Task, as_prompt, distinct, gold_reply
 from whet.types import Prompt
 
 STEP = ";"  # between the steps of a working
@@ -39,7 +38,7 @@ def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) ->
             gold_reply(replace(item, working=_slipped(item.working, stream))),
             gold_reply(replace(item, working=_slipped(item.working, stream), final=_changed(item.final, stream))),
         )
-        for number, item in enumerate(_different(task, split, count, seed, difficulty))
+        for number, item in enumerate(distinct(task, split, count, seed, difficulty))
     ]
 
 
@@ -67,7 +66,7 @@ def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int)
     """Workings in steps, every second one with an error; what follows the error has no label."""
     stream = random.Random(f"{task.name}/steps/{split}/{seed}/{difficulty}")
     found = []
-    for number, item in enumerate(_different(task, split, count, seed, difficulty)):
+    for number, item in enumerate(distinct(task, split, count, seed, difficulty)):
         steps = item.working.split(STEP)
         labels: tuple[float | None, ...] = (1.0,) * len(steps)
         if number % 2:
@@ -76,19 +75,6 @@ def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int)
             labels = (1.0,) * at + (0.0,) + (None,) * (len(steps) - at - 1)
         found.append(Stepped(as_prompt(task, split, number, item), tuple(steps), labels))
     return found
-
-
-def _different(task: Task, split: str, count: int, seed: int, difficulty: int) -> Iterator[Item]:
-    seen: set[str] = set()
-    repeats = 0
-    for item in items(task, split, seed, difficulty):
-        if len(seen) == count or repeats > 50 * (len(seen) + 20):
-            return
-        if item.question in seen:
-            repeats += 1
-            continue
-        seen.add(item.question)
-        yield item
 
 
 def _slipped(working: str, stream: random.Random) -> str:

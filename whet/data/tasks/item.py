@@ -60,7 +60,7 @@ def prompts(task: Task, split: str, count: int, seed: int, difficulty: int) -> l
     """The first `count` different questions of the stream, fewer where the task has no more."""
     return [
         as_prompt(task, split, number, item)
-        for number, item in enumerate(_distinct(task, split, count, seed, difficulty))
+        for number, item in enumerate(distinct(task, split, count, seed, difficulty))
     ]
 
 
@@ -89,7 +89,8 @@ def as_prompt(task: Task, split: str, number: int, item: Item) -> Prompt:
     return Prompt(f"{task.name}/{split}/{number}", (message,), answer=item.answer, meta=item.meta)
 
 
-def _distinct(task: Task, split: str, count: int, seed: int, difficulty: int) -> Iterator[Item]:
+def distinct(task: Task, split: str, count: int, seed: int, difficulty: int) -> Iterator[Item]:
+    """The first `count` different questions of the stream, fewer where the task has no more."""
     seen: set[str] = set()
     repeats = 0
     for item in items(task, split, seed, difficulty):

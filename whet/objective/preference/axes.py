@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from whet.objective import reference
+from whet.objective.piece import departures, with_number
 from whet.objective.preference import alone, anchor, contrast, curve, imitate, score, weigh
 from whet.objective.preference.objective import PairObjective, check_row
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
@@ -64,7 +64,7 @@ def with_pair_changes(objective: PairObjective, changes: Mapping[str, Any]) -> P
             raise WhetError(f"objective.{path}: no axis is called {axis!r}{did_you_mean(axis, PAIR_AXES)}")
         try:
             changed = (
-                _with_number(axis, getattr(objective, axis), number, changes[path])
+                with_number(axis, getattr(objective, axis), number, changes[path])
                 if number
                 else _piece_named(axis, changes[path])
             )
@@ -83,31 +83,9 @@ def _piece_named(axis: str, name: Any) -> Any:
     return kinds[name]()
 
 
-def _with_number(axis: str, piece: Any, name: str, value: Any) -> Any:
-    settable = [field.name for field in fields(piece)]
-    if name not in settable:
-        known = ", ".join(settable) or "nothing"
-        close = did_you_mean(name, settable)
-        raise WhetError(f"objective.{axis}.{name}: {piece.name} has no such number{close}; it has {known}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise WhetError(f"objective.{axis}.{name} is {value!r}; give a number")
-    return replace(piece, **{name: float(value)})
-
-
 def pair_differences(objective: PairObjective) -> dict[str, str]:
     """Where a row departs from the preset of its name: `{"curve.beta": "0.1 -> 0.5"}`; empty for the preset itself."""
-    original = pair_preset_named(objective.name).objective
-    found: dict[str, str] = {}
-    for axis in PAIR_AXES:
-        before, after = getattr(original, axis), getattr(objective, axis)
-        if type(before) is not type(after):
-            found[axis] = f"{before.name} -> {after.name}"
-            continue
-        for field in fields(after):
-            old, new = getattr(before, field.name), getattr(after, field.name)
-            if old != new:
-                found[f"{axis}.{field.name}"] = f"{old:g} -> {new:g}"
-    return found
+    return departures(pair_preset_named(objective.name).objective, objective, PAIR_AXES)
 
 
 def pair_title(objective: PairObjective) -> str:
