@@ -41,6 +41,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
                 "assembly",
                 "reward_parts",
                 "preference_parts",
+                "pipeline_parts",
                 "evaluation",
                 "comparison",
                 "benchmark",
