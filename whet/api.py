@@ -215,7 +215,7 @@ def _run(
         record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
         write_report(folder)
         raise
-    ending = _ending(outcome, start_up)
+    ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.course.model)}
     record.finished(ending)
     if reward_hash:
         close_version(folder, reward_hash, ledger)
@@ -224,6 +224,13 @@ def _run(
     for reporter in reporters:
         reporter.finished({**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
+
+
+def _peak_memory(model: Any) -> int:
+    """The most bytes that the run held: of the GPU where it trains there, else of the process."""
+    from whet.benchmark import peak_memory
+
+    return peak_memory(next(model.parameters()).device)
 
 
 def _next_command(config: Config, folder: Path, outcome: Outcome) -> str:

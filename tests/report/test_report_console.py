@@ -29,6 +29,7 @@ CLOSING = {
     "after": {"accuracy": 0.75},
     "seconds": {"rollout": 30.0, "train": 10.0, "start_up": 2.0},
     "tokens": 4200,
+    "memory": 2.5e9,
     "report": "runs/a/report.html",
     "next": "whet show runs/a",
 }
@@ -161,3 +162,15 @@ def test_sparkline() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline(list(range(100)), width=4)[0] == "▁" and len(sparkline(list(range(100)), width=4)) == 4
     assert sparkline([]) == "" and len(set(sparkline([2.0, 2.0, float("nan")]))) == 1
+
+
+def test_a_finding_is_told_once_however_its_numbers_move() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.started(SUMMARY)
+    for step in (1, 2, 3):
+        console.stepped(report(step, (f"both fall, chosen -170.2 -> -17{step}.6 nats", f"other, {step}%")), [])
+    console.finished(CLOSING)
+    told = stream.getvalue()
+    assert told.count("both fall") == told.count("other") == 1
+    assert "2.50 GB" in told

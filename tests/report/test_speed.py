@@ -9,7 +9,6 @@ from whet.report.speed import (
     Ceilings,
     Shape,
     Speed,
-    memory_text,
     rate_text,
     rollout_bytes,
     rollout_limit,
@@ -20,6 +19,7 @@ from whet.report.speed import (
     tokens_that_fit,
     training_operations,
 )
+from whet.report.text import memory_text
 from whet.types import WhetError
 
 SHAPE = Shape(num_prompts=2, group_size=3, prompt_tokens=4, reply_tokens=5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from whet.report.text import number, percent
+from whet.report.text import memory_text, number, percent
 from whet.types import WhetError
 
 FORWARD, TRAINING = 2, 6  # operations a weight and token: multiply and add; the backward pass costs two more forwards
@@ -216,11 +216,3 @@ def _line(head: str, value: str, about: str) -> str:
 def rate_text(rate: float) -> str:
     """Operations a second."""
     return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"
-
-
-def memory_text(size: float) -> str:
-    """Bytes in powers of 1000."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{number(size / unit)} {name}"
-    return f"{size:.0f} bytes"

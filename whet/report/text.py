@@ -43,6 +43,14 @@ def quantity(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def memory_text(size: float) -> str:
+    """Bytes in powers of 1000."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{number(size / unit)} {name}"
+    return f"{size:.0f} bytes"
+
+
 def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return ABSENT
@@ -58,7 +66,8 @@ def duration(seconds: float | None) -> str:
 
 def measured(name: str, value: float | None) -> str:
     """A value in the unit its name implies: accuracies are shares, the rest plain numbers."""
-    return percent(value) if name in ACCURACY_NAMES or name.endswith("accuracy") else number(value)
+    is_share = name in ACCURACY_NAMES or name.startswith("accuracy_") or name.endswith("accuracy")
+    return percent(value) if is_share else number(value)
 
 
 def headline(values: Mapping[str, float | None]) -> str | None:
