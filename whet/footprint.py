@@ -17,6 +17,7 @@ TRAINED = (
     WORKING_COPY[0] + MASTER_AND_MOMENTS[0] + GRADIENT[0],
     WORKING_COPY[1] + MASTER_AND_MOMENTS[1] + GRADIENT[1],
 )
+ADAPTED = (8, 10)  # the same copy, the frozen base in 2 or 4, and fp32: base and adapter; it is the reference too
 REFERENCES = frozenset(("ref_logp", "divergence"))  # needs of an objective that a frozen copy answers
 SHARE_FOR_STATES = 0.8  # of the memory; a rule of thumb
 
@@ -84,11 +85,13 @@ def _way_out(billions: float, gigabytes: float, needs: Collection[str]) -> str:
         if billions * (bytes_per_weight(needs) - saved) <= room:
             flags = " ".join(f"--set {setting}" for setting, _ in savings[:used])
             return f"it does with {flags}, which saves {billions * saved:.3g} GB"
-    flags = " ".join(f"--set {setting}" for setting, _ in savings)
-    largest = room / (bytes_per_weight(needs) - saved)
+    flags = f"{'--set critic.trunk=shared ' if 'value' in needs else ''}--set model.lora=16"
+    if billions * ADAPTED[1] <= room:
+        less = billions * (bytes_per_weight(needs) - ADAPTED[1])
+        return f"it does with {flags}, adapters instead of every weight, which saves {less:.3g} GB"
     return (
-        "whet trains every weight on one device, so take a model of at most "
-        f"{largest:.2g} billion weights{f' and {flags}' if flags else ''}"
+        f"whet trains on one device, so take a model of at most {room / ADAPTED[1]:.2g} billion weights and {flags}: "
+        "adapters instead of every weight"
     )
 
 

@@ -217,7 +217,7 @@ def test_preferences_and_labels_get_an_honest_answer(monkeypatch):
         assert "can do today" in found.reasons[2] and file in found.command
         assert any("turned down" in each for each in found.warnings)
         found = advice(Situation(signal))
-        assert found.title == title and found.rehearsal == f"whet train {found.recommendation}"
+        assert found.title == title and str(found.rehearsal).startswith(f"whet train {found.recommendation}")
 
 
 def test_the_warnings_are_about_what_was_said():
@@ -253,8 +253,11 @@ def test_memory_is_computed_from_dtypes():
         (7.0, {"ref_logp"}, "it does with --set model.reference=reload, which saves 28 GB"),
         (5.0, {"value", "ref_logp"}, "it does with --set critic.trunk=shared, which saves 90 GB"),
         (7.0, {"value", "ref_logp"}, "with --set critic.trunk=shared --set model.reference=reload, which saves 154 GB"),
-        (9.0, {"ref_logp"}, "at most 7.1 billion weights and --set model.reference=reload"),
-        (9.0, set(), "at most 7.1 billion weights"),
+        (9.0, {"ref_logp"}, "it does with --set model.lora=16, adapters instead of every weight, which saves 108 GB"),
+        (9.0, set(), "it does with --set model.lora=16, adapters instead of every weight, which saves 72 GB"),
+        (13.0, {"ref_logp"}, "at most 13 billion weights and --set model.lora=16"),
+        (7.0, {"value"}, "it does with --set critic.trunk=shared, which saves 126 GB"),
+        (8.0, {"value", "ref_logp"}, "it does with --set critic.trunk=shared --set model.lora=16, adapters instead of"),
     ],
 )
 def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
@@ -305,13 +308,9 @@ def test_the_bytes_are_those_of_a_real_run(tmp_path, monkeypatch):
 
 def test_what_is_said_to_be_missing_is_still_missing():
     """When one of these fails, whet has learned something: mend the sentences of whet/advice.py and footprint.py."""
-    from whet.config import PolicyConfig, RunConfig
-
     driven = [path for room in ("rollout", "train") for path in (ROOT / "whet" / room).glob("*.py")]
     assert driven and not any(re.search(r"\bEnv\b", path.read_text("utf-8")) for path in driven), "environments"
     assert not (ROOT / "whet" / "dist").exists(), "several devices"
-    sections = {*PolicyConfig.model_fields, *RunConfig.model_fields["model"].annotation.model_fields}
-    assert not {"adapter", "lora"} & sections, "training a part of the weights"
 
 
 def test_every_method_named_in_a_rule_is_in_the_guide():

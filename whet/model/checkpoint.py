@@ -1,10 +1,10 @@
 """Checkpoints that are whole or not there, and that can prove it.
 
 A checkpoint is a folder `step-000040`: the model and tokenizer as transformers saves them (any tool can load the
-folder), one safetensors file for each named set of tensors (the optimizer's, ...), `state.json`, and
-`manifest.json` with the size and sha256 of every file. It is written beside its final place under a hidden name and
-moved there in one step, so a folder of that name is complete however the process died. Equal
-weights and states give equal bytes: nothing here writes a time or a path.
+folder), the adapter of a model that has one, a safetensors file for each named set of tensors (the optimizer's, ...),
+`state.json`, and `manifest.json` with the size and sha256 of every file. It is written beside its final place under a
+hidden name and moved there in one step, so a folder of that name is complete however the process died. Equal weights
+and states give equal bytes: nothing here writes a time or a path.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from whet.model.adapter_files import FOLDER as ADAPTER
+from whet.model.adapter_files import load_adapter, save_adapter
+from whet.model.lora import adapter_factors
 from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
 from whet.types import WhetError
 
@@ -65,6 +68,7 @@ def save_checkpoint(
         with quiet_transformers():
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+        save_adapter(model, partial / ADAPTER)
         for name, values in tensors.items():
             save_tensors(values, partial / tensors_file(name))
         (partial / STATE).write_text(state_text + "\n", encoding="utf-8")
@@ -226,6 +230,7 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> tuple[dict[str, dict[
 
     verify_checkpoint(path)
     copy_weights(stored_weights(path, model), model, path)
+    load_adapter(model, path)
     names = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["tensors"]
     tensors = {name: load_file(str(path / tensors_file(name))) for name in names}
     state = json.loads((path / STATE).read_text(encoding="utf-8"))["state"]
@@ -286,7 +291,9 @@ def digest_of(tensor: Tensor) -> str:
 def weights_digest(model: nn.Module) -> str:
     """sha256 over every parameter's name, type, shape and bytes: equal exactly when the policy is the same."""
     total = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    learned = adapter_factors(model)  # they are in the weights already
+    found = [(name, parameter) for name, parameter in model.named_parameters() if name not in learned]
+    for name, parameter in sorted(found):
         total.update(f"{name} {described(parameter)}\n".encode())
         total.update(raw_bytes(parameter))
     return total.hexdigest()

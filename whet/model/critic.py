@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.model.lora import adapter_factors
 from whet.model.pretrained import first_line, quiet_transformers
 from whet.model.split import SplitModel, split_model
 from whet.model.token_logp import states_before
@@ -43,16 +44,19 @@ class Critic:
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: value.detach().cpu().contiguous() for name, value in self.modules().state_dict().items()}
+        modules = self.modules()
+        values = {**modules.state_dict(), **adapter_factors(modules)}
+        return {name: value.detach().cpu().contiguous() for name, value in values.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.modules().load_state_dict(dict(tensors))
 
 
-def critic_on(policy: SplitModel, *, shared: bool, start: str = "") -> Critic:
+def critic_on(policy: SplitModel, *, shared: bool, start: str = "", tokenizer: Any = None) -> Critic:
     """A critic that starts as the policy with a head of zeros (every state is worth 0), or as a reward model.
 
-    `start` is the folder of a sequence-classification model with one label, such as a reward model.
+    `start` is the folder of a sequence-classification model with one label, such as a reward model; it reads the
+    policy's own tokens, so a `tokenizer` of the policy's that numbers them otherwise is an error.
     """
     if policy.whole:
         raise WhetError("this model's trunk cannot be told from its head, so a critic has nothing to stand on")
@@ -60,7 +64,9 @@ def critic_on(policy: SplitModel, *, shared: bool, start: str = "") -> Critic:
     if start and shared:
         raise WhetError(f"critic.start={start} needs a trunk of its own; give critic.trunk=own")
     if start:
-        return _from_reward_model(start, policy)
+        critic = _from_reward_model(start, policy)
+        _check_tokens(start, tokenizer)
+        return critic
     head = nn.Linear(size, 1, device=policy.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -100,6 +106,23 @@ def _from_reward_model(folder: str, policy: SplitModel) -> Critic:
         head.bias.zero_()
     trunk = SplitModel(judge, judge.base_model, _no_logits, False, policy.takes_positions, policy.dtype)
     return Critic(head, trunk)
+
+
+def _check_tokens(folder: str, tokenizer: Any) -> None:
+    from transformers import AutoTokenizer
+
+    if tokenizer is None or not (Path(folder) / "tokenizer_config.json").is_file():
+        return
+    with quiet_transformers():
+        own = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    known = tokenizer.get_vocab()
+    apart = sum(own.get(word) != number for word, number in known.items())
+    if apart:
+        raise WhetError(
+            f"critic.start={folder}: its tokenizer has {apart} of the policy's {len(known)} tokens not, or under "
+            "another number, and a critic reads the policy's tokens; give a reward model of the same tokenizer, or use "
+            "this one as the reward `learned`, which reads text"
+        )
 
 
 def _no_logits(hidden: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from whet.model.decode import Decoder, agrees
 from whet.model.decode_rows import RowDecoder
 from whet.model.decode_state import DecodeState, Shape
+from whet.model.lora import is_linear
 from whet.model.split import SplitModel
 
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
@@ -166,7 +167,7 @@ def _is_llama_layer(layer: Any) -> bool:
         return False
     products = [getattr(layer.self_attn, name) for name in ATTENTION]
     products += [getattr(layer.mlp, name) for name in FEEDFORWARD - {"act_fn"}]
-    return all(type(product) is nn.Linear for product in products)
+    return all(is_linear(product) for product in products)
 
 
 def _product(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.model.lora import is_linear
 from whet.model.split import SplitModel
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -83,7 +84,7 @@ def _is_plain_layer(layer: Any) -> bool:
     if parts(mlp) - {"act_fn"} != FEEDFORWARD or hasattr(attention, "q_norm") != hasattr(attention, "k_norm"):
         return False
     products = [getattr(attention, name) for name in ATTENTION] + [getattr(mlp, name) for name in FEEDFORWARD]
-    if any(type(each) is not nn.Linear for each in products):
+    if not all(is_linear(each) for each in products):
         return False
     biased = {each.bias is not None for each in (attention.q_proj, attention.k_proj, attention.v_proj)}
     quiet = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)

@@ -7,6 +7,8 @@ residual stream, queries, keys, values and what attention found; norms are compu
 `split.recompute` says what else is computed again: nothing, the wide rows of the MLP ("wide": half the memory for one
 product in six), or whole layers ("layers": only the residual stream is kept).
 
+Of a layer with an adapter only the factors get a gradient, from thin products; its weight carries the adapter already.
+
 Where products run below float32, the copy of the weights that the sampler uses is used here too, and the gradients of
 the weights are summed in float32.
 """
@@ -24,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from whet.model.lora import adapter_scale, layer_factors
 from whet.model.pieces import Tables, added_and_normed, gated, gated_slope, norm_slope, rotated, turned_back
 from whet.model.plain import is_plain, plain_layers, plain_shape, rotation_tables
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
@@ -53,6 +56,7 @@ class _Plan:
     leave: Tensor
     widen: tuple[Tensor, ...]
     narrow: Tensor
+    adapter_scale: float = 0.0
     keep: Callable[[Tensor, Tensor], None] | None = None  # is given keys and values
 
     @property
@@ -70,7 +74,7 @@ def plain_states(split: SplitModel, tree: Tree, keep: Keep | None = None) -> Ten
     copies = plain_layers(split, split.dtype).layers if split.dtype.itemsize < x.dtype.itemsize else None
     base = _Plan(
         shape.heads, shape.key_heads, shape.size, shape.epsilon, split.dtype if copies else x.dtype, tables,
-        tree, shape.scale, split.recompute == "none", (), x, (), x,
+        tree, shape.scale, split.recompute == "none", (), x, (), x, adapter_scale(trunk),
     )  # fmt: skip
     residual: tuple[Tensor, Tensor | None] = (x, None)
     for number, layer in enumerate(trunk.layers):
@@ -104,7 +108,8 @@ def _run_layer(
     inputs = (
         *residual, layer.input_layernorm.weight, *(each.weight for each in entering),
         *(each.bias for each in entering), *norms, attention.o_proj.weight, layer.post_attention_layernorm.weight,
-        mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight, plan,
+        mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
+        *layer_factors(*entering, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj), plan,
     )  # fmt: skip
     found: tuple[Tensor, Tensor | None]
     if again:
@@ -180,11 +185,34 @@ def _weight_slopes(
     if slope.dtype == kind and len(sizes) > 1:
         pieces = slope.split(sizes, 1)
         return [torch.mm(piece.t(), x) if need else None for piece, need in zip(pieces, needed, strict=True)]
-    if slope.is_cuda and kind == torch.float32 and slope.dtype in (torch.bfloat16, torch.float16):
-        whole = torch.mm(slope.t(), x, out_dtype=kind)
-    else:
-        whole = torch.mm(slope.t(), x).to(kind)
+    whole = _summed(slope, x, kind)
     return [piece if need else None for piece, need in zip(whole.split(sizes), needed, strict=True)]
+
+
+def _summed(slope: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
+    """slope' x, its sums in the given precision where the device can."""
+    if slope.is_cuda and kind == torch.float32 and slope.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(slope.t(), x, out_dtype=kind)
+    return torch.mm(slope.t(), x).to(kind)
+
+
+def _factor_slopes(
+    slope: Tensor, x: Tensor, parameters: Sequence[Tensor], factors: Sequence[Tensor | None], scale: float
+) -> list[Tensor | None]:
+    """Of down and up of each of the parameters whose products lie side by side in `slope`."""
+    if all(each is None for each in factors):
+        return [None] * len(factors)
+    found: list[Tensor | None] = []
+    pieces = slope.split([len(parameter) for parameter in parameters], 1)
+    for piece, down, up in zip(pieces, factors[::2], factors[1::2], strict=True):
+        if down is None or up is None:
+            found += [None, None]
+            continue
+        # the scale is applied to the thin rows: they are the smallest
+        lowered = torch.mm(piece, up.to(piece.dtype)).mul_(scale)
+        raised = torch.mm(x, down.to(x.dtype).t()).mul_(scale)
+        found += [_summed(lowered, x, down.dtype), _summed(piece, raised, up.dtype)]
+    return found
 
 
 class _Norm(torch.autograd.Function):
@@ -205,12 +233,16 @@ class _Norm(torch.autograd.Function):
 class _Layer(torch.autograd.Function):
     """(x, y) -> (x', y'): the residual stream is their sum, added where it is read next.
 
-    Parameters: norm, q, k, v, their biases, norms of query and key heads, o, norm, gate, up, down.
+    Parameters: norm, q, k, v, their biases, norms of query and key heads, o, norm, gate, up, down; then the factors of
+    the adapters of q, k, v, o, gate, up, down.
     """
+
+    PARAMETERS = 14
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-        *parameters, plan = rest
+        *inputs, plan = rest
+        parameters = inputs[: _Layer.PARAMETERS]
         before, _, _, _, *biases, query_norm, key_norm, _, after, _, _, _ = parameters
         total, normed = added_and_normed(x, y, before, plan.epsilon, plan.dtype)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
@@ -229,7 +261,7 @@ class _Layer(torch.autograd.Function):
         found = torch.mm(gated(gate_up), plan.narrow.t())
         ctx.plan, ctx.attention = plan, attention
         wide = gate_up if plan.keep_wide else None
-        ctx.save_for_backward(total, unnormed, mixed, between, wide, *kept, *parameters)
+        ctx.save_for_backward(total, unnormed, mixed, between, wide, *kept, *inputs)
         ctx.num_kept = len(kept)
         return between, found
 
@@ -237,17 +269,21 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, narrow: Tensor) -> tuple[Tensor | None, ...]:
         total, unnormed, mixed, between, gate_up, *saved = ctx.saved_tensors
-        kept, parameters = saved[: ctx.num_kept], saved[ctx.num_kept :]
+        kept, inputs = saved[: ctx.num_kept], saved[ctx.num_kept :]
+        parameters, factors = inputs[: _Layer.PARAMETERS], inputs[_Layer.PARAMETERS :]
         before, q, k, v, *biases, query_norm, key_norm, mix, after, gate, up, down = parameters
-        plan, needed = ctx.plan, ctx.needs_input_grad
+        plan, needed, scale = ctx.plan, ctx.needs_input_grad, ctx.plan.adapter_scale
         if gate_up is None:
             gate_up = _product(added_and_normed(between, None, after, plan.epsilon, plan.dtype)[1], plan.widen)
         narrow = narrow.contiguous()
         opened, gate_slope = gated_slope(gate_up, torch.mm(narrow, plan.narrow))
         found_down = _weight_slopes(narrow, opened, [down], needed[15:16])
+        down_factors = _factor_slopes(narrow, opened, [down], factors[12:], scale)
         later = norm_slope(between, after, plan.epsilon, _input_slope(gate_slope, plan.widen), slope.contiguous())
         found_wide = _weight_slopes(gate_slope, later.normed, [gate, up], needed[13:15])
+        wide_factors = _factor_slopes(gate_slope, later.normed, [gate, up], factors[8:12], scale)
         found_mix = _weight_slopes(later.narrow, mixed.flatten(1), [mix], needed[11:12])
+        mix_factors = _factor_slopes(later.narrow, mixed.flatten(1), [mix], factors[6:8], scale)
         mixed_slope = torch.mm(later.narrow, plan.leave).view(mixed.shape)
         query, key, value = ctx.attention(mixed_slope, mixed, kept)
         heads = turned_back(query, key, value, plan.tables)
@@ -257,12 +293,14 @@ class _Layer(torch.autograd.Function):
         entered = heads.flatten(1)
         first = norm_slope(total, before, plan.epsilon, _input_slope(entered, plan.enter), later.x)
         found_enter = _weight_slopes(entered, first.normed, [q, k, v], needed[3:6])
+        enter_factors = _factor_slopes(entered, first.normed, [q, k, v], factors[:6], scale)
         found_bias: Sequence[Tensor | None] = (None, None, None)
         if biases[0] is not None:
             found_bias = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
         return (
             first.x, first.narrow if needed[1] else None, first.weight, *found_enter, *found_bias, *norm_slopes,
-            *found_mix, later.weight, *found_wide, *found_down, None,
+            *found_mix, later.weight, *found_wide, *found_down,
+            *enter_factors, *mix_factors, *wide_factors, *down_factors, None,
         )  # fmt: skip
 
 

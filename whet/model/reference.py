@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from whet.model.lora import adapters_off
 from whet.model.split import SplitModel, split_model
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -64,4 +65,19 @@ class ReloadedReference:
         yield loaded
 
 
-Reference = HeldReference | ReloadedReference
+class BaseReference:
+    """The policy itself with its adapters off: the model it began as, bit for bit, and no second copy.
+
+    While it is asked there is no policy: a pass that needs both at once cannot have it.
+    """
+
+    def __init__(self, policy: SplitModel) -> None:
+        self._policy = policy
+
+    @contextmanager
+    def split(self) -> Iterator[SplitModel]:
+        with adapters_off(self._policy.model):
+            yield self._policy
+
+
+Reference = HeldReference | ReloadedReference | BaseReference

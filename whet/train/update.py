@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whet.data.packing import passes, trimmed
 from whet.model.critic import Critic
 from whet.model.head import Coefficient
+from whet.model.lora import merge_adapters
 from whet.model.split import SplitModel
 from whet.model.token_logp import Details, TokenScores, packs, token_logp
 from whet.model.tree import sent
@@ -198,6 +199,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_nor
         raise NotFinite("the gradient is not finite", f"first seen in {where}; try a lower optimizer.learning_rate")
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_gradient_norm, norm)
     optimizer.step()
+    merge_adapters(model)
     return float(norm)
 
 

@@ -1,0 +1,264 @@
+"""Adapters: their gradients, the base under them, and what a checkpoint of them holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.func import functional_call
+
+from whet.model import load_checkpoint, save_checkpoint, weights_digest
+from whet.model.critic import critic_on
+from whet.model.decode import hooked_decoder
+from whet.model.decode_llama import llama_decoder
+from whet.model.lora import LowRank, adapted_layers, adapter_factors, adapters_off, add_adapters, merge_adapters
+from whet.model.plain_trunk import plain_states, plain_works
+from whet.model.reference import BaseReference
+from whet.model.scalar_head import scalar_model
+from whet.model.split import split_model
+from whet.model.token_logp import token_logp
+from whet.model.tree import tree_of
+from whet.model.tree_attention import tree_states, trial_rows
+from whet.types import WhetError
+
+SHAPE = {
+    **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+}
+
+
+def model_of(family: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**SHAPE, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, float(parameter.detach().mean()), 0.3)
+    return model
+
+
+def trained(model: Any, rank: int = 3, **settings: Any) -> Any:
+    """The model with adapters that have moved away from zero."""
+    add_adapters(model, LowRank(rank, 6.0, **settings))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, factor in adapter_factors(model).items():
+            if name.endswith(".up"):
+                factor.normal_(0, 0.05)
+    merge_adapters(model)
+    return model
+
+
+def rows(vocabulary: int = 97) -> tuple[torch.Tensor, torch.Tensor]:
+    return trial_rows(vocabulary, torch.device("cpu"))
+
+
+def test_gradients_are_autograds_in_double_precision(make_llama: Any, exact: None) -> None:
+    plain = make_llama().double()
+    adapted = trained(make_llama().double())
+    tokens = torch.tensor([[0, 5, 9, 200, 31, 7, 1], [0, 8, 8, 100, 3, 70, 2]])
+    logits = adapted(input_ids=tokens).logits
+    weigh = torch.linspace(-3, 3, logits.numel(), dtype=torch.float64).sin().view_as(logits)
+    (logits * weigh).sum().backward()
+    factors = {name: each.detach().clone().requires_grad_() for name, each in adapter_factors(adapted).items()}
+    weights = {
+        f"{name}.weight": layer.base + 2.0 * factors[f"{name}.up"] @ factors[f"{name}.down"]
+        for name, layer in adapted_layers(adapted).items()
+    }
+    expected = functional_call(plain, weights, kwargs={"input_ids": tokens}).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+    slopes = torch.autograd.grad((expected * weigh).sum(), list(factors.values()))
+    assert len(factors) == 2 * 7 * 2
+    for (name, learned), slope in zip(adapter_factors(adapted).items(), slopes, strict=True):
+        assert slope.norm() > 0
+        torch.testing.assert_close(learned.grad, slope, rtol=1e-9, atol=1e-11, msg=name)
+    others = [name for name, each in adapted.named_parameters() if each.grad is not None and name not in factors]
+    assert others == []
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype: torch.dtype) -> None:
+    model = trained(model_of(family))
+    split = split_model(model, dtype)
+    assert plain_works(split)
+    tree = tree_of(*rows())
+    found = {}
+    for name, states, chosen in (
+        ("theirs", tree_states, split),
+        ("ours", plain_states, replace(split, recompute=recompute)),
+    ):
+        model.zero_grad(set_to_none=True)
+        values = states(chosen, tree)
+        (values * torch.linspace(-3, 3, values.numel()).sin().view_as(values)).sum().backward()
+        slopes = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
+        found[name] = (values.detach(), slopes)
+    (theirs, their_slopes), (ours, our_slopes) = found["theirs"], found["ours"]
+    tight = dtype == torch.float32
+    assert (ours - theirs).norm() <= (1e-6 if tight else 1e-2) * theirs.norm()
+    assert our_slopes.keys() == their_slopes.keys() == adapter_factors(model).keys()
+    for name, slope in their_slopes.items():
+        assert slope.norm() > 0
+        assert (our_slopes[name] - slope).norm() <= (2e-5 if tight else 6e-2) * slope.norm(), name
+
+
+def test_some_matrices_only() -> None:
+    model = trained(model_of("llama"), matrices=("q_proj", "up_proj"))
+    assert sorted({name.rpartition(".")[2] for name in adapted_layers(model)}) == ["q_proj", "up_proj"]
+    split, tree = split_model(model), tree_of(*rows())
+    slopes = []
+    for states in (tree_states, plain_states):
+        model.zero_grad(set_to_none=True)
+        states(split, tree).square().sum().backward()
+        slopes.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    assert slopes[0].keys() == slopes[1].keys() and len(slopes[0]) == 8
+    for name, slope in slopes[0].items():
+        torch.testing.assert_close(slopes[1][name], slope, rtol=1e-3, atol=1e-5 * float(slope.abs().max()))
+
+
+def test_before_the_first_step_it_is_the_base() -> None:
+    model = model_of("llama")
+    before, digest = model(input_ids=torch.arange(6)[None]).logits, weights_digest(model)
+    add_adapters(model, LowRank(4, 32.0))
+    assert torch.equal(model(input_ids=torch.arange(6)[None]).logits, before)
+    merge_adapters(model)
+    assert weights_digest(model) == digest
+    assert all(bool(each.any()) == name.endswith(".down") for name, each in adapter_factors(model).items())
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])
+def test_the_reference_is_the_base_bit_for_bit(narrow: torch.dtype) -> None:
+    """Weights that fit into half the bytes are kept in them."""
+    model = model_of("llama").to(narrow).float()
+    split = split_model(model)
+    first = weights_digest(model)
+    known = token_logp(split, *rows()).logp.detach()
+    trained(model)
+    assert {layer.base.dtype for layer in adapted_layers(model).values()} == {narrow}
+    now, moved = weights_digest(model), token_logp(split, *rows()).logp.detach()
+    assert now != first and (moved - known).abs().max() > 1e-3
+    with BaseReference(split).split() as reference, torch.no_grad():
+        assert weights_digest(model) == first
+        assert torch.equal(token_logp(reference, *rows()).logp, known)
+    assert weights_digest(model) == now
+    with pytest.raises(RuntimeError, match="in between"), adapters_off(model):
+        raise RuntimeError("in between")
+    assert weights_digest(model) == now
+
+
+def test_samplers_keep_their_written_out_step() -> None:
+    split = split_model(trained(model_of("llama")))
+    with torch.no_grad():
+        decoder = hooked_decoder(split)
+        assert decoder is not None and llama_decoder(decoder) is not None
+
+
+def test_the_head_of_a_reward_model_learns_in_full() -> None:
+    language = split_model(trained(model_of("llama")))
+    judge = scalar_model(language, "sequence", 0, (1,))
+    learned = {name for name, each in judge.model.named_parameters() if each.requires_grad}
+    assert learned == adapter_factors(judge.model).keys() | {"score.weight"}
+    scored = torch.zeros(2, 6, dtype=torch.bool)
+    scored[:, -1] = True
+    judge.scores(torch.arange(12).view(2, 6), scored, torch.tensor([2, 2])).sum().backward()
+    assert all(each.grad is not None and each.grad.any() for each in judge.model.parameters() if each.requires_grad)
+
+
+def test_a_critic_of_its_own_has_its_own_adapters() -> None:
+    policy = split_model(trained(model_of("llama")))
+    critic, other = critic_on(policy, shared=False), critic_on(policy, shared=False)
+    modules = critic.modules()
+    with torch.no_grad():
+        for each in adapter_factors(modules).values():
+            each.add_(0.1)
+    merge_adapters(modules)
+    stored = {name: value.clone() for name, value in critic.tensors().items()}
+    other.restore(stored)
+    assert len(adapter_factors(modules)) == 28 and adapter_factors(modules).keys() <= stored.keys()
+    for name, value in other.tensors().items():
+        assert torch.equal(value, stored[name]), name
+    assert not torch.equal(stored["trunk.layers.0.mlp.up_proj.down"], policy.trunk.layers[0].mlp.up_proj.down)
+
+
+def test_a_checkpoint_is_a_whole_model_and_an_adapter(tmp_path: Any, tokenizer: Any, make_llama: Any) -> None:
+    model = trained(make_llama())
+    path = save_checkpoint(tmp_path, 7, model, tokenizer, {}, {})
+    tokens = torch.arange(8)[None]
+    whole = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert torch.equal(whole(input_ids=tokens).logits, model(input_ids=tokens).logits)
+    assert not [name for name in whole.state_dict() if name.endswith((".up", ".down"))]
+    about = json.loads((path / "adapter" / "adapter_config.json").read_text())
+    assert (about["r"], about["lora_alpha"], about["task_type"]) == (3, 6, "CAUSAL_LM")
+
+    again = make_llama()
+    add_adapters(again, LowRank(3, 6.0, seed=9))
+    load_checkpoint(path, again)
+    assert weights_digest(again) == weights_digest(model)
+    for name, factor in adapter_factors(model).items():
+        assert torch.equal(adapter_factors(again)[name], factor), name
+    merge_adapters(again)
+    assert weights_digest(again) == weights_digest(model)
+
+
+def test_a_checkpoint_of_another_base_or_without_adapters_is_refused(
+    tmp_path: Any, tokenizer: Any, make_llama: Any
+) -> None:
+    path = save_checkpoint(tmp_path, 7, trained(make_llama()), tokenizer, {}, {})
+    other = make_llama()
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight.mul_(1.1)
+    add_adapters(other, LowRank(3, 6.0))
+    with pytest.raises(WhetError, match=r"layers.1.mlp.up_proj is not the model the run began with"):
+        load_checkpoint(path, other)
+    wide = make_llama()
+    add_adapters(wide, LowRank(4, 6.0))
+    with pytest.raises(WhetError, match=r"has \[3, 16\] for .* where the run has \[4, 16\]; give the run's own"):
+        load_checkpoint(path, wide)
+    whole = save_checkpoint(tmp_path, 8, make_llama(), tokenizer, {}, {})
+    with pytest.raises(WhetError, match=r"saved without model\.lora"):
+        load_checkpoint(whole, wide)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (LowRank(17, 32.0), "model.lora.rank is 17 but layers.0.self_attn.q_proj is a matrix of 16 x 16; give at most"),
+        (LowRank(2, 32.0, ("q_prj",)), r"names 'q_prj' \(did you mean 'q_proj'\?\); the linear layers are down_proj"),
+    ],
+)
+def test_mistakes_are_named(llama: Any, given: LowRank, said: str) -> None:
+    with pytest.raises(WhetError, match=said):
+        add_adapters(llama, given)
+    assert all(each.requires_grad for each in llama.parameters())
+
+
+def test_a_model_without_linear_layers_is_refused(gpt2: Any) -> None:
+    with pytest.raises(WhetError, match="GPT2LMHeadModel has no linear layers in its trunk; train it in full"):
+        add_adapters(gpt2, LowRank(2, 32.0))
+
+
+def test_peft_loads_the_adapter(tmp_path: Any, tokenizer: Any, make_llama: Any) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft, to compare with it")
+    model = trained(make_llama())
+    path = save_checkpoint(tmp_path, 7, model, tokenizer, {}, {})
+    tokens = torch.arange(8)[None]
+    theirs = peft.PeftModel.from_pretrained(make_llama(), str(path / "adapter"))
+    assert not torch.allclose(make_llama()(input_ids=tokens).logits, model(input_ids=tokens).logits, atol=1e-3)
+    torch.testing.assert_close(theirs(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+def test_peft_loads_a_reward_model(tmp_path: Any, tokenizer: Any, make_llama: Any) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft, to compare with it")
+    judge = scalar_model(split_model(trained(make_llama())), "sequence", 0, (1,)).model.eval()
+    path = save_checkpoint(tmp_path, 7, judge, tokenizer, {}, {})
+    torch.manual_seed(3)
+    base = transformers.AutoModelForSequenceClassification.from_config(judge.config)
+    base.model.load_state_dict(make_llama().model.state_dict())
+    theirs = peft.PeftModel.from_pretrained(base.eval(), str(path / "adapter"))
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(theirs(input_ids=tokens).logits, judge(input_ids=tokens).logits)

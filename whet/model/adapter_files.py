@@ -1,0 +1,98 @@
+"""Adapters on disk, in the format of the peft library: a folder of two files beside a checkpoint's merged model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whet.model.lora import AdaptedLinear, adapted_layers
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FOLDER = "adapter"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+NAMES = {"down": "lora_A.weight", "up": "lora_B.weight"}
+TASKS = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"}
+HEAD = "score"  # of a reward model: trained in full, so it travels with the adapter
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write the factors of an adapted model, and of a reward model its head; nothing for a model without adapters."""
+    from safetensors.torch import save_file
+
+    layers = adapted_layers(model)
+    if not layers:
+        return
+    tensors = {
+        f"{PREFIX}{name}.{saved}": getattr(layer, factor)
+        for name, layer in layers.items()
+        for factor, saved in NAMES.items()
+    }
+    head = getattr(model, HEAD, None)
+    if head is not None:
+        tensors |= {f"{PREFIX}{HEAD}.{name}": value for name, value in head.state_dict().items()}
+    folder.mkdir()
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, str(folder / WEIGHTS))
+    text = json.dumps(_description(model, layers), indent=1, sort_keys=True)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _description(model: PreTrainedModel, layers: dict[str, AdaptedLinear]) -> dict[str, Any]:
+    first = next(iter(layers.values()))
+    rank = len(first.down)
+    alpha = first.scale * rank
+    kind = type(model).__name__
+    return {
+        "peft_type": "LORA",
+        "task_type": next((task for ending, task in TASKS.items() if kind.endswith(ending)), "CAUSAL_LM"),
+        "base_model_name_or_path": None,  # a path would make equal runs differ
+        "r": rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+        "modules_to_save": [HEAD] if hasattr(model, HEAD) else None,
+        "inference_mode": True,
+    }
+
+
+@torch.no_grad()
+def load_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Put a checkpoint's factors into a model whose merged weights were read from the same checkpoint.
+
+    The base is not in a checkpoint: it was loaded from where the run found it, and must still be the same.
+    """
+    from safetensors.torch import load_file
+
+    layers = adapted_layers(model)
+    file = checkpoint / FOLDER / WEIGHTS
+    if not layers:
+        return
+    if not file.is_file():
+        raise WhetError(f"checkpoint {checkpoint} has no {FOLDER}/{WEIGHTS}; it was saved without model.lora")
+    stored = load_file(str(file))
+    for name, layer in layers.items():
+        for factor, saved in NAMES.items():
+            value, place = stored.get(f"{PREFIX}{name}.{saved}"), getattr(layer, factor)
+            if value is None or value.shape != place.shape:
+                found = "nothing" if value is None else list(value.shape)
+                raise WhetError(
+                    f"{file} has {found} for {name}, where the run has {list(place.shape)}; "
+                    "give the run's own model.lora"
+                )
+            place.copy_(value)
+        merged = layer.weight.clone()
+        layer.merge()
+        # another machine may round the product otherwise, another base differs at once
+        if not torch.allclose(merged, layer.weight, rtol=1e-4, atol=1e-4 * float(merged.abs().max())):
+            raise WhetError(
+                f"{checkpoint}: {name} is not the model the run began with plus its adapter; "
+                "put the first model back where model.name says, or go on from this checkpoint with --model"
+            )
+        layer.weight.copy_(merged)
