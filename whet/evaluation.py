@@ -6,25 +6,33 @@ from collections.abc import Sequence
 from math import comb
 from statistics import fmean
 
-from whet.assembly import encoded_prompts, exam_of, machine_of, prompts_of, sampling_of
+from whet.assembly import Machine, encoded_prompts, exam_of, machine_of, prompts_of, sampling_of
 from whet.config import EvaluationConfig
 from whet.reward_parts import asking, parts_of, scorer
 from whet.rollout.collect import replies
-from whet.train.evaluate import marks
+from whet.train.evaluate import Exam, marks
 from whet.types import Group, Prompt, WhetError
 
 
 def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
     """Scored replies to the held-out prompts: one greedy reply each, or several drawn ones."""
-    if num_samples < 1:
-        raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
+    return sat_groups(config, num_samples, *held_out_exam(config))
+
+
+def held_out_exam(config: EvaluationConfig) -> tuple[Machine, Exam]:
+    """The model, and the held-out prompts with their judge."""
     chosen = prompts_of(config, held_out=True)[: config.report.evaluate_prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = parts_of(config, wanted=True)
     machine = machine_of(config)
     judge = scorer(config, asking(parts, machine.engine, machine.loaded.tokenizer))
-    exam = exam_of(machine, chosen, sampling_of(config.sampling), judge)
+    return machine, exam_of(machine, chosen, sampling_of(config.sampling), judge)
+
+
+def sat_groups(config: EvaluationConfig, num_samples: int, machine: Machine, exam: Exam) -> list[Group]:
+    if num_samples < 1:
+        raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples == 1:
         return exam.sat(machine.engine)
     if config.sampling.temperature == 0:
@@ -33,7 +41,10 @@ def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
 
 
 def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
-    groups = held_out_groups(config, num_samples)
+    return group_marks(held_out_groups(config, num_samples), num_samples)
+
+
+def group_marks(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     found = marks(groups)
     if num_samples > 1 and "accuracy" in found:
         found.update(pass_at(groups, num_samples))
