@@ -36,7 +36,7 @@ def test_the_saved_classifier_gives_the_same_scores(language, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
     judge = scalar_model(language, "sequence", seed=5, end_tokens=(1, 7))
-    found = judge.scores(TOKENS, LAST, SHARED)
+    found = judge.scores(TOKENS, LAST, SHARED)[:, 0]
     assert found.abs().min() > 1e-3 and len(set(found.tolist())) == 4
     judge.model.save_pretrained(tmp_path)
     saved, loading = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
@@ -56,7 +56,7 @@ def test_steps_are_scored_by_a_token_classifier(make_llama, tmp_path):
     judge = scalar_model(split_model(make_llama()), "token", seed=5)
     scored = torch.zeros_like(LAST)
     scored[0, [3, 5]] = scored[1, 4] = scored[3, 0] = True
-    found = judge.scores(TOKENS, scored, SHARED)
+    found = judge.scores(TOKENS, scored, SHARED)[:, 0]
     judge.model.save_pretrained(tmp_path)
     saved = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
     with torch.no_grad():
@@ -71,13 +71,36 @@ def test_sharing_an_opening_changes_no_score_and_no_gradient(language):
     gradients = []
     for shared in (SHARED, torch.ones_like(SHARED), torch.zeros_like(SHARED)):
         judge.model.zero_grad()
-        scores = judge.scores(TOKENS, LAST, shared)
+        scores = judge.scores(TOKENS, LAST, shared)[:, 0]
         (scores * torch.tensor([1.0, -2.0, 0.5, 3.0])).sum().backward()
         gradients.append({name: value.grad.clone() for name, value in judge.model.named_parameters()})
     assert all(value.abs().sum() > 0 for name, value in gradients[0].items() if "k_proj.bias" not in name)
     for other in gradients[1:]:
         for name, value in gradients[0].items():
             torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_several_heads_are_labels_of_one_classifier(kind, make_llama, tmp_path):
+    import transformers
+
+    judge = scalar_model(split_model(make_llama()), kind, seed=5, end_tokens=(1, 7), heads=3)
+    assert torch.equal(judge.head.weight[:1], scalar_model(split_model(make_llama()), kind, 5).head.weight)
+    found = judge.scores(TOKENS, LAST, SHARED)
+    assert found.shape == (4, 3) and len({round(value, 5) for value in found.flatten().tolist()}) == 12
+    judge.note_scales([(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0)])
+    judge.model.save_pretrained(tmp_path)
+    loader = getattr(transformers, f"AutoModelFor{kind.capitalize()}Classification")
+    saved = loader.from_pretrained(tmp_path).eval()
+    assert saved.config.num_labels == 3 and saved.config.id2label == {0: "score_1", 1: "score_2", 2: "score_3"}
+    assert saved.config.score_members == [[0.0, 1.0], [0.5, 2.0], [-1.0, 3.0]]
+    there = torch.arange(6) < LENGTHS[:, None]
+    filled = torch.where(there, TOKENS, saved.config.pad_token_id)
+    with torch.no_grad():
+        logits = saved(input_ids=filled, attention_mask=there.long()).logits
+    torch.testing.assert_close(found, logits if kind == "sequence" else logits[LAST], rtol=0, atol=1e-5)
+    judge.note_scales(None)
+    assert judge.model.config.score_members == [None, None, None]
 
 
 def test_what_is_trained_is_trunk_and_head_only(make_llama):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import re
 import sys
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.report.health import reply_length
+from whet.report.held_out import told_marks
 from whet.report.text import (
     ASCII_BLOCKS,
     BLOCKS,
@@ -31,12 +33,15 @@ from whet.report.text import (
     headline,
     label,
     measured,
+    memory_text,
     number,
     ordered,
     quantity,
     sparkline,
 )
 from whet.types import Prompt, Sample, StepReport
+
+NUMBERS = re.compile(r"[-+]?\d[\d.,]*")
 
 WIDTH = 80
 STEPS_FOR_ETA = 20
@@ -91,9 +96,9 @@ class Console:
             self._printed_at = now
             self._write(step_text(report, self._total, self._eta()))
         for finding in report.health:
-            name = finding.split(":", 1)[-1]
-            if name not in self._told:
-                self._told.add(name)
+            kind = NUMBERS.sub("", finding)  # the same finding with the numbers of a later step is no news
+            if kind not in self._told:
+                self._told.add(kind)
                 self._write(f"  health: {finding}")
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
@@ -102,7 +107,7 @@ class Console:
             return
         self._measured.setdefault(main, []).append(float(result[main]))
         if self._live is None:
-            values = "  ".join(f"{key} {measured(key, value)}" for key, value in result.items())
+            values = "  ".join(f"{key} {measured(key, value)}" for key, value in told_marks(result).items())
             self._write(f"eval {name} at step {step}  {values}  ({duration(seconds)})")
 
     def finished(self, summary: Mapping[str, Any]) -> None:
@@ -210,7 +215,7 @@ def header(summary: Mapping[str, Any]) -> RenderableType:
 def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     """What a run came to: the gain, where the time went, and what to do next."""
     rows: list[Row] = []
-    before, after = summary.get("before") or {}, summary.get("after") or {}
+    before, after = (told_marks(summary.get(name) or {}) for name in ("before", "after"))
     arrow = "→" if unicode else "->"
     for name, value in after.items():
         rows.append((name, Text(f"{measured(name, before.get(name))} {arrow} {measured(name, value)}", style="bold")))
@@ -224,6 +229,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
         writing = seconds.get("rollout", 0)
         burst = f", {number(tokens / writing)} while writing" if writing > 0 else ""
         rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} a second{burst}")))
+    if summary.get("memory"):
+        rows.append(("peak memory", Text(memory_text(summary["memory"]))))
     endings = [name for name in ("ended", "report", "next") if summary.get(name)]
     rows += [(name, Text(str(summary[name]), style="bold")) for name in endings]
     status = str(summary.get("status") or "finished")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.report.health import Episode, episodes, gradient_norm, reply_length
+from whet.report.held_out import held_out_section
 from whet.report.run import Run, read_run, started_on, verdict
 from whet.report.spread_figure import spread_figures
 from whet.report.style import STYLE
@@ -24,6 +25,7 @@ from whet.report.text import (
     headline,
     label,
     measured,
+    memory_text,
     number,
     ordered,
     percent,
@@ -52,6 +54,7 @@ def html_report(folder: Path | str) -> str:
         _opening(run, title),
         _objective(run),
         _curves(run),
+        held_out_section(run.evaluations),
         _time(run),
         _health(run),
         _samples(run),
@@ -99,6 +102,8 @@ def _tiles(run: Run) -> str:
         tiles.append(("tokens generated", quantity(tokens)))
     if tokens and writing:
         tiles.append(("rollout tokens/s", number(tokens / writing)))
+    if run.summary.get("memory"):
+        tiles.append(("peak memory", memory_text(run.summary["memory"])))
     inside = "".join(f'<div class="tile"><dt>{escape(name)}</dt><dd>{value}</dd></div>' for name, value in tiles)
     return f'<dl class="tiles">{inside}</dl>\n'
 
@@ -261,8 +266,11 @@ def _health(run: Run) -> str:
     found = episodes(run.steps, run.dtype)
     problems = [episode for episode in found if episode.finding.is_problem]
     notes = [episode for episode in found if not episode.finding.is_problem and episode.holds]
-    calm = "" if problems else f"<p>No problem was found in {len(run.steps)} steps.</p>"
+    known = {episode.finding.sentence for episode in found}
+    others = [sentence for sentence in run.steps[-1].health if sentence not in known]
+    calm = "" if problems or others else f"<p>No problem was found in {len(run.steps)} steps.</p>"
     inside = "".join(map(_finding, [*problems, *notes]))
+    inside += "".join(f'<div class="finding problem">{escape(sentence)}</div>' for sentence in others)
     return f"<section><h2>Health</h2>{calm}{inside}</section>\n"
 
 

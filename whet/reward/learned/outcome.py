@@ -16,9 +16,19 @@ from whet.reward.learned.ensemble import (
     Ensemble,
     LengthFit,
     agreed,
+    check_caution,
     check_choice,
+    disagreement,
+    evened,
     length_examples,
     length_fit,
+)
+from whet.reward.learned.members import (
+    Scale,
+    check_folders,
+    head_scales,
+    model_folders,
+    warn_of_scales,
 )
 from whet.reward.learned.network import Network, Place, read_network
 from whet.types import Prompt, Sample, WhetError, did_you_mean
@@ -26,6 +36,7 @@ from whet.types import Prompt, Sample, WhetError, did_you_mean
 logger = logging.getLogger(__name__)
 
 Output = Literal["auto", "raw", "probability"]
+ScaleChoice = Literal["auto", "plain"]
 RUNNING = "running"
 FEWEST = 32  # replies before a running slope is trusted
 
@@ -34,12 +45,14 @@ FEWEST = 32  # replies before a running slope is trusted
 class LearnedSettings:
     """Which classifiers score a reply, and what is made of their outputs."""
 
-    folder: str | Sequence[str] = ""  # of a sequence-classification model; several make an ensemble
+    folder: str | Sequence[str] = ""  # of a sequence-classification model or its run; several make an ensemble
     name: str = "learned"
-    label: str = ""  # which label is the score, by name or number; needed where there are several
+    label: str = ""  # which label is the score, by name or number; needed where there are several classes
     output: Output = "auto"  # raw: the logit; probability: sigmoid or softmax; auto: raw for a model of one label
     ensemble: Ensemble = "mean"
     deviations: float = 1.0  # of mean_minus_std
+    variance_weight: float = 0.1  # of mean_minus_variance
+    scale: ScaleChoice = "auto"  # of several members: each one's own, as saved with it; plain: scores as they are
     length_slope: float = 0.0  # what a token earns by itself, to be taken off
     length_center: float = 0.0  # tokens: the length that keeps its score
     length_fit: str = ""  # "running", or a file of JSON lines: fit both
@@ -52,7 +65,8 @@ class LearnedSettings:
     def __post_init__(self) -> None:
         check_folders(self.folder, self.name)
         check_choice(self.output, Output, f"output of reward {self.name!r}")
-        check_choice(self.ensemble, Ensemble, f"ensemble of reward {self.name!r}")
+        check_choice(self.scale, ScaleChoice, f"scale of reward {self.name!r}")
+        check_caution(self.ensemble, self.deviations, self.variance_weight, self.name)
         if self.length_fit and (self.length_slope or self.length_center):
             raise WhetError(
                 f"reward {self.name!r} has both length_fit and a given slope or center; drop one: a fit replaces them"
@@ -65,8 +79,8 @@ class LearnedSettings:
 
     @property
     def places(self) -> list[Place]:
-        each = folders_of(self.folder)
-        return [Place(one, self.tokenizer, self.device, self.dtype, self.tokens_per_pass) for one in each]
+        found = model_folders(self.folder)
+        return [Place(one, self.tokenizer, self.device, self.dtype, self.tokens_per_pass) for one in found]
 
 
 def learned(**settings: Any) -> Learned:
@@ -84,15 +98,19 @@ learned.__signature__ = inspect.signature(LearnedSettings, eval_str=True)  # typ
 class Learned:
     """One score a reply: the agreed output of the classifiers, less what its length alone would earn.
 
-    None for a conversation that is longer than a model's context. With `length_fit="running"` a score depends on
-    the replies before it; what was seen is not saved with a run, and a resumed one fits anew.
+    The heads of one model are members like the models of several folders; several are put on one scale first, where
+    each knows its own. None for a conversation that is longer than a model's context. With `length_fit="running"` a
+    score depends on the replies before it; what was seen is not saved with a run, and a resumed one fits anew.
     """
 
     limits_itself = True  # nothing in a reply can make a forward pass hang
 
     def __init__(self, settings: LearnedSettings) -> None:
         self.settings = settings
-        self._networks: list[tuple[Network, int]] = []
+        self._networks: list[tuple[Network, list[int]]] = []
+        self._scales: list[Scale] | None = None
+        self._is_warned = False
+        self._apart: list[float] = []
         self._fit = LengthFit(settings.length_slope, settings.length_center)
         self._seen: deque[tuple[float, float, str]] = deque(maxlen=settings.length_window)
         self._call = 0
@@ -112,19 +130,27 @@ class Learned:
 
     @property
     def made_of(self) -> Mapping[str, Any]:
-        shown = ("label", "output", "ensemble", "deviations", "length_slope", "length_center", "length_fit", "dtype")
-        folders = {"folder": folders_of(self.settings.folder), "tokenizer": self.settings.tokenizer}
-        return {**folders, **{key: getattr(self.settings, key) for key in shown}}
+        hidden = ("folder", "name", "device", "tokens_per_pass", "length_window")
+        settings = {key: value for key, value in vars(self.settings).items() if key not in hidden}
+        return {"folder": model_folders(self.settings.folder), **settings}
 
     def prepare(self) -> None:
         """Load the models, once."""
         if self._networks:
             return
-        networks = []
+        networks, scales = [], []
         for place in self.settings.places:
             network, _ = read_network(place, ["sequence"])
-            networks.append((network, label_number(network, self.settings.label)))
+            noted = head_scales(network.model.config) or [None] * len(network.labels)
+            labels = member_labels(network, self.settings.label)
+            networks.append((network, labels))
+            scales += [noted[label] if self._is_raw(network, labels) else None for label in labels]
         self._networks = networks
+        known = [scale for scale in scales if scale is not None]
+        if len(known) == len(scales) > 1 and self.settings.scale == "auto":
+            self._scales = known
+        if len(scales) == 1 and self.settings.ensemble != "mean":
+            logger.warning("reward %r: ensemble=%s of a single member is its score", self.name, self.settings.ensemble)
         if self.settings.length_fit not in ("", RUNNING):
             self._fit = self._fit_of_file(self.settings.length_fit)
 
@@ -146,36 +172,56 @@ class Learned:
     def _takes_length_off(self) -> bool:
         return bool(self.settings.length_fit or self.settings.length_slope)
 
+    def take_notes(self) -> dict[str, float]:
+        """How far the members were apart on the replies since the last call; nothing for a single one."""
+        apart, self._apart = self._apart, []
+        return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
+
     def _agreed(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float | None]:
-        by_network = [self._outputs(network, label, prompts, replies) for network, label in self._networks]
-        agreed_scores: list[float | None] = []
-        for opinions in zip(*by_network, strict=True):
-            known = [each for each in opinions if each is not None]
-            whole = len(known) == len(opinions)
-            agreed_scores.append(agreed(known, self.settings.ensemble, self.settings.deviations) if whole else None)
-        return agreed_scores
+        by_network = [self._outputs(network, labels, prompts, replies) for network, labels in self._networks]
+        opinions = [_joined(each) for each in zip(*by_network, strict=True)]
+        self._note([each for each in opinions if each is not None])
+        how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
+        return [None if each is None else agreed(evened(each, self._scales), *how) for each in opinions]
+
+    def _note(self, opinions: Sequence[Sequence[float]]) -> None:
+        if not opinions or len(opinions[0]) < 2:
+            return
+        self._apart += [disagreement(evened(each, self._scales)) for each in opinions]
+        is_raw = all(self._is_raw(*network) for network in self._networks)
+        if self._scales is None and is_raw and self.settings.scale == "auto" and not self._is_warned:
+            self._is_warned = warn_of_scales(opinions, self.name)
 
     def _outputs(
-        self, network: Network, label: int, prompts: Sequence[Prompt], replies: Sequence[str]
-    ) -> list[float | None]:
+        self, network: Network, labels: Sequence[int], prompts: Sequence[Prompt], replies: Sequence[str]
+    ) -> list[list[float] | None]:
+        """The outputs of one model's members for each reply."""
         tokens = [network.conversation_tokens(*pair) for pair in zip(prompts, replies, strict=True)]
         fitting = [row for row, each in enumerate(tokens) if 0 < len(each.ids) <= network.context]
         if len(fitting) < len(tokens):
             lost, limit = len(tokens) - len(fitting), network.context
             logger.warning("reward %r: %d replies outgrow its model's context of %d tokens", self.name, lost, limit)
-        found = network.logits([tokens[row] for row in fitting], lambda logits, _: self._output(network, logits, label))
-        outputs: list[float | None] = [None] * len(tokens)
-        for row, value in zip(fitting, found, strict=True):
-            outputs[row] = float(value)
+        found = network.logits(
+            [tokens[row] for row in fitting], lambda logits, _: self._output(network, logits, labels)
+        )
+        outputs: list[list[float] | None] = [None] * len(tokens)
+        for row, values in zip(fitting, found, strict=True):
+            outputs[row] = values.tolist()
         return outputs
 
-    def _output(self, network: Network, logits: Tensor, label: int) -> Tensor:
+    def _is_raw(self, network: Network, labels: Sequence[int]) -> bool:
+        are_members = len(labels) == len(network.labels) or head_scales(network.model.config) is not None
+        return self.settings.output == "raw" or (self.settings.output == "auto" and are_members)
+
+    def _output(self, network: Network, logits: Tensor, labels: Sequence[int]) -> Tensor:
         logits = logits.float()
-        alone = len(network.labels) == 1
-        if self.settings.output == "raw" or (self.settings.output == "auto" and alone):
-            return logits[label]
-        several = alone or network.model.config.problem_type == "multi_label_classification"
-        return torch.sigmoid(logits[label]) if several else torch.softmax(logits, -1)[label]
+        config = network.model.config
+        chosen = list(labels)
+        if self._is_raw(network, labels):
+            return logits[chosen]
+        one_by_one = len(network.labels) == 1 or head_scales(config) is not None
+        several = one_by_one or config.problem_type == "multi_label_classification"
+        return torch.sigmoid(logits[chosen]) if several else torch.softmax(logits, -1)[chosen]
 
     def _lengths(self, replies: Sequence[str]) -> list[int]:
         network = self._networks[0][0]
@@ -204,13 +250,17 @@ class Learned:
         return length_fit(*zip(*known, strict=True))
 
 
-def folders_of(folder: str | Sequence[str]) -> list[str]:
-    return [folder] if isinstance(folder, str) else list(folder)
+def _joined(outputs: Sequence[list[float] | None]) -> list[float] | None:
+    """All members' outputs for a reply; None where one of them has none."""
+    known = [each for each in outputs if each is not None]
+    return [value for each in known for value in each] if len(known) == len(outputs) else None
 
 
-def check_folders(folder: str | Sequence[str], name: str) -> None:
-    if not folders_of(folder) or not all(folders_of(folder)):
-        raise WhetError(f"reward {name!r} has no model; give folder=FOLDER, or a list of them for an ensemble")
+def member_labels(network: Network, label: str) -> list[int]:
+    """The numbers of the labels that are members: every head of an ensemble, else the one that is named."""
+    if not label and head_scales(network.model.config) is not None:
+        return list(range(len(network.labels)))
+    return [label_number(network, label)]
 
 
 def label_number(network: Network, label: str) -> int:

@@ -6,28 +6,40 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.reward.learned.ensemble import Aggregate, Ensemble, aggregated, agreed, check_choice
+from whet.reward.learned.ensemble import (
+    Aggregate,
+    Ensemble,
+    aggregated,
+    agreed,
+    check_caution,
+    check_choice,
+    disagreement,
+)
+from whet.reward.learned.members import check_folders, head_scales, model_folders
 from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
-from whet.reward.learned.outcome import check_folders, folders_of, label_number
+from whet.reward.learned.outcome import member_labels
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)
 
 Steps = list[tuple[int, float]]
+SEPARATOR = "step_separator"  # of a saved model's config: what ended a step in its training
+EMPTY_LINE = "\n\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
     """Which models score the steps of a reply, where a step ends, and what the reply gets for them."""
 
-    folder: str | Sequence[str] = ""  # of a token classifier or language model; several make an ensemble
+    folder: str | Sequence[str] = ""  # of a token classifier, its run or a language model; several make an ensemble
     name: str = "learned_steps"
-    separator: str = "\n\n"  # ends a step
+    separator: str = ""  # ends a step; "" for the one the model was trained with, else an empty line
     tag: str = ""  # written after a step, the score is read there; "" for the separator itself
     after_tag: str = ""  # written after the tag
     label: str = ""  # of a token classifier: which label is a right step; the second of two
@@ -36,6 +48,7 @@ class StepSettings:
     aggregate: Aggregate = "min"
     ensemble: Ensemble = "mean"
     deviations: float = 1.0  # of mean_minus_std
+    variance_weight: float = 0.1  # of mean_minus_variance
     tokenizer: str = ""
     device: str = "auto"
     dtype: str = "auto"
@@ -44,12 +57,9 @@ class StepSettings:
     def __post_init__(self) -> None:
         check_folders(self.folder, self.name)
         check_choice(self.aggregate, Aggregate, f"aggregate of reward {self.name!r}")
-        check_choice(self.ensemble, Ensemble, f"ensemble of reward {self.name!r}")
-        if not self.separator or self.tokens_per_pass < 1:
-            raise WhetError(
-                f"reward {self.name!r} has separator={self.separator!r} and tokens_per_pass={self.tokens_per_pass}; "
-                "give a text that ends a step, and at least 1"
-            )
+        check_caution(self.ensemble, self.deviations, self.variance_weight, self.name)
+        if self.tokens_per_pass < 1:
+            raise WhetError(f"reward {self.name!r} has tokens_per_pass={self.tokens_per_pass}; give at least 1")
 
 
 def learned_steps(**settings: Any) -> LearnedSteps:
@@ -74,6 +84,7 @@ class LearnedSteps:
         self.settings = settings
         self._networks: list[tuple[Network, Kind, tuple[int, ...]]] = []
         self._latest: dict[tuple[str, str], Steps | None] = {}
+        self._apart: list[float] = []
 
     @property
     def name(self) -> str:
@@ -83,14 +94,14 @@ class LearnedSteps:
     def made_of(self) -> Mapping[str, Any]:
         hidden = ("folder", "name", "device", "tokens_per_pass")
         settings = {key: value for key, value in vars(self.settings).items() if key not in hidden}
-        return {"folder": folders_of(self.settings.folder), **settings}
+        return {"folder": model_folders(self.settings.folder), **settings}
 
     def prepare(self) -> None:
         """Load the models, once."""
         if self._networks:
             return
         networks = []
-        for folder in folders_of(self.settings.folder):
+        for folder in model_folders(self.settings.folder):
             settings = self.settings
             place = Place(folder, settings.tokenizer, settings.device, settings.dtype, settings.tokens_per_pass)
             network, kind = read_network(place, ["token", "causal"])
@@ -116,7 +127,8 @@ class LearnedSteps:
 
     def _step_scores(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[Steps | None]:
         self.prepare()
-        ends = [step_ends(reply, self.settings.separator) for reply in replies]
+        separator = self._separator()
+        ends = [step_ends(reply, separator) for reply in replies]
         opinions = [self._opinions(*network, prompts, replies, ends) for network in self._networks]
         found: list[Steps | None] = []
         for row, places in enumerate(ends):
@@ -124,11 +136,16 @@ class LearnedSteps:
             if len(known) < len(opinions):
                 found.append(None)
                 continue
-            scores = [
-                agreed(each, self.settings.ensemble, self.settings.deviations) for each in zip(*known, strict=True)
-            ]
-            found.append(list(zip(places, scores, strict=True)))
+            members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
+            self._apart += [disagreement(each) for each in members if len(each) > 1]
+            how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
+            found.append(list(zip(places, [agreed(each, *how) for each in members], strict=True)))
         return found
+
+    def take_notes(self) -> dict[str, float]:
+        """How far the members were apart on the steps since the last call; nothing for a single one."""
+        apart, self._apart = self._apart, []
+        return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
 
     def _opinions(
         self,
@@ -138,10 +155,10 @@ class LearnedSteps:
         prompts: Sequence[Prompt],
         replies: Sequence[str],
         ends: Sequence[Sequence[int]],
-    ) -> list[list[float] | None]:
-        """One model's score of each step; None for a reply that does not fit."""
+    ) -> list[list[list[float]] | None]:
+        """The score of each step by each of one model's members; None for a reply that does not fit."""
         written = [self._written(network, *row) for row in zip(prompts, replies, ends, strict=True)]
-        found: list[list[float] | None] = [[] if not places else None for places in ends]
+        found: list[list[list[float]] | None] = [[] if not places else None for places in ends]
         rows = [row for row, (tokens, _) in enumerate(written) if ends[row] and len(tokens) <= network.context]
         lost = sum(bool(places) for places in ends) - len(rows)
         if lost:
@@ -150,11 +167,12 @@ class LearnedSteps:
 
         def pick(logits: Tensor, number: int) -> Tensor:
             at = torch.tensor(written[rows[number]][1], device=logits.device)
-            return _right(logits[at].float(), kind, choices)
+            one_by_one = kind == "token" and head_scales(network.model.config) is not None
+            return _right(logits[at].float(), kind, choices, one_by_one)
 
         scores = network.logits([Tokens(written[row][0]) for row in rows], pick)
         for row, values in zip(rows, scores, strict=True):
-            found[row] = [float(value) for value in values]
+            found[row] = values.tolist()
         return found
 
     def _written(
@@ -163,25 +181,33 @@ class LearnedSteps:
         """The tokens, and the position where each step's score is read. Steps are tokenised one by one, so that no
         token runs across the end of a step."""
         tokens = network.prompt_tokens(prompt)
-        mark = network.text_tokens(self.settings.tag or self.settings.separator)
+        separator = self._separator()
+        mark = network.text_tokens(self.settings.tag or separator)
         after = network.text_tokens(self.settings.after_tag) if self.settings.after_tag else []
-        places, start = [], 0
-        for end in ends:
-            # as in training: the mark stands once, also where the reply has written it itself
-            step = reply[start:end].strip().removesuffix(self.settings.separator.strip() or "\n").strip()
+        places = []
+        for step in step_texts(reply, ends, separator):
             tokens = tokens + network.text_tokens(step) + mark
             places.append(len(tokens) - 1)
             tokens = tokens + after
-            start = end
         return tokens, places
+
+    def _separator(self) -> str:
+        """The given one, or that of the models, which have to agree."""
+        if self.settings.separator:
+            return self.settings.separator
+        own = {str(getattr(network.model.config, SEPARATOR, None) or EMPTY_LINE) for network, _, _ in self._networks}
+        if len(own) > 1:
+            told = " and ".join(sorted(map(repr, own)))
+            raise WhetError(f"reward {self.name!r}: its models end a step by {told}; give separator=TEXT")
+        return own.pop()
 
     def _choices(self, network: Network, kind: Kind) -> tuple[int, ...]:
         """The numbers of the outputs that are looked at: the right one, and for a language model the wrong one."""
         if kind == "causal":
             return (self._token(network, self.settings.good), self._token(network, self.settings.bad))
-        if len(network.labels) == 2 and not self.settings.label:
+        if len(network.labels) == 2 and not self.settings.label and head_scales(network.model.config) is None:
             return (1,)
-        return (label_number(network, self.settings.label),)
+        return tuple(member_labels(network, self.settings.label))
 
     def _token(self, network: Network, text: str) -> int:
         for written in (text, f" {text}"):
@@ -194,13 +220,20 @@ class LearnedSteps:
         )
 
 
-def _right(logits: Tensor, kind: Kind, choices: tuple[int, ...]) -> Tensor:
-    """The probability that each step is right: [steps]."""
+def _right(logits: Tensor, kind: Kind, choices: tuple[int, ...], one_by_one: bool) -> Tensor:
+    """The probability that each step is right, by each member: [steps, members]."""
+    chosen = list(choices)
     if kind == "causal":
-        return torch.softmax(logits[:, list(choices)], -1)[:, 0]
-    if logits.shape[-1] == 1:
-        return torch.sigmoid(logits[:, 0])
-    return torch.softmax(logits, -1)[:, choices[0]]
+        return torch.softmax(logits[:, chosen], -1)[:, :1]
+    if logits.shape[-1] == 1 or one_by_one:
+        return torch.sigmoid(logits[:, chosen])
+    return torch.softmax(logits, -1)[:, chosen]
+
+
+def step_texts(reply: str, ends: Sequence[int], separator: str) -> list[str]:
+    """Each step without the separator that ends it: it is written once, also where the reply has done so itself."""
+    mark = separator.strip() or "\n"
+    return [reply[start:end].strip().removesuffix(mark).strip() for start, end in pairwise([0, *ends])]
 
 
 def step_ends(reply: str, separator: str) -> list[int]:

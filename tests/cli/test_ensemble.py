@@ -1,0 +1,80 @@
+"""An ensemble of reward models by seed, from the command line: trained, gone on with, and used."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from whet import api
+from whet.cli import app
+from whet.ensemble import train_members
+from whet.reward.learned import learned
+from whet.types import WhetError
+
+SMALL = [
+    *("--set", "data.difficulty=1", "--set", "data.count=40", "--set", "batch.rows_per_step=8"),
+    *("--set", "report.evaluate_prompts=12", "--set", "report.evaluate_every=0"),
+]
+
+
+def run(*words):
+    found = CliRunner().invoke(app, ["train", "rm", *SMALL, *words])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found.output
+
+
+def test_members_are_trained_once_and_judged_together(tmp_path):
+    folder = tmp_path / "members"
+    told = run("--seeds", "2", "--steps", "2", "--folder", str(folder))
+    assert "all members together" in told and "accuracy_worst" in told and f"folder={folder}" in told
+    saved = json.loads((folder / "ensemble.json").read_text())
+    assert len(saved["members"]) == 2 and {"accuracy", "member/2/accuracy"} <= set(saved["held_out"])
+    judge = learned(folder=str(folder), ensemble="worst", device="cpu")
+    judge.prepare()
+    assert len(judge.made_of["folder"]) == 2 and judge._scales is not None and len(judge._scales) == 2
+    again = run("--seeds", "3", "--steps", "2", "--folder", str(folder))
+    assert again.count("already finished") == 2 and (folder / "seed-2" / "report.html").exists()
+    page = (folder / "seed-2" / "report.html").read_text()
+    assert "Held-out marks" in page and "Calibration" in page
+    with pytest.raises(WhetError, match=r"seed-0 was trained otherwise \(steps differ\)"):
+        run("--seeds", "2", "--steps", "3", "--folder", str(folder))
+
+
+def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
+    run("--set", "scorer.heads=3", "--steps", "2", "--folder", str(tmp_path / "heads"))
+    learnt = {"reward": "learned", "settings": {"folder": str(tmp_path / "heads"), "ensemble": "mean_minus_variance"}}
+    small = {
+        "reward": {"parts": [{"reward": "exact_answer", "weight": 0.0}, learnt]},
+        "batch": {"prompts_per_step": 2, "group_size": 2},
+        "sampling": {"max_new_tokens": 8},
+        "report": {"evaluate_prompts": 4},
+    }
+    trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, watchers=[])
+    told = [line["metrics"]["learned_disagreement"] for line in trained.metrics() if "metrics" in line]
+    assert len(told) == 2 and all(0 < each < 10 for each in told) and told[0] != told[1]
+
+
+def test_heads_and_tokens_are_told_before_the_first_step(tmp_path):
+    told = run("--set", "scorer.heads=2", "--steps", "1", "--folder", str(tmp_path / "heads"))
+    assert "2 heads on one trunk, each from its own draw of the rows" in told
+    assert "scored at the last token of the conversation" in told and "disagreement_finds_errors" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--set", "scorer.bootstrap=false"), "scorer.bootstrap has no effect on a single head"),
+        (("--set", "scorer.outcome_at=every_token"), "scorer.outcome_at has no effect: rm learns from no outcomes"),
+        (("--seeds", "2", "--reward", "exact_answer"), "reward has no effect"),
+    ],
+)
+def test_what_has_no_effect_is_refused(words, complaint, tmp_path):
+    with pytest.raises(WhetError, match=complaint):
+        run(*words, "--folder", str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_policy_has_no_members():
+    with pytest.raises(WhetError, match="--seeds makes an ensemble of reward models"):
+        train_members("sft", 2)
