@@ -16,7 +16,7 @@ from whet.reward.judge.cache import AnswerCache, Budget, question_key
 from whet.reward.judge.questions import Messages, comparison_question, grading_question, repeated_question
 from whet.reward.judge.rubric import rubric_from
 from whet.reward.judge.settings import JudgeSettings
-from whet.reward.judge.verdict import marks_in, preference_in, without_thinking
+from whet.reward.judge.verdict import Preference, marks_in, preference_in, without_thinking
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,11 @@ class Judge:
             rows = zip(prompts, replies, references, strict=True)
             return self._outcomes([(prompt, reply, reference) for prompt, reply, reference in rows])
         return self._ranks(prompts, replies)
+
+    def preferences(self, questions: Sequence[Messages]) -> list[Preference | None]:
+        """Which of its two answers each question prefers; None where no verdict could be read."""
+        found: list[Preference | None] = self._verdicts(questions, preference_in)  # type: ignore[assignment]
+        return found
 
     def _marks(self, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[float | None]:
         asked = [number for number, reply in enumerate(replies) if reply.strip()]
