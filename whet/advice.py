@@ -27,6 +27,7 @@ UPDATES = 4  # parts a batch is cut into where it is reused
 OLDER_POLICY = "--set batch.lag=1 --set objective.mismatch=truncate"
 
 # Offline signals, with the file that their own method would read.
+LEARNED = """--set 'reward.parts=[{reward="learned",settings={folder="REWARD_MODEL"}}]'"""
 FILES = {"demonstrations": "demonstrations.jsonl", "preferences": "pairs.jsonl", "labels": "labels.jsonl"}
 # These differ from the plain group method only where a batch is reused.
 TAMED_RATIOS = ("gspo", "gspo_token", "luspo", "cispo", "gmpo", "sapo", "dppo_tv")
@@ -378,16 +379,18 @@ def _commands(situation: Situation, method: str) -> tuple[str, str | None]:
         imitated = {"preferences": "chosen.jsonl", "labels": "liked.jsonl"} if method == IMITATION else {}
         file = imitated.get(situation.signal, FILES[situation.signal])
         rehearsed = bool(imitated) or method in PAIR_PRESETS
-        return f"whet train {method} --model MODEL --data {file}", f"whet train {method}" if rehearsed else None
+        single = " --set preference.labels=true" if situation.signal == "labels" and method in PAIR_PRESETS else ""
+        command = f"whet train {method}"
+        return f"{command} --model MODEL --data {file}", f"{command}{single}" if rehearsed else None
     settings = []
     if not situation.group_sampling:
         settings += ["batch.group_size=1", "batch.prompts_per_step=64"]
     if situation.several_updates:
         settings.append(f"batch.updates_per_step={UPDATES}")
     settings += [setting for setting, _ in _additions(situation, method)]
-    reward = "math_answer" if situation.signal == "verifiable" else "rewards.py:score"
+    reward = "--reward math_answer" if situation.signal == "verifiable" else LEARNED
     budget = [] if situation.reply_tokens is None else [f"sampling.max_new_tokens={situation.reply_tokens}"]
-    yours = f"whet train {method} --model MODEL --data train.jsonl --reward {reward}"
+    yours = f"whet train {method} --model MODEL --data train.jsonl {reward}"
     return _set(yours, [*budget, *settings]), _set(f"whet train {method}", settings)
 
 

@@ -19,11 +19,13 @@ from whet.data.families import (
     reply_family,
     stepped_row,
 )
-from whet.data.pairs import Preference, judged_from, preferences_from, rankings_from, usable
+from whet.data.pairs import Preference, judged_from, preferences_from, rankings_from
+from whet.data.prompts import prompts_from
 from whet.data.rows import Row, read_rows
-from whet.data.step_rows import stepped_from
+from whet.data.step_rows import outcomes_from, stepped_from
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts, task_judged, task_preferences, task_rankings, task_stepped
+from whet.data.usable import left_out_words, usable
 from whet.types import Encoded, Prompt, Sample, StopReason, WhetError
 
 USER = {"role": "user", "content": "2 + 3?"}
@@ -123,10 +125,53 @@ def test_mistakes_in_pairs_name_line_and_mend(row, told):
 
 def test_bad_rows_can_be_left_out_and_are_counted():
     good, bad = {"prompt": "a", "chosen": "5", "rejected": "6"}, {"prompt": "a", "chosen": "5", "rejected": "5"}
-    found, complaints = usable(rows(good, bad, good), preferences_from)
-    assert len(found) == 2 and len(complaints) == 1 and complaints[0].startswith("pairs.jsonl:2: ")
-    with pytest.raises(WhetError, match=r"no row is usable; the first: pairs\.jsonl:1"):
-        usable(rows(bad), preferences_from)
+    empty = {"prompt": "a", "chosen": "", "rejected": "5"}
+    data = rows(good, bad, good, empty, good, empty)
+    found = usable(data, preferences_from, drop=True)
+    assert len(found) == 3 and found.left_out == {"chosen is empty": 2, "rejected is the same text as 'chosen'": 1}
+    assert left_out_words(found.left_out) == (
+        "3 unusable: chosen is empty (2), rejected is the same text as 'chosen' (1)"
+    )
+    assert left_out_words(usable(rows(good), preferences_from).left_out) == ""
+    with pytest.raises(WhetError, match=r"pairs\.jsonl:2: .*; or leave out the 3 of 6 rows .* data\.unusable=drop$"):
+        usable(data, preferences_from)
+    with pytest.raises(WhetError, match=r"pairs\.jsonl:1: .*; 2 of 3 rows cannot be used"):
+        usable(rows(bad, empty, good), preferences_from, drop=True)
+
+
+def test_a_reason_does_not_repeat_a_rows_own_values():
+    data = [{"prompt": "a", "chosen": "5", "rejected": "6", "margin": -number} for number in range(4)]
+    found = usable(rows(*data, data[0], data[0]), preferences_from, drop=True)
+    assert len(found) == 3 and found.left_out == {"margin is not n or more": 3}
+    many = {f"reason {number}": number for number in range(1, 8)}
+    assert left_out_words(many) == (
+        "28 unusable: reason 7 (7), reason 6 (6), reason 5 (5), reason 4 (4), other reasons (6)"
+    )
+
+
+def test_rules_about_the_whole_data_are_asked_of_what_is_kept():
+    liked = {"prompt": "a", "completion": "5", "label": True}
+    with pytest.raises(WhetError, match=r"label is true in all 2 rows") as error:
+        usable(rows(liked, liked, {**liked, "label": 3}), judged_from, drop=True)
+    assert "data.unusable" not in str(error.value)
+    twins = [{"id": "x", "prompt": "a"}, {"id": "x", "prompt": "b"}]
+    with pytest.raises(WhetError, match="is also the id of"):
+        usable(rows(*twins), prompts_from, drop=True)
+
+
+def test_solutions_in_steps_are_outcomes_too():
+    solution = {"problem": "a", "steps": ["one ", "two"], "label": -1}
+    wrong = {**solution, "label": 1}
+    lucky = {**solution, "label": 0, "final_answer_correct": True}
+    found = outcomes_from(rows(solution, wrong, lucky))
+    assert [(each.reply, each.label) for each in found] == [("one\n\ntwo", label) for label in (True, False, True)]
+    with pytest.raises(WhetError, match="label is true in all 2 rows"):
+        outcomes_from(rows(solution, lucky))
+
+
+def test_a_ranking_gives_its_pairs():
+    found = preferences_from(rows({"prompt": "a", "replies": ["x", "y", "z"], "scores": [1, 3, 1]}))
+    assert [(each.chosen, each.rejected) for each in found] == [("y", "x"), ("y", "z")]
 
 
 def test_judged_replies_of_every_shape():
@@ -360,9 +405,12 @@ def test_steps_are_scored_where_their_separator_ends(tokenizer):
     ],
 )
 def test_real_preference_files(file, reader, kept, refused):
-    found, complaints = usable(read_rows(str(Path(str(DATA)) / "preference" / f"{file}.jsonl.gz")), reader)
-    assert (len(found), len(complaints)) == (kept, refused)
-    assert all(complaint.startswith(f"{file}.jsonl.gz:") for complaint in complaints)
+    data = read_rows(str(Path(str(DATA)) / "preference" / f"{file}.jsonl.gz"))
+    found = usable(data, reader, drop=True)
+    assert (len(found), found.left_out.total()) == (kept, refused)
+    if refused:
+        with pytest.raises(WhetError, match=rf"^{file}\.jsonl\.gz:\d+: .* leave out the {refused} of {len(data)} rows"):
+            usable(data, reader)
 
 
 @needs_data
@@ -378,7 +426,7 @@ def test_real_preference_files(file, reader, kept, refused):
     ],
 )
 def test_real_process_files(file, kept, refused):
-    found, complaints = usable(read_rows(str(Path(str(DATA)) / "process" / f"{file}.jsonl.gz")), stepped_from)
-    assert (len(found), len(complaints)) == (kept, refused)
+    found = usable(read_rows(str(Path(str(DATA)) / "process" / f"{file}.jsonl.gz")), stepped_from, drop=True)
+    assert (len(found), found.left_out.total()) == (kept, refused)
     wrong = sum(one.first_error is not None for one in found)
     assert 0 < wrong < len(found)

@@ -1,8 +1,8 @@
-"""The tables of docs/rewards.md and docs/config.md, written from the code.
+"""The tables of docs/rewards.md, docs/config.md and docs/pipelines.md, written from the code.
 
     python tests/docs/generated_tables.py
 
-puts fresh ones between the marks `<!-- NAME: from the code -->` and `<!-- NAME: end -->` of both pages.
+puts fresh ones between the marks `<!-- NAME: from the code -->` and `<!-- NAME: end -->` of those pages.
 """
 
 from __future__ import annotations
@@ -82,9 +82,31 @@ def config_table() -> str:
     return "\n".join(lines)
 
 
+def pipeline_table() -> str:
+    """Every key of every pipeline, the sections apart that runs have too."""
+    from whet.pipeline_recipes import RECIPES
+
+    shared = ("recipe", "model.", "data.", "sampling.", "marks.", "reward.")
+    fields: dict[tuple[str, str], dict[str, FieldInfo]] = {}
+    for name, recipe in RECIPES.items():
+        for path, field in keys_of(recipe.settings):
+            if not path.startswith(shared):
+                fields.setdefault((path, field.description or ""), {})[name] = field
+    known = [path for path, _ in fields]
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for path, said in sorted(fields, key=lambda each: section_place(each[0], known)):
+        of = fields[path, said]
+        field = next(iter(of.values()))
+        only = "" if len(of) == len(RECIPES) else f"{', '.join(of)}: "
+        meaning = f"{only}{said}{bounds_text(field)}"
+        lines.append(f"| `{path}` | {default_text(field)} | {escaped(meaning)} |")
+    return "\n".join(lines)
+
+
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "rewards.md": {"rewards": reward_table, "defences": defence_table, "templates": template_table},
     "config.md": {"keys": config_table},
+    "pipelines.md": {"pipeline settings": pipeline_table},
 }
 
 

@@ -80,6 +80,37 @@ def test_a_finding_names_its_numbers(name):
     assert "\n" not in said[0]
 
 
+def test_a_loss_that_does_not_fall_is_named_with_what_is_ruled_out():
+    """Accuracy may be high from the start: what the run should change is the margin and the loss."""
+    stuck = {"accuracy": 0.8, "margin": 0.4, "loss": 0.55, "drift": lambda x: 0.1 * x}
+    (said,) = diagnosis(run_with(**stuck))
+    assert said.startswith("not learning: accuracy 0.80 -> 0.80, margin 0.4 -> 0.4, loss 0.55 -> 0.55")
+    assert "not the cause: the reference (|log pi/ref| 0 at the first step) and replies that are alike (0% of" in said
+    assert diagnosis(run_with(**{**stuck, "loss": lambda x: 0.55 - 0.1 * x})) == []
+    foreign = diagnosis(run_with(**{**stuck, "drift": 5.0, "alike": 0.3}))
+    (said,) = [each for each in foreign if each.startswith("not learning")]
+    assert "not the cause" not in said
+
+
+def test_labelled_replies_have_a_gap_instead_of_a_margin():
+    def labelled(gap):
+        keys = ("loss", "chosen_logp", "rejected_logp", "chosen_length", "rejected_length", "drift")
+        history = [{name: healthy(step)[name] for name in keys} for step in range(STEPS)]
+        return [
+            {
+                **each,
+                "loss": 0.5 - gap(step / (STEPS - 1)),
+                "chosen_reward": gap(step / (STEPS - 1)),
+                "rejected_reward": 0.0,
+            }
+            for step, each in enumerate(history)
+        ]
+
+    assert diagnosis(labelled(lambda share: 0.2 * share)) == []
+    (said,) = diagnosis(labelled(lambda share: 0.0))
+    assert said.startswith("not learning: margin 0 -> 0, loss 0.5 -> 0.5")
+
+
 def test_displacement_is_told_apart_from_a_sinking_rejected_reply():
     sinking = diagnosis(run_with(rejected_logp=lambda x: -52 - 200 * x))
     assert sinking == []

@@ -171,8 +171,8 @@ def pairwise_cringe(w, r, a=1.0, b=0.0, t=1.0):
     return gate * (-w.logp / w.n + a * cringe)
 
 
-def weighed_entropy(w, r, b=2.0, g=1.0):
-    """The reward w (log pi + 1), w = 1/n, in simpo's place."""
+def power(w, r, b=2.0, g=0.0):
+    """The reward b w (log pi + 1), w = 1/n; with g it stands in simpo's place."""
     x = b * (w.logp / w.n - r.logp / r.n + 1 / w.n - 1 / r.n)
     return -log_sigma(x - g)
 
@@ -214,7 +214,7 @@ PAPERS = {
     **{"dpo": dpo, "cdpo": cdpo, "robust_dpo": robust, "ipo": ipo, "ipo_mean": ipo_mean, "simpo": simpo},
     **{"orpo": orpo, "cpo": cpo, "dpo_shift": dpo_shift, "dpop": dpop, "hinge": hinge, "slic": slic},
     **{"sigmoid_norm": sigmoid_norm, "apo_zero": apo_zero, "apo_down": apo_down, "sppo": sppo, "nca": nca},
-    **{"discopop": discopop, "alphapo": alphapo, "ld_dpo": ld_dpo, "wpo": wpo, "rpo": rpo},
+    **{"discopop": discopop, "alphapo": alphapo, "power": power, "ld_dpo": ld_dpo, "wpo": wpo, "rpo": rpo},
     **{"rpo_iterative": rpo_iterative, "pairwise_cringe": pairwise_cringe},
     **{"fdpo_forward": f_forward, "fdpo_js": f_js, "fdpo_alpha": f_alpha},
     **{"tr_dpo": lambda w, r: dpo(w, r, 0.05), "tr_dpo_hard": lambda w, r: dpo(w, r, 0.05)},

@@ -83,7 +83,7 @@ VARIATIONS = {
     "alpha_reverse": ("fdpo_alpha", {"score.alpha": 1}, papers.dpo),
     "no_tail": ("ld_dpo", {"score.tail": 0}, lambda w, r: papers.ld_dpo(w, r, 0.0)),
     "whole_tail": ("ld_dpo", {"score.tail": 1}, papers.dpo),
-    "weighed_entropy": ("simpo", {"score": "weighed_entropy"}, papers.weighed_entropy),
+    "weighed_entropy": ("simpo", {"score": "weighed_entropy"}, lambda w, r: papers.power(w, r, g=1.0)),
     "gate": (
         "pairwise_cringe",
         {"weigh.bias": 0.5, "weigh.temperature": 3.0, "curve.coefficient": 0.2},

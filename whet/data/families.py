@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,12 +111,13 @@ def judged_rows(families: Sequence[Sequence[Judged]]) -> JudgedRows:
     """All rows of the families, family after family."""
     rows = [row for family in families for row in family]
     width = max(len(row.tokens) for row in rows)
-    tokens = torch.zeros(len(rows), width, dtype=torch.long)
-    scored = torch.zeros(len(rows), width, dtype=torch.bool)
+    tokens = np.zeros((len(rows), width), np.int64)
+    scored = np.zeros((len(rows), width), np.bool_)
     for number, row in enumerate(rows):
-        tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
+        tokens[number, : len(row.tokens)] = row.tokens
         scored[number, list(row.places)] = True
-    return JudgedRows(tokens, torch.tensor([row.shared for row in rows]), scored)
+    shared = torch.tensor([row.shared for row in rows])
+    return JudgedRows(torch.from_numpy(tokens), shared, torch.from_numpy(scored))
 
 
 def fitting(families: Sequence[Sequence[Encoded | Judged]], context: int) -> tuple[list[int], int]:

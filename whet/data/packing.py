@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -174,13 +175,14 @@ class Rows:
 
 
 def padded_rows(rows: Sequence[Encoded]) -> Rows:
+    # numpy reads tuples ten times as fast as torch, and a device waits for this
     width = max(len(row.tokens) for row in rows)
-    tokens = torch.zeros(len(rows), width, dtype=torch.long)
-    action = torch.zeros(len(rows), width, dtype=torch.bool)
+    tokens = np.zeros((len(rows), width), np.int64)
+    action = np.zeros((len(rows), width), np.bool_)
     for number, row in enumerate(rows):
-        tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
-        action[number, : len(row.tokens)] = torch.tensor(row.action)
-    return Rows(tokens, action)
+        tokens[number, : len(row.tokens)] = row.tokens
+        action[number, : len(row.tokens)] = row.action
+    return Rows(torch.from_numpy(tokens), torch.from_numpy(action))
 
 
 def row_passes(rows: Sequence[Encoded], tokens_per_pass: int, packed: bool) -> list[list[Encoded]]:

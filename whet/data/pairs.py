@@ -1,23 +1,21 @@
 """Rows become what preferences and reward models are trained on: pairs, judged replies, rankings and labelled steps.
 
 Each reader takes the shapes of `whet.data.shapes` besides its own columns, and stops at the first bad row with its
-file, line and mend. `usable` reads row by row instead, and gives the good ones with the complaints about the others.
+file, line and mend; `whet.data.usable` reads on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
-from whet.data.prompts import Labelled, labelled_from, pairs_from, prompts_from
-from whet.data.rows import Row
-from whet.data.shapes import mistake, pair_row, ranked_rows, reply_row, shown
-from whet.types import Prompt, WhetError, nearest
-
-Value = TypeVar("Value")
+from whet.data.prompts import Labelled, labelled_from, pairs_from, prompts_from, renamed
+from whet.data.rows import Row, mistake
+from whet.data.shapes import holds_ranking, pair_row, ranked_rows, reply_row, shown
+from whet.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,10 @@ class Ranked:
 def preferences_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[Preference]:
-    """From `prompt`, `chosen`, `rejected` and perhaps `margin`; a message tree gives every pair of its rankings."""
+    """From `prompt`, `chosen`, `rejected` and perhaps `margin`; a ranking or a message tree gives all its pairs."""
     found: list[Preference] = []
     for row in renamed(rows, columns or {}):
-        if isinstance(row.values.get("prompt"), Mapping):
+        if holds_ranking(row):
             found += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
             continue
         (pair,) = pairs_from([pair_row(row)], as_chat=as_chat)
@@ -75,26 +73,9 @@ def rankings_from(
 ) -> list[Ranked]:
     """From `prompt`, `replies` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
     found = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
-    if not found:
+    if not found and len(rows) > 1:
         raise mistake(rows[0], "the data", "holds no ranked replies", "two or more a prompt", "give another file")
     return found
-
-
-def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]]) -> tuple[list[Value], list[str]]:
-    """What `read` makes of each row by itself, and a complaint for each row it refuses.
-
-    Rules about the whole data, such as `require_both`, are for the caller to ask again.
-    """
-    values: list[Value] = []
-    complaints: list[str] = []
-    for row in rows:
-        try:
-            values += read([row])
-        except WhetError as error:
-            complaints.append(str(error))
-    if not values and complaints:
-        raise WhetError(f"no row is usable; the first: {complaints[0]}")
-    return values, complaints
 
 
 def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
@@ -102,23 +83,6 @@ def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
     if len(rows) > 1 and len(set(labels)) == 1:
         given = f"is {str(labels[0]).lower()} in all {len(labels)} rows, from here to {rows[-1].where}"
         raise mistake(rows[0], "label", given, "good and bad replies", f"add rows with {str(not labels[0]).lower()}")
-
-
-def renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
-    """The rows with the user's columns under the names that readers know."""
-    known = list(dict.fromkeys(name for row in rows for name in row.values))
-    for source, target in columns.items():
-        if source not in known:
-            close = nearest(source, known)
-            mend = f"did you mean {close!r}?" if close else "name one of these"
-            listed = ", ".join(map(repr, known))
-            raise WhetError(
-                f"columns: {source!r} (to become {target!r}) is not a column of the data; expected one of {listed}; "
-                f"{mend}"
-            )
-    if not columns:
-        return list(rows)
-    return [Row({columns.get(name, name): value for name, value in row.values.items()}, row.where) for row in rows]
 
 
 def _rankings(row: Row, as_chat: bool) -> list[Ranked]:

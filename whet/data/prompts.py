@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.data.rows import Row
+from whet.data.rows import BadRow, Row, mistake
 from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -44,7 +44,7 @@ def prompts_from(
 ) -> list[Prompt]:
     """From `prompt`, or else `messages` without its closing assistant turn."""
     prompts = []
-    for row in _renamed(rows, columns or {}):
+    for row in renamed(rows, columns or {}):
         if _has(row, "prompt"):
             prompts.append(_prompt(row, _opening(row, as_chat), "prompt"))
         elif _has(row, "messages"):
@@ -60,7 +60,7 @@ def demonstrations_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[Demonstration]:
     """From `prompt` and `completion`, or else `messages` that end in an assistant turn."""
-    demonstrations = [_demonstration(row, as_chat) for row in _renamed(rows, columns or {})]
+    demonstrations = [_demonstration(row, as_chat) for row in renamed(rows, columns or {})]
     _require_unique_ids(rows, [demonstration.prompt for demonstration in demonstrations])
     return demonstrations
 
@@ -70,7 +70,7 @@ def pairs_from(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None,
 
     A text `prompt` beside two such conversations repeats what they hold, and goes to `Prompt.meta`.
     """
-    pairs = [_pair(row, as_chat) for row in _renamed(rows, columns or {})]
+    pairs = [_pair(row, as_chat) for row in renamed(rows, columns or {})]
     _require_unique_ids(rows, [pair.prompt for pair in pairs])
     return pairs
 
@@ -80,7 +80,7 @@ def labelled_from(
 ) -> list[Labelled]:
     """From the columns of a demonstration and `label`: true or false, also as text since CSV knows nothing else."""
     labelled = []
-    for row in _renamed(rows, columns or {}):
+    for row in renamed(rows, columns or {}):
         shown = _demonstration(row, as_chat, "label")
         labelled.append(Labelled(shown.prompt, shown.reply, _label(row)))
     _require_unique_ids(rows, [reply.prompt for reply in labelled])
@@ -116,7 +116,7 @@ def _pair(row: Row, as_chat: bool) -> Pair:
             raise _apart(row)
         prompt = _prompt(row, opening, "prompt", "chosen", "rejected")
     if chosen == rejected:
-        raise _mistake(
+        raise mistake(
             row, "rejected", "is the same text as 'chosen'", "two different replies", "drop the row or correct it"
         )
     return Pair(prompt, chosen, rejected)
@@ -138,7 +138,7 @@ def _common_opening(row: Row) -> tuple[tuple[Message, ...], str, str]:
 
 
 def _apart(row: Row) -> WhetError:
-    return _mistake(
+    return mistake(
         row,
         "rejected",
         "leaves the conversation of 'chosen' before the last turn",
@@ -153,7 +153,7 @@ def _label(row: Row) -> bool:
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
     if not isinstance(value, bool):
-        raise _mistake(row, "label", f"is {_short(value)}", "true or false", "write true for a good reply, else false")
+        raise mistake(row, "label", f"is {_short(value)}", "true or false", "write true for a good reply, else false")
     return value
 
 
@@ -173,7 +173,7 @@ def _completed(row: Row, opening: Opening, field: str) -> tuple[Opening, str]:
         return opening, value
     turns = _conversation(row, field, value)
     if isinstance(opening, str):
-        raise _mistake(
+        raise mistake(
             row,
             field,
             "is a list of messages but 'prompt' is plain text",
@@ -191,25 +191,25 @@ def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
         expected = "a list of {role, content} messages"
         if field != "messages":
             expected = f"text, or {expected}"
-        raise _mistake(row, field, given, expected, f"correct the {field!r} of this row")
+        raise mistake(row, field, given, expected, f"correct the {field!r} of this row")
     return tuple(_message(row, f"{field}[{index}]", message) for index, message in enumerate(value))
 
 
 def _message(row: Row, field: str, message: Any) -> Message:
     if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
         given = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {_short(message)}"
-        raise _mistake(row, field, given, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
+        raise mistake(row, field, given, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
     role, content = message["role"], message["content"]
     if role not in ROLES:
         close = nearest(role, ROLES) if isinstance(role, str) else None
         mend = f"did you mean {close!r}?" if close else "use one of these names"
-        raise _mistake(row, f"{field}.role", f"is {_short(role)}", f"one of {', '.join(ROLES)}", mend)
+        raise mistake(row, f"{field}.role", f"is {_short(role)}", f"one of {', '.join(ROLES)}", mend)
     _require_text(row, f"{field}.content", content)
     # tables fill absent keys with null; other text keys (a tool's name, say) are for the chat template
     extra = {key: value for key, value in message.items() if value is not None}
     for key, value in extra.items():
         if not isinstance(value, str):
-            raise _mistake(row, f"{field}.{key}", f"is {_short(value)}", "a string", "write it as text or drop the key")
+            raise mistake(row, f"{field}.{key}", f"is {_short(value)}", "a string", "write it as text or drop the key")
     return extra
 
 
@@ -218,10 +218,10 @@ def _prompt(row: Row, opening: Opening, *used: str, field: str | None = None) ->
     field = field or used[0]
     if not isinstance(opening, str):
         if not any(message["role"] == "user" for message in opening):
-            raise _mistake(row, field, "has no user turn before the reply", "at least one", "add the user's message")
+            raise mistake(row, field, "has no user turn before the reply", "at least one", "add the user's message")
         if opening[-1]["role"] == "assistant":
             mend = "move the reply to 'completion', or name the column 'messages'" if field == "prompt" else "drop it"
-            raise _mistake(row, field, "has an assistant turn right before the reply", "a user or tool turn", mend)
+            raise mistake(row, field, "has an assistant turn right before the reply", "a user or tool turn", mend)
     text, messages = (opening, ()) if isinstance(opening, str) else (None, opening)
     read = {*used, "answer", "id"}
     meta = {name: value for name, value in row.values.items() if name not in read}
@@ -233,7 +233,7 @@ def _id(row: Row) -> str:
     if value is None:
         return re.sub(r": (?:item|row) (?=\d+$)", ":", row.where)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise _mistake(row, "id", f"is {_short(value)}", "text or a whole number", "correct it or drop the column")
+        raise mistake(row, "id", f"is {_short(value)}", "text or a whole number", "correct it or drop the column")
     return str(value)
 
 
@@ -242,11 +242,11 @@ def _require_unique_ids(rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
     for row, prompt in zip(rows, prompts, strict=True):
         if prompt.id in first:
             given = f"{prompt.id!r} is also the id of {first[prompt.id].where}"
-            raise _mistake(row, "id", given, "a different id for each row", "change one, or rename the column")
+            raise mistake(row, "id", given, "a different id for each row", "change one, or rename the column")
         first[prompt.id] = row
 
 
-def _renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
+def renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
     known = {name: None for row in rows for name in row.values}
     for source, target in columns.items():
         if source not in known:
@@ -266,7 +266,7 @@ def _renamed_row(row: Row, columns: Mapping[str, str]) -> Row:
         target = columns.get(source, source)
         if target in values:
             spare = source if source == target else source_of[target]
-            raise _mistake(
+            raise mistake(
                 row,
                 target,
                 f"would come from both {source_of[target]!r} and {source!r}",
@@ -289,34 +289,31 @@ def _require(row: Row, column: str) -> None:
 def _missing(row: Row, *wanted: str) -> WhetError:
     expected = " or ".join(repr(column) for column in wanted)
     if any(column in row.values for column in wanted):
-        return _mistake(row, expected, "is null", "a value", "fill it in or drop the row")
+        return mistake(row, expected, "is null", "a value", "fill it in or drop the row")
     guesses = ((nearest(column, row.values), column) for column in wanted)
     close, column = next((guess for guess in guesses if guess[0]), (None, wanted[0]))
     hint = f"did you mean {close!r}? " if close else ""
     mend = f"{hint}rename the column, or set data.columns.{close or 'YOURS'}={column}"
-    return WhetError(f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {mend}")
+    told = f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {mend}"
+    return BadRow(told, f"{expected} is missing")
 
 
 def _require_text(row: Row, field: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise _mistake(row, field, f"is {_short(value)}", "a string", "write the text itself")
+        raise mistake(row, field, f"is {_short(value)}", "a string", "write the text itself")
     if not value.strip():
-        raise _mistake(row, field, "is empty", "some text", "fill it in or drop it")
+        raise mistake(row, field, "is empty", "some text", "fill it in or drop it")
 
 
 def _require_reply(row: Row, field: str, turn: Message) -> None:
     if turn["role"] != "assistant":
-        raise _mistake(
+        raise mistake(
             row,
             field,
             f"has a {turn['role']} turn where the reply should be",
             "an assistant turn",
             "add or move the reply",
         )
-
-
-def _mistake(row: Row, field: str, given: str, expected: str, mend: str) -> WhetError:
-    return WhetError(f"{row.where}: {field} {given}; expected {expected}; {mend}")
 
 
 def _names(names: Any) -> str:

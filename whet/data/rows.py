@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,23 @@ class Row:
 
 
 Reader = Callable[[str, Iterable[bytes]], Iterator[Row]]  # (file name, its bytes)
+
+
+class BadRow(WhetError):
+    """A row that cannot be read. `reason` is the same for all rows with the same mistake."""
+
+    def __init__(self, told: str, reason: str) -> None:
+        super().__init__(told)
+        self.reason = reason
+
+
+def mistake(row: Row, field: str, given: str, expected: str, mend: str) -> BadRow:
+    """One line: where, what was given, what was expected, and what to change."""
+    place = re.sub(r"\[\d+\]", "", field)
+    # a value of the row's own would make every row a reason of its own
+    valued = re.search(r"""['"\d{[]|\b(null|True|False)\b""", given.replace("'chosen'", ""))
+    reason = f"{place} is not {re.sub(r'[0-9]+', 'n', expected)}" if valued else f"{place} {given}"
+    return BadRow(f"{row.where}: {field} {given}; expected {expected}; {mend}", reason)
 
 
 def read_rows(source: str, limit: int | None = None) -> list[Row]:

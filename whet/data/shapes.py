@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from whet.data.rows import Row
-from whet.types import WhetError
+from whet.data.rows import Row, mistake
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
@@ -23,20 +22,44 @@ SPEAKERS = {
 }
 QUESTIONS = ("question", "problem", "query", "input")
 RIVALS = (("output_1", "output_2"), ("response1", "response2"), ("response_a", "response_b"), ("reply_1", "reply_2"))
+RANKED = ("replies", "responses")
+STEPPED = ("steps", "reasoning_steps", "modified_process")
 VERDICTS = ("label", "preference", "winner", "choice")
 FIRST, SECOND, TIE = ("1", "a", "model_a", "first"), ("2", "b", "model_b", "second"), ("0", "tie", "both", "none")
 TURN = re.compile(r"\n\n(Human|Assistant):[ \t]?")
-
-
-def mistake(row: Row, field: str, given: str, expected: str, mend: str) -> WhetError:
-    """One line: where, what was given, what was expected, and what to change."""
-    return WhetError(f"{row.where}: {field} {given}; expected {expected}; {mend}")
 
 
 def shown(value: Any) -> str:
     """A value as an error line quotes it."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def holds_pair(row: Row) -> bool:
+    """Two replies to one prompt, whichever was called better."""
+    values = row.values
+    return "chosen" in values or any(all(name in values for name in rivals) for rivals in RIVALS)
+
+
+def holds_ranking(row: Row) -> bool:
+    """A message tree, or several replies with scores or ranks."""
+    values, prompt = row.values, row.values.get("prompt")
+    if isinstance(prompt, Mapping):
+        return "replies" in prompt
+    return not holds_pair(row) and any(isinstance(values.get(name), list | tuple) for name in RANKED)
+
+
+def holds_reply(row: Row) -> bool:
+    """One reply that was judged on its own."""
+    values = row.values
+    judged = any(values.get(name) is not None for name in ("label", "right", "correct"))
+    return judged and not holds_pair(row) and not holds_steps(row)
+
+
+def holds_steps(row: Row) -> bool:
+    """A solution in steps."""
+    listed = [name for name, value in row.values.items() if isinstance(value, list | tuple)]
+    return any(name in listed for name in STEPPED) or {"completions", "labels"} <= set(listed)
 
 
 def with_prompt(row: Row) -> Row:
@@ -104,7 +127,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
         return
     row = _judged(row)
     values = dict(row.values)
-    name = next((each for each in ("replies", "responses", "completions") if _filled(values.get(each))), None)
+    name = next((each for each in (*RANKED, "completions") if _filled(values.get(each))), None)
     if name is None and "chosen" in values:
         pair = pair_row(row)
         both = dict(pair.values)
@@ -174,7 +197,9 @@ def _judged(row: Row) -> Row:
 
 def _winner(row: Row, values: Mapping[str, Any]) -> int:
     votes = [value for name, value in values.items() if re.fullmatch(r"annotator_?\d+", name)]
-    field = "the annotators" if votes else next((name for name in VERDICTS if values.get(name) is not None), "label")
+    field = (
+        "the annotators' vote" if votes else next((name for name in VERDICTS if values.get(name) is not None), "label")
+    )
     votes = votes or [values.get(field)]
     counted = Counter(_vote(row, field, vote) for vote in votes).most_common(2)
     tied = counted[0][0] == 0 or (len(counted) > 1 and counted[0][1] == counted[1][1])

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from whet.data.pairs import renamed
-from whet.data.prompts import prompts_from
-from whet.data.rows import Row
-from whet.data.shapes import mistake, shown, with_prompt
+from whet.data.pairs import require_both
+from whet.data.prompts import Labelled, prompts_from, renamed
+from whet.data.rows import Row, mistake
+from whet.data.shapes import shown, with_prompt
 from whet.types import Prompt
 
 FIRST_ERROR = ("first_error", "mistake_index", "label")
 NO_ERROR = -1
+LABELS = "labels"
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,61 @@ class Stepped:
 
 
 def stepped_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+    rows: Sequence[Row],
+    *,
+    columns: Mapping[str, str] | None = None,
+    as_chat: bool = False,
+    labels_in: str = LABELS,
+    need_labels: bool = True,
 ) -> list[Stepped]:
     """From `prompt`, `steps` and `labels` or `first_error` (counted from 0; -1 or null for none).
 
-    Also from solutions with `error_steps` counted from 1, and from search trees of prefixes with `mc_value`.
+    Also from solutions with `error_steps` counted from 1, and from search trees of prefixes with `mc_value`. Where
+    rows have labels of several kinds, `labels_in` is the column to take. Without `need_labels` a step may have none.
     """
+    if labels_in != LABELS:
+        rows = [_with_labels(row, labels_in) for row in rows]
+    if not need_labels:
+        rows = [_with_some_labels(row) for row in rows]
     found = [one for row in renamed(rows, columns or {}) for one in _solutions(row, as_chat)]
     labels = {label for one in found for label in one.labels if label is not None}
-    if len(rows) > 1 and labels <= {1.0}:
+    if need_labels and len(rows) > 1 and labels <= {1.0}:
         raise mistake(rows[0], "labels", "call every step of the data right", "some wrong steps too", "add some")
+    return found
+
+
+def common_separator(solutions: Sequence[Stepped]) -> str | None:
+    """What the rows say that ends a step; None where they do not say, or not the same."""
+    stated = {solution.prompt.meta.get("separator") for solution in solutions}
+    only = stated.pop() if len(stated) == 1 else None
+    return only if isinstance(only, str) and only else None
+
+
+def _with_labels(row: Row, name: str) -> Row:
+    if row.values.get(name) is None:
+        known = [each for each in (LABELS, "shares", "truth") if row.values.get(each) is not None]
+        mend = f"give scorer.labels={known[0]}" if known else "drop scorer.labels"
+        raise mistake(row, f"'{name}'", "is missing", "a label for each step", mend)
+    return Row({**row.values, LABELS: row.values[name]}, row.where)
+
+
+def _with_some_labels(row: Row) -> Row:
+    """The row with a label of null for each step, where it has no other."""
+    if any(name in row.values for name in (LABELS, "ratings", *FIRST_ERROR)):
+        return row
+    steps = row.values.get("steps")
+    return Row({**row.values, LABELS: [None] * len(steps)}, row.where) if isinstance(steps, list) else row
+
+
+def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Labelled]:
+    """Whole solutions, right or wrong: as `final_answer_correct` says, else right where no step is wrong."""
+    found = []
+    for row in rows:
+        for one in _solutions(row, as_chat):
+            stated = one.prompt.meta.get("final_answer_correct")
+            right = stated if isinstance(stated, bool) else one.first_error is None
+            found.append(Labelled(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
+    require_both(rows, [reply.label for reply in found])
     return found
 
 
@@ -65,6 +111,9 @@ def _solutions(row: Row, as_chat: bool) -> Iterator[Stepped]:
 
 
 def _steps(row: Row, value: Any, field: str = "steps") -> tuple[str, ...]:
+    if value is None:
+        given = f"is missing; the row has {', '.join(map(repr, row.values))}"
+        raise mistake(row, repr(field), given, "a list of steps", f"set data.columns.YOURS={field}")
     if not isinstance(value, list | tuple) or not value:
         raise mistake(row, field, f"is {shown(value)}", "a list of steps", f"name the column of the steps {field!r}")
     for at, step in enumerate(value):

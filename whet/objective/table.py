@@ -103,24 +103,29 @@ def _also(row: Mapping[str, Any]) -> list[str]:
 def explanation(name: str) -> str:
     """A method for a reader: the paper's formula, whet's row, what it fixes, breaks and where whet had to choose."""
     preset = preset_named(name)
+    pieces = {axis: str_of(getattr(preset.objective, axis)) for axis in MAIN_AXES}
+    pieces |= dict(each.split(" ", 1) for each in _also(_row(name)))
+    aim = ["what a run maximises", *description(preset.objective, updates_per_step=2)[1:]]
+    return explained(name, preset, pieces, aim)
+
+
+def explained(name: str, preset: Any, pieces: Mapping[str, str], aim: Sequence[str]) -> str:
+    """The page of a method of any kind; `pieces` are those of its row, `aim` the objective in words and symbols."""
     lines = [
         f"{preset.title}: {preset.paper}",
         "",
         f"formula   {preset.formula}",
         f"fixes     {preset.fixes}",
         f"breaks    {preset.breaks}",
-        "",
-        "row",
-        *(f"  {axis:10} {str_of(getattr(preset.objective, axis))}" for axis in MAIN_AXES),
-        *(f"  {also.replace(' ', ' ' * (11 - len(also.split(' ')[0])), 1)}" for also in _also(_row(name))),
-        "",
-        "what a run maximises",
-        *description(preset.objective, updates_per_step=2)[1:],
     ]
+    if pieces:
+        lines += ["", "row", *(f"  {axis:10} {piece}" for axis, piece in pieces.items())]
+    lines += ["", *aim]
     if preset.deviations:
         lines += ["", "where the paper is silent, whet's choice", *(f"  - {each}" for each in preset.deviations)]
-    lines += ["", f"run it    whet train {name}"]
-    return "\n".join(lines)
+    if unverified := getattr(preset, "unverified", ""):
+        lines += ["", f"not verified against the paper: {unverified}"]
+    return "\n".join([*lines, "", f"run it    whet train {name}"])
 
 
 def markdown_page() -> str:

@@ -51,7 +51,8 @@ class PairBatch:
         """bool [B, S]: the reply to move towards."""
         if self.label is not None:
             return self.label > 0
-        sides = torch.tensor([True, False], device=self.lengths.device)
+        # made where it is needed: a copy from the host would wait for the device
+        sides = torch.arange(2, device=self.lengths.device) == 0
         return sides.expand(self.num_rows, 2)
 
     def select(self, rows: Tensor | Sequence[int]) -> PairBatch:

@@ -18,6 +18,7 @@ History = Sequence[Mapping[str, float]]
 FEW = 4  # steps before a trend is one
 FALL = 1.0  # nats a reply: below this a fall is noise
 SAME = 0.01  # nats a token, what rounding may explain
+STILL = 1e-3  # of a margin or a loss: below this it has not moved
 SOON = 0.2  # share of a run
 BETAS = (0.01, 1.0)  # where a tie to the reference is next to none, or next to a chain
 
@@ -107,15 +108,40 @@ def _falling_chosen(history: History) -> str | None:
 
 
 def _not_learning(history: History) -> str | None:
-    accuracy, margin = _ends(history, "accuracy"), _ends(history, "margin")
-    if not accuracy or not margin or accuracy[1] > 0.55 or margin[1] > margin[0] + 1e-3:
+    """The rewards of good and bad replies do not part, and accuracy or loss shows it."""
+    accuracy, margin, loss = _ends(history, "accuracy"), _ends(_with_margin(history), "margin"), _ends(history, "loss")
+    if not margin or margin[1] > margin[0] + STILL:
         return None
-    loss = _ends(history, "loss")
-    said = f", loss {loss[0]:.4g} -> {loss[1]:.4g}" if loss else ""
+    guessing = accuracy is not None and accuracy[1] <= 0.55
+    if not guessing and (loss is None or loss[1] < loss[0] - STILL):
+        return None
+    said = f"accuracy {accuracy[0]:.2f} -> {accuracy[1]:.2f}, " if accuracy else ""
+    said += f"margin {margin[0]:.3g} -> {margin[1]:.3g}" + (f", loss {loss[0]:.4g} -> {loss[1]:.4g}" if loss else "")
     return (
-        f"not learning: accuracy {accuracy[0]:.2f} -> {accuracy[1]:.2f}, margin {margin[0]:.3g} -> {margin[1]:.3g}"
-        f"{said}; raise the learning rate or beta, and read a few pairs: the difference may not be visible"
+        f"not learning: {said}{_ruled_out(history)}; raise the learning rate or beta, and read a few pairs: the "
+        "difference may not be visible"
     )
+
+
+def _with_margin(history: History) -> History:
+    """Of replies judged one by one: the gap between the mean rewards of good and bad ones."""
+    sides = ("chosen_reward", "rejected_reward")
+    return [
+        {**step, "margin": step[sides[0]] - step[sides[1]]}
+        if "margin" not in step and all(side in step for side in sides)
+        else step
+        for step in history
+    ]
+
+
+def _ruled_out(history: History) -> str:
+    """The usual suspects that the numbers clear."""
+    alike, drift = _mean(history, "alike"), history[0].get("drift")
+    cleared = [f"the reference (|log pi/ref| {drift:.2g} at the first step)"] if drift is not None else []
+    cleared = [] if _reference_mismatch(history) else cleared
+    if alike is not None and not _alike(history):
+        cleared.append(f"replies that are alike ({alike:.0%} of the pairs)")
+    return f"; not the cause: {' and '.join(cleared)}" if cleared else ""
 
 
 def _too_good(history: History) -> str | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from whet.objective.preference.axes import PAIR_AXES, QUESTIONS, pair_description, pair_preset_named
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.objective.table import aligned, str_of
+from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.objective.table import aligned, explained, str_of
 
 MAIN_AXES = ("score", "curve")
 
@@ -70,25 +71,15 @@ def pair_axes_table() -> str:
 def pair_explanation(name: str) -> str:
     """A method for a reader: the paper's formula, whet's row, what it fixes, breaks and where whet had to choose."""
     preset = pair_preset_named(name)
-    lines = [
-        f"{preset.title}: {preset.paper}",
-        "",
-        f"formula   {preset.formula}",
-        f"fixes     {preset.fixes}",
-        f"breaks    {preset.breaks}",
-        "",
-        "row",
-        *(f"  {axis:10} {str_of(getattr(preset.objective, axis))}" for axis in MAIN_AXES),
-        *("  {:10} {}".format(*also.split(" ", 1)) for also in _also(_row(name))),
-        "",
-        "what a run minimises",
-        *pair_description(preset.objective)[1:],
-    ]
-    if preset.deviations:
-        lines += ["", "where the paper is silent, whet's choice", *(f"  - {each}" for each in preset.deviations)]
-    if preset.unverified:
-        lines += ["", f"not verified against the paper: {preset.unverified}"]
-    return "\n".join([*lines, "", f"run it    whet train {name}"])
+    pieces = {axis: str_of(getattr(preset.objective, axis)) for axis in MAIN_AXES}
+    pieces |= dict(each.split(" ", 1) for each in _also(_row(name)))
+    return explained(name, preset, pieces, ["what a run minimises", *pair_description(preset.objective)[1:]])
+
+
+def reward_model_explanation(name: str) -> str:
+    """A kind of reward model for a reader."""
+    preset = REWARD_MODELS[name]
+    return explained(name, preset, {}, [f"says      {preset.words}", f"data      {preset.columns}"])
 
 
 def pair_page() -> str:

@@ -10,7 +10,7 @@ from whet.objective.presets.preference_row import PairPreset
 ROWS = (
     *(tied.DPO, tied.CDPO, tied.ROBUST_DPO, tied.IPO, tied.IPO_MEAN, free.KTO, free.SIMPO, free.ORPO, free.CPO),
     *(tied.DPO_SHIFT, tied.DPOP, tied.HINGE, free.SLIC, tied.SIGMOID_NORM, free.APO_ZERO, tied.APO_DOWN),
-    *(free.SPPO, free.NCA, free.BCO, tied.DISCOPOP, free.ALPHAPO, tied.LD_DPO, tied.WPO),
+    *(free.SPPO, free.NCA, free.BCO, tied.DISCOPOP, free.ALPHAPO, free.POWER, tied.LD_DPO, tied.WPO),
     *(tied.TR_DPO, tied.TR_DPO_HARD, tied.RPO, tied.RPO_ITERATIVE, free.PAIRWISE_CRINGE),
     *(tied.FDPO_FORWARD, tied.FDPO_JS, tied.FDPO_ALPHA),
 )

@@ -196,6 +196,7 @@ FDPO_FORWARD = PairPreset(
     formula="L = -log sigma(b (f'_w - f'_l)), f' = 1 - exp(-d)",
     fixes="a policy that forgets what the reference could say",
     breaks="a reply far below the reference has an exponential slope",
+    unverified="beta 0.1",
 )
 
 FDPO_JS = PairPreset(
@@ -205,6 +206,7 @@ FDPO_JS = PairPreset(
     formula="L = -log sigma(b (f'_w - f'_l)), f' = log 2 + log sigma(d)",
     fixes="between the two KLs; the worth of a reply is bounded above",
     breaks="a chosen reply far above the reference learns nothing more",
+    unverified="beta 0.1",
 )
 
 FDPO_ALPHA = PairPreset(
@@ -215,4 +217,5 @@ FDPO_ALPHA = PairPreset(
     fixes="a dial between the forward KL (a = 0) and the reverse one (a = 1)",
     breaks="one more number to choose",
     deviations=("a is 1 minus the paper's letter",),
+    unverified="beta 0.1 and a 0.5",
 )

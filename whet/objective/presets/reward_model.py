@@ -16,6 +16,11 @@ class RewardModelPreset:
     paper: str
     learns: Learns
     words: str
+    formula: str
+    fixes: str
+    breaks: str
+    columns: str  # of a file it learns from
+    deviations: tuple[str, ...] = ()
 
 
 # every kind of reward model by the name that the command line takes
@@ -23,13 +28,28 @@ REWARD_MODELS: dict[str, RewardModelPreset] = {
     "rm": RewardModelPreset(
         "Reward model", "Bradley and Terry 1952; Ouyang 2022, arXiv 2203.02155", "rankings",
         "the better of two replies gets the higher score",
+        formula="L = -log sigma(r_w - r_l - margin) + c (r_w + r_l)^2, averaged over the pairs of a ranking",
+        fixes="a score for any reply, learnt from comparisons alone",
+        breaks="a proxy: a policy that maximises it long enough finds what it got wrong; scores have no zero",
+        columns="`prompt`, `chosen`, `rejected`, perhaps `margin`; or `replies` and `scores`, `ranks` or `order`",
+        deviations=("c is 0 unless scorer.centre is given",),
     ),
     "orm": RewardModelPreset(
         "Outcome reward model", "Cobbe 2021, arXiv 2110.14168", "outcomes",
-        "how likely is the reply right, judged at its last token",
+        "how likely is the reply right",
+        formula="L = -mean [ y log p + (1 - y) log(1 - p) ], p = sigma(r)",
+        fixes="a verdict on replies that no rule can check, learnt from right and wrong ones",
+        breaks="right answers by wrong reasoning count as right",
+        columns="`prompt`, `completion` (or `reply`) and `label` (or `right`); or solutions in steps",
+        deviations=("the last token learns the label; scorer.outcome_at=every_token is the paper's way",),
     ),
     "prm": RewardModelPreset(
         "Process reward model", "Lightman 2023, arXiv 2305.20050", "steps",
-        "how likely is each step right, judged at its last token",
+        "how likely is each step right",
+        formula="L = -mean over steps [ y log p + (1 - y) log(1 - p) ], p = sigma(r) at the end of the step",
+        fixes="credit within a reply: the first wrong step is found, not only the wrong answer",
+        breaks="labels of steps are dear; automatic ones say what a sampler can still save, not what is right",
+        columns="`prompt`, `steps` and `labels`, or the number of the first error",
+        deviations=("where only the first error is known, later steps have no label; a neutral step counts as right",),
     ),
 }  # fmt: skip

@@ -1,0 +1,54 @@
+"""The gaps that docs/differences.md states between whet's preference rows and those that equal a peer's."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from whet.objective.preference import pair_totals
+from whet.objective.preference.axes import with_pair_changes
+from whet.objective.presets.preference import PAIR_PRESETS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
+from preference_batches import random_rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
+# the page's word: whet's row, the row that equals the peer's and its changes
+ROWS = {
+    "IPO": ("ipo", "ipo_mean", {}),
+    "SimPO": ("simpo", "simpo", {"imitate": "per_token"}),
+    "Label smoothing": ("cdpo", "dpo", {}),
+    "BCO": ("bco", "bco", {"anchor": "zero"}),
+}
+
+
+def stated():
+    """{bold word of a line: its gap}"""
+    section = PAGE.read_text().partition("## Preferences")[2]
+    found = {}
+    for line in section.split("\n- ")[1:]:
+        name = re.match(r"\*\*(.+?)\*\*", line)
+        gap = re.search(r"Gap\s+([\d.]+\d)", line)
+        if name and gap:
+            found[name.group(1)] = float(gap.group(1))
+    return found
+
+
+def slope(name, changes):
+    objective = with_pair_changes(PAIR_PRESETS[name].objective, changes)
+    batch, logp, extras = random_rows(0)
+    totals, _ = objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp), {})
+    return objective.slope(batch, logp, totals, extras)[0]
+
+
+def test_every_gap_has_its_rows():
+    assert set(stated()) == set(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_gap_is_what_the_page_says(name):
+    own, other, changes = ROWS[name]
+    mine, theirs = slope(own, {}), slope(other, changes)
+    assert mine.norm() > 1e-4
+    assert float((theirs - mine).norm() / mine.norm()) == pytest.approx(stated()[name], rel=6e-3)
