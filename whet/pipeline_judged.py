@@ -41,6 +41,7 @@ from whet.pipeline_parts import (
 )
 from whet.pipeline_rounds import POLICY, steps_for
 from whet.pipeline_sections import TRAIN_KEYS
+from whet.preference_parts import preference_row
 from whet.report.text import percent
 from whet.sections import RewardPart, RewardSection
 from whet.types import WhetError
@@ -59,6 +60,9 @@ class JudgedSettings(WithJudge):
     prompts: int = Field(1024, ge=8, description="whose replies the judge compares")
     least: float = Field(
         0.0, ge=0, lt=0.5, description="how far from 1/2 the judge's preference must be; soft verdicts"
+    )
+    soft: bool = Field(
+        True, description="a pair counts as far as the judge is sure of it: the loss is told its preference"
     )
     learn: Literal["reward_model", "pairs"] = Field(
         "reward_model", description="train a reward model and then against it, or the policy on the pairs themselves"
@@ -91,7 +95,7 @@ class JudgedSettings(WithJudge):
 
 def judged_stages(settings: JudgedSettings) -> list[Stage]:
     check_judge(settings)
-    _check_policy(settings)
+    check_policy(settings)
     same = stage_settings(settings)
     stages = [marks_stage(settings, POLICY, 0, None)] if is_marked(settings) else []
     stages += making_stages(settings)
@@ -113,28 +117,33 @@ def judged_stages(settings: JudgedSettings) -> list[Stage]:
     if settings.learn == "reward_model":
         stages.append(
             Stage(
-                "reward-model", f"{SCORER} on these pairs", lambda folder, done: _scored(settings, folder, done), same
+                "reward-model",
+                f"{SCORER} on these pairs",
+                lambda folder, done: train_scorer(settings, folder, done),
+                same,
             )
         )
     against = "the reward model" if settings.learn == "reward_model" else "these pairs"
-    about = f"{_method(settings)} on {against}; begins with the first policy"
-    stages.append(Stage("train", about, lambda folder, done: _policy(settings, folder, done), same))
+    about = f"{method_of(settings)} on {against}; begins with the first policy"
+    stages.append(Stage("train", about, lambda folder, done: train_policy(settings, folder, done), same))
     if is_marked(settings):
         stages.append(marks_stage(settings, POLICY, 1, "train", "marks1"))
     return stages
 
 
-def _method(settings: JudgedSettings) -> str:
+def method_of(settings: JudgedSettings) -> str:
     return settings.method or FIRST_OF[settings.learn]
 
 
-def _check_policy(settings: JudgedSettings) -> None:
+def check_policy(settings: JudgedSettings) -> None:
     if settings.learn == "reward_model" and "steps" in settings.train:
         raise WhetError("train.steps is set by the pipeline; set steps instead")
     kind = PolicyConfig if settings.learn == "reward_model" else PreferenceConfig
-    if config_kind(_method(settings)) is not kind:
+    if config_kind(method_of(settings)) is not kind:
         raise WhetError(f"method {settings.method!r} does not learn from {settings.learn}; see `whet algorithms`")
-    check_training(_method(settings), _policy_training(settings, "pairs.jsonl", "model", 1))
+    config = check_training(method_of(settings), _policy_training(settings, "pairs.jsonl", "model", 1))
+    if settings.learn == "pairs" and settings.soft and "preference" not in preference_row(config).curve.takes:
+        raise WhetError(f"soft: {method_of(settings)} cannot weigh how sure a judge is; give --set soft=false")
     if settings.learn == "reward_model":
         check_training(SCORER, _scorer_training(settings, "pairs.jsonl", "", 1), "scorer")
 
@@ -153,6 +162,8 @@ def _labelled(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) 
     fought, _ = contests(read_json_lines(done["replies"].folder / REPLIES))
     labels = write_labels(folder, settings, done, fought)
     pairs, counts = judged_pairs(fought, labels, settings.least)
+    if not settings.soft:
+        pairs = [{key: value for key, value in pair.items() if key != "preference"} for pair in pairs]
     held_out = len(pairs) // 8
     write_rows(folder / PAIRS, pairs[held_out:])
     write_rows(folder / HELD_OUT_PAIRS, _true(pairs[:held_out], fought))
@@ -186,7 +197,7 @@ def _scorer_training(settings: JudgedSettings, pairs: str, held_out: str, steps:
     return training(settings, settings.model.name, own, settings.scorer, "scorer")
 
 
-def _scored(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def train_scorer(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
     labelled = done["pairs"]
     pairs, held_out = ((labelled.folder / name).resolve() for name in (PAIRS, HELD_OUT_PAIRS))
     names = (str(pairs), str(held_out) if held_out.stat().st_size else "")
@@ -225,14 +236,14 @@ def _truth(settings: JudgedSettings) -> list[RewardPart]:
     return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 
-def _policy(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def train_policy(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
     pairs, scorer, steps = str((done["pairs"].folder / PAIRS).resolve()), "", 1
     if settings.learn == "reward_model":
         scorer = str(newest_checkpoint(done["reward-model"]))
     else:
-        config = check_training(_method(settings), _policy_training(settings, pairs, scorer, 1))
+        config = check_training(method_of(settings), _policy_training(settings, pairs, scorer, 1))
         steps = steps_for(done["pairs"].result["train_pairs"], settings.epochs, config.batch.rows_per_step)
-    trained(folder, _method(settings), _policy_training(settings, pairs, scorer, steps))
+    trained(folder, method_of(settings), _policy_training(settings, pairs, scorer, steps))
     return found(run_told(folder))
 
 

@@ -93,7 +93,12 @@ def test_margin_and_renamed_columns():
     row = {"question": "a", "prompt": "b", "good": "5", "bad": "6", "margin": 2}
     (pair,) = preferences_from(rows(row), columns={"good": "chosen", "bad": "rejected"})
     assert said(pair) == ("b", "5", "6") and pair.margin == 2.0
-    assert preferences_from(rows({"prompt": "a", "chosen": "5", "rejected": "6"}))[0].margin == 0.0
+    plain = {"prompt": "a", "chosen": "5", "rejected": "6"}
+    assert preferences_from(rows(plain))[0].margin == 0.0 and preferences_from(rows(plain))[0].preference == 1.0
+    assert preferences_from(rows({**plain, "preference": 0.75}))[0].preference == 0.75
+    for wrong, told in ((0.3, "swap chosen and rejected"), ("A", "drop the column"), (1.5, "drop the column")):
+        with pytest.raises(WhetError, match=f"preference is .* 0.5 to 1.*{told}"):
+            preferences_from(rows({**plain, "preference": wrong}))
     with pytest.raises(WhetError, match="did you mean 'good'"):
         preferences_from(rows(row), columns={"goof": "chosen"})
 

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from whet.model.tree import tree_of
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.train import reply_logp
 from whet.train.optimizer import OptimizerSettings
+from whet.train.pace import Pace
 from whet.train.preference import Contrasted, Lessons, PreferenceCourse, PreferenceSettings, Pupil, contrasted
 from whet.train.reply_logp import LiveReference, StoredReference, families_logp, pass_scores, stored_reference
 from whet.train.run import Clock, RunFailed
@@ -93,7 +95,7 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[PreferenceCourse.__module__], "stepped", note)
+    monkeypatch.setattr(sys.modules[Pace.__module__], "stepped", note)
     report, _ = made.step(1, Clock())
     return found, report.metrics
 
@@ -112,8 +114,9 @@ def close(first, second, tolerance=2e-5):
         torch.testing.assert_close(first[name], value, rtol=0, atol=tolerance * size, msg=name)
 
 
-def test_the_step_is_the_papers_formula(monkeypatch):
-    rows = pairs(4)
+@pytest.mark.parametrize("sure", [(1.0,) * 4, (0.9, 0.5, 1.0, 0.6)])
+def test_the_step_is_the_papers_formula(sure, monkeypatch):
+    rows = [replace(row, preference=each) for row, each in zip(pairs(4), sure, strict=True)]
     made = course(rows=rows)
     reference = tiny()  # the policy before it was shifted
     model = made.model
@@ -125,7 +128,10 @@ def test_the_step_is_the_papers_formula(monkeypatch):
             before = [naive_logp(reference, reply) for reply in row.family]
         now = [naive_logp(model, reply) for reply in row.family]
         gaps.append((now[0] - before[0]) - (now[1] - before[1]))
-    loss = -torch.nn.functional.logsigmoid(0.1 * torch.stack(gaps)).mean()
+    gap = 0.1 * torch.stack(gaps)
+    sure = torch.tensor([row.preference for row in rows])
+    log_sigma = torch.nn.functional.logsigmoid
+    loss = -(sure * log_sigma(gap) + (1 - sure) * log_sigma(-gap)).mean()
     loss.backward()
     close(found, {name: value.grad for name, value in model.named_parameters()})
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -293,7 +299,7 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
         ("kto", [*labelled(), *pairs(1)], "live", "mixed"),
         ("kto", [row for row in labelled() if row.label == 1], "live", "same label"),
         ("tr_dpo", pairs(), "stored", "moves with the policy"),
-        ("kto", labelled(), "stored", "live reference"),
+        ("kto", labelled(), "stored", "reference_logp=live"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(name, rows, reference, told):

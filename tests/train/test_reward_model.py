@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from whet.train.judge_marks import (
     step_marks,
 )
 from whet.train.optimizer import OptimizerSettings
+from whet.train.pace import Pace
 from whet.train.reward_model import (
     RewardModelCourse,
     RewardModelSettings,
@@ -90,7 +92,7 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[RewardModelCourse.__module__], "stepped", note)
+    monkeypatch.setattr(sys.modules[Pace.__module__], "stepped", note)
     report, _ = made.step(1, Clock())
     return found, report.metrics
 
@@ -112,14 +114,17 @@ def grads(made):
 
 
 def test_pairs_are_bradley_and_terrys(monkeypatch):
-    rows = rankings(2, 2, 2, margin=0.3)
+    sure = (1.0, 0.7, 0.5)
+    rows = [replace(row, preference=each) for row, each in zip(rankings(2, 2, 2, margin=0.3), sure, strict=True)]
     made = course(RankLoss(AllPairs(), centre=0.01), rows)
     found, metrics = gradient(made, monkeypatch)
     made.model.zero_grad()
     losses = []
     for row in rows:
         better, worse = (naive_scores(made, each)[-1] for each in row.rows)
-        losses.append(-torch.nn.functional.logsigmoid(better - worse - 0.3) + 0.01 * (better + worse) ** 2)
+        apart, log_sigma = better - worse - 0.3, torch.nn.functional.logsigmoid
+        cost = -row.preference * log_sigma(apart) - (1 - row.preference) * log_sigma(-apart)
+        losses.append(cost + 0.01 * (better + worse) ** 2)
     loss = torch.stack(losses).mean()
     loss.backward()
     close(found, grads(made))
@@ -207,12 +212,12 @@ def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
         made.tokenizer.save_pretrained(folder)
         folders.append(str(folder))
         _, scores = made._studied(made._lessons.held_out, learn=False)
-        opinions.append([given[0] for given in scores])
+        opinions.append([given[0][0] for given in scores])
     prompts = [pair.prompt for pair in held_out]
     samples = [reply(pair.chosen) for pair in held_out]
     alone = learned(folder=folders[0], device="cpu")(prompts, samples)
     assert alone == pytest.approx(opinions[0], abs=1e-4) and len({round(score, 3) for score in alone}) > 5
-    worst = learned(folder=folders, ensemble="worst", device="cpu")(prompts, samples)
+    worst = learned(folder=folders, ensemble="worst", scale="plain", device="cpu")(prompts, samples)
     assert worst == pytest.approx([min(both) for both in zip(*opinions, strict=True)], abs=1e-4)
 
 
@@ -227,7 +232,7 @@ def test_a_process_model_learns_steps_and_its_folder_is_a_step_reward(tmp_path):
     judge = learned_steps(folder=str(tmp_path), separator="\n", device="cpu")
     for row, given in zip(held_out[:5], scores, strict=False):
         found = judge.steps(row.prompt, "\n".join(row.steps))
-        chances = [1 / (1 + math.exp(-score)) for score in given]
+        chances = [1 / (1 + math.exp(-score)) for (score,) in given]
         assert [score for _, score in found] == pytest.approx(chances, abs=1e-5) and len(found) == len(row.steps)
 
 

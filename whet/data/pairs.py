@@ -26,6 +26,7 @@ class Preference:
     chosen: str
     rejected: str
     margin: float = 0.0  # by how much, where the data says so
+    preference: float = 1.0  # the probability that the first is the better one
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Ranked:
 def preferences_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[Preference]:
-    """From `prompt`, `chosen`, `rejected` and perhaps `margin`; a ranking or a message tree gives all its pairs."""
+    """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
     found: list[Preference] = []
     for row in renamed(rows, columns or {}):
         if holds_ranking(row):
             found += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
             continue
         (pair,) = pairs_from([pair_row(row)], as_chat=as_chat)
-        found.append(Preference(pair.prompt, pair.chosen, pair.rejected, _margin(row)))
+        found.append(Preference(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
     return found
 
 
@@ -115,11 +116,20 @@ def _require_replies(row: Row, replies: Any) -> None:
 
 
 def _margin(row: Row) -> float:
-    value = row.values.get("margin")
+    return _stated(row, "margin", (0.0, math.inf), "0 or more", 0.0)
+
+
+def _preference(row: Row) -> float:
+    return _stated(row, "preference", (0.5, 1.0), "a probability of 0.5 to 1", 1.0)
+
+
+def _stated(row: Row, name: str, bounds: tuple[float, float], expected: str, absent: float) -> float:
+    """A number that says how much the chosen reply is preferred; below its least the other one is."""
+    value = row.values.get(name)
     if value is None:
-        return 0.0
+        return absent
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0:
-        mend = "swap chosen and rejected" if number else "write a number or drop the column"
-        raise mistake(row, "margin", f"is {shown(value)}", "0 or more", mend)
+    if not number or not bounds[0] <= value <= bounds[1]:
+        mend = "swap chosen and rejected" if number and value < bounds[0] else "write such a number or drop the column"
+        raise mistake(row, name, f"is {shown(value)}", expected, mend)
     return float(value)

@@ -7,7 +7,6 @@ taken before the first pass, so that how a step is cut into passes never changes
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.data.cursor import Cursor
 from whet.data.families import Family, family_passes, fitting, mismatched_family, reply_family
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
 from whet.model.reference import HeldReference
 from whet.model.split import SplitModel
 from whet.model.token_logp import packs
+from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
@@ -30,10 +29,10 @@ from whet.objective.preference.metrics import length_correlation
 from whet.objective.preference.objective import PairObjective
 from whet.protocols import Engine
 from whet.train.evaluate import Exam, marks
-from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
+from whet.train.optimizer import OptimizerSettings
+from whet.train.pace import Pace, pass_totals
 from whet.train.reply_logp import LiveReference, PassScores, ReferenceLogp, pass_scores
-from whet.train.run import Clock, RunFailed
-from whet.train.update import NotFinite, stepped
+from whet.train.run import Clock
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # of held-out rows: "accuracy" is the exam's
@@ -49,6 +48,7 @@ class Contrasted:
     family: Family  # chosen and rejected, or one reply
     label: int = 0  # of a single reply: +1 good, -1 bad; 0 for a pair
     margin: float = 0.0
+    preference: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class PreferenceSettings:
 def contrasted(tokenizer: Any, rows: Sequence[Preference | Labelled], context: int) -> tuple[list[Contrasted], int]:
     """The rows as tokens, and how many were left out since a reply outgrows the context."""
     found = [
-        Contrasted(reply_family(tokenizer, row.prompt, (row.chosen, row.rejected)), margin=row.margin)
+        Contrasted(reply_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference)
         if isinstance(row, Preference)
         else Contrasted(reply_family(tokenizer, row.prompt, (row.reply,)), label=1 if row.label else -1)
         for row in rows
@@ -90,6 +90,8 @@ def contrasted(tokenizer: Any, rows: Sequence[Preference | Labelled], context: i
 
 class PreferenceCourse:
     """One optimizer step a step, on `rows_per_step` rows."""
+
+    over: str | None = None
 
     def __init__(
         self,
@@ -102,51 +104,26 @@ class PreferenceCourse:
     ) -> None:
         _check(objective, pupil, lessons, settings.online)
         self._pupil, self._objective, self._lessons, self._exam = pupil, objective, lessons, exam
-        self._settings, self._rates = settings, optimizer
+        self.model, self.tokenizer, self._settings = pupil.policy.model, pupil.tokenizer, settings
         self._packed = settings.packed and packs(pupil.policy)
         self._margins = any(row.margin for row in lessons.rows)
-        self._optimizer = adamw(pupil.policy.model, optimizer)
-        self._cursor = Cursor(max(len(lessons.rows), 1), settings.seed)
+        self._is_soft = any(row.preference < 1 for row in lessons.rows)
+        self._pace = Pace(pupil.policy.model, optimizer, settings.steps, max(len(lessons.rows), 1), settings.seed)
         self._memory: dict[str, Any] = {}
         self._moved = False
-        pupil.policy.model.train()
-
-    @property
-    def model(self) -> Any:
-        return self._pupil.policy.model
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._pupil.tokenizer
-
-    @property
-    def over(self) -> str | None:
-        return None
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        taken, self._cursor = self._cursor.take(self._settings.rows_per_step)
+        taken = self._pace.take(self._settings.rows_per_step)
         return self.learn([self._lessons.rows[index] for index in taken], number, clock), []
 
     def learn(self, rows: Sequence[Contrasted], number: int, clock: Clock) -> StepReport:
         """One optimizer step on these rows."""
-        rate = scheduled_rate(self._rates, number, self._settings.steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
         lesson = self._lesson(rows, (number - 1) / self._settings.steps, clock)
-        with clock.phase("train"):
-            self._optimizer.zero_grad(set_to_none=True)
-            try:
-                metrics = self._studied(lesson, number, learn=True)
-                if not math.isfinite(metrics["loss"]):
-                    raise NotFinite("the loss is not finite", "the weights diverged; lower optimizer.learning_rate")
-                norm = stepped(self.model, self._optimizer, self._rates.max_gradient_norm)
-            except NotFinite as error:
-                raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
+        counts = {"rows": len(rows), "tokens": sum(sum(reply.action) for row in rows for reply in row.family)}
+        report = self._pace.step(number, clock, lambda: self._studied(lesson, number, learn=True), counts)
         self._memory = dict(lesson.memory)
         self._follow(number)
-        counts = {"rows": len(rows), "tokens": sum(sum(reply.action) for row in rows for reply in row.family)}
-        told = {**metrics, "gradient_norm": norm, "learning_rate": rate}
-        return StepReport(number, number - 1, counts, {}, told)
+        return report
 
     def _lesson(self, rows: Sequence[Contrasted], progress: float, clock: Clock) -> _Lesson:
         """What the step's losses need of all its rows."""
@@ -190,10 +167,7 @@ class PreferenceCourse:
             if learn:
                 loss.value.backward()
             done.append(Loss(loss.value.detach(), loss.sums))
-        metrics: dict[str, float] = {}
-        for loss in done:
-            for name, number in {**loss.sums, "loss": loss.value}.items():
-                metrics[name] = metrics.get(name, 0.0) + float(number)
+        metrics = pass_totals(done)
         correlation = length_correlation(metrics)
         return metrics if correlation is None else {**metrics, "length_correlation": correlation}
 
@@ -208,23 +182,24 @@ class PreferenceCourse:
     def _batch(
         self, lesson: _Lesson, numbers: Sequence[int], scores: PassScores
     ) -> tuple[PairBatch, Tensor, PairExtras]:
-        """The rows of a pass side by side: [B, S, T]."""
+        """The rows of a pass side by side: [B, S, T]. Nothing here waits for the device."""
         rows = [lesson.rows[number] for number in numbers]
         device, shape = scores.logp.device, (len(rows), len(rows[0].family), -1)
-        action = scores.rows.action.to(device)
+        action = sent(scores.rows.action, device)
         reference = None
         if lesson.reference is not None:
-            values = torch.cat([each for number in numbers for each in lesson.reference[number]]).to(device)
+            values = sent(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
             table = torch.zeros(action.shape, dtype=values.dtype, device=device)
             reference = table.masked_scatter(action, values).double().reshape(shape)
         labels = _labels(rows)
-        margin = torch.tensor([row.margin for row in rows], device=device) if self._margins else None
+        margin = sent(torch.tensor([row.margin for row in rows]), device) if self._margins else None
         batch = PairBatch(
             lengths=action.sum(-1).reshape(shape[:2]),
             ref_logp=reference,
-            label=None if labels is None else labels.to(device),
+            label=None if labels is None else sent(labels, device),
             action=action.reshape(shape),
             margin=margin,
+            preference=sent(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
         )
         extras = PairExtras(
             *(None if each is None else each.reshape(shape) for each in (scores.log_square, scores.rival_logp))
@@ -254,17 +229,16 @@ class PreferenceCourse:
         return diagnosis([step.metrics for step in history], self._objective)
 
     def state(self) -> dict[str, Any]:
-        return {"position": self._cursor.position, "memory": dict(self._memory), "moved": self._moved}
+        return {**self._pace.state(), "memory": dict(self._memory), "moved": self._moved}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        found = {"optimizer": optimizer_tensors(self.model, self._optimizer)}
+        found = self._pace.tensors()
         held = self._held()
         return {**found, "reference": held.tensors()} if self._moved and held is not None else found
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._cursor = replace(self._cursor, position=state["position"])
+        self._pace.restore(state, tensors)
         self._memory, self._moved = dict(state["memory"]), state["moved"]
-        restore_optimizer(self.model, self._optimizer, tensors["optimizer"])
         held = self._held()
         if held is not None and "reference" in tensors:
             held.restore(tensors["reference"])
@@ -303,9 +277,11 @@ def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons, online: boo
     moves = any(objective.reference.kept_after(step) < 1 for step in range(1, 10_001))
     live = isinstance(pupil.reference, LiveReference)
     if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), HeldReference)):
-        raise WhetError(f"the reference of {objective.name} moves with the policy; give model.reference=memory")
+        raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
-        raise WhetError(f"{objective.name} asks the reference about new replies in every step; give a live reference")
+        raise WhetError(
+            f"{objective.name} asks the reference about new replies in every step; give preference.reference_logp=live"
+        )
 
 
 def _labels(rows: Sequence[Contrasted]) -> Tensor | None:

@@ -26,6 +26,7 @@ class RankBatch:
     rank: Tensor  # int64 [B, K], 0 is best, equal for a tie, -1 where there is no answer; a pair is [0, 1]
     margin: Tensor | None = None  # [B, K, K], how far apart answer i should be above j; None: 0
     weight: Tensor | None = None  # [B]; None: 1
+    preference: Tensor | None = None  # [B, K, K], probability that answer i is better than j; None: 1
 
     @property
     def better(self) -> Tensor:
@@ -100,6 +101,8 @@ class RankCost(Protocol):
 class AllPairs(Piece):
     """mean over the ordered pairs of a prompt of -log sigma(r_i - r_j - margin_ij). K = 2 is Bradley and Terry's.
 
+    Where the data is only sure by P_ij: -P log sigma(x) - (1 - P) log sigma(-x), x the same difference.
+
     Ouyang 2022 (2203.02155): all pairs of a prompt are one element and divided by their number, else it over-fits.
     Margins: Touvron 2023 (2307.09288).
     """
@@ -111,7 +114,11 @@ class AllPairs(Piece):
         apart = score[:, :, None] - score[:, None, :]
         if batch.margin is not None:
             apart = apart - batch.margin.to(score.dtype)
-        cost = torch.where(better, -logsigmoid(apart), 0.0).flatten(1).sum(-1)
+        each = -logsigmoid(apart)
+        if batch.preference is not None:
+            certain = batch.preference.to(score.dtype)
+            each = certain * each - (1 - certain) * logsigmoid(-apart)
+        cost = torch.where(better, each, 0.0).flatten(1).sum(-1)
         return cost / better.flatten(1).sum(-1).clamp(min=1)
 
     def words(self) -> str:
@@ -128,8 +135,11 @@ class PlackettLuce(Piece):
     name: ClassVar[str] = "plackett_luce"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
-        if batch.margin is not None:
-            raise WhetError("the data states margins, which plackett_luce does not look at; drop them or use all_pairs")
+        if batch.margin is not None or batch.preference is not None:
+            stated = "margins" if batch.margin is not None else "preferences"
+            raise WhetError(
+                f"the data states {stated}, which plackett_luce does not look at; drop them or use all_pairs"
+            )
         itself = torch.eye(score.shape[1], dtype=torch.bool, device=score.device)
         there = batch.rank >= 0
         among = torch.where(batch.better | itself, score[:, None, :], -torch.inf).logsumexp(-1)
