@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 BODY = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 4}
 SPECIAL = ("<pad>", "<bos>", "<eos>")
+PIECE = re.compile(r"\w{1,6}|[^\w\s]")  # a word of ordinary length is one token, as it is to a trained tokenizer
 
 # (family, settings); a vocabulary of 0 is that of bytes
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,6 +72,12 @@ def tokenizer_of(vocabulary: int) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, bos_token=begin, eos_token=end)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '\n' }}{% endfor %}"
     return tokenizer
+
+
+def words_of(text: str, vocabulary: int) -> str:
+    """The text in the words of a tokenizer of that size: the same piece is the same word everywhere."""
+    count = vocabulary - len(SPECIAL)
+    return " ".join(f"w{zlib.crc32(piece.encode()) % count}" for piece in PIECE.findall(text)) or "w0"
 
 
 def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: str = "cpu", seed: int = 0) -> Any:

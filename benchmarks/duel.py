@@ -116,7 +116,8 @@ def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     phases = sorted({phase for step in counted for phase in step["phases"]})
     found: dict[str, Any] = {phase: median(step["phases"].get(phase, 0.0) for step in counted) for phase in phases}
     if "train" in found:  # whet tells its phases itself; what is neither backward nor optimizer is forward
-        found["forward"] = max(0.0, found["train"] - found.get("backward", 0.0) - found.get("optimizer", 0.0))
+        passes = found["train"] + found.get("reference", 0.0)
+        found["forward"] = max(0.0, passes - found.get("backward", 0.0) - found.get("optimizer", 0.0))
     return {
         "step": median(step["seconds"] for step in counted),
         **{phase: found.get(phase, 0.0) for phase in ("rollout", "forward", "backward", "optimizer")},

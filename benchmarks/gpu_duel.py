@@ -1,6 +1,8 @@
-"""whet against TRL on one GPU, in turn and in fresh processes: a GRPO step, and supervised fine-tuning on real rows.
+"""whet against TRL on one GPU, in turn and in fresh processes: a GRPO step; supervised fine-tuning, DPO and a reward
+model on rows and pairs of real lengths.
 
     python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --json duel.json
+    python benchmarks/gpu_duel.py --parts dpo,rm --pairs dpo_en_demo.jsonl.gz --layouts padded,grouped
     python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
     python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
 
@@ -13,18 +15,17 @@ like length together. Peak memory is what the process held on the GPU at most, b
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import re
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench_models import SHAPES, SPECIAL
+from bench_models import SHAPES, words_of
 from duel import (
     HERE,
     add_run_flags,
@@ -36,13 +37,14 @@ from duel import (
     summed_up,
     told,
 )
+from preference_cpu import pair_job, told_pairs
 from sft_cpu import conversations, rate_lines, rows_file
 
 WRITING = ("plain", "static", "paged")
 WEIGHTS = ("float32", "bfloat16")
 PACKING = ("packed", "flex")
 LAYOUTS = ("padded", "grouped", *PACKING)
-PIECE = re.compile(r"\w{1,6}|[^\w\s]")  # a word of ordinary length is one token, as it is to a trained tokenizer
+GIVEN = ("batch_rows", "tokens_per_pass", "pairs_per_step", "pairs_per_pass")  # sizes that have a flag of their own
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,11 @@ class Sizes:
     tokens_per_pass: int = 16384  # of whet
     pack_tokens: tuple[int, ...] = (4096,)  # a pass of the peer where it packs
     supervised_steps: tuple[int, int, int] = (8, 16, 3)
+    pairs_per_step: int = 64
+    pairs_per_pass: int = 16  # of the peer
 
 
-SMALL = Sizes("tiny", (2, 2, 8, 8), 2, (3, 4, 1), 40, 128, 8, 4, 256, (256,), (3, 5, 1))
+SMALL = Sizes("tiny", (2, 2, 8, 8), 2, (3, 4, 1), 40, 128, 8, 4, 256, (256,), (3, 5, 1), 4, 2)
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,33 @@ def supervised_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
     return Case(title, job, peers, lambda sides: rate_lines(sides, facts["tokens_a_trained_token"]))
 
 
-PARTS: dict[str, Callable[[Any, Sizes, Path], Case]] = {"grpo": policy_case, "sft": supervised_case}
+def pair_case(part: str, chosen: Any, sizes: Sizes, work: Path) -> Case:
+    """Preference training or a reward model, on pairs of real lengths."""
+    made = told([sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), sizes.model])[sizes.model]
+    counts = step_counts(sizes.supervised_steps)
+    wanted = argparse.Namespace(
+        **{"pairs": chosen.pairs, "seed": chosen.seed, "stored": chosen.stored, "most": counts["most"]},
+        **{"most_tokens": sizes.most_tokens, "tokens_per_pass": sizes.tokens_per_pass},
+        **{"rows_per_step": sizes.pairs_per_step, "batch_rows": sizes.pairs_per_pass},
+    )
+    job, facts = pair_job(part, made["folder"], wanted, work, SHAPES[sizes.model][1]["vocab_size"])
+    title = f"{part}, {sizes.model}: {told_pairs(facts)}, {sizes.pairs_per_step} a step"
+    title += ", reference stored" if job["stored"] else ""
+    peers = {f"trl {layout}": {"layout": layout} for layout in chosen.layouts.split(",") if layout not in PACKING}
+    return Case(title, {**job, **counts}, peers, lambda sides: rate_lines(sides, 1.0))
+
+
+PARTS: dict[str, Callable[[Any, Sizes, Path], Case]] = {
+    "grpo": policy_case,
+    "sft": supervised_case,
+    "dpo": functools.partial(pair_case, "dpo"),
+    "rm": functools.partial(pair_case, "rm"),
+}
 
 
 def sizes_of(chosen: Any) -> Sizes:
     sizes = SMALL if chosen.tiny else Sizes()
-    given = {key: getattr(chosen, key) for key in ("batch_rows", "tokens_per_pass") if getattr(chosen, key)}
+    given = {key: getattr(chosen, key) for key in GIVEN if getattr(chosen, key)}
     if chosen.pack_tokens:
         given["pack_tokens"] = tuple(int(each) for each in chosen.pack_tokens.split(","))
     return replace(sizes, **given)
@@ -156,13 +181,12 @@ def named(side: str, choices: dict[str, tuple[str, str]]) -> str:
 
 
 def worded(rows: Iterable[dict[str, Any]], vocabulary: int) -> list[dict[str, Any]]:
-    """The conversations in the words of the models' tokenizer: the same piece is the same word everywhere."""
-    count = vocabulary - len(SPECIAL)
+    """The conversations in the words of the models' tokenizer."""
 
-    def words(text: str) -> str:
-        return " ".join(f"w{zlib.crc32(piece.encode()) % count}" for piece in PIECE.findall(text)) or "w0"
+    def turns(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**turn, "content": words_of(turn["content"], vocabulary)} for turn in row["messages"]]
 
-    return [{"messages": [{**turn, "content": words(turn["content"])} for turn in row["messages"]]} for row in rows]
+    return [{"messages": turns(row)} for row in rows]
 
 
 def fought(case: Case, chosen: Any, job: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -201,12 +225,16 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
     parser.add_argument("--peer-path", type=Path, help="folder of the peer's packages, for this same Python")
     parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
+    parser.add_argument("--pairs", type=Path, help="a file of pairs, of any shape that whet reads")
+    parser.add_argument("--pairs-per-step", type=int, help="of both sides")
+    parser.add_argument("--pairs-per-pass", type=int, help="of the peer")
+    parser.add_argument("--stored", action="store_true", help="the reference is asked before the first step")
     parser.add_argument("--writing", default="plain", help=f"how the peer writes replies: {', '.join(WRITING)}")
     parser.add_argument("--peer-weights", default="float32", help=f"the peer's own: {', '.join(WEIGHTS)}")
     parser.add_argument("--layouts", default="padded,packed", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
     parser.add_argument("--batch-rows", type=int, help="rows a pass of the peer where it pads")
     parser.add_argument("--pack-tokens", help="tokens a pass of the peer where it packs, e.g. 4096 or 4096,8192")
-    parser.add_argument("--tokens-per-pass", type=int, help="of whet's supervised passes")
+    parser.add_argument("--tokens-per-pass", type=int, help="of whet's passes over rows and pairs")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, in fp32 unless said otherwise")
     parser.set_defaults(precision=None, patience=10.0)
     chosen = parser.parse_args()

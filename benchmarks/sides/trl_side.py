@@ -127,16 +127,43 @@ def supervised_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> An
     )
 
 
+class EncodedPairs(trl.DPOTrainer):
+    """Takes pairs that are tokens already, as its sibling for reward models does."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+
+def pair_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
+    rows = json.loads(Path(job["encoded"]).read_text())
+    shared = common_settings(job, folder, job["rows_per_step"] // job["batch_rows"])
+    grouped = peer_choice(job, "layout", "padded") == "grouped"
+    shared["train_sampling_strategy"] = "group_by_length" if grouped else "sequential"
+    shared["remove_unused_columns"] = not grouped  # the lengths are read from the rows themselves
+    shared["max_length"] = max(row["length"] for row in rows)
+    given = {"model": job["model"], "processing_class": AutoTokenizer.from_pretrained(job["model"])}
+    given["train_dataset"] = Dataset.from_list(rows).remove_columns(["shared", "lengths"])
+    if job["kind"] == "rm":
+        return trl.RewardTrainer(args=trl.RewardConfig(**shared), **given)
+    return EncodedPairs(args=trl.DPOConfig(**shared, precompute_ref_log_probs=job["stored"]), **given)
+
+
+TRAINERS = {"grpo": policy_trainer, "sft": supervised_trainer, "dpo": pair_trainer, "rm": pair_trainer}
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
     watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), job.get("device", "cpu"))
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:
-        trainer = {"grpo": policy_trainer, "sft": supervised_trainer}[job["kind"]](job, folder, watch)
+        trainer = TRAINERS[job["kind"]](job, folder, watch)
         inner = watch.timed("forward", trainer.compute_loss)
 
         def counted_loss(model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
-            if "labels" in inputs:
+            if job["kind"] in ("dpo", "rm"):
+                watch.count("trained", inputs["attention_mask"].sum())
+                watch.count("padded", inputs["attention_mask"].numel())
+            elif "labels" in inputs:
                 watch.count("trained", (inputs["labels"] != -100).sum())
                 watch.count("padded", inputs["input_ids"].numel())
             return inner(model, inputs, *given, **named)

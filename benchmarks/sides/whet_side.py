@@ -52,19 +52,42 @@ def supervised_course(job: dict[str, Any]) -> Any:
     return assembled(resolved("sft", values)).course
 
 
+def pair_course(job: dict[str, Any]) -> Any:
+    """Preference training or a reward model, as the job's kind says."""
+    from whet.assembly import assembled
+    from whet.config import resolved
+
+    names = ("precision", "threads")
+    values = {
+        "seed": job["seed"],
+        "steps": job["most"],
+        "model": {"name": job["model"], "device": device_of(job), **{name: job[name] for name in names}},
+        "data": {"source": job["rows"]},
+        "batch": {name: job[name] for name in ("rows_per_step", "tokens_per_pass")},
+        "optimizer": {"learning_rate": 1e-6},
+        "report": {"evaluate_prompts": 0},
+    }
+    if job["stored"]:
+        values["preference"] = {"reference_logp": "stored"}
+    return assembled(resolved(job["kind"], values)).course
+
+
+COURSES = {"grpo": policy_course, "sft": supervised_course, "dpo": pair_course, "rm": pair_course}
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), device_of(job))
-    course = {"grpo": policy_course, "sft": supervised_course}[job["kind"]](job)
+    course = COURSES[job["kind"]](job)
     number = 0
     while not watch.enough:
         number += 1
         watch.begin()
         clock = Clock()
         report, _ = course.step(number, clock)
-        for phase in ("rollout", "train"):
+        for phase in ("rollout", "reference", "train"):
             watch.add(phase, clock.seconds.get(phase, 0.0))
-        watch.count("trained", report.counts["tokens"])
+        watch.count("trained", job["step_tokens"][number - 1] if "step_tokens" in job else report.counts["tokens"])
         watch.end()
     Path(sys.argv[2]).write_text(json.dumps(watch.record()))
 

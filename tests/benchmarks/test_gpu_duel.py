@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from duel import ratio_names, ratio_table
-from gpu_duel import SMALL, Sizes, named, sizes_of, worded
+from gpu_duel import GIVEN, SMALL, Sizes, named, sizes_of, worded
 from sft_cpu import rate_lines
 
 PHASES = ("step", "rollout", "forward", "backward", "optimizer")
@@ -63,9 +63,10 @@ def test_only_unusual_choices_are_named():
 
 
 def test_flags_change_the_sizes_and_nothing_else():
-    given = argparse.Namespace(tiny=False, batch_rows=64, tokens_per_pass=None, pack_tokens="2048,4096")
+    flags = dict.fromkeys(GIVEN)
+    given = argparse.Namespace(**{**flags, "batch_rows": 64}, tiny=False, pack_tokens="2048,4096")
     found = sizes_of(given)
     assert (found.batch_rows, found.pack_tokens) == (64, (2048, 4096))
     assert (found.model, found.shape, found.tokens_per_pass) == (Sizes.model, Sizes.shape, Sizes.tokens_per_pass)
-    plain = argparse.Namespace(tiny=True, batch_rows=None, tokens_per_pass=None, pack_tokens=None)
+    plain = argparse.Namespace(**flags, tiny=True, pack_tokens=None)
     assert sizes_of(plain) == SMALL

@@ -126,7 +126,7 @@ def test_prompts_hand_over_their_keys_and_values():
             hidden = split.hidden(torch.tensor([prompt]), cache=cache)
             torch.testing.assert_close(states[row], hidden[0, -1], rtol=1e-4, atol=1e-5)
             for number, (key, value) in kept.items():
-                at = tree.prompt_index[row, : len(prompt)]
+                at = tree.layout.prompt_index[row, : len(prompt)]
                 torch.testing.assert_close(key[at], cache.layers[number].keys[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
                 torch.testing.assert_close(
                     value[at], cache.layers[number].values[0].transpose(0, 1), rtol=1e-4, atol=1e-5

@@ -1,6 +1,7 @@
 """The layout of a tree: every prompt once, every action predicted from the right token, nothing computed in vain."""
 
-from itertools import pairwise
+from bisect import bisect_right
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -61,8 +62,8 @@ def test_rows_that_share_nothing_are_prompts_as_a_whole():
     tokens, action = rows_of(((1, 2), (3, 4, 5), "111"), ((2, 2), (6,), "1"))
     tree = tree_of(tokens, action)
     assert tree.tokens.tolist() == [[1, 2, 3, 4, 2, 2]]
-    assert tree.prompt_index[0].tolist() == [0, 1, 2, 3] and tree.prompt_index[1, :2].tolist() == [4, 5]
-    assert tree.bundles is None
+    assert tree.layout.prompt_index[0].tolist() == [0, 1, 2, 3] and tree.layout.prompt_index[1, :2].tolist() == [4, 5]
+    assert tree.layout.bundles is None
 
 
 def test_a_prompt_of_another_length_is_another_prompt():
@@ -81,15 +82,18 @@ def test_rows_without_an_action_are_not_computed():
 def visible(tree):
     """For each packed token, the sorted packed positions that attention lets it see."""
     seen = {}
-    length = tree.prompt_index.shape[1]
-    for token, place in enumerate(tree.place.tolist()):
-        if place < tree.prompt_index.numel():
-            row, column = divmod(place, length)
-            assert tree.prompt_index[row, column] == token
-            seen[token] = tree.prompt_index[row, : column + 1].tolist()
+    tables = tree.layout.rows or (tree.layout.prompt_index,)
+    lines = [line for table in tables for line in table]
+    starts = list(accumulate((len(line) for line in lines), initial=0))
+    for token, place in enumerate(tree.layout.place.tolist()):
+        if place < starts[-1]:
+            row = bisect_right(starts, place) - 1
+            column = place - starts[row]
+            assert lines[row][column] == token
+            seen[token] = lines[row][: column + 1].tolist()
         else:
-            bundles = tree.bundles
-            row, column = divmod(place - tree.prompt_index.numel(), bundles.query_index.shape[1])
+            bundles = tree.layout.bundles
+            row, column = divmod(place - tree.layout.prompt_index.numel(), bundles.query_index.shape[1])
             assert bundles.query_index[row, column] == token
             who, when = bundles.query_row[row, column], bundles.query_position[row, column]
             allowed = (bundles.key_row[row] == PROMPT) | (bundles.key_row[row] == who)
@@ -144,18 +148,50 @@ def test_nothing_is_computed_twice_or_in_vain(seed):
             replies += columns[-1] - columns[0]
     assert tree.size == sum(map(len, prompts)) + replies
     # padded queries look somewhere, or their softmax would not be a number
-    if tree.bundles is not None:
-        who, when = tree.bundles.query_row[:, :, None], tree.bundles.query_position[:, :, None]
-        keys, positions = tree.bundles.key_row[:, None], tree.bundles.key_position[:, None]
+    if tree.layout.bundles is not None:
+        who, when = tree.layout.bundles.query_row[:, :, None], tree.layout.bundles.query_position[:, :, None]
+        keys, positions = tree.layout.bundles.key_row[:, None], tree.layout.bundles.key_position[:, None]
         assert bool((((keys == PROMPT) | (keys == who)) & (positions <= when)).any(-1).all())
 
 
-@pytest.mark.parametrize(("prompt", "reply", "count"), [(2048, 64, 16), (512, 32, 16), (64, 512, 8), (4, 2000, 3)])
+def rows_like(prompt, replies):
+    """One prompt and random replies of these lengths."""
+    tokens = torch.zeros(len(replies), prompt + max(replies), dtype=torch.long)
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, length in enumerate(replies):
+        tokens[row, prompt : prompt + length] = torch.randint(1, 1000, (length,))
+        action[row, prompt : prompt + length] = True
+    return tokens, action
+
+
+@pytest.mark.parametrize(("prompt", "replies"), [(40, [300, 310]), (64, [512] * 8), (4, [2000] * 3)])
+def test_long_replies_are_attended_to_as_whole_rows(prompt, replies):
+    """Half of a square of the row is less than the rectangle of the reply."""
+    tree = tree_of(*rows_like(prompt, replies))
+    assert tree.layout.bundles is None and len(tree.layout.rows) == 1
+    assert tree.layout.rows[0].shape == (len(replies), prompt + max(replies) - 1)
+    assert tree.size == prompt + sum(replies) - len(replies)
+    assert len(set(tree.layout.place.tolist())) == tree.size
+
+
+def test_short_replies_share_the_keys_of_a_long_prompt():
+    tree = tree_of(*rows_like(512, [30, 32]))
+    assert tree.layout.rows == () and tree.layout.bundles is not None
+
+
+def test_rows_of_unlike_length_are_attended_to_apart():
+    tree = tree_of(*rows_like(20, [100, 110, 900, 910]))
+    assert [table.shape for table in tree.layout.rows] == [(2, 129), (2, 929)]
+    seen = visible(tree)
+    assert len(seen) == tree.size and max(map(len, seen.values())) == 929
+
+
+@pytest.mark.parametrize(("prompt", "reply", "count"), [(2048, 64, 16), (512, 32, 16), (1024, 256, 8)])
 def test_attention_copies_and_wastes_no_more_than_a_few_times_the_tokens(prompt, reply, count):
     tokens = torch.cat([torch.zeros(count, prompt), torch.rand(count, reply) * 1000], 1).long()
     action = torch.zeros_like(tokens, dtype=torch.bool)
     action[:, prompt:] = True
     tree = tree_of(tokens, action)
-    assert tree.bundles.key_index.numel() <= 3 * tree.size
-    pairs = tree.bundles.query_index.numel() * tree.bundles.key_index.shape[1]
+    assert tree.layout.bundles.key_index.numel() <= 3 * tree.size
+    pairs = tree.layout.bundles.query_index.numel() * tree.layout.bundles.key_index.shape[1]
     assert pairs <= 2 * count * reply * (prompt + reply)

@@ -3,13 +3,15 @@
 Pure layout. `tree_of` says where each token goes and what it may see; `whet.model.tree_attention` makes a model see it.
 Where no kernel takes ragged lengths (`Segments`), attention alone meets padding: prompts are attended to side by side,
 replies in bundles that share their prompt's keys. A bundle is about as long as its prompt: then neither the copies of
-the prompt's keys nor the pairs of replies that must not see each other cost more than the replies themselves.
+the prompt's keys nor the pairs of replies that must not see each other cost more than the replies themselves. Where
+replies are long, whole rows cost less than that: without a mask attention skips what lies ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Integers = NDArray[np.int64]
+
+WASTE = 1 << 18  # pairs of tokens that may be attended to in vain before rows are taken apart by length
 
 
 @dataclass(frozen=True)
@@ -51,23 +55,13 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Rows [N, T] as one row of S tokens. A row that shares its prompt with no other is a prompt without replies."""
+class Layout:
+    """What attention looks at side by side, where no kernel takes ragged lengths."""
 
-    tokens: Tensor  # int64 [1, S]
-    position_ids: Tensor  # int64 [1, S]
-    states: Tensor  # int64 [A], for each action in row order the packed position that predicts it
-    segments: Segments
     prompt_index: Tensor  # int64 [P, L], packed positions, right-padded with any
     bundles: Bundles | None
-    place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]
-    longest_row: int  # positions a token may look back
-    masks: dict[Any, Tensor] = field(default_factory=dict)  # of attention, as they are made
-
-    @property
-    def size(self) -> int:
-        """S, the tokens that are computed."""
-        return self.tokens.shape[1]
+    rows: tuple[Tensor, ...]  # int64 [N, L] each, packed positions: if any, attended to instead of prompts and bundles
+    place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]; or in the rows
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,29 @@ class _Root:
     start: int  # packed
     length: int
     replies: tuple[_Reply, ...]  # those that must be computed
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Rows [N, T] as one row of S tokens. A row that shares its prompt with no other is a prompt without replies."""
+
+    tokens: Tensor  # int64 [1, S]
+    position_ids: Tensor  # int64 [1, S]
+    states: Tensor  # int64 [A], for each action in row order the packed position that predicts it
+    segments: Segments
+    longest_row: int  # positions a token may look back
+    roots: tuple[_Root, ...]
+    masks: dict[Any, Tensor] = field(default_factory=dict)  # of attention, as they are made
+
+    @property
+    def size(self) -> int:
+        """S, the tokens that are computed."""
+        return self.tokens.shape[1]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Made when it is first asked for: ragged kernels do without."""
+        return _layout(self.roots, self.size, self.tokens.device)
 
 
 def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) -> Tree | None:
@@ -104,9 +121,6 @@ def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) 
     pieces += [rows[reply.row, reply.first : reply.first + reply.length] for reply in replies]
     positions = [np.arange(root.length) for root in roots]
     positions += [np.arange(reply.first, reply.first + reply.length) for reply in replies]
-    bundles = [bundle for root in roots for bundle in _bundled(root)]
-    laid, reply_place = _bundles(bundles) if bundles else (None, {})
-    prompt_index, place = _places(roots, reply_place, sum(map(len, pieces)))
 
     def tensor(values: Integers) -> Tensor:
         return sent(torch.from_numpy(values), device)
@@ -116,11 +130,27 @@ def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) 
         position_ids=tensor(np.concatenate(positions)[None]),
         states=tensor(_states(flags, first, roots)),
         segments=_segments(roots, device),
-        prompt_index=tensor(prompt_index),
-        bundles=None if laid is None else Bundles(*map(tensor, laid)),
-        place=tensor(place),
         longest_row=int(last.max()),
+        roots=tuple(roots),
     )
+
+
+def _layout(roots: Sequence[_Root], size: int, device: torch.device) -> Layout:
+    bundles = [bundle for root in roots for bundle in _bundled(root)]
+    laid, reply_place = _bundles(bundles) if bundles else (None, {})
+    prompt_index, place = _places(roots, reply_place, size)
+    whole: list[Integers] = []
+    if laid is not None:
+        groups = _grouped_rows(roots)
+        if _row_pairs(groups) <= prompt_index.size * prompt_index.shape[1] // 2 + laid[0].size * laid[3].shape[1]:
+            laid = None
+            whole, place = _rows(groups, size)
+
+    def tensor(values: Integers) -> Tensor:
+        return sent(torch.from_numpy(values), device)
+
+    found = None if laid is None else Bundles(*map(tensor, laid))
+    return Layout(tensor(prompt_index), found, tuple(map(tensor, whole)), tensor(place))
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
@@ -199,6 +229,50 @@ def _places(roots: Sequence[_Root], reply_place: dict[int, int], size: int) -> t
             at = len(roots) * longest + reply_place[reply.row]
             place[reply.start : reply.start + reply.length] = np.arange(at, at + reply.length)
     return prompt_index, place
+
+
+_Row = tuple[_Root, _Reply | None]
+
+
+def _row_length(row: _Row) -> int:
+    root, reply = row
+    return root.length + (reply.length if reply is not None else 0)
+
+
+def _grouped_rows(roots: Sequence[_Root]) -> list[list[_Row]]:
+    """Prompts with each of their replies, those of like length together."""
+    every: list[_Row] = [(root, reply) for root in roots for reply in root.replies or (None,)]
+    found: list[list[_Row]] = []
+    for row in sorted(every, key=_row_length):
+        longer = _row_length(row) ** 2 - _row_length(found[-1][-1]) ** 2 if found else 0
+        if found and len(found[-1]) * longer // 2 <= WASTE:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def _row_pairs(groups: Sequence[Sequence[_Row]]) -> int:
+    """Pairs of tokens that causal attention looks at, padding included."""
+    return sum(len(group) * _row_length(group[-1]) ** 2 // 2 for group in groups)
+
+
+def _rows(groups: Sequence[Sequence[_Row]], size: int) -> tuple[list[Integers], Integers]:
+    """The packed positions of whole rows, and where each token's output lies among all of them."""
+    found, place, before = [], np.empty(size, np.int64), 0
+    for group in groups:
+        table = np.zeros((len(group), _row_length(group[-1])), np.int64)
+        for line, (root, reply) in zip(table, group, strict=True):
+            spans = [(0, root.start, root.length)]
+            if reply is not None:
+                spans.append((root.length, reply.start, reply.length))
+            for column, start, length in spans:
+                line[column : column + length] = np.arange(start, start + length)
+                # a prompt lies in several rows, all with the same output
+                place[start : start + length] = np.arange(before + column, before + column + length)
+            before += table.shape[1]
+        found.append(table)
+    return found, place
 
 
 def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -> Integers:

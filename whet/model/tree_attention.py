@@ -196,11 +196,13 @@ def attended(
         )
         return each.transpose(1, 2).flatten(0, 1)
 
-    outputs = [found(tree.prompt_index, tree.prompt_index, _prompt_mask(tree, look, query))]
-    if tree.bundles is not None:
-        outputs.append(found(tree.bundles.query_index, tree.bundles.key_index, _reply_mask(tree.bundles, look, query)))
+    layout = tree.layout
+    tables = layout.rows or (layout.prompt_index,)
+    outputs = [found(each, each, _causal_mask(each.shape[1], look, query)) for each in tables]
+    if (bundles := layout.bundles) is not None:
+        outputs.append(found(bundles.query_index, bundles.key_index, _reply_mask(bundles, look, query)))
     together = torch.cat(outputs)
-    return F.embedding(tree.place, together.flatten(1)).unflatten(1, together.shape[1:])
+    return F.embedding(layout.place, together.flatten(1)).unflatten(1, together.shape[1:])
 
 
 def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
@@ -222,14 +224,14 @@ def _picked(states: Tensor, index: Tensor) -> Tensor:
     return F.embedding(index, states.flatten(1)).unflatten(2, states.shape[1:]).transpose(1, 2)
 
 
-def _prompt_mask(tree: Tree, look: _Look, query: Tensor) -> Tensor | None:
+def _causal_mask(length: int, look: _Look, query: Tensor) -> Tensor | None:
     """None where plain causal attention is meant: padding lies behind everything that is read."""
-    length, window = tree.prompt_index.shape[1], look.window
+    window = look.window
     if window is None or window >= length:
         return None
     position = torch.arange(length, device=query.device)
     gap = position[:, None] - position
-    return _mask(look, "prompt", (gap >= 0) & (gap < window), query)
+    return _mask(look, f"causal {length}", (gap >= 0) & (gap < window), query)
 
 
 def _reply_mask(bundles: Bundles, look: _Look, query: Tensor) -> Tensor:

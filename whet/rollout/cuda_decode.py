@@ -225,7 +225,7 @@ class CudaDecoder:
         at = torch.tensor(slots, device=device)
         caches.lengths[at] = torch.tensor([len(each) for each in prompts], dtype=torch.int32, device=device)
         tree = prompts_tree(prompts, device)
-        index, longest = tree.prompt_index, tree.prompt_index.shape[1]
+        index, longest = tree.layout.prompt_index, tree.layout.prompt_index.shape[1]
 
         def keep(number: int, key: Tensor, value: Tensor) -> None:
             for mine, theirs in ((caches.prompt_k[number], key), (caches.prompt_v[number], value)):

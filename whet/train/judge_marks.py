@@ -1,7 +1,8 @@
 """How good is a reward model? Marks on held-out pairs, outcomes and steps, from its scores alone.
 
 The probability that a reply is better is sigma(margin), that it is right sigma(score). Calibration: the expected error
-sorts the rows by how sure the model is and compares that with how often it is right in each tenth of the range.
+sorts the rows by how sure the model is and compares that with how often it is right in each tenth of the range. Marks
+with a slash in their name are the single tenths, for a page to draw; they are too many for a line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def pair_marks(
         "chosen_score": fmean(chosen),
         "rejected_score": fmean(rejected),
         "brier": fmean([(1 - _sigmoid(margin)) ** 2 for margin in margins]),
-        "calibration_error": calibration_error([_sigmoid(abs(margin)) for margin in margins], right),
+        **calibration([_sigmoid(abs(margin)) for margin in margins], right),
     }
     for name, kept in (("when_shorter", lambda gap: gap < 0), ("when_longer", lambda gap: gap > 0)):
         chances = [each for each, gap in zip(right, longer, strict=True) if kept(gap)]
@@ -51,7 +52,7 @@ def outcome_marks(scores: Sequence[float], labels: Sequence[float]) -> dict[str,
     found = {
         "accuracy": fmean(right),
         "brier": fmean([(chance - label) ** 2 for chance, label in zip(chances, labels, strict=True)]),
-        "calibration_error": calibration_error([max(chance, 1 - chance) for chance in chances], right),
+        **calibration([max(chance, 1 - chance) for chance in chances], right),
     }
     area = area_under_curve(scores, truth)
     return found if area is None else {**found, "area_under_curve": area}
@@ -86,11 +87,26 @@ def step_marks(scores: Sequence[Sequence[float]], labels: Sequence[Sequence[floa
 
 def calibration_error(sureness: Sequence[float], right: Sequence[float]) -> float:
     """SUM over bins of share * |mean sureness - mean right|."""
+    gaps = [abs(sum(sure for sure, _ in each) - sum(hit for _, hit in each)) for each in _tenths(sureness, right)]
+    return sum(gaps) / len(right)
+
+
+def calibration(sureness: Sequence[float], right: Sequence[float]) -> dict[str, float]:
+    """The expected error, and of each tenth that holds rows: how many, how sure, how often right."""
+    found = {"calibration_error": calibration_error(sureness, right)}
+    for number, rows in enumerate(_tenths(sureness, right)):
+        if rows:
+            found[f"calibration/{number}/rows"] = float(len(rows))
+            found[f"calibration/{number}/sure"] = fmean([sure for sure, _ in rows])
+            found[f"calibration/{number}/right"] = fmean([hit for _, hit in rows])
+    return found
+
+
+def _tenths(sureness: Sequence[float], right: Sequence[float]) -> list[list[tuple[float, float]]]:
     bins: list[list[tuple[float, float]]] = [[] for _ in range(BINS)]
     for sure, hit in zip(sureness, right, strict=True):
         bins[min(int(sure * BINS), BINS - 1)].append((sure, hit))
-    gaps = [abs(sum(sure for sure, _ in each) - sum(hit for _, hit in each)) for each in bins]
-    return sum(gaps) / len(right)
+    return bins
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -24,6 +24,7 @@ from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
 from whet.model.reference import HeldReference, Reference
 from whet.model.split import SplitModel
 from whet.model.token_logp import Details, packs, token_logp
+from whet.model.tree import sent
 from whet.types import Encoded, WhetError
 
 RIVALS = 5  # likeliest tokens that one is drawn from, to stand against the token of a reply
@@ -49,7 +50,7 @@ def pass_scores(
     found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(asked)))
     if not asked or found.states is None:
         return PassScores(rows, found.logp)
-    placed = rows.action.to(found.logp.device)
+    placed = sent(rows.action, found.logp.device)
 
     def table(values: Tensor) -> Tensor:
         return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
@@ -103,7 +104,7 @@ class ReferenceLogp(Protocol):
     """What the reference thinks of replies."""
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
-        """For each family and reply the log-probabilities of its trained tokens: float32 [n], on the CPU."""
+        """For each family and reply the log-probabilities of its trained tokens: float32 [n], all on one device."""
         ...
 
 
@@ -114,15 +115,14 @@ def families_logp(
     """As `ReferenceLogp.logp`, of any model."""
     packed = packed and packs(split)
     found: dict[int, tuple[Tensor, ...]] = {}
-    seen = []
     for numbers in family_passes(families, tokens_per_pass, packed):
         scores = pass_scores(split, [families[number] for number in numbers], packed, frozenset())
-        seen.append((numbers, scores.logp.float(), scores.rows.action))
-    for numbers, logp, action in seen:
-        rows = iter(zip(logp.cpu(), action, strict=True))
+        # the places are found on the host, so that nothing waits for the device
+        action = scores.rows.action
+        places = sent(action.flatten().nonzero()[:, 0], scores.logp.device)
+        replies = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
         for number in numbers:
-            each = [next(rows) for _ in families[number]]
-            found[number] = tuple(values[chosen] for values, chosen in each)
+            found[number] = tuple(next(replies) for _ in families[number])
     return [found[number] for number in range(len(families))]
 
 
@@ -156,7 +156,7 @@ class StoredReference:
         except KeyError:
             raise WhetError(
                 "a reply is not among those the reference was asked about before the run; replies that are put "
-                "together in every step need a live reference: give model.reference=memory"
+                "together in every step need a live reference: give preference.reference_logp=live"
             ) from None
 
 
@@ -171,7 +171,7 @@ def stored_reference(
     else:
         asked = families_logp(policy, families, tokens_per_pass, packed)
         by_key = {
-            _key(row): values
+            _key(row): values.cpu()
             for family, replies in zip(families, asked, strict=True)
             for row, values in zip(family, replies, strict=True)
         }
@@ -194,11 +194,15 @@ def _read(file: Path, marks: dict[str, str]) -> Tensor:
             f"{file}: not readable as stored reference log-probabilities ({type(error).__name__}); delete it, and it "
             "is made again"
         ) from error
-    wrong = {"model": "by another model, not by this run's first policy", "rows": "of other rows than this run's"}
+    wrong = {
+        "model": "by another model, not by this run's first policy",
+        "rows": "of other rows than this run's, or of another chat template",
+    }
     for name, told in wrong.items():
         if found.get(name) != marks[name]:
             raise WhetError(
-                f"{file}: the stored reference log-probabilities are {told}; delete it, or give another file"
+                f"{file}: the stored reference log-probabilities are {told}; delete it, or give another "
+                "preference.store"
             )
     return values
 

@@ -49,6 +49,7 @@ class RLSettings:
 class Judging:
     score: Score
     part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
+    take_notes: Callable[[], Mapping[str, float]] = dict  # what rewards noticed since the last time, for the metrics
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ class RLCourse:
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         self._clock = clock
         self._judging = self._questions.judging((number - 1) / self._settings.steps)
+        self._judging.take_notes()  # those of the exam do not belong to the step
         found, groups = self._collected(number)
+        notes = self._judging.take_notes()
         batch = self._annotated(self._packed(groups), clock)
         batch, self._memory = self._objective.advantage(batch, self._memory)
         rate = scheduled_rate(self._rates, number, self._settings.steps)
@@ -149,6 +152,7 @@ class RLCourse:
             metrics={
                 **metrics,
                 **self._told(batch),
+                **notes,
                 "uniform_groups": uniform_share(groups),
                 "learning_rate": rate,
             },

@@ -30,6 +30,7 @@ from whet.model.checkpoint import (
 from whet.protocols import Reporter
 from whet.report.exploited import exploited
 from whet.report.health import diagnosis
+from whet.report.parted import parted
 from whet.report.record import Record, read_metrics, step_reports
 from whet.types import Prompt, Sample, StepReport
 
@@ -120,7 +121,7 @@ class _Progress:
 def _health(course: Course, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
     """What the numbers of any run tell, and what this kind of course knows besides: its `findings`."""
     findings: Callable[[Sequence[StepReport]], Sequence[str]] = getattr(course, "findings", lambda _: ())
-    return (*diagnosis(history, precision), *exploited(history), *findings(history))
+    return (*diagnosis(history, precision), *exploited(history), *parted(history), *findings(history))
 
 
 def run_course(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.data.cursor import Cursor
 from whet.data.packing import padded_rows, row_passes
 from whet.model.split import SplitModel
 from whet.model.token_logp import Details, packs, token_logp
 from whet.protocols import Engine
 from whet.train.evaluate import Exam, marks
-from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.train.run import Clock, RunFailed
-from whet.train.update import NotFinite, stepped
+from whet.train.optimizer import OptimizerSettings
+from whet.train.pace import Pace
+from whet.train.run import Clock
 from whet.types import Encoded, Prompt, Sample, StepReport
 
 
@@ -33,6 +32,8 @@ class SFTSettings:
 class SFTCourse:
     """loss = - 1/M SUM logp over the M reply tokens of the step, however they are packed or cut into passes."""
 
+    over: str | None = None
+
     def __init__(
         self,
         policy: SplitModel,
@@ -43,49 +44,15 @@ class SFTCourse:
         held_out: Sequence[Encoded] = (),
         exam: tuple[Engine, Exam] | None = None,
     ) -> None:
-        self._policy, self._tokenizer = policy, tokenizer
+        self.model, self.tokenizer, self._policy = policy.model, tokenizer, policy
         self._rows, self._held_out, self._exam = rows, held_out, exam
-        self._settings, self._rates = settings, optimizer
-        self._packed = settings.packed and packs(policy)
-        self._optimizer = adamw(policy.model, optimizer)
-        self._cursor = Cursor(len(rows), settings.seed)
-        policy.model.train()
-
-    @property
-    def model(self) -> Any:
-        return self._policy.model
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-    @property
-    def over(self) -> str | None:
-        return None
+        self._settings, self._packed = settings, settings.packed and packs(policy)
+        self._pace = Pace(policy.model, optimizer, settings.steps, len(rows), settings.seed)
 
     def step(self, number: int, clock: Clock) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        chosen, self._cursor = self._cursor.take(self._settings.rows_per_step)
-        rows = [self._rows[index] for index in chosen]
-        rate = scheduled_rate(self._rates, number, self._settings.steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        with clock.phase("train"):
-            self._optimizer.zero_grad(set_to_none=True)
-            try:
-                loss = self._total_loss(rows, learn=True)
-                if not torch.isfinite(torch.tensor(loss)):
-                    raise NotFinite("the loss is not finite", "the weights diverged; lower optimizer.learning_rate")
-                norm = stepped(self._policy.model, self._optimizer, self._rates.max_gradient_norm)
-            except NotFinite as error:
-                raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
-        report = StepReport(
-            step=number,
-            policy_version=number - 1,
-            counts={"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)},
-            reward={},
-            metrics={"loss": loss, "gradient_norm": norm, "learning_rate": rate},
-        )
-        return report, []
+        rows = [self._rows[index] for index in self._pace.take(self._settings.rows_per_step)]
+        counts = {"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)}
+        return self._pace.step(number, clock, lambda: {"loss": self._total_loss(rows, learn=True)}, counts), []
 
     def _total_loss(self, rows: Sequence[Encoded], learn: bool) -> float:
         trained = sum(sum(row.action) for row in rows)
@@ -109,14 +76,13 @@ class SFTCourse:
         return result
 
     def state(self) -> dict[str, Any]:
-        return {"position": self._cursor.position}
+        return self._pace.state()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {"optimizer": optimizer_tensors(self._policy.model, self._optimizer)}
+        return self._pace.tensors()
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._cursor = replace(self._cursor, position=state["position"])
-        restore_optimizer(self._policy.model, self._optimizer, tensors["optimizer"])
+        self._pace.restore(state, tensors)
 
 
 def _alike(logp: Tensor, window: slice) -> Tensor:

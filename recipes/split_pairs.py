@@ -1,0 +1,76 @@
+"""Real pairs cut into train.jsonl and held_out.jsonl: for recipes/smollm2_dpo.toml and recipes/smollm2_rm.toml.
+
+    python recipes/split_pairs.py pairs.jsonl.gz build/pairs
+    python recipes/split_pairs.py pairs.jsonl.gz build/pairs --only source=pandalm --most-characters 400 --train 256
+
+Rows of any shape that whet reads; those it cannot use are left out and counted. All pairs of a prompt lie on one side.
+Which side that is, and the order, depend on the prompt's own text alone: a larger split holds the smaller one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from whet.data import read_rows
+from whet.data.pairs import Preference, preferences_from
+from whet.data.usable import left_out_words, usable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="a file of pairs")
+    parser.add_argument("folder", type=Path, help="where the two files go")
+    parser.add_argument("--only", default="", help="COLUMN=VALUE of the rows to take")
+    parser.add_argument("--most-characters", type=int, default=0, help="of prompt and longer reply; 0 is no limit")
+    parser.add_argument("--share", type=float, default=0.25, help="of the prompts that are held out")
+    parser.add_argument("--train", type=int, default=0, help="pairs at most; 0 is all")
+    parser.add_argument("--held-out", type=int, default=0, help="pairs at most; 0 is all")
+    chosen = parser.parse_args()
+    column, _, value = chosen.only.partition("=")
+    rows = [each for each in read_rows(chosen.source) if not column or str(each.values.get(column)) == value]
+    if not rows:
+        raise SystemExit(f"no row of {chosen.source} has {chosen.only}; give --only COLUMN=VALUE of some of its rows")
+    pairs = usable(rows, preferences_from, drop=True)
+    fitting = [pair for pair in pairs if not chosen.most_characters or size(pair) <= chosen.most_characters]
+    sides: dict[str, list[tuple[float, Preference]]] = {"train": [], "held_out": []}
+    for pair in fitting:
+        place = position(pair)
+        sides["held_out" if place < chosen.share else "train"].append((place, pair))
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    for name, most in (("train", chosen.train), ("held_out", chosen.held_out)):
+        ordered = [pair for _, pair in sorted(sides[name], key=lambda each: each[0])]
+        kept = ordered[:most] if most else ordered
+        file = chosen.folder / f"{name}.jsonl"
+        file.write_text("".join(f"{json.dumps(row(pair), ensure_ascii=False)}\n" for pair in kept), encoding="utf-8")
+        print(f"{file}: {len(kept)} pairs")
+    longer = f"{len(pairs) - len(fitting)} longer than {chosen.most_characters} characters"
+    told = [longer if chosen.most_characters else "", left_out_words(pairs.left_out)]
+    print("left out: " + ("; ".join(each for each in told if each) or "none"))
+
+
+def prompt_of(pair: Preference) -> Any:
+    return pair.prompt.text if pair.prompt.text is not None else [dict(each) for each in pair.prompt.messages]
+
+
+def size(pair: Preference) -> int:
+    opening = pair.prompt.text if pair.prompt.text is not None else "".join(m["content"] for m in pair.prompt.messages)
+    return len(opening) + max(len(pair.chosen), len(pair.rejected))
+
+
+def position(pair: Preference) -> float:
+    """A number in [0, 1) that only the prompt decides."""
+    text = json.dumps(prompt_of(pair), sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little") / 2**48
+
+
+def row(pair: Preference) -> dict[str, Any]:
+    found = {"prompt": prompt_of(pair), "chosen": pair.chosen, "rejected": pair.rejected}
+    return {**found, "margin": pair.margin} if pair.margin else found
+
+
+if __name__ == "__main__":
+    main()
