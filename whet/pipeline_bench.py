@@ -1,4 +1,4 @@
-"""A loaded model that is asked many things in one stage: replies, judgements, critiques, revisions, and their scores."""
+"""A loaded model that is asked many things in one stage: replies, judgements, critiques, revisions; and scores."""
 
 from __future__ import annotations
 

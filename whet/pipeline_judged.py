@@ -161,9 +161,7 @@ def _written(settings: JudgedSettings, folder: Path) -> Mapping[str, Any]:
 def _labelled(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
     fought, _ = contests(read_json_lines(done["replies"].folder / REPLIES))
     labels = write_labels(folder, settings, done, fought)
-    pairs, counts = judged_pairs(fought, labels, settings.least)
-    if not settings.soft:
-        pairs = [{key: value for key, value in pair.items() if key != "preference"} for pair in pairs]
+    pairs, counts = judged_pairs(fought, labels, settings.least, settings.soft)
     held_out = len(pairs) // 8
     write_rows(folder / PAIRS, pairs[held_out:])
     write_rows(folder / HELD_OUT_PAIRS, _true(pairs[:held_out], fought))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from whet.pipeline import Recipe
+from whet.pipeline_constitution import CONSTITUTIONAL
 from whet.pipeline_judged import JUDGED
 from whet.pipeline_rounds import OWN_PAIRS, SELF_PLAY
 from whet.pipeline_self_rewarding import SELF_REWARDING
 from whet.types import WhetError, did_you_mean
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (OWN_PAIRS, SELF_PLAY, JUDGED, SELF_REWARDING)}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (OWN_PAIRS, SELF_PLAY, JUDGED, SELF_REWARDING, CONSTITUTIONAL)
+}
 
 
 def recipe_named(name: str) -> Recipe:

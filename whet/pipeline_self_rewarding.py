@@ -11,9 +11,16 @@ from pydantic import Field
 
 from whet.config import SUPERVISED
 from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks
-from whet.pipeline.own_scores import judge_example, own_pairs, rubric_question, score_in, short_score_question
+from whet.pipeline.own_scores import (
+    judge_example,
+    mean_score,
+    own_pairs,
+    rubric_question,
+    score_in,
+    short_score_question,
+)
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.signs import Signs, order_accuracy, round_signs, verdict, warnings
+from whet.pipeline.signs import Signs, order_accuracy, prognosis, round_signs, warnings
 from whet.pipeline_bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
 from whet.pipeline_parts import (
     CHUNK,
@@ -34,7 +41,7 @@ from whet.pipeline_rounds import POLICY, RoundSettings, checked_method, pair_tra
 from whet.pipeline_sections import TRAIN_KEYS
 from whet.report.text import percent
 from whet.sections import RewardSection, Section
-from whet.types import Prompt, Sampling, WhetError
+from whet.types import Prompt, Sampling
 
 JUDGED, EXAM = "judged.jsonl", "exam.jsonl"
 
@@ -62,7 +69,7 @@ class SelfRewardingSettings(RoundSettings):
     """The policy's own marks, and an anchor if wanted."""
 
     prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
-    replies: int = Field(4, ge=2, description="that the policy writes to each prompt")
+    replies: int = Field(4, ge=2, description="that the policy writes to each prompt and judges")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
     judge: OwnJudgeSection = Field(OwnJudgeSection(), description="how the policy judges itself")
     anchor: RewardSection = Field(
@@ -75,8 +82,8 @@ class SelfRewardingSettings(RoundSettings):
         "prompts_per_round": 128,
         "replies": 8,
         "sampling": {"max_new_tokens": 64},
-        "teach": {"train": {"steps": 150, "batch": {"rows_per_step": 64}}},
-        "judge": {"question": "short", "max_new_tokens": 48},
+        "teach": {"train": {"steps": 200, "optimizer": {"learning_rate": 2e-3}, "batch": {"rows_per_step": 64}}},
+        "judge": {"question": "short", "max_new_tokens": 60},
         "train": {"batch": {"rows_per_step": 32}},
     }
 
@@ -96,12 +103,16 @@ def _has_anchor(settings: SelfRewardingSettings) -> bool:
 
 def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
     reference = checked_method(settings)
+    if not settings.data.source.startswith("task:"):  # too few prompts are told before the first round
+        round_prompts(evaluation(settings, settings.model.name), settings.rounds, settings.prompts_per_round)
     same = stage_settings(settings)
     stages = []
     if _is_taught(settings):
         check_training(SUPERVISED, _teaching(settings, "rows.jsonl"), "teach.train")
         stages = [
-            Stage("examples", "examples of answering and of judging", lambda folder, _: _examples(settings, folder), same),
+            Stage(
+                "examples", "examples of answering and of judging", lambda folder, _: _examples(settings, folder), same
+            ),
             Stage(
                 "teach",
                 f"{SUPERVISED} on both together: the first policy that judges itself",
@@ -138,7 +149,9 @@ def _examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any
         settings.teach.count if kinds else 0,
         lambda task, count, level: demonstrations(task, count, seed, level, settings.teach.share_worked),
     )
-    files = [demonstrations_from(read_rows(file)) if file else [] for file in (settings.teach.file, settings.judge.file)]
+    files = [
+        demonstrations_from(read_rows(file)) if file else [] for file in (settings.teach.file, settings.judge.file)
+    ]
     answering = [{**prompt_row(row.prompt), "completion": row.reply} for row in (*shown, *files[0])]
     reviewed: list[Reviewed] = rows_of_kinds(
         kinds,
@@ -201,14 +214,14 @@ def _examined(
         return [{"id": each.prompt.id, "judgings": marks} for each, marks in zip(part, judged, strict=True)]
 
     lines = read_json_lines(written_in_chunks(folder / EXAM, rows, 5 * CHUNK, rows_of))
-    from whet.pipeline.own_scores import mean_score
-
     by_question: dict[str, list[tuple[float | None, float]]] = {}
     for line, each in zip(lines, rows, strict=True):
         by_question.setdefault(each.prompt.question(), []).append((mean_score(line["judgings"]), each.quality))
     right = order_accuracy([tuple(zip(*pairs, strict=True)) for pairs in by_question.values()])  # type: ignore[misc]
     silent = [mark is None for line in lines for mark in line["judgings"]]
-    said = f"the judge orders {percent(right)} of the exam's pairs right; {percent(sum(silent) / len(silent))} unreadable"
+    said = (
+        f"the judge orders {percent(right)} of the exam's pairs right; {percent(sum(silent) / len(silent))} unreadable"
+    )
     return found(said, {"judge_accuracy": right, "judge_unreadable": sum(silent) / len(silent)})
 
 
@@ -238,9 +251,7 @@ def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list
     return [*stages, signs]
 
 
-def _paired(
-    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int
-) -> Mapping[str, Any]:
+def _paired(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
     chosen = round_prompts(evaluation(settings, settings.model.name), number, settings.prompts_per_round)
     bench: list[Bench] = []
 
@@ -253,9 +264,9 @@ def _paired(
     weight = settings.anchor_weight if _has_anchor(settings) else 0.0
     pairs, counts = own_pairs(rows, weight)
     signs = round_signs(number, rows, counts["ties"])
-    said = f"{counts['ties']} prompts dropped: best and worst are marked the same; own mark {percent(signs.mark)}"
+    said = f"dropped where best and worst are marked the same: {counts['ties']}; mean own mark {percent(signs.mark)}"
     if "meets_truth" in signs.known():
-        said += f", its order is true for {percent(signs.meets_truth)} of the pairs that are not alike"
+        said += f"; of right and wrong replies it orders {percent(signs.meets_truth)} right"
     result = paired(folder, pairs, counts, said)
     if not pairs:
         result["over"] = "; ".join(warnings(None, signs, signs)) or "every pair is a tie"
@@ -308,7 +319,7 @@ def _watched(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, D
     ]
     passed = warnings(before, course[0], course[-1])
     asked = int(done["marks0"].result["asked"]) if "marks0" in done else 0
-    judged = verdict(before, course, passed, asked)
+    judged = prognosis(before, course, passed, asked)
     over = judged.said if judged.is_collapse and settings.stop else ""
     marks = {**course[-1].known(), **exam["marks"]}
     return found(judged.said, marks, {"signs_past_threshold": len(passed)}, over, warnings=passed)
@@ -318,11 +329,6 @@ def _after(signs: Signs, exam: Mapping[str, Any], marked: Done | None) -> Signs:
     judge = exam["marks"].get("judge_accuracy", float("nan"))
     accuracy = marked.result["marks"].get("accuracy", float("nan")) if marked else float("nan")
     return replace(signs, judge=judge, accuracy=accuracy)
-
-
-def check_file(path: str, key: str) -> None:
-    if path and not Path(path).is_file():
-        raise WhetError(f"{key}: there is no file {path}; give one with the columns prompt and completion")
 
 
 SELF_REWARDING = Recipe(

@@ -86,7 +86,7 @@ def pipeline_table() -> str:
     """Every key of every pipeline, the sections apart that runs have too."""
     from whet.pipeline_recipes import RECIPES
 
-    shared = ("recipe", "model.", "data.", "sampling.", "marks.", "reward.")
+    shared = ("recipe", "model.", "data.", "sampling.", "marks.", "reward.", "anchor.")
     fields: dict[tuple[str, str], dict[str, FieldInfo]] = {}
     for name, recipe in RECIPES.items():
         for path, field in keys_of(recipe.settings):

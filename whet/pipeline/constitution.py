@@ -155,14 +155,6 @@ def clamped(preference: float) -> float:
     return min(max(preference, CLAMP[0]), CLAMP[1])
 
 
-def copies_of(pair: Mapping[str, Any], copies: int) -> list[dict[str, Any]]:
-    """A soft label as rows of hard ones: `preference` of the copies as they are, the rest the other way round."""
-    straight = round(pair["preference"] * copies)
-    turned = {**pair, "chosen": pair["rejected"], "rejected": pair["chosen"]}
-    rows = [dict(pair)] * straight + [turned] * (copies - straight)
-    return [{**row, "id": f"{pair['id']}/{number}"} for number, row in enumerate(rows)]
-
-
 def is_refusal(reply: str) -> bool:
     return bool(REFUSAL.search(reply[:LOOKED_AT]))
 

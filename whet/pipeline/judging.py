@@ -84,9 +84,10 @@ def agreed(forth: Verdict, back: Verdict) -> Label:
 
 
 def judged_pairs(
-    fought: Sequence[Contest], labels: Sequence[Label], least: float = 0.0
+    fought: Sequence[Contest], labels: Sequence[Label], least: float = 0.0, soft: bool = True
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Pairs of those with a winner, at least `least` from 1/2; and what was counted on the way."""
+    """Pairs of those with a winner, at least `least` from 1/2; and what was counted on the way. Only `soft` ones say
+    how sure the judge was: the loss then weighs them by it."""
     pairs: list[dict[str, Any]] = []
     counts = dict.fromkeys(("asked", "pairs", "unreadable", "flips", "ties", "unsure", "truth_known", "truth_met"), 0)
     counts["asked"] = len(fought)
@@ -100,7 +101,8 @@ def judged_pairs(
         else:
             first_wins = label.preference > 0.5
             sides = (contest.one, contest.other) if first_wins else (contest.other, contest.one)
-            pairs.append(pair_row(contest.row, *sides, preference=max(label.preference, 1 - label.preference)))
+            sure: dict[str, Any] = {"preference": max(label.preference, 1 - label.preference)} if soft else {}
+            pairs.append(pair_row(contest.row, *sides, **sure))
             if contest.truth is not None and contest.truth != 0.5:
                 counts["truth_known"] += 1
                 counts["truth_met"] += first_wins == (contest.truth == 1)

@@ -1,7 +1,7 @@
 """A policy's marks for its own replies: how it is asked, how its answer is read, and pairs made of the marks. Pure.
 
-A judged row has `id`, `prompt`, `replies`, `finished`, and for each reply `judgings` (the marks that could be read, None
-for one that could not), `truth` and `anchor` (None where unknown).
+A judged row has `id`, `prompt`, `replies`, `finished`, and for each reply `judgings` (marks, None for one that could
+not be read), `truth` and `anchor` (both empty where unknown).
 """
 
 from __future__ import annotations

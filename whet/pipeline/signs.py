@@ -102,40 +102,44 @@ def warnings(before: Signs | None, first: Signs, now: Signs) -> list[str]:
         found.append(f"distinct replies fell from {first.distinct:.0%} to {now.distinct:.0%} (under half)")
     judges = [each.judge for each in (before, now) if each is not None]
     if now.judge < JUDGE_LEAST:
-        found.append(f"the judge orders {now.judge:.0%} of the exam right (under {JUDGE_LEAST:.0%}; a coin has 50%)")
+        found.append(
+            f"the judge orders {now.judge:.0%} of the exam right, silence being a miss (under {JUDGE_LEAST:.0%})"
+        )
     elif len(judges) == 2 and judges[1] < judges[0] - JUDGE_FALL:
         found.append(f"the judge fell from {judges[0]:.0%} to {judges[1]:.0%} of the exam (by over {JUDGE_FALL:.0%})")
     if now.meets_truth < JUDGE_LEAST:
-        found.append(f"its marks order {now.meets_truth:.0%} of its replies as the truth does (under {JUDGE_LEAST:.0%})")
+        found.append(
+            f"its marks order {now.meets_truth:.0%} of its replies as the truth does (under {JUDGE_LEAST:.0%})"
+        )
     if now.agreement < AGREEMENT_LEAST:
         found.append(f"its marks agree with the anchor on {now.agreement:.0%} (under {AGREEMENT_LEAST:.0%})")
     return found
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Prognosis:
     said: str
     is_collapse: bool
 
 
-def verdict(before: Signs, rounds: Sequence[Signs], found: Sequence[str], asked: int) -> Verdict:
+def prognosis(before: Signs, rounds: Sequence[Signs], found: Sequence[str], asked: int) -> Prognosis:
     """Where the loop stands after the last of the rounds. Where accuracy is known it decides; else two signs do."""
     course = [each for each in (before, *rounds) if not math.isnan(each.accuracy)]
     signs = f"; {'; '.join(found)}" if found else "; no other sign of it"
     if not asked or len(course) < 2:
         if len(found) > 1:
-            return Verdict(f"COLLAPSE is likely, {len(found)} signs: {'; '.join(found)}", True)
-        return Verdict(f"one sign to watch: {found[0]}" if found else "no sign of collapse", False)
+            return Prognosis(f"COLLAPSE is likely, {len(found)} signs: {'; '.join(found)}", True)
+        return Prognosis(f"one sign to watch: {found[0]}" if found else "no sign of collapse", False)
     best, last = max(course, key=lambda each: each.accuracy), course[-1]
     if apart(best.accuracy, last.accuracy, asked) > NOISE:
         when = f"after round {best.number}" if best.number else "before the first round"
         fell = f"held-out accuracy fell from {best.accuracy:.1%} {when} to {last.accuracy:.1%}"
-        return Verdict(f"COLLAPSE: {fell}{signs}", True)
+        return Prognosis(f"COLLAPSE: {fell}; take the policy {when}{signs}", True)
     gain = apart(last.accuracy, before.accuracy, asked)
     change = f"held-out accuracy {before.accuracy:.1%} to {last.accuracy:.1%}"
     what = "better by more than noise" if gain > NOISE else "no gain beyond noise"
     watched = f"; to watch: {'; '.join(found)}" if found else "; no sign of collapse"
-    return Verdict(f"{change}, {what}{watched}", False)
+    return Prognosis(f"{change}, {what}{watched}", False)
 
 
 def apart(one: float, other: float, asked: int) -> float:

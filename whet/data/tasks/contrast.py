@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from whet.data.pairs import Preference, Ranked
 from whet.data.prompts import Labelled
 from whet.data.step_rows import Stepped
-from whet.data.tasks.item import Task, as_prompt, distinct, gold_reply
+from whet.data.tasks.item import Item, Task, as_prompt, distinct, gold_reply
 from whet.types import Prompt
 
 STEP = ";"  # between the steps of a working
@@ -63,18 +63,32 @@ def task_judged(task: Task, split: str, count: int, seed: int, difficulty: int) 
 
 
 def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Stepped]:
-    """Workings in steps, every second one with an error; what follows the error has no label."""
+    """Replies cut at `STEP`, every second one with an error; what follows the error has no label.
+
+    The steps together are a whole reply, tags included: a model that learns from them reads replies later.
+    """
     stream = random.Random(f"{task.name}/steps/{split}/{seed}/{difficulty}")
     found = []
     for number, item in enumerate(distinct(task, split, count, seed, difficulty)):
-        steps = item.working.split(STEP)
-        labels: tuple[float | None, ...] = (1.0,) * len(steps)
-        if number % 2:
-            at = stream.randrange(len(steps))
-            steps[at] = _changed(steps[at], stream, last=True)
-            labels = (1.0,) * at + (0.0,) + (None,) * (len(steps) - at - 1)
-        found.append(Stepped(as_prompt(task, split, number, item), tuple(steps), labels))
+        size = len(item.working.split(STEP))
+        at = stream.randrange(size) if number % 2 else None
+        labels: tuple[float | None, ...] = (1.0,) * size
+        if at is not None:
+            item = _with_error(item, at, stream)
+            labels = (1.0,) * at + (0.0,) + (None,) * (size - at - 1)
+        found.append(Stepped(as_prompt(task, split, number, item), tuple(gold_reply(item).split(STEP)), labels))
     return found
+
+
+def _with_error(item: Item, at: int, stream: random.Random) -> Item:
+    """The item with a wrong result in one step of its working; in the last step the answer is wrong, or both are."""
+    steps = item.working.split(STEP)
+    is_last = at == len(steps) - 1
+    if not is_last or stream.random() < 0.5:
+        # a nought too: a result that is never wrong would tell a right step by itself
+        steps[at] = _changed(steps[at], stream, last=True, digits="0123456789")
+    final = _changed(item.final, stream) if is_last else item.final
+    return replace(item, working=STEP.join(steps), final=final)
 
 
 def _slipped(working: str, stream: random.Random) -> str:
@@ -85,9 +99,9 @@ def _slipped(working: str, stream: random.Random) -> str:
     return STEP.join(steps)
 
 
-def _changed(text: str, stream: random.Random, last: bool = False) -> str:
+def _changed(text: str, stream: random.Random, last: bool = False, digits: str = "123456789") -> str:
     """The text with another digit in one place, or in its last one: never the text itself."""
     places = [at for at, letter in enumerate(text) if letter.isdigit()]
     at = places[-1] if last else stream.choice(places)
-    digit = stream.choice([each for each in "123456789" if each != text[at]])
+    digit = stream.choice([each for each in digits if each != text[at]])
     return text[:at] + digit + text[at + 1 :]

@@ -1,0 +1,133 @@
+"""Own marks, pairs made of them, and signs of collapse: by hand on small rows."""
+
+import math
+
+import pytest
+
+from whet.data.tasks import TASKS
+from whet.data.tasks.reviewed import compared, fault_of, reviewed_replies
+from whet.pipeline.own_scores import judge_example, mean_score, mixed_scores, own_pairs, score_in, short_score_question
+from whet.pipeline.signs import Signs, apart, order_accuracy, prognosis, round_signs, warnings
+from whet.types import Prompt
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("It is clear. Score: 4", 4),
+        ("Score: 1. On reflection it is fine.\n**Score: 5**", 5),
+        ("score : 3.5", 3.5),
+        ("Score: 7", None),
+        ("Score: 45", None),
+        ("Scce: 5", None),
+        ("", None),
+        ("I would give it four points", None),
+    ],
+)
+def test_a_mark_is_read_or_it_is_none(answer, score):
+    assert score_in(answer) == score
+
+
+def test_silence_is_not_zero():
+    assert mean_score([None, None]) is None
+    assert mean_score([5.0, None, 0.0]) == 0.5
+
+
+def row(judgings, truth=(), anchor=(), replies=("a", "b", "cc")):
+    return {
+        "id": "1",
+        "prompt": "q",
+        "replies": list(replies),
+        "finished": [True] * 3,
+        "judgings": [list(each) for each in judgings],
+        "truth": list(truth),
+        "anchor": list(anchor),
+    }
+
+
+def test_pairs_are_best_against_worst_and_ties_are_dropped():
+    clear = row([(5, 5), (1, None), (3, 3)])
+    tied = row([(4,), (4,), (4,)])
+    silent = row([(None,), (None,), (2,)])
+    pairs, counts = own_pairs([clear, tied, silent], 0.0)
+    (pair,) = pairs
+    assert (pair["chosen"], pair["rejected"], pair["chosen_score"], pair["rejected_score"]) == ("a", "b", 1.0, 0.2)
+    assert counts["ties"] == 2 and counts["unscorable_replies"] == 2
+
+
+def test_the_anchor_is_mixed_in_and_can_turn_a_pair():
+    each = row([(5,), (4,), (None,)], anchor=(0.0, 1.0, 1.0))
+    assert mixed_scores(each, 0.5) == [0.5, 0.9, None]
+    (pair,), _ = own_pairs([each], 0.5)
+    assert pair["chosen"] == "b"
+    (pair,), _ = own_pairs([each], 0.0)
+    assert pair["chosen"] == "a"
+
+
+def test_order_accuracy_counts_ties_half_and_silence_as_a_miss():
+    assert order_accuracy([((0.9, 0.1), (1, 0))]) == 1
+    assert order_accuracy([((0.1, 0.9), (1, 0)), ((0.5, 0.5), (1, 0))]) == 0.25
+    assert order_accuracy([((None, 0.5), (1, 0))]) == 0
+    assert math.isnan(order_accuracy([((0.1, 0.9), (1, 1))]))
+
+
+def test_signs_of_a_round():
+    rows = [row([(5,), (0,), (None,)], truth=(1, 0, 0), anchor=(0, 1, 1)), row([(5,)] * 3, replies=("a", "a", "a"))]
+    found = round_signs(2, rows, ties=1)
+    assert found.length == (4 + 3) / 6 and found.ties == 0.5 and found.unreadable == 1 / 6
+    assert found.distinct == (1 + 1 / 3) / 2 and found.mark == 0.8 and found.spread == 0.25
+    assert found.meets_truth == 0.5 and found.agreement == 0
+    assert "judge" not in found.known() and found.known()["ties"] == 0.5
+
+
+FINE = Signs(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"length": 61}, "replies grew from 40 to 61 characters"),
+        ({"mark": 0.95, "spread": 0.01}, "saturated"),
+        ({"ties": 0.6}, "60% of the prompts are ties"),
+        ({"unreadable": 0.2}, "20% of the judgings cannot be read"),
+        ({"distinct": 0.3}, "distinct replies fell from 80% to 30%"),
+        ({"judge": 0.8}, "the judge fell from 95% to 80%"),
+        ({"judge": 0.5}, "orders 50% of the exam right"),
+        ({"meets_truth": 0.4}, "as the truth does"),
+        ({"agreement": 0.4}, "agree with the anchor on 40%"),
+    ],
+)
+def test_each_sign_is_named_with_its_number(change, said):
+    from dataclasses import replace
+
+    assert warnings(FINE, FINE, FINE) == []
+    (found,) = warnings(FINE, FINE, replace(FINE, **change))
+    assert said in found and "(" in found
+
+
+def test_the_prognosis_names_a_collapse_only_beyond_noise():
+    before, good, bad = (Signs(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
+    gain = prognosis(before, [good], [], 200)
+    assert not gain.is_collapse and "better by more than noise" in gain.said
+    fall = prognosis(before, [good, bad], ["x"], 200)
+    assert fall.is_collapse and fall.said.startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall.said
+    wobble = prognosis(before, [Signs(1, accuracy=0.12)], [], 200)
+    assert not wobble.is_collapse and "no gain beyond noise" in wobble.said
+    assert prognosis(Signs(0), [Signs(1)], ["one", "two"], 0).is_collapse
+    assert not prognosis(Signs(0), [Signs(1)], ["one"], 0).is_collapse
+    assert apart(0.9, 0.5, 200) > 2 > apart(0.12, 0.1, 200) > 0
+
+
+def test_a_task_writes_replies_with_their_faults_and_reasons():
+    rows = reviewed_replies(TASKS["arithmetic"], "train", 3, 0, 3)
+    assert [each.quality for each in rows[:5]] == [1.0, 0.5, 0.0, 1.0, 0.0]
+    right, careless, wrong, bare, bare_wrong = rows[:5]
+    assert right.fault == "" and bare.fault == bare_wrong.fault == "no steps"
+    assert careless.fault.endswith("is wrong") and careless.fault.split()[0] in careless.reply
+    assert right.reason.endswith("=0") and not wrong.reason.endswith("=0") and wrong.right == right.reply
+    assert [each.is_plain for each in rows[:5]] == [True, False, True, True, True]
+    assert compared("7", "9") == "7-9=8" and compared("1 2", "3") == "1 2 / 3"
+    assert fault_of("<think>1+1=3</think><answer>3</answer>", "1+1=2") == "1+1=3 is wrong"
+    example = judge_example(right.prompt, wrong.reply, 0.0, wrong.reason)
+    assert score_in(example["completion"]) == 1 and wrong.reply in example["prompt"][0]["content"]
+    assert short_score_question(Prompt("a", (), "1+1"), "2")[0]["content"].startswith("1+1\n2\n")

@@ -1,0 +1,121 @@
+"""A model's preferences between two replies under a principle: asked in both orders, kept as soft labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from whet.pipeline import found, read_json_lines, written_in_chunks
+from whet.pipeline.constitution import Principle, clamped, drawn, preference_request
+from whet.pipeline.judging import FIRST, SECOND, Contest, Label, agreed, contests, judged_pairs, normalised
+from whet.pipeline_bench import Bench
+from whet.pipeline_judged import HELD_OUT_PAIRS
+from whet.pipeline_parts import CHUNK, PAIRS, write_rows
+from whet.pipeline_sections import PipelineSettings
+from whet.report.text import percent
+from whet.sections import Section
+from whet.types import Message, Prompt, Sampling
+
+LABELS = "labels.jsonl"
+WHICH: Message = {"role": "user", "content": f"So which one? Answer with {FIRST} or {SECOND}."}
+
+
+class FeedbackSection(Section):
+    name: str = Field("", description="the model that compares; empty: the one that wrote the critiques")
+    reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
+    reason_tokens: int = Field(128, ge=1, description="of those reasons")
+    least: float = Field(0.0, ge=0, lt=0.5, description="how far from 1/2 a preference must be, or it is left out")
+    soft: bool = Field(True, description="a pair counts as far as the feedback is sure of it")
+
+
+def letter_preferences(bench: Bench, questions: Sequence[Sequence[Message]]) -> list[float]:
+    """How likely the model names the first reply: normalised over naming either."""
+    from whet.data.families import reply_family
+    from whet.train.reply_logp import families_logp
+
+    machine = bench.machine
+    families = [
+        reply_family(machine.loaded.tokenizer, Prompt("feedback", tuple(messages)), (FIRST, SECOND))
+        for messages in questions
+    ]
+    logp = families_logp(machine.policy, families, 16384, packed=True)
+    return [normalised(float(first.sum()), float(second.sum())) for first, second in logp]
+
+
+def reasoned_preferences(
+    bench: Bench, questions: Sequence[Sequence[Message]], sampling: Sampling, seed: tuple[int, ...]
+) -> list[float]:
+    """The same after reasons that the model writes first, held back."""
+    reasons = bench.texts(questions, 1, sampling, seed)
+    longer = [
+        (*messages, {"role": "assistant", "content": said or "-"}, WHICH)
+        for messages, (said,) in zip(questions, reasons, strict=True)
+    ]
+    return [clamped(each) for each in letter_preferences(bench, longer)]
+
+
+def _prompt_of(contest: Contest) -> Prompt:
+    said = contest.row["prompt"]
+    is_text = isinstance(said, str)
+    return Prompt(contest.row["id"], () if is_text else tuple(said), said if is_text else None)
+
+
+def write_feedback(
+    folder: Path,
+    settings: PipelineSettings,
+    section: FeedbackSection,
+    model: str,
+    principles: Sequence[Principle],
+    fought: Sequence[Contest],
+) -> list[Label]:
+    """Every contest compared under a principle drawn for it, in both orders, kept in labels.jsonl."""
+    bench: list[Bench] = []
+
+    def rows_of(number: int, chunk: Sequence[Contest]) -> list[dict[str, Any]]:
+        if not bench:
+            bench.append(Bench(settings, model))
+        chosen = [drawn(principles, settings.seed, "prefer", contest.row["id"]) for contest in chunk]
+        asked: list[Sequence[Message]] = []
+        for contest, principle in zip(chunk, chosen, strict=True):
+            prompt = _prompt_of(contest)
+            asked.append(preference_request(prompt, contest.one, contest.other, principle))
+            asked.append(preference_request(prompt, contest.other, contest.one, principle))
+        if section.reason:
+            sampling = Sampling(max_new_tokens=section.reason_tokens, temperature=settings.sampling.temperature)
+            both = reasoned_preferences(bench[0], asked, sampling, (settings.seed, 5, number))
+        else:
+            both = letter_preferences(bench[0], asked)
+        return [
+            {"principle": principle.name, "forth": forth, "back": back}
+            for principle, forth, back in zip(chosen, both[::2], both[1::2], strict=True)
+        ]
+
+    lines = read_json_lines(written_in_chunks(folder / LABELS, fought, CHUNK, rows_of))
+    return [agreed(line["forth"], line["back"]) for line in lines]
+
+
+def feedback_pairs(
+    folder: Path, rows: Sequence[Mapping[str, Any]], section: FeedbackSection, labels: Sequence[Label]
+) -> dict[str, Any]:
+    """Write the pairs with their soft labels; an eighth is held out."""
+    fought, dropped = contests(rows)
+    pairs, counts = judged_pairs(fought, labels, section.least, section.soft)
+    held_out = len(pairs) // 8
+    shown = pairs[held_out:]
+    write_rows(folder / PAIRS, shown)
+    write_rows(folder / HELD_OUT_PAIRS, pairs[:held_out])
+    asked = max(1, counts["asked"])
+    known, met = counts["truth_known"], counts["truth_met"]
+    said = [
+        f"{len(pairs)} of {counts['asked']} pairs have a winner",
+        f"flips {percent(counts['flips'] / asked)}, ties {percent(counts['ties'] / asked)}",
+        *([f"it meets the truth in {percent(met / known)} of {known}"] if known else []),
+    ]
+    marks = {"flip_rate": counts["flips"] / asked, "tie_rate": counts["ties"] / asked}
+    marks |= {"truth_accuracy": met / known} if known else {}
+    over = "" if shown else "no pair has a winner"
+    counts = {**dropped, **counts, "held_out": held_out}
+    return found("; ".join(said), marks, counts, over, train_pairs=len(shown))
