@@ -33,6 +33,8 @@ from whet.reward import (
 from whet.reward.code_tests import CodeTests
 from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
+from whet.reward.learned.outcome import Learned
+from whet.reward.learned.process import LearnedSteps
 from whet.reward.sandbox import active_protections
 from whet.rollout.collect import Score
 from whet.sections import RewardPart, RewardSection
@@ -157,13 +159,15 @@ def task_answer(prompt: Prompt, reply: str) -> float:
 
 
 def asking(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[Part]:
-    """Judges that name no server ask the engine of the policy."""
+    """Judges that name no server ask the engine of the policy; learned rewards are read now: a bad folder is told."""
 
     def encode(messages: Sequence[Any]) -> tuple[int, ...]:
         return prompt_tokens(tokenizer, Prompt("judge", tuple(dict(each) for each in messages)))
 
     def settled(reward: Reward) -> Reward:
         judge: Any = reward
+        if isinstance(judge, Learned | LearnedSteps):
+            judge.prepare()
         if not getattr(judge, "needs_ask", False):
             return reward
         sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
@@ -191,6 +195,15 @@ def scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -> Call
 
 def weights_of(config: Config, parts: Sequence[Part], progress: float) -> dict[str, float]:
     return weights_at(in_shares(parts, _steps(config)), progress)
+
+
+def taken_notes(parts: Sequence[Part]) -> dict[str, float]:
+    """What rewards noticed besides their scores since they were last asked, such as how far members were apart."""
+    found: dict[str, float] = {}
+    for part in parts:
+        take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)
+        found |= take()
+    return found
 
 
 def failures_of(config: Config | EvaluationConfig) -> Failures:

@@ -337,7 +337,7 @@ def test_what_a_score_depends_on_is_told(scalar):
     assert made_of["folder"] == [scalar[1]] and "device" not in made_of
     assert learned(folder=scalar[1], label="x").made_of != made_of
     steps = learned_steps(folder=scalar[1]).made_of
-    assert steps["separator"] == "\n\n" and learned_steps(folder=scalar[1], tag="x").made_of != steps
+    assert steps["separator"] == "" and learned_steps(folder=scalar[1], tag="x").made_of != steps
 
 
 @pytest.mark.parametrize("maker", [learned, learned_steps])

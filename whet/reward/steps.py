@@ -49,9 +49,14 @@ def _placed(
     for end, score in steps:
         if not 0 < end <= len(sample.reply):
             raise WhetError(f"a step ends at character {end} of a reply of {len(sample.reply)}; mend the step scorer")
-        low, high = 1, len(tokens)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if len(decode(tokens[:middle])) >= end else (middle + 1, high)
-        placed[positions[low - 1]] = float(score)
+        placed[positions[tokens_until(tokens, end, decode) - 1]] = float(score)
     return tuple(sorted(placed.items()))
+
+
+def tokens_until(tokens: Sequence[int], end: int, decode: Callable[[list[int]], str]) -> int:
+    """How many of the tokens it takes until their text reaches `end` characters; all where it never does."""
+    low, high = 1, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(decode(list(tokens[:middle]))) >= end else (middle + 1, high)
+    return low
