@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from whet.adapter_parts import adapters_fact, first_policy
 from whet.config import (
     Config,
     EvaluationConfig,
@@ -19,14 +20,14 @@ from whet.config import (
     SupervisedConfig,
     flattened,
 )
-from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from, read_rows
+from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
 from whet.data.gym import PREFIX as GYM
 from whet.data.gym import gym_prompts
 from whet.data.tasks import demonstrations, prompts
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.critic import critic_on
 from whet.model.plain_trunk import plain_works
-from whet.model.reference import HeldReference, Reference, ReloadedReference
+from whet.model.reference import Reference, ReloadedReference
 from whet.model.split import Recompute, SplitModel, split_model
 from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
 from whet.preference_parts import (
@@ -45,12 +46,14 @@ from whet.reward_parts import (
     sandbox_fact,
     scorer,
     scorer_at,
+    taken_notes,
     tasks_of,
     told,
     weights_of,
 )
 from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
+from whet.row_parts import left_out_parts, read_usable
 from whet.sections import SamplingSection
 from whet.train.evaluate import Exam
 from whet.train.online_preference import Asking, OnlinePreferenceCourse
@@ -125,7 +128,9 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         name, lines = reward_model_words(config)
     else:
         assert isinstance(config, SupervisedConfig)
-        course = supervised_course(config, machine, exam)
+        shown = demonstrations_of(config)
+        course = supervised_course(config, machine, exam, shown)
+        facts["data"] += "".join(f", {each}" for each in left_out_parts(*shown))
         lines = ["Supervised fine-tuning", "  J = 1/M SUM log pi(reply token)", "  - every reply token counts the same"]
         name = "SFT"
     return Assembly(course, name, lines, facts, str(machine.policy.dtype), tuple(parts))
@@ -164,7 +169,7 @@ def _judging(
         judge = at(progress)
         if steps_scorer is not None and "step_reward" in objective.needs():
             judge = partial(judged_steps, judge=judge, scorer=steps_scorer, tokenizer=machine.loaded.tokenizer)
-        return Judging(judge, weights_of(config, parts, progress))
+        return Judging(judge, weights_of(config, parts, progress), partial(taken_notes, parts))
 
     return judging
 
@@ -201,8 +206,7 @@ def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt
         source = data.held_out if held_out else data.source
         if not source:
             return []
-        rows = read_rows(source, data.limit or None)
-        return prompts_from(rows, columns=data.columns, as_chat=data.as_chat)
+        return read_usable(data, source, lambda _: prompts_from, data.limit)
     split, seed = ("held_out", HELD_OUT_SEED) if held_out else ("train", config.seed)
     kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
     total = config.report.evaluate_prompts if held_out else data.count
@@ -214,10 +218,8 @@ def demonstrations_of(config: SupervisedConfig) -> tuple[list[Demonstration], li
     """Rows to learn from, and held-out rows to measure the loss on."""
     data = config.data
     if not data.source.startswith("task:"):
-        options: dict[str, Any] = {"columns": data.columns, "as_chat": data.as_chat}
-        rows = demonstrations_from(read_rows(data.source, data.limit or None), **options)
-        held_out = demonstrations_from(read_rows(data.held_out), **options) if data.held_out else []
-        return rows, held_out
+        read = partial(read_usable, data, reader=lambda _: demonstrations_from)
+        return read(source=data.source, limit=data.limit), read(source=data.held_out) if data.held_out else []
     kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
     count = -(-data.count // len(kinds))
     rows = [
@@ -232,13 +234,15 @@ def machine_of(config: Config | EvaluationConfig) -> Machine:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    adapters = {} if isinstance(config, EvaluationConfig) else adapters_fact(config, loaded.model)
     policy = trained_model(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
-    size = sum(parameter.numel() for parameter in loaded.model.parameters())
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
+        **adapters,
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
@@ -313,12 +317,13 @@ def policy_course(
     batch, needs = config.batch, objective.needs()
     critic = None
     if "value" in needs:
-        critic = critic_on(machine.policy, shared=config.critic.trunk == "shared", start=config.critic.start)
+        shared, start = config.critic.trunk == "shared", config.critic.start
+        critic = critic_on(machine.policy, shared=shared, start=start, tokenizer=machine.loaded.tokenizer)
     cast = Cast(
         machine.policy,
         machine.loaded.tokenizer,
         machine.engine,
-        reference_of(config, machine) if "ref_logp" in needs else None,
+        reference_of(config, machine, objective) if "ref_logp" in needs else None,
         critic,
         config.critic.learning_rate,
     )
@@ -337,10 +342,10 @@ def policy_course(
     return RLCourse(cast, objective, questions, settings, optimizer_of(config), exam)
 
 
-def reference_of(config: PolicyConfig, machine: Machine) -> Reference:
-    """The policy before the first step: a copy in memory, or its source to read again."""
+def reference_of(config: PolicyConfig, machine: Machine, objective: Objective) -> Reference:
+    """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
     if config.model.reference == "memory":
-        return HeldReference(machine.policy)
+        return first_policy(config, machine.policy, objective.reference.name, objective.needs())
     device = machine.policy.device
 
     def load() -> SplitModel:
@@ -349,8 +354,13 @@ def reference_of(config: PolicyConfig, machine: Machine) -> Reference:
     return ReloadedReference(load)
 
 
-def supervised_course(config: SupervisedConfig, machine: Machine, exam: Exam | None) -> SFTCourse:
-    rows, held_out = demonstrations_of(config)
+def supervised_course(
+    config: SupervisedConfig,
+    machine: Machine,
+    exam: Exam | None,
+    shown: tuple[list[Demonstration], list[Demonstration]],
+) -> SFTCourse:
+    rows, held_out = shown
     encode = partial(demonstration_tokens, machine.loaded.tokenizer, every_reply=config.data.every_reply)
     encoded = [encode(row) for row in (*rows, *held_out)]
     check_context(
@@ -382,4 +392,5 @@ def data_fact(config: Config, chosen: Sequence[Prompt], held_out: Sequence[Promp
     about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.source.startswith("task:") else ""
     numbers = [f"{len(chosen)} prompts"] if chosen else []
     numbers += [f"{len(held_out)} held out"] if held_out else []
+    numbers += left_out_parts(chosen, held_out)
     return f"{data.source}{about} ({', '.join(numbers) or 'demonstrations'})"

@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from whet import __version__
+from whet.cli_label import label_app
+from whet.cli_pipeline import pipeline_app
 from whet.cli_reward import reward_app
+from whet.cli_study import study_app
 
 app = typer.Typer(
     name="whet",
@@ -21,7 +24,10 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(label_app)
 app.add_typer(reward_app)
+app.add_typer(study_app)
+app.registered_commands += pipeline_app.registered_commands
 
 Settings = Annotated[
     list[str] | None,
@@ -64,6 +70,7 @@ def train(
     seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the run.")] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Of the run; default: the next under runs/.")] = None,
     config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Reward models of an ensemble, one a seed.")] = 1,
     settings: Settings = None,
 ) -> None:
     """Train a model and leave a run folder with checkpoints, samples, metrics and report.html.
@@ -87,6 +94,12 @@ def train(
         key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
+    if seeds > 1:
+        from whet.ensemble import train_members
+
+        command = shlex.join(["whet", *sys.argv[1:]])
+        flags |= {"model": model, "data": data, "reward": reward or None}
+        return _leave(train_members(method, seeds, config=values, command=command, **flags))
     run = api.train(
         method,
         model=model,
@@ -125,9 +138,13 @@ def resume(
         str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
     ] = None,
 ) -> None:
-    """Go on with a run, exactly where its newest complete checkpoint is."""
+    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
     from whet import api
+    from whet.pipeline_run import is_pipeline, resume_pipeline
 
+    if is_pipeline(run):
+        _leave(resume_pipeline(run, steps, checkpoint))
+        return
     _leave(api.resume(run, steps=steps, checkpoint=checkpoint, command=shlex.join(["whet", *sys.argv[1:]])))
 
 
@@ -137,25 +154,20 @@ def evaluate(
     data: Data = None,
     reward: Rewards = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Replies a prompt; 1 is greedy.")] = 1,
+    rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
+    search: Annotated[str | None, typer.Option(help="steps: search step by step, by the --rerank.")] = None,
+    page: Annotated[str | None, typer.Option("--html", help="Write the --rerank curves as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: Settings = None,
 ) -> None:
     """Marks of a model on held-out prompts: accuracy, reward, reply length; pass@k with --samples.
 
-    A run folder is asked on the held-out prompts of its own task.
+    A run folder is asked on the held-out prompts of its own task. With --rerank: best of n and votes for every n.
     """
-    from whet import api
-    from whet.config import from_settings, merged
+    from whet.cli_evaluate import Asked, tell_evaluation
 
-    values = from_settings(settings or [])
-    if reward:
-        values = merged(values, {"reward": {"parts": [{"reward": each} for each in reward]}})
-    found = api.evaluate(model, data=data, samples=samples, settings=values)
-    if as_json:
-        _print_json(found)
-        return
-    for name, value in found.items():
-        typer.echo(f"{name:14} {value:.4g}")
+    flags = (reward or (), settings or (), rerank or (), search, page, as_json)
+    tell_evaluation(Asked(model, data, samples, *flags))
 
 
 @app.command()
@@ -220,14 +232,18 @@ def algorithms(
 @app.command()
 def explain(method: Annotated[str, typer.Argument(help="A row of `whet algorithms`.")]) -> None:
     """A method's formula, row, paper, what it fixes and what it breaks."""
+    from whet.config import SupervisedConfig, config_kind
     from whet.objective import preset_named
-    from whet.objective.preference.table import pair_explanation
-    from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
+    from whet.objective.preference.table import pair_explanation, reward_model_explanation
+    from whet.objective.presets.preference import PAIR_PRESETS
+    from whet.objective.presets.reward_model import REWARD_MODELS
     from whet.objective.table import explanation
     from whet.plots import clip_text
 
-    if method in PAIR_PRESETS or method in LEFT_OUT:
-        typer.echo(pair_explanation(method))
+    if config_kind(method) is SupervisedConfig:
+        return typer.echo(f"Supervised fine-tuning: J = 1/M SUM log pi(reply token)\n\nrun it    whet train {method}")
+    if method in PAIR_PRESETS or method in REWARD_MODELS:
+        typer.echo((pair_explanation if method in PAIR_PRESETS else reward_model_explanation)(method))
         return
     typer.echo(explanation(method))
     typer.echo("\n" + clip_text(preset_named(method).objective))

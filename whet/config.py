@@ -27,6 +27,7 @@ from whet.sections import (
     PreferenceSection,
     PromptSection,
     ReportSection,
+    RerankSection,
     RewardSection,
     RowsSection,
     SamplingSection,
@@ -97,6 +98,7 @@ class EvaluationConfig(Section):
     sampling: SamplingSection = SamplingSection()
     reward: RewardSection = RewardSection()
     report: ReportSection = ReportSection()
+    rerank: RerankSection = RerankSection()
 
 
 Config = PolicyConfig | SupervisedConfig | PreferenceConfig | RewardModelConfig
@@ -131,6 +133,8 @@ MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
         },
     }
 }
+# times the rate of full training (Schulman et al. 2025, LoRA Without Regret); above the second a tiny model learns less
+ADAPTER_RATE, MOST_ADAPTER_RATE = 10, 5e-3
 SMALL_RATE = 1e-4  # of a preference method on the built-in model: papers' rates are for billions of weights
 
 
@@ -166,7 +170,10 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
     if method in PAIR_PRESETS:
         small = name in (None, ModelSection().name)
         base = merged(base, {"optimizer": {"learning_rate": SMALL_RATE}} if small else PAIR_PRESETS[method].run)
-    config: Config = _validated(kind, merged(merged(base, given), {"method": method}))
+    config: Config = validated(kind, merged(merged(base, given), {"method": method}))
+    if config.model.lora.rank and "learning_rate" not in given.get("optimizer", {}):
+        rate = min(float(f"{ADAPTER_RATE * config.optimizer.learning_rate:.6g}"), MOST_ADAPTER_RATE)
+        config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": rate})})
     _refuse_idle(config, given)
     _refuse_impossible(config)
     return config
@@ -191,7 +198,7 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
     given = _given((shared, *layers))
     defaults = MODEL_DEFAULTS.get(str(given.get("model", {}).get("name")), {}).get(PolicyConfig, {})
-    return _validated(EvaluationConfig, merged({"sampling": defaults.get("sampling", {})}, given))
+    return validated(EvaluationConfig, merged({"sampling": defaults.get("sampling", {})}, given))
 
 
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -201,7 +208,7 @@ def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return given
 
 
-def _validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
+def validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -225,6 +232,8 @@ def toml_text(config: Config) -> str:
         {"reward": part.reward, "weight": part.weight, **part.model_dump(mode="json", exclude_defaults=True)}
         for part in config.reward.parts
     ]
+    if not config.model.lora.rank:
+        values["model"]["lora"] = {"rank": 0}
     for path in idle_keys(config):
         section, _, key = path.partition(".")
         if key:
@@ -319,7 +328,7 @@ def idle_keys(config: Config) -> dict[str, str]:
     """Paths that cannot change this run, with the reason."""
     data = config.data
     is_task, is_gym = data.source.startswith("task:"), data.source.startswith("gym:")
-    of_files = ("limit", "columns", "as_chat", "held_out")
+    of_files = ("limit", "columns", "as_chat", "held_out", "unusable")
     if is_task:
         foreign = {**dict.fromkeys(of_files, "files"), "settings": "gym datasets"}
     elif is_gym:
@@ -339,6 +348,10 @@ def idle_keys(config: Config) -> dict[str, str]:
     if isinstance(config, RewardModelConfig) or not (asks or (isinstance(config, SupervisedConfig) and data.held_out)):
         for section in ("sampling", "reward"):
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"
+    if isinstance(config, RewardModelConfig) and config.scorer.heads == 1:
+        idle["scorer.bootstrap"] = "has no effect on a single head; give scorer.heads=4, or drop it"
+    if isinstance(config, RewardModelConfig) and REWARD_MODELS[config.method].learns != "outcomes":
+        idle["scorer.outcome_at"] = f"has no effect: {config.method} learns from no outcomes; drop it"
     return idle
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from whet.adapter_parts import first_policy
 from whet.config import PreferenceConfig, RewardModelConfig, flattened
-from whet.data import Labelled, Row, read_rows
+from whet.data import Labelled, Row
 from whet.data.pairs import Preference, Ranked, judged_from, preferences_from, rankings_from
-from whet.data.step_rows import Stepped, stepped_from
-from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
-from whet.model.reference import HeldReference
+from whet.data.shapes import holds_pair, holds_ranking, holds_reply, holds_steps
+from whet.data.step_rows import LABELS, Stepped, common_separator, outcomes_from, stepped_from
+from whet.data.tasks.contrast import STEP, task_judged, task_preferences, task_rankings, task_stepped
 from whet.model.split import SplitModel
 from whet.objective.preference import LabelLoss, RankLoss
 from whet.objective.preference.axes import pair_description, pair_preset_named, pair_title, with_pair_changes
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
+from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.protocols import Engine
+from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.reward_parts import tasks_of
+from whet.row_parts import Read, left_out_parts, read_usable
 from whet.train.evaluate import Exam
 from whet.train.optimizer import OptimizerSettings
 from whet.train.preference import Lessons, PreferenceCourse, PreferenceSettings, Pupil, contrasted
@@ -28,13 +34,13 @@ from whet.train.reward_model import (
     RewardModelCourse,
     RewardModelSettings,
     Verdicts,
+    drawn,
     reward_model_on,
     verdicts,
 )
 from whet.types import WhetError
 
 HELD_OUT_SEED = 1
-Read = Callable[..., list[Any]]
 
 
 def preference_row(config: PreferenceConfig) -> PairObjective:
@@ -57,7 +63,10 @@ def preference_course(
             "preference.online writes new replies in every step, which a stored reference cannot know; drop it"
         )
     train, held_out = ([], []) if online else _compared(config, row)
-    rows, dropped = contrasted(loaded.tokenizer, train, loaded.context) if train else ([], 0)
+    with _naming(config.data.source):
+        rows, dropped = contrasted(loaded.tokenizer, train, loaded.context) if train else ([], 0)
+        if dropped and {each.label for each in rows} in ({1}, {-1}):
+            raise WhetError(f"all {len(rows)} replies that fit have the same label{_shorter(dropped)}")
     others = contrasted(loaded.tokenizer, held_out, loaded.context)[0] if held_out else []
     reference: ReferenceLogp | None = None
     if "ref_logp" in row.needs():
@@ -66,7 +75,8 @@ def preference_course(
             families = [each.family for each in (*rows, *others)]
             reference = stored_reference(policy, families, batch.tokens_per_pass, file, batch.packed)
         else:
-            reference = LiveReference(HeldReference(policy), batch.tokens_per_pass, batch.packed)
+            first = first_policy(config, policy, row.reference.name)
+            reference = LiveReference(first, batch.tokens_per_pass, batch.packed)
     elif config.preference.reference_logp == "stored":
         raise WhetError(f"preference.reference_logp has no effect: {config.method} uses no reference; drop it")
     settings = PreferenceSettings(
@@ -75,7 +85,7 @@ def preference_course(
     course = PreferenceCourse(
         Pupil(policy, loaded.tokenizer, reference), row, Lessons(rows, others), settings, _optimizer(config), exam
     )
-    return course, _told(config.data.source, len(rows), len(others), dropped)
+    return course, _told(config.data.source, len(rows), len(others), dropped, left_out_parts(train, held_out))
 
 
 def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
@@ -88,21 +98,48 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
         formula += f" + {config.scorer.centre:g} (r_better + r_worse)^2" if config.scorer.centre else ""
     else:
         formula = "  L = -mean [ y log p + (1 - y) log(1 - p) ], p = sigma(r)"
-    return preset.title, [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.words}"]
+    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.words}", f"  - {_scored_at(config)}"]
+    if config.scorer.heads > 1:
+        draw = "its own draw of the rows" if config.scorer.bootstrap else "the same rows"
+        lines.append(f"  - {config.scorer.heads} heads on one trunk, each from {draw}; L is the mean of theirs")
+    return preset.title, lines
+
+
+def _scored_at(config: RewardModelConfig) -> str:
+    """Which token is scored."""
+    if REWARD_MODELS[config.method].learns == "steps":
+        return "scored at the last token of each step"
+    if config.scorer.outcome_at == "every_token":
+        return "learnt at every token of a reply, scored at the last token of the conversation"
+    return "scored at the last token of the conversation"
 
 
 def reward_model_course(config: RewardModelConfig, policy: SplitModel, loaded: Any) -> tuple[RewardModelCourse, str]:
     """The course, and its data in words."""
     learns, batch, tokenizer = REWARD_MODELS[config.method].learns, config.batch, loaded.tokenizer
     train, held_out = _judged(config, learns)
-    separator = config.scorer.separator
-    rows, dropped = verdicts(tokenizer, train, loaded.context, separator)
+    separator = _separator(config, train)
+    heads, everywhere = config.scorer.heads, config.scorer.outcome_at == "every_token"
+    with _naming(config.data.source):
+        rows, dropped = verdicts(tokenizer, train, loaded.context, separator, everywhere)
     others = verdicts(tokenizer, held_out, loaded.context, separator)[0] if held_out else []
     kind = "token" if learns == "steps" else "sequence"
-    judge = reward_model_on(policy, tokenizer, [*rows, *others], kind, config.seed)  # type: ignore[arg-type]
+    judge = reward_model_on(policy, tokenizer, [*rows, *others], kind, config.seed, heads)  # type: ignore[arg-type]
+    if learns == "steps":
+        setattr(judge.model.config, SEPARATOR, separator)
+    rows = drawn(rows, heads, config.seed) if heads > 1 and config.scorer.bootstrap else rows
     settings = RewardModelSettings(config.steps, batch.rows_per_step, batch.tokens_per_pass, batch.packed, config.seed)
-    course = RewardModelCourse(judge, tokenizer, _loss(config), Verdicts(rows, others), settings, _optimizer(config))
-    return course, _told(config.data.source, len(rows), len(others), dropped)
+    with _naming(config.data.source, _shorter(dropped) if dropped else ""):
+        lessons = Verdicts(rows, others)
+        course = RewardModelCourse(judge, tokenizer, _loss(config), lessons, settings, _optimizer(config))
+    return course, _told(config.data.source, len(rows), len(others), dropped, left_out_parts(train, held_out))
+
+
+def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:
+    """What ends a step: as told, else as the data has it."""
+    if config.scorer.separator or REWARD_MODELS[config.method].learns != "steps":
+        return config.scorer.separator or EMPTY_LINE
+    return (STEP if config.data.source.startswith("task:") else common_separator(rows)) or EMPTY_LINE
 
 
 def _loss(config: RewardModelConfig) -> RankLoss | LabelLoss:
@@ -124,31 +161,61 @@ def _compared(
     if config.data.source.startswith("task:"):
         return _of_task(config, task_preferences if paired or not config.preference.labels else task_judged)
 
-    def read(rows: Sequence[Row], **how: Any) -> list[Any]:
-        return (
-            judged_from(rows, **how) if not paired and _has(rows, "label", "right") else preferences_from(rows, **how)
+    return _of_file(config, partial(_pair_reader, config.method, paired))
+
+
+def _pair_reader(method: str, paired: bool, row: Row) -> Read:
+    """Who reads rows like this one."""
+    if holds_steps(row) and not holds_pair(row):
+        raise WhetError(
+            f"{row.where}: the row is a solution in steps; {method} learns from replies, 'chosen' and 'rejected'; "
+            f"train {_learner('steps')}, or give pairs"
         )
-
-    return _of_file(config, read)
-
-
-def _has(rows: Sequence[Row], *names: str) -> bool:
-    return bool(rows) and any(name in rows[0].values for name in names)
+    if not holds_reply(row):
+        return preferences_from
+    if paired:
+        single = [name for name, preset in PAIR_PRESETS.items() if "pairs" not in preset.objective.needs()]
+        raise WhetError(
+            f"{row.where}: the row is one reply with a label; {method} compares two, 'chosen' and 'rejected'; train by "
+            f"a method that learns from labels ({', '.join(single)}), or give pairs"
+        )
+    return judged_from
 
 
 def _judged(
     config: RewardModelConfig, learns: str
 ) -> tuple[Sequence[Preference | Ranked | Labelled | Stepped], Sequence[Preference | Ranked | Labelled | Stepped]]:
     of_task: Any = {"rankings": task_rankings, "outcomes": task_judged, "steps": task_stepped}[learns]
-    if config.data.source.startswith("task:"):
+    is_task, labels = config.data.source.startswith("task:"), config.scorer.labels
+    if labels != LABELS and (is_task or learns != "steps"):
+        raise WhetError(f"scorer.labels={labels} has no effect: it names a column of a file with steps; drop it")
+    if is_task:
         return _of_task(config, of_task)
-    if learns == "rankings":
+    return _of_file(config, partial(_verdict_reader, config.method, learns, labels), of_task)
 
-        def read(rows: Sequence[Row], **how: Any) -> list[Any]:
-            return rankings_from(rows, **how) if _has(rows, "replies") else preferences_from(rows, **how)
 
-        return _of_file(config, read)
-    return _of_file(config, judged_from if learns == "outcomes" else stepped_from)
+def _verdict_reader(method: str, learns: str, labels: str, row: Row) -> Read:
+    """Who reads rows like this one."""
+    if learns == "steps":
+        return partial(stepped_from, labels_in=labels)
+    if learns == "outcomes":
+        if holds_pair(row) or holds_ranking(row):
+            raise WhetError(
+                f"{row.where}: the row compares replies; {method} learns from single ones, with 'completion' and "
+                f"'label'; train {_learner('rankings')}, or give labelled replies"
+            )
+        return outcomes_from if holds_steps(row) else judged_from
+    if holds_steps(row) or holds_reply(row):
+        kind, other = ("a solution in steps", "steps") if holds_steps(row) else ("one reply with a label", "outcomes")
+        raise WhetError(
+            f"{row.where}: the row is {kind}; {method} compares replies to one prompt, 'chosen' and 'rejected' or "
+            f"'replies' and 'scores'; train {_learner(other)}, or give comparisons"
+        )
+    return rankings_from if holds_ranking(row) else preferences_from
+
+
+def _learner(learns: str) -> str:
+    return next(name for name, preset in REWARD_MODELS.items() if preset.learns == learns)
 
 
 def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
@@ -167,15 +234,33 @@ def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple
     return found[0], found[1]
 
 
-def _of_file(config: PreferenceConfig | RewardModelConfig, read: Read) -> tuple[list[Any], list[Any]]:
+def _of_file(
+    config: PreferenceConfig | RewardModelConfig, reader: Callable[[Row], Read], of_task: Read | None = None
+) -> tuple[list[Any], list[Any]]:
+    """`of_task` writes the rows of a task that a file is measured on."""
     data = config.data
-    how: dict[str, Any] = {"columns": data.columns, "as_chat": data.as_chat}
-    rows = read(read_rows(data.source, data.limit or None), **how)
-    held_out = read(read_rows(data.held_out), **how) if data.held_out else []
-    return rows, held_out
+    train = read_usable(data, data.source, reader, data.limit)
+    if of_task is not None and data.held_out.startswith("task:"):
+        asked = data.model_copy(update={"source": data.held_out})
+        return train, _of_task(config.model_copy(update={"data": asked}), of_task)[1]
+    return train, read_usable(data, data.held_out, reader) if data.held_out else []
 
 
-def _told(source: str, count: int, held_out: int, dropped: int) -> str:
-    parts = [f"{count} rows", *([f"{held_out} held out"] if held_out else [])]
+@contextmanager
+def _naming(source: str, after: str = "") -> Iterator[None]:
+    """Mistakes of the data as a whole are told with its name."""
+    try:
+        yield
+    except WhetError as error:
+        raise WhetError(f"{source}: {error}{after}") from error
+
+
+def _shorter(dropped: int) -> str:
+    return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
+
+
+def _told(source: str, count: int, held_out: int, dropped: int, left_out: list[str]) -> str:
+    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{held_out} held out"] if held_out else [])]
     parts += [f"{dropped} left out: too long for the context"] if dropped else []
+    parts += left_out
     return f"{source} ({', '.join(parts)})"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _listed(value: Any) -> Any:
@@ -13,6 +14,29 @@ def _listed(value: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoraSection(Section):
+    rank: int = Field(0, ge=0, description="of the adapters that learn in place of the weights; 0 trains every weight")
+    alpha: float = Field(32.0, gt=0, description="an adapter counts alpha / rank")
+    matrices: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        (), description="names of the linear layers that get one, such as q_proj,v_proj; empty: all"
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> Self:
+        if not self.rank and (self.alpha != 32.0 or self.matrices):
+            raise ValueError("alpha and matrices have no effect at rank 0; give model.lora.rank, such as 16")
+        return self
+
+
+def _ranked(value: Any) -> Any:
+    """`model.lora=16` is a rank, and so is what a further setting beside it leaves of that."""
+    if isinstance(value, Mapping) and "kind" in value:
+        return {**{key: each for key, each in value.items() if key != "kind"}, "rank": value["kind"]}
+    if isinstance(value, bool):
+        raise ValueError("give the rank of the adapters, such as 16; 0 is off")
+    return value if isinstance(value, Mapping | LoraSection) else {"rank": value}
 
 
 class ModelSection(Section):
@@ -26,6 +50,9 @@ class ModelSection(Section):
     reference: Literal["memory", "reload"] = Field(
         "memory", description="a second copy, or read from its source at every step"
     )
+    lora: Annotated[LoraSection, BeforeValidator(_ranked)] = Field(
+        LoraSection(), description="adapters instead of full training: model.lora=16 is a rank"
+    )
 
 
 class DataSection(Section):
@@ -37,6 +64,9 @@ class DataSection(Section):
     limit: int = Field(0, ge=0, description="use only the first rows of a file; 0 is all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = ours")
     as_chat: bool = Field(False, description="send a plain text prompt as a user message")
+    unusable: Literal["stop", "drop"] = Field(
+        "stop", description="a file's row that cannot be used is an error, or left out and counted"
+    )
 
 
 class PromptSection(DataSection):
@@ -125,9 +155,17 @@ class PreferenceSection(Section):
 class ScorerSection(Section):
     cost: Literal["all_pairs", "plackett_luce"] = Field("all_pairs", description="of a ranking")
     centre: float = Field(0.0, ge=0, description="keeps scores around 0; 0.01 is usual")
-    separator: str = Field("\n\n", min_length=1, description="ends a step of a solution")
+    separator: str = Field(
+        "", description="ends a step of a solution; empty: the data's own (; in a task), else an empty line"
+    )
+    labels: str = Field("labels", description="column of the steps' labels; shares: the soft ones of a labelled file")
     even_replies: bool = Field(False, description="a solution of many steps counts as much as one of few")
     positive_weight: float = Field(1.0, gt=0, description="of right labels: above 1 where they are rare")
+    heads: int = Field(1, ge=1, le=64, description="members of an ensemble on one trunk")
+    bootstrap: bool = Field(True, description="each head learns from its own draw of the rows, with replacement")
+    outcome_at: Literal["last_token", "every_token"] = Field(
+        "last_token", description="which tokens of a reply learn its outcome; it is scored at the last"
+    )
 
 
 class OptimizerSection(Section):
@@ -145,6 +183,20 @@ class CriticSection(Section):
     trunk: Literal["own", "shared"] = Field("own", description="a trunk of its own, or a head on the policy's")
     start: str = Field("", description="folder of a reward model (one label) to start from; empty: the policy")
     learning_rate: float = Field(0.0, ge=0, description="0: the policy's")
+
+
+class ScorerChoice(Section):
+    reward: str = Field(description="run or checkpoint of a reward model, or a reward by name, as in reward.parts")
+    settings: dict[str, Any] = Field({}, description="of the reward itself, by name")
+
+
+class RerankSection(Section):
+    scorers: tuple[ScorerChoice, ...] = Field((), description="who chooses among the replies; --rerank names them")
+    settings: dict[str, Any] = Field({}, description="of the scorer, where there is one only")
+    search: Literal["none", "steps"] = Field("none", description="search step by step, by the scores of the steps")
+    beams: int = Field(4, ge=1, description="partial replies a search keeps after each step")
+    branches: int = Field(4, ge=1, description="continuations of each that a search draws")
+    separator: str = Field("", description="ends a step in a search; empty: as the scorer has it")
 
 
 class ReportSection(Section):

@@ -176,10 +176,13 @@ def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
     """The config as a run would take it, the changes to its row included."""
     from whet.assembly import row_of
     from whet.config import PolicyConfig, resolved
+    from whet.objective import preset_named
+    from whet.reward_parts import parts_of
 
     config = resolved(method, *layers)
     if isinstance(config, PolicyConfig):
-        row_of(config)
+        needs_steps = "step_reward" in preset_named(method).objective.needs()
+        row_of(config, parts_of(config, wanted=False) if needs_steps else ())
 
 
 def check_command(words: list[str]) -> None:
