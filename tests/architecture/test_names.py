@@ -24,7 +24,7 @@ from source_tree import (
 )
 
 NAMED_HERE = ("objective/presets/", "advice.py")
-EXAMPLES_HERE = ("cli.py", "__init__.py")  # docstrings and help texts may show a real command
+EXAMPLES_HERE = ("cli/__init__.py", "__init__.py")  # docstrings and help texts may show a real command
 
 VAGUE_FUNCTIONS = ("compute_", "get_", "do_", "handle_")
 VAGUE_CLASSES = ("Manager", "Helper")
@@ -284,12 +284,13 @@ def test_examples_rules_and_longer_words_are_no_named_methods(tmp_path):
     example = "'''Try `whet train grpo`.'''\n"
     fine = {
         "whet/__init__.py": example,
-        "whet/cli.py": f"{example}def f(a=Option('-a', help='grpo ' 'or ppo')):\n    '''whet train grpo'''\n",
+        "whet/cli/__init__.py": f"{example}def f(a=Option('-a', help='grpo ' 'or ppo')):\n    '''whet train grpo'''\n",
         "whet/objective/clip.py": "class PPOClip:\n    '''reinforcement'''\n    name = 'ppo_clip'  # supports\n",
     }
     write_tree(tmp_path, fine)
     assert named_methods(tmp_path / "whet", METHODS, PIECES) == []
-    write_tree(tmp_path, {"whet/cli.py": "if method == 'grpo':\n    ppo = 1\n", "whet/data/__init__.py": example})
+    branch = "if method == 'grpo':\n    ppo = 1\n"
+    write_tree(tmp_path, {"whet/cli/__init__.py": branch, "whet/data/__init__.py": example})
     assert len(named_methods(tmp_path / "whet", METHODS, PIECES)) == 3
 
 

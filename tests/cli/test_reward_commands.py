@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import whet
 from whet.answers import given_answers, gold_answers, run_answers
-from whet.cli_reward import reward_app
+from whet.cli.reward import reward_app
 from whet.report import read_samples
 from whet.report.review import read_review
 from whet.reward.ledger import history

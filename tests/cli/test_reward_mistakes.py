@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from whet.cli_reward import reward_app
+from whet.cli.reward import reward_app
 from whet.config import resolved
 from whet.reward_parts import parts_of
 from whet.types import WhetError

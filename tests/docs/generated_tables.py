@@ -84,7 +84,7 @@ def config_table() -> str:
 
 def pipeline_table() -> str:
     """Every key of every pipeline, the sections apart that runs have too."""
-    from whet.pipeline_recipes import RECIPES
+    from whet.pipeline.recipes import RECIPES
 
     shared = ("recipe", "model.", "data.", "sampling.", "marks.", "reward.", "anchor.")
     fields: dict[tuple[str, str], dict[str, FieldInfo]] = {}

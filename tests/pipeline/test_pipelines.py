@@ -11,9 +11,9 @@ from whet.cli import app
 from whet.data import read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
-from whet.pipeline_recipes import RECIPES
-from whet.pipeline_run import resume_pipeline, run_pipeline
-from whet.pipeline_sections import pipeline_toml, resolved_pipeline
+from whet.pipeline.recipes import RECIPES
+from whet.pipeline.run import resume_pipeline, run_pipeline
+from whet.pipeline.sections import pipeline_toml, resolved_pipeline
 from whet.report.record import read_summary
 from whet.types import WhetError
 
@@ -170,7 +170,7 @@ def test_more_rounds_go_on_from_the_last(made, tmp_path):
 
 
 def test_own_replies_that_equal_the_data_end_it(tmp_path, monkeypatch):
-    import whet.pipeline_rounds as rounds
+    import whet.pipeline.rounds as rounds
 
     def echo(folder, config, chosen, count, seed, is_scored=False):
         shown = read_json_lines(folder.parent / "01-demonstrations" / "demonstrations.jsonl")

@@ -10,7 +10,7 @@ from whet.data import demonstrations_from, read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
 from whet.pipeline.own_scores import mixed_scores
-from whet.pipeline_run import resume_pipeline, run_pipeline
+from whet.pipeline.run import resume_pipeline, run_pipeline
 from whet.types import WhetError
 
 COMMON = {
@@ -43,7 +43,7 @@ TINY = {
     },
 }
 # a judge of 12 updates is silent: the anchor alone would leave no pair, so marks are given in its place
-MARKED = "whet.pipeline_self_rewarding.score_in"
+MARKED = "whet.pipeline.self_rewarding.score_in"
 
 
 def by_length(answer):

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from whet.cli import app
 from whet.pipeline import Done, Interrupted
-from whet.study import courses_of, labelled_pairs, study_stages
-from whet.study_parts import GoldScore, ProxyScore, Surveyor, agreement, reply_logp, surveyed
-from whet.study_run import study_overoptimization
-from whet.study_settings import QUICK, learning_config, settings_text, study_settings
+from whet.study.overoptimization import courses_of, labelled_pairs, study_stages
+from whet.study.parts import GoldScore, ProxyScore, Surveyor, agreement, reply_logp, surveyed
+from whet.study.run import study_overoptimization
+from whet.study.settings import QUICK, learning_config, settings_text, study_settings
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 TINY: dict[str, Any] = {

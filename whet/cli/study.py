@@ -43,14 +43,14 @@ def overoptimization(
     command with its --folder goes on.
     """
     from whet.config import from_settings, read_toml
-    from whet.study_settings import QUICK, settings_text, study_settings
+    from whet.study.settings import QUICK, settings_text, study_settings
 
     flags: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
     layers = [dict(QUICK) if quick else {}, read_toml(config) if config else {}, from_settings(settings or []), flags]
     if show:
         typer.echo(settings_text(study_settings(*layers)))
         return
-    from whet.study_run import study_overoptimization
+    from whet.study.run import study_overoptimization
 
     done = study_overoptimization(*layers, folder=folder, command=shlex.join(["whet", *sys.argv[1:]]))
     if done.status == "interrupted":

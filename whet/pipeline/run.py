@@ -12,9 +12,9 @@ from typing import Any
 
 from whet.config import read_toml
 from whet.pipeline import Done, Interrupted, Recipe, Stage, run_stages, written_whole
-from whet.pipeline_parts import RUN
-from whet.pipeline_recipes import recipe_named
-from whet.pipeline_sections import PipelineSettings, pipeline_toml, resolved_pipeline
+from whet.pipeline.parts import RUN
+from whet.pipeline.recipes import recipe_named
+from whet.pipeline.sections import PipelineSettings, pipeline_toml, resolved_pipeline
 from whet.report.html import REPORT
 from whet.report.pipeline_page import write_pipeline_page
 from whet.report.story import StageLine, Story, aligned, rounds_table, verdict

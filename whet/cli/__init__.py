@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from whet import __version__
-from whet.cli_label import label_app
-from whet.cli_pipeline import pipeline_app
-from whet.cli_reward import reward_app
-from whet.cli_study import study_app
+from whet.cli.label import label_app
+from whet.cli.pipeline import pipeline_app
+from whet.cli.reward import reward_app
+from whet.cli.study import study_app
 
 app = typer.Typer(
     name="whet",
@@ -140,7 +140,7 @@ def resume(
 ) -> None:
     """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
     from whet import api
-    from whet.pipeline_run import is_pipeline, resume_pipeline
+    from whet.pipeline.run import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
         _leave(resume_pipeline(run, steps, checkpoint))
@@ -164,7 +164,7 @@ def evaluate(
 
     A run folder is asked on the held-out prompts of its own task. With --rerank: best of n and votes for every n.
     """
-    from whet.cli_evaluate import Asked, tell_evaluation
+    from whet.cli.evaluate import Asked, tell_evaluation
 
     flags = (reward or (), settings or (), rerank or (), search, page, as_json)
     tell_evaluation(Asked(model, data, samples, *flags))

@@ -23,7 +23,7 @@ from whet.pipeline.judging import (
     normalised,
     short_question,
 )
-from whet.pipeline_parts import (
+from whet.pipeline.parts import (
     REPLIES,
     check_training,
     evaluation,
@@ -35,7 +35,7 @@ from whet.pipeline_parts import (
     write_replies,
     write_rows,
 )
-from whet.pipeline_sections import TRAIN_KEYS, PipelineSettings
+from whet.pipeline.sections import TRAIN_KEYS, PipelineSettings
 from whet.report.text import percent
 from whet.sections import Section
 from whet.types import Message, Prompt, Sampling, WhetError

@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import Field
 
 from whet.pipeline import found, read_json_lines, written_in_chunks
+from whet.pipeline.bench import Bench
 from whet.pipeline.constitution import Principle, clamped, drawn, preference_request
+from whet.pipeline.judged import HELD_OUT_PAIRS
 from whet.pipeline.judging import FIRST, SECOND, Contest, Label, agreed, contests, judged_pairs, normalised
-from whet.pipeline_bench import Bench
-from whet.pipeline_judged import HELD_OUT_PAIRS
-from whet.pipeline_parts import CHUNK, PAIRS, write_rows
-from whet.pipeline_sections import PipelineSettings
+from whet.pipeline.parts import CHUNK, PAIRS, write_rows
+from whet.pipeline.sections import PipelineSettings
 from whet.report.text import percent
 from whet.sections import Section
 from whet.types import Message, Prompt, Sampling

@@ -35,9 +35,9 @@ def pipeline(
     Ctrl-C loses nothing: `whet resume FOLDER` goes on.
     """
     from whet.config import from_settings, merged, read_toml
-    from whet.pipeline_recipes import RECIPES, recipe_named
-    from whet.pipeline_run import run_pipeline
-    from whet.pipeline_sections import pipeline_toml, resolved_pipeline
+    from whet.pipeline.recipes import RECIPES, recipe_named
+    from whet.pipeline.run import run_pipeline
+    from whet.pipeline.sections import pipeline_toml, resolved_pipeline
 
     if name is None:
         width = max(map(len, RECIPES))

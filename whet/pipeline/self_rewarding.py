@@ -11,6 +11,7 @@ from pydantic import Field
 
 from whet.config import SUPERVISED
 from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks
+from whet.pipeline.bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
 from whet.pipeline.own_scores import (
     judge_example,
     mean_score,
@@ -20,9 +21,7 @@ from whet.pipeline.own_scores import (
     short_score_question,
 )
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.signs import Signs, order_accuracy, prognosis, round_signs, warnings
-from whet.pipeline_bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
-from whet.pipeline_parts import (
+from whet.pipeline.parts import (
     CHUNK,
     PAIRS,
     ROWS,
@@ -37,8 +36,9 @@ from whet.pipeline_parts import (
     training,
     write_rows,
 )
-from whet.pipeline_rounds import POLICY, RoundSettings, checked_method, pair_training, paired, round_prompts, steps_for
-from whet.pipeline_sections import TRAIN_KEYS
+from whet.pipeline.rounds import POLICY, RoundSettings, checked_method, pair_training, paired, round_prompts, steps_for
+from whet.pipeline.sections import TRAIN_KEYS
+from whet.pipeline.signs import Signs, order_accuracy, prognosis, round_signs, warnings
 from whet.report.text import percent
 from whet.sections import RewardSection, Section
 from whet.types import Prompt, Sampling

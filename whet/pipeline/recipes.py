@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from whet.pipeline import Recipe
-from whet.pipeline_constitution import CONSTITUTIONAL
-from whet.pipeline_judged import JUDGED
-from whet.pipeline_rounds import OWN_PAIRS, SELF_PLAY
-from whet.pipeline_self_rewarding import SELF_REWARDING
+from whet.pipeline.constitutional import CONSTITUTIONAL
+from whet.pipeline.judged import JUDGED
+from whet.pipeline.rounds import OWN_PAIRS, SELF_PLAY
+from whet.pipeline.self_rewarding import SELF_REWARDING
 from whet.types import WhetError, did_you_mean
 
 RECIPES: dict[str, Recipe] = {

@@ -13,7 +13,7 @@ from whet.config import EvaluationConfig, merged, resolved
 from whet.data.gym import PREFIX as GYM
 from whet.pipeline import Done, Interrupted, Stage, found, json_lines, read_json_lines, written_in_chunks, written_whole
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline_sections import PipelineSettings, without_own_keys
+from whet.pipeline.sections import PipelineSettings, without_own_keys
 from whet.report.record import read_metrics, read_summary
 from whet.report.text import headline, measured
 from whet.run_folder import CONFIG

@@ -17,8 +17,8 @@ from whet.report.overoptimization import LAWS, Finding, finding_values, findings
 from whet.report.overoptimization_page import PANELS, figure_svg, study_page
 from whet.report.text import duration
 from whet.run_folder import locked
-from whet.study import Plan, courses_of, plan_name, study_stages
-from whet.study_settings import StudySettings, study_settings
+from whet.study.overoptimization import Plan, courses_of, plan_name, study_stages
+from whet.study.settings import StudySettings, study_settings
 from whet.types import WhetError
 
 SETTINGS, PAGE, VALUES, FIGURE = "study.toml", "overoptimization.html", "overoptimization.json", "overoptimization.svg"

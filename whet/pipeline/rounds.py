@@ -14,7 +14,7 @@ from whet.config import SUPERVISED, PreferenceConfig, SupervisedConfig, config_k
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.pipeline import Done, Recipe, Stage, found, read_json_lines
 from whet.pipeline.pairs import best_against_worst, prompt_row, shown_against_own
-from whet.pipeline_parts import (
+from whet.pipeline.parts import (
     PAIRS,
     ROWS,
     check_training,
@@ -29,7 +29,7 @@ from whet.pipeline_parts import (
     write_replies,
     write_rows,
 )
-from whet.pipeline_sections import TRAIN_KEYS, PipelineSettings
+from whet.pipeline.sections import TRAIN_KEYS, PipelineSettings
 from whet.preference_parts import preference_row
 from whet.report.text import number as number_text
 from whet.sections import DemonstrationSection, RewardSection

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from whet.config import SUPERVISED
 from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks, written_whole
+from whet.pipeline.bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
 from whet.pipeline.constitution import (
     GENERAL,
     WORKED,
@@ -25,13 +26,12 @@ from whet.pipeline.constitution import (
     revision_request,
     violations,
 )
+from whet.pipeline.feedback import FeedbackSection, feedback_pairs, write_feedback
+from whet.pipeline.judge import train_prompts
+from whet.pipeline.judged import SCORER, JudgedSettings, check_policy, method_of, train_policy, train_scorer
 from whet.pipeline.judging import FIRST, SECOND, contests
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline_bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
-from whet.pipeline_feedback import FeedbackSection, feedback_pairs, write_feedback
-from whet.pipeline_judge import train_prompts
-from whet.pipeline_judged import SCORER, JudgedSettings, check_policy, method_of, train_policy, train_scorer
-from whet.pipeline_parts import (
+from whet.pipeline.parts import (
     CHUNK,
     REPLIES,
     ROWS,
@@ -47,8 +47,8 @@ from whet.pipeline_parts import (
     write_replies,
     write_rows,
 )
-from whet.pipeline_rounds import POLICY, steps_for
-from whet.pipeline_sections import TRAIN_KEYS, PipelineSettings
+from whet.pipeline.rounds import POLICY, steps_for
+from whet.pipeline.sections import TRAIN_KEYS, PipelineSettings
 from whet.report.text import percent
 from whet.types import Demonstration, Prompt, Sample, Sampling, WhetError
 

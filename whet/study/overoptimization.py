@@ -22,12 +22,12 @@ from whet.comparison import RunLine
 from whet.config import SUPERVISED, validated
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline import Done, Stage, json_lines, read_json_lines, written_whole
-from whet.pipeline_parts import RUN, trained
+from whet.pipeline.parts import RUN, trained
 from whet.report.overoptimization import Course, Kind, Point, best_of_points, binned, from_start
 from whet.report.selection import sizes as best_of_sizes
 from whet.report.text import number, percent
-from whet.study_parts import Agreement, ProxyScore, Surveyor, agreement, gold_score, surveyed
-from whet.study_settings import PROXY_ROWS, StudySettings, learning_config
+from whet.study.parts import Agreement, ProxyScore, Surveyor, agreement, gold_score, surveyed
+from whet.study.settings import PROXY_ROWS, StudySettings, learning_config
 from whet.types import Prompt, Sample, WhetError
 
 COMPARISONS, POOL, SURVEY = "comparisons.jsonl", "pool.jsonl", "survey.jsonl"
@@ -293,8 +293,8 @@ def optimise(settings: StudySettings, plan: Plan, folder: Path, done: Mapping[st
     }
     gold = {"model": gold_model(done), "mean": drawn["mean"], "spread": drawn["spread"]}
     parts = [
-        {"reward": "whet.study_parts:proxy_score", "weight": 1.0, "settings": proxy},
-        {"reward": "whet.study_parts:gold_score", "weight": 0.0, "settings": gold},
+        {"reward": "whet.study.parts:proxy_score", "weight": 1.0, "settings": proxy},
+        {"reward": "whet.study.parts:gold_score", "weight": 0.0, "settings": gold},
     ]
     config = learning_config(settings, plan.seed, plan.beta, {"parts": parts})
     file = folder / SURVEY

@@ -7,8 +7,8 @@ from typing import Any
 
 from whet.config import EvaluationConfig
 from whet.data.tasks import Task
-from whet.pipeline_parts import evaluation
-from whet.pipeline_sections import PipelineSettings
+from whet.pipeline.parts import evaluation
+from whet.pipeline.sections import PipelineSettings
 from whet.sections import RewardSection
 from whet.types import Message, Prompt, Sample, Sampling
 

@@ -13,9 +13,7 @@ from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline import Done, Recipe, Stage, found, read_json_lines
-from whet.pipeline.judging import contests, judged_pairs
-from whet.pipeline.pairs import pair_row
-from whet.pipeline_judge import (
+from whet.pipeline.judge import (
     JudgeSection,
     WithJudge,
     check_judge,
@@ -24,7 +22,9 @@ from whet.pipeline_judge import (
     train_prompts,
     write_labels,
 )
-from whet.pipeline_parts import (
+from whet.pipeline.judging import contests, judged_pairs
+from whet.pipeline.pairs import pair_row
+from whet.pipeline.parts import (
     PAIRS,
     REPLIES,
     check_training,
@@ -39,8 +39,8 @@ from whet.pipeline_parts import (
     write_replies,
     write_rows,
 )
-from whet.pipeline_rounds import POLICY, steps_for
-from whet.pipeline_sections import TRAIN_KEYS
+from whet.pipeline.rounds import POLICY, steps_for
+from whet.pipeline.sections import TRAIN_KEYS
 from whet.preference_parts import preference_row
 from whet.report.text import percent
 from whet.sections import RewardPart, RewardSection

@@ -1,0 +1,1 @@
+"""Studies: many small runs that together answer a question about a method."""
