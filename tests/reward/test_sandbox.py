@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -321,13 +322,21 @@ def test_a_dead_worker_is_replaced(sandbox):
     assert [found.stdout for found in sandbox.run([Program("print(1)")] * 4)] == ["1\n"] * 4
 
 
-def test_an_interrupted_batch_leaves_a_usable_pool():
+@pytest.fixture
+def interruptible():
+    # a shell's background job is started with this signal ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_batch_leaves_a_usable_pool(interruptible):
     with Sandbox(1) as pool:
         pool.start()
 
         def strike() -> None:
             time.sleep(0.3)
-            os.kill(os.getpid(), 2)
+            os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=strike).start()
         with pytest.raises(KeyboardInterrupt):

@@ -125,7 +125,7 @@ def test_stages_cover_every_plan_once() -> None:
 
 
 def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import whet.study as study
+    import whet.study.overoptimization as study
 
     monkeypatch.setattr(study, "NUM_HELD_OUT", 10)
     monkeypatch.setattr(study, "NUM_STANDARD", 20)
