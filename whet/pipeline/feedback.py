@@ -8,14 +8,13 @@ from typing import Any
 
 from pydantic import Field
 
-from whet.pipeline import found, read_json_lines, written_in_chunks
+from whet.pipeline import read_json_lines, written_in_chunks
 from whet.pipeline.bench import Bench
 from whet.pipeline.constitution import Principle, clamped, drawn, preference_request
-from whet.pipeline.judged import HELD_OUT_PAIRS
+from whet.pipeline.judged import write_pairs
 from whet.pipeline.judging import FIRST, SECOND, Contest, Label, agreed, contests, judged_pairs, normalised
-from whet.pipeline.parts import CHUNK, PAIRS, write_rows
+from whet.pipeline.parts import CHUNK
 from whet.pipeline.sections import PipelineSettings
-from whet.report.text import percent
 from whet.sections import Section
 from whet.types import Message, Prompt, Sampling
 
@@ -103,19 +102,4 @@ def feedback_pairs(
     """Write the pairs with their soft labels; an eighth is held out."""
     fought, dropped = contests(rows)
     pairs, counts = judged_pairs(fought, labels, section.least, section.soft)
-    held_out = len(pairs) // 8
-    shown = pairs[held_out:]
-    write_rows(folder / PAIRS, shown)
-    write_rows(folder / HELD_OUT_PAIRS, pairs[:held_out])
-    asked = max(1, counts["asked"])
-    known, met = counts["truth_known"], counts["truth_met"]
-    said = [
-        f"{len(pairs)} of {counts['asked']} pairs have a winner",
-        f"flips {percent(counts['flips'] / asked)}, ties {percent(counts['ties'] / asked)}",
-        *([f"it meets the truth in {percent(met / known)} of {known}"] if known else []),
-    ]
-    marks = {"flip_rate": counts["flips"] / asked, "tie_rate": counts["ties"] / asked}
-    marks |= {"truth_accuracy": met / known} if known else {}
-    over = "" if shown else "no pair has a winner"
-    counts = {**dropped, **counts, "held_out": held_out}
-    return found("; ".join(said), marks, counts, over, train_pairs=len(shown))
+    return write_pairs(folder, pairs, {**dropped, **counts})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -162,15 +162,25 @@ def _labelled(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) 
     fought, _ = contests(read_json_lines(done["replies"].folder / REPLIES))
     labels = write_labels(folder, settings, done, fought)
     pairs, counts = judged_pairs(fought, labels, settings.least, settings.soft)
+    return write_pairs(folder, pairs, counts, lambda held_out: _true(held_out, fought))
+
+
+def write_pairs(
+    folder: Path,
+    pairs: Sequence[dict[str, Any]],
+    counts: Mapping[str, int],
+    shown: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list,
+) -> dict[str, Any]:
+    """Write labelled pairs, an eighth of them apart as `shown` makes them, and tell what the labelling came to."""
     held_out = len(pairs) // 8
     write_rows(folder / PAIRS, pairs[held_out:])
-    write_rows(folder / HELD_OUT_PAIRS, _true(pairs[:held_out], fought))
+    write_rows(folder / HELD_OUT_PAIRS, shown(list(pairs[:held_out])))
     asked = max(1, counts["asked"])
     known, met = counts["truth_known"], counts["truth_met"]
     said = [
-        f"{counts['pairs']} of {counts['asked']} pairs have a winner",
+        f"{len(pairs)} of {counts['asked']} pairs have a winner",
         f"flips {percent(counts['flips'] / asked)}, ties {percent(counts['ties'] / asked)}",
-        *([f"the judge meets the truth in {percent(met / known)} of {known}"] if known else []),
+        *([f"the winner is right in {percent(met / known)} of {known}"] if known else []),
     ]
     marks = {"flip_rate": counts["flips"] / asked, "tie_rate": counts["ties"] / asked}
     marks |= {"truth_accuracy": met / known} if known else {}
