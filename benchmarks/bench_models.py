@@ -98,8 +98,8 @@ def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: 
 
 
 def random_machine(family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto") -> Any:
-    """A whet machine around a random model: fp32 masters, matrix products in `precision`, replies that never end."""
-    from whet.assembly import Machine, recompute_choice, trained_model
+    """A whet machine around a random model: fp32 masters, matrix products in `precision`, completions that never end."""
+    from whet.build.assembly import Runtime, recompute_choice, trained_model
     from whet.model import LoadedModel, dtype_choice
     from whet.rollout.torch_engine import TorchEngine
 
@@ -111,7 +111,7 @@ def random_machine(family: str, settings: dict[str, Any], device: Any, precision
     weights = sum(each.numel() for each in model.parameters())
     facts = {"model": f"{weights / 1e6:.1f}M random weights", "dtype": f"{dtype} ({why})"}
     engine = TorchEngine(policy, tokenizer, (), context=context)
-    return Machine(LoadedModel(model, tokenizer, "random", (), context), policy, engine, facts)
+    return Runtime(LoadedModel(model, tokenizer, "random", (), context), policy, engine, facts)
 
 
 def model_folder(name: str, root: Path, device: str = "cpu") -> Path:

@@ -1,6 +1,6 @@
 """The two biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws both figures.
 
-A prompt has a few possible replies; the first token chooses one, the rest of it is forced. Every group of G replies is
+A prompt has a few possible completions; the first token chooses one, the rest of it is forced. Every group of G completions is
 enumerated with its probability and sent through the real `Objective.advantage` and `Objective.loss`. What comes out is
 the expected gradient on the logits of the choice, which nothing but the row decides: there is no sampling.
 """
@@ -21,12 +21,15 @@ from whet.types import TokenBatch, Totals
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 GROUP_SIZE = 8
-USUAL_LENGTH, LENGTHS = 8, range(2, 41)  # of the right and one wrong reply; of the other wrong one, up to the budget
+USUAL_LENGTH, LENGTHS = (
+    8,
+    range(2, 41),
+)  # of the right and one wrong completion; of the other wrong one, up to the budget
 RATES = [0.01 * percent for percent in range(1, 100)]
 
 
 @dataclass(frozen=True)
-class Reply:
+class Completion:
     """One thing the toy policy can say."""
 
     chance: float
@@ -44,14 +47,14 @@ def group_counts(kinds: int, size: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def expected_push(row: Objective, replies: Sequence[Reply], group_size: int = GROUP_SIZE) -> list[float]:
-    """The expected gradient of the row's objective on the logit of each reply."""
-    counts = list(group_counts(len(replies), group_size))
+def expected_push(row: Objective, completions: Sequence[Completion], group_size: int = GROUP_SIZE) -> list[float]:
+    """The expected gradient of the row's objective on the logit of each completion."""
+    counts = list(group_counts(len(completions), group_size))
     chance = torch.tensor(
         [
             factorial(group_size)
             / prod(map(factorial, each))
-            * prod(r.chance**c for r, c in zip(replies, each, strict=True))
+            * prod(r.chance**c for r, c in zip(completions, each, strict=True))
             for each in counts
         ],
         dtype=torch.float64,
@@ -59,26 +62,26 @@ def expected_push(row: Objective, replies: Sequence[Reply], group_size: int = GR
     kind = torch.tensor([[place for place, count in enumerate(each) for _ in range(count)] for each in counts]).reshape(
         -1
     )
-    length = torch.tensor([reply.length for reply in replies])[kind]
-    action = torch.arange(max(reply.length for reply in replies)) < length[:, None]
-    reward = torch.tensor([reply.reward for reply in replies], dtype=torch.float64)[kind]
+    length = torch.tensor([completion.length for completion in completions])[kind]
+    action = torch.arange(max(completion.length for completion in completions)) < length[:, None]
+    reward = torch.tensor([completion.reward for completion in completions], dtype=torch.float64)[kind]
     group = torch.arange(len(counts)).repeat_interleave(group_size)
     batch, _ = row.advantage(TokenBatch(torch.zeros_like(action).long(), action, group, reward), {})
-    policy = torch.tensor([reply.chance for reply in replies], dtype=torch.float64)
+    policy = torch.tensor([completion.chance for completion in completions], dtype=torch.float64)
     logp = torch.zeros(action.shape, dtype=torch.float64)
     logp[:, 0] = policy.log()[kind]
     logp.requires_grad_()
     totals = Totals(tokens=1, sequences=group_size, max_new_tokens=LENGTHS[-1])
     (slope,) = torch.autograd.grad(row.loss(batch, logp, totals).value, logp)
-    pull = torch.zeros(len(replies), dtype=torch.float64)
+    pull = torch.zeros(len(completions), dtype=torch.float64)
     pull.index_add_(0, kind, -slope[:, 0] * chance.repeat_interleave(group_size))
     return (pull - policy * pull.sum()).tolist()
 
 
-def exact_push(replies: Sequence[Reply]) -> list[float]:
-    """The gradient of the expected reward on the logit of each reply."""
-    mean = sum(reply.chance * reply.reward for reply in replies)
-    return [reply.chance * (reply.reward - mean) for reply in replies]
+def exact_push(completions: Sequence[Completion]) -> list[float]:
+    """The gradient of the expected reward on the logit of each completion."""
+    mean = sum(completion.chance * completion.reward for completion in completions)
+    return [completion.chance * (completion.reward - mean) for completion in completions]
 
 
 def bare(name: str, **changes: str) -> Objective:
@@ -87,7 +90,7 @@ def bare(name: str, **changes: str) -> Objective:
 
 
 def length_bias(length: int, row: Objective | None = None) -> list[float]:
-    """How hard the right, the wrong and the other wrong reply are pushed, as a share of the exact gradient.
+    """How hard the right, the wrong and the other wrong completion are pushed, as a share of the exact gradient.
 
     The three are equally likely; the last has `length` tokens, the others USUAL_LENGTH. The unit is what the row does
     where all three are of one length, so that its constant factors drop out.
@@ -96,35 +99,37 @@ def length_bias(length: int, row: Objective | None = None) -> list[float]:
 
     def relative(last: int) -> list[float]:
         sizes = ((USUAL_LENGTH, 1.0), (USUAL_LENGTH, 0.0), (last, 0.0))
-        replies = [Reply(1 / 3, size, reward) for size, reward in sizes]
-        return [one / other for one, other in zip(expected_push(row, replies), exact_push(replies), strict=True)]
+        completions = [Completion(1 / 3, size, reward) for size, reward in sizes]
+        return [
+            one / other for one, other in zip(expected_push(row, completions), exact_push(completions), strict=True)
+        ]
 
     return [one / other for one, other in zip(relative(length), relative(USUAL_LENGTH), strict=True)]
 
 
 def prompt_weight(row: Objective, rate: float, group_size: int = GROUP_SIZE) -> float:
     """What a prompt solved at this rate counts, as a multiple of its exact gradient."""
-    replies = [Reply(rate, 1, 1.0), Reply(1 - rate, 1, 0.0)]
-    return expected_push(row, replies, group_size)[0] / exact_push(replies)[0]
+    completions = [Completion(rate, 1, 1.0), Completion(1 - rate, 1, 0.0)]
+    return expected_push(row, completions, group_size)[0] / exact_push(completions)[0]
 
 
 def weighing_rows() -> dict[str, Objective]:
-    """The rows of the second figure, their replies counted whole: what differs is how a prompt is weighed."""
+    """The rows of the second figure, their completions counted whole: what differs is how a prompt is weighed."""
     return {name: bare(name, aggregate="sequence_sum") for name in ("grpo", "dr_grpo", "maxrl")}
 
 
 def length_figure() -> str:
     found = [length_bias(length) for length in LENGTHS]
-    names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong reply")
+    names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong completion")
     curves = [
         Curve(name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone)
         for place, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
     ]
     level = Curve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
     frame = Frame(
-        title="Length bias: what 1/n does to the push on three replies",
-        subtitle="GRPO, G = 8, each reply of probability 1/3; relative to the exact gradient, 1 at equal lengths",
-        x_label="tokens of the other wrong reply",
+        title="Length bias: what 1/n does to the push on three completions",
+        subtitle="GRPO, G = 8, each completion of probability 1/3; relative to the exact gradient, 1 at equal lengths",
+        x_label="tokens of the other wrong completion",
         y_label="push / exact",
         x_range=(0.0, 40.0),
         y_range=(0.0, 3.0),

@@ -2,7 +2,7 @@
 
     python benchmarks/decode_cpu.py                      # a small model with 49,152 tokens
     python benchmarks/decode_cpu.py smollm2 --threads 2  # or any model folder, or whetstone
-    python benchmarks/decode_cpu.py --ragged             # replies of very different length as well
+    python benchmarks/decode_cpu.py --ragged             # completions of very different length as well
 
 The sides take turns in one process, so that whatever else the machine does meets both; the best and the middle
 round are printed, with the load.
@@ -25,9 +25,9 @@ import torch
 import transformers
 
 from whet.model import load_model
-from whet.model.split import SplitModel, split_model
-from whet.rollout.decode import Ending
+from whet.model.causal_lm import CausalLM, causal_lm
 from whet.rollout.decode_any import write_any
+from whet.rollout.scheduler import Ending
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -57,7 +57,7 @@ def model_called(name: str | None) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()  # type: ignore[arg-type]
 
 
-def requests_of(split: SplitModel, prompts: int, group: int, length: int) -> list[Request]:
+def requests_of(split: CausalLM, prompts: int, group: int, length: int) -> list[Request]:
     tokens = torch.randint(5, split.vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
     return [Request(tuple(row.tolist()), 100 * place + n) for place, row in enumerate(tokens) for n in range(group)]
 
@@ -101,11 +101,13 @@ def main() -> None:
     parser.add_argument("--prompt-length", type=int, default=40)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ragged", action="store_true", help="also replies that end early, four times as many as rows")
+    parser.add_argument(
+        "--ragged", action="store_true", help="also completions that end early, four times as many as rows"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = model_called(options.model)
-    split = split_model(model)
+    split = causal_lm(model)
     rows = options.prompts * options.group
     requests = requests_of(split, options.prompts, options.group, options.prompt_length)
     sampling = Sampling(max_new_tokens=options.new)

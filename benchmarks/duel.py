@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 sys.path.insert(0, str(ROOT))
 
-from whet.meter import QUIET, machine_facts, reading_record, wait_for_quiet  # noqa: E402
+from whet.bench.meter import QUIET, machine_facts, reading_record, wait_for_quiet  # noqa: E402
 
 TRL = "trl==1.16.0"
 

@@ -1,4 +1,4 @@
-"""Every row of `whet algorithms` on the built-in task: same prompts, same replies a step, same budget, several seeds.
+"""Every row of `whet algorithms` on the built-in task: same prompts, same completions a step, same budget, several seeds.
 
     python benchmarks/every_row.py --seeds 3 --folder rows
 
@@ -15,28 +15,28 @@ from statistics import fmean, stdev
 from typing import Any
 
 import whet
-from whet.config import merged
+from whet.config.config import merged
 from whet.objective import PRESETS
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4
 
-# Rows whose own numbers make no sense on 18 steps of replies of 40 tokens, and what they get instead.
+# Rows whose own numbers make no sense on 18 steps of completions of 40 tokens, and what they get instead.
 SHORTER: dict[str, dict[str, Any]] = {
     "vapo": {"objective": {"baseline": {"alpha": 1.0}, "value": {"warmup": 4}}},
 }
 
 
 def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
-    """One budget for all: STEPS steps of PROMPTS prompts and GROUP replies.
+    """One budget for all: STEPS steps of PROMPTS prompts and GROUP completions.
 
-    A row that is nothing with one update a batch gets two, at half the learning rate, and one that trains on replies
+    A row that is nothing with one update a batch gets two, at half the learning rate, and one that trains on completions
     of an older policy has half the rate as well. Adam forgets the gradient's scale, so one rate serves rows that divide
     by a budget and rows that divide by a length alike. `updates` asks for that many updates a batch of every row.
     """
     preset = PRESETS[name]
     batch = preset.run.get("batch", {})
-    several, stale = batch.get("updates_per_step", 1) > 1, batch.get("lag", 0) > 0
+    several, stale = batch.get("updates_per_step", 1) > 1, batch.get("staleness", 0) > 0
     values = {
         "seed": seed,
         "steps": STEPS,
@@ -48,7 +48,7 @@ def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
             "group_size": GROUP,
             "updates_per_step": updates or (2 if several else 1),
         },
-        "report": {"evaluate_prompts": 40, "evaluate_every": 0, "save_every": 100, "samples_per_step": 0},
+        "report": {"eval_prompts": 40, "eval_every": 0, "save_every": 100, "samples_per_step": 0},
     }
     if preset.objective.value.needs:
         values["critic"] = {"learning_rate": 2e-3}
@@ -60,7 +60,7 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
     if saved.exists():
         return dict(json.loads(saved.read_text()))
     started = time.monotonic()
-    run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), watchers=[])
+    run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), callbacks=[])
     steps = [line for line in run.metrics() if "eval" not in line]
     first = steps[0]["reward"].get("exact_answer", steps[0]["reward"]["total"])
     last = [line["reward"].get("exact_answer", line["reward"]["total"]) for line in steps[-3:]]
@@ -70,7 +70,7 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
         "after": run.after["accuracy"],
         "first": first,
         "last": fmean(last),
-        "replies": spent,
+        "completions": spent,
         "seconds": time.monotonic() - started,
     }
     saved.write_text(json.dumps(found))
@@ -83,8 +83,8 @@ def line(name: str, results: list[dict[str, float]]) -> str:
         spread = f" ± {100 * stdev(values):.0f}" if len(values) > 1 else ""
         return f"{100 * fmean(values):.0f}{spread}"
 
-    replies = f"{fmean([each['replies'] for each in results]):.0f}"
-    return f"| {name} | {told('before')} | {told('after')} | {told('first')} | {told('last')} | {replies} |"
+    completions = f"{fmean([each['completions'] for each in results]):.0f}"
+    return f"| {name} | {told('before')} | {told('after')} | {told('first')} | {told('last')} | {completions} |"
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(PRESETS))
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    head = "| method | greedy before | greedy after | drawn, first step | drawn, last three | replies |"
+    head = "| method | greedy before | greedy after | drawn, first step | drawn, last three | completions |"
     lines = [head, "|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     for name in chosen.methods.split(","):

@@ -6,7 +6,7 @@ model on rows and pairs of real lengths.
     python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
     python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
 
-Weights are random, of a real model's shape: float32 masters and bf16 matrix products on both sides. Replies have a
+Weights are random, of a real model's shape: float32 masters and bf16 matrix products on both sides. Completions have a
 fixed length. Rows keep their real lengths: a token stands for each word, piece of a long word, or mark. TRL pads rows,
 or packs them: `packed` keeps them apart by a mask over the whole pass, `flex` by blocks of one, `grouped` pads rows of
 like length together. Peak memory is what the process held on the GPU at most, by torch's own count.
@@ -44,7 +44,7 @@ WRITING = ("plain", "static", "paged")
 WEIGHTS = ("float32", "bfloat16")
 PACKING = ("packed", "flex")
 LAYOUTS = ("padded", "grouped", *PACKING)
-GIVEN = ("batch_rows", "tokens_per_pass", "pairs_per_step", "pairs_per_pass")  # sizes that have a flag of their own
+GIVEN = ("batch_rows", "micro_batch_tokens", "pairs_per_step", "pairs_per_pass")  # sizes that have a flag of their own
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Sizes:
     """What each part works on."""
 
     model: str = "135m"
-    shape: tuple[int, int, int, int] = (32, 8, 128, 512)  # prompts, replies a prompt, prompt and reply tokens
+    shape: tuple[int, int, int, int] = (32, 8, 128, 512)  # prompts, completions a prompt, prompt and completion tokens
     sequences_per_pass: int = 32
     policy_steps: tuple[int, int, int] = (3, 5, 1)  # quiet ones wanted, most, warm-up
     rows: int = 100_000  # of the file, at most
     most_tokens: int = 1024
     rows_per_step: int = 128
     batch_rows: int = 32  # a pass of the peer where it pads
-    tokens_per_pass: int = 16384  # of whet
+    micro_batch_tokens: int = 16384  # of whet
     pack_tokens: tuple[int, ...] = (4096,)  # a pass of the peer where it packs
     supervised_steps: tuple[int, int, int] = (8, 16, 3)
     pairs_per_step: int = 64
@@ -80,7 +80,7 @@ class Case:
 
 
 def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
-    num_prompts, group_size, prompt_tokens, reply_tokens = sizes.shape
+    num_prompts, group_size, prompt_tokens, completion_tokens = sizes.shape
     made = told(
         [
             *(sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), sizes.model),
@@ -94,11 +94,11 @@ def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
         "tokens": made["tokens"],
         "shape": sizes.shape,
         "batch_rows": sizes.sequences_per_pass,
-        "tokens_per_pass": sizes.sequences_per_pass * (prompt_tokens + reply_tokens),
+        "micro_batch_tokens": sizes.sequences_per_pass * (prompt_tokens + completion_tokens),
         **step_counts(sizes.policy_steps),
     }
     title = (
-        f"grpo, {sizes.model}: {num_prompts} prompts x {group_size}, {prompt_tokens} + {reply_tokens} tokens, "
+        f"grpo, {sizes.model}: {num_prompts} prompts x {group_size}, {prompt_tokens} + {completion_tokens} tokens, "
         f"{sizes.sequences_per_pass} sequences a pass"
     )
     peers = {
@@ -127,7 +127,7 @@ def supervised_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
         "batch": {"packed": True},
         "rows_per_step": sizes.rows_per_step,
         "batch_rows": sizes.batch_rows,
-        "tokens_per_pass": sizes.tokens_per_pass,
+        "micro_batch_tokens": sizes.micro_batch_tokens,
         **step_counts(sizes.supervised_steps),
     }
     spread = f"{facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
@@ -145,7 +145,7 @@ def pair_case(part: str, chosen: Any, sizes: Sizes, work: Path) -> Case:
     counts = step_counts(sizes.supervised_steps)
     wanted = argparse.Namespace(
         **{"pairs": chosen.pairs, "seed": chosen.seed, "stored": chosen.stored, "most": counts["most"]},
-        **{"most_tokens": sizes.most_tokens, "tokens_per_pass": sizes.tokens_per_pass},
+        **{"most_tokens": sizes.most_tokens, "micro_batch_tokens": sizes.micro_batch_tokens},
         **{"rows_per_step": sizes.pairs_per_step, "batch_rows": sizes.pairs_per_pass},
     )
     job, facts = pair_job(part, made["folder"], wanted, work, SHAPES[sizes.model][1]["vocab_size"])
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--pairs-per-step", type=int, help="of both sides")
     parser.add_argument("--pairs-per-pass", type=int, help="of the peer")
     parser.add_argument("--stored", action="store_true", help="the reference is asked before the first step")
-    parser.add_argument("--writing", default="plain", help=f"how the peer writes replies: {', '.join(WRITING)}")
+    parser.add_argument("--writing", default="plain", help=f"how the peer writes completions: {', '.join(WRITING)}")
     parser.add_argument("--peer-weights", default="float32", help=f"the peer's own: {', '.join(WEIGHTS)}")
     parser.add_argument("--layouts", default="padded,packed", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
     parser.add_argument("--batch-rows", type=int, help="rows a pass of the peer where it pads")

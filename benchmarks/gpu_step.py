@@ -26,11 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_models import SHAPES, random_machine
 
-from whet.assembly import Machine
-from whet.benchmark import (
+from whet.bench.benchmark import (
     begin_peak,
     bench_config,
-    bench_course,
+    bench_trainer,
     matrix_rate,
     model_anatomy,
     peak_memory,
@@ -39,12 +38,13 @@ from whet.benchmark import (
     timed_steps,
     unending,
 )
-from whet.meter import machine_facts
+from whet.bench.meter import machine_facts
+from whet.build.assembly import Runtime
 from whet.model.token_logp import token_logp
 from whet.report.speed import Shape, training_operations
 from whet.rollout.collect import request_seed
 from whet.rollout.torch_engine import TorchEngine
-from whet.train.run import Clock
+from whet.train.run import PhaseTimer
 from whet.types import Request, Sample, Sampling, StopReason
 
 ELSEWHERE = "measured elsewhere (another H200, bf16, the same shapes), not in this run"
@@ -57,7 +57,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "rollout 7b 1024": {"vLLM 0.24": "15,000 tokens/s"},
 }
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-ENDING = 1.5  # over the longest reply, the share of all tokens that end one: 1,024 are then cut to 530 on average
+ENDING = 1.5  # over the longest completion, the share of all tokens that end one: 1,024 are then cut to 530 on average
 
 
 STEP = Shape(32, 8, 128, 512)
@@ -69,18 +69,18 @@ class Sizes:
     """What each part works on."""
 
     step: Shape = STEP
-    tokens_per_pass: int = 32 * 640  # what the peers had in a pass
+    micro_batch_tokens: int = 32 * 640  # what the peers had in a pass
     rollout: tuple[int, ...] = (256, 1024)  # sequences
     group_size: int = 8
     prompt_tokens: int = 128
-    reply_tokens: int = 512
+    completion_tokens: int = 512
     ragged: int = 1024  # sequences
-    longest: int = 1024  # reply tokens
+    longest: int = 1024  # completion tokens
     train: Shape = PASSES
     pack: int = 8192
     seconds: float = 8.0  # of timed steps, besides the warm-up
     slots: int = 256  # rows that write side by side in the ragged part
-    tree: tuple[int, int, int] = (2048, 64, 16)  # tokens of the prompt, of a reply, replies
+    tree: tuple[int, int, int] = (2048, 64, 16)  # tokens of the prompt, of a completion, completions
     long: int = 32768
 
 
@@ -101,33 +101,33 @@ class RandomWriter:
         found = []
         for request in requests:
             stream = torch.Generator().manual_seed(request.seed % 2**63)
-            reply = torch.randint(self._vocabulary, (count,), generator=stream)
-            tokens = torch.cat([torch.tensor(request.tokens), reply])
+            completion = torch.randint(self._vocabulary, (count,), generator=stream)
+            tokens = torch.cat([torch.tensor(request.tokens), completion])
             action = torch.arange(len(tokens)) >= len(request.tokens)
             logp = torch.where(action, -torch.tensor(float(self._vocabulary)).log(), torch.tensor(0.0))
             found.append(Sample(tokens, action, logp, (0, 0), StopReason.LENGTH, ""))
         return found
 
 
-def machine_for(name: str, device: torch.device, chosen: argparse.Namespace) -> Machine:
+def machine_for(name: str, device: torch.device, chosen: argparse.Namespace) -> Runtime:
     family, settings = SHAPES[name]
     if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
-    machine: Machine = random_machine(family, settings, device, chosen.precision, chosen.recompute)
+    machine: Runtime = random_machine(family, settings, device, chosen.precision, chosen.recompute)
     return machine
 
 
-def part_step(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
     device, shape = machine.policy.device, sizes.step
-    values = {**settings, "batch": {"tokens_per_pass": sizes.tokens_per_pass}, "objective": {"kl": "none"}}
+    values = {**settings, "batch": {"micro_batch_tokens": sizes.micro_batch_tokens}, "objective": {"kl": "none"}}
     config = bench_config("whetstone", shape, values, method="grpo")
-    course = bench_course(config, unending(machine), random_prompts(machine, shape, 0))
+    trainer = bench_trainer(config, unending(machine), random_prompts(machine, shape, 0))
     start = time.perf_counter()
-    course.step(1, Clock())
+    trainer.step(1, PhaseTimer())
     synchronize(device)
     first = time.perf_counter() - start
     begin_peak(device)
-    steps = timed_steps(course, sizes.seconds, device, least=1)
+    steps = timed_steps(trainer, sizes.seconds, device, least=1)
     return {
         "name": f"step {name}",
         "shape": str(shape),
@@ -139,10 +139,10 @@ def part_step(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any
     }
 
 
-def part_rollout(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for count in sizes.rollout:
-        shape = Shape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.reply_tokens)
+        shape = Shape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.completion_tokens)
         samples, seconds, peak = written(machine, unending(machine).engine, shape)
         tokens = sum(each.num_actions for each in samples)
         found.append(
@@ -157,8 +157,8 @@ def part_rollout(machine: Machine, name: str, sizes: Sizes, settings: dict[str, 
     return found
 
 
-def part_ragged(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
-    """More replies than slots, ending at random, none longer than `longest`; beside as many of their mean length."""
+def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """More completions than slots, ending at random, none longer than `longest`; beside as many of their mean length."""
     stream = torch.Generator().manual_seed(1)
     vocabulary = machine.policy.vocabulary
     ends = torch.randperm(vocabulary, generator=stream)[: max(1, round(ENDING / sizes.longest * vocabulary))].tolist()
@@ -169,7 +169,7 @@ def part_ragged(machine: Machine, name: str, sizes: Sizes, settings: dict[str, A
     samples, seconds, peak = written(machine, engine, shape)
     lengths = sorted(each.num_actions for each in samples)
     mean = sum(lengths) / len(lengths)
-    fixed = replace(shape, reply_tokens=max(1, round(mean)))
+    fixed = replace(shape, completion_tokens=max(1, round(mean)))
     _, fixed_seconds, _ = written(machine, steady, fixed)
     ragged_rate, fixed_rate = sum(lengths) / seconds, fixed.written / fixed_seconds
     return {
@@ -183,10 +183,10 @@ def part_ragged(machine: Machine, name: str, sizes: Sizes, settings: dict[str, A
     }
 
 
-def written(machine: Machine, engine: TorchEngine, shape: Shape) -> tuple[list[Sample], float, int]:
+def written(machine: Runtime, engine: TorchEngine, shape: Shape) -> tuple[list[Sample], float, int]:
     """The samples of one rollout, its seconds and peak memory; a rollout of the same kind warms up."""
     device = machine.policy.device
-    sampling = Sampling(max_new_tokens=shape.reply_tokens)
+    sampling = Sampling(max_new_tokens=shape.completion_tokens)
 
     def requests(seed: int) -> list[Request]:
         prompts = random_prompts(machine, shape, seed)
@@ -206,16 +206,16 @@ def written(machine: Machine, engine: TorchEngine, shape: Shape) -> tuple[list[S
     return samples, time.perf_counter() - start, peak_memory(device)
 
 
-def part_train(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
     device, shape = machine.policy.device, sizes.train
-    values = {**settings, "batch": {"tokens_per_pass": sizes.pack}, "objective": {"kl": "none"}}
+    values = {**settings, "batch": {"micro_batch_tokens": sizes.pack}, "objective": {"kl": "none"}}
     config = bench_config("whetstone", shape, values, method="grpo")
     # any engine will do for the loop; this one costs next to nothing
     writer: Any = RandomWriter(machine.policy.vocabulary)
-    course = bench_course(config, replace(machine, engine=writer), random_prompts(machine, shape, 0))
-    course.step(1, Clock())
+    trainer = bench_trainer(config, replace(machine, engine=writer), random_prompts(machine, shape, 0))
+    trainer.step(1, PhaseTimer())
     begin_peak(device)
-    steps = timed_steps(course, sizes.seconds, device)
+    steps = timed_steps(trainer, sizes.seconds, device)
     seconds = median(step.reading.seconds - step.seconds["rollout"] - step.seconds["reward"] for step in steps)
     rate = matrix_rate(device, machine.policy.dtype, 2.0 if device.type == "cuda" else 0.3)
     operations = training_operations(model_anatomy(machine.policy.model), shape)
@@ -231,16 +231,16 @@ def part_train(machine: Machine, name: str, sizes: Sizes, settings: dict[str, An
     }
 
 
-def part_tree(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
-    """A pass over replies that share a long prompt, beside as many full rows of their own."""
-    prompt, reply, group = sizes.tree
+def part_tree(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """A pass over completions that share a long prompt, beside as many full rows of their own."""
+    prompt, completion, group = sizes.tree
     device, seconds = machine.policy.device, {}
     stream = torch.Generator().manual_seed(0)
     for kind in ("shared", "separate"):
-        tokens = torch.randint(machine.policy.vocabulary, (group, prompt + reply), generator=stream)
+        tokens = torch.randint(machine.policy.vocabulary, (group, prompt + completion), generator=stream)
         if kind == "shared":
             tokens[:, :prompt] = tokens[0, :prompt]
-        action = (torch.arange(prompt + reply) >= prompt).expand(group, -1)
+        action = (torch.arange(prompt + completion) >= prompt).expand(group, -1)
         taken = []
         for _ in range(6):
             machine.policy.model.zero_grad(set_to_none=True)
@@ -252,13 +252,13 @@ def part_tree(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any
         seconds[kind] = median(taken[2:])
     return {
         "name": f"tree {name}",
-        "shape": f"{group} replies of {reply} tokens to one prompt of {prompt}",
+        "shape": f"{group} completions of {completion} tokens to one prompt of {prompt}",
         **{f"{kind}_s": value for kind, value in seconds.items()},
         "separate_over_shared": seconds["separate"] / seconds["shared"],
     }
 
 
-def part_long(machine: Machine, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+def part_long(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
     """Forward and backward of one long row: plain logits of all its tokens would not be small."""
     device, vocabulary = machine.policy.device, machine.policy.vocabulary
     tokens = torch.randint(vocabulary, (1, sizes.long), generator=torch.Generator().manual_seed(0))

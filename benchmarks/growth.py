@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py --images docs/images --json growth.json
 
-Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, replies of fixed length. The
+Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, completions of fixed length. The
 dashed lines are what the measured matrix rate and memory bandwidth would allow if nothing but useful work were done.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 from duel import add_common_flags, told
 
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "group": ("replies a prompt", (2, 4, 8, 16, 32)),
-    "length": ("tokens of a reply", (16, 32, 64, 128, 256)),
+    "group": ("completions a prompt", (2, 4, 8, 16, 32)),
+    "length": ("tokens of a completion", (16, 32, 64, 128, 256)),
     "batch": ("prompts a step", (1, 2, 4, 8, 16)),
     "model": ("width of the model (4 layers)", (64, 128, 256, 384, 512)),
 }
@@ -40,7 +40,7 @@ def main() -> None:
     if chosen.point:
         print(json.dumps(point(json.loads(chosen.point), chosen)))
         return
-    from whet.meter import QUIET, machine_facts, reading_record, wait_for_quiet
+    from whet.bench.meter import QUIET, machine_facts, reading_record, wait_for_quiet
 
     options = ["--threads", str(chosen.threads), "--steps", str(chosen.steps), "--seconds", str(chosen.seconds)]
     options += ["--device", chosen.device, "--precision", chosen.precision]
@@ -68,10 +68,10 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
     import torch
     from bench_models import BODY, random_machine
 
-    from whet import benchmark
-    from whet.meter import Meter
+    from whet.bench import benchmark
+    from whet.bench.meter import Meter
     from whet.report.speed import Shape, rollout_bytes, rollout_operations, training_operations
-    from whet.train.run import Clock
+    from whet.train.run import PhaseTimer
 
     torch.set_num_threads(chosen.threads)
     device, width = torch.device(chosen.device), values["model"]
@@ -79,10 +79,10 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
     machine = random_machine("llama", {**body, "vocab_size": 0}, device, chosen.precision)
     shape = Shape(values["batch"], values["group"], values["prompt"], values["length"])
     config = benchmark.bench_config("whetstone", shape, {"objective": {"kl": "none"}}, method="grpo")
-    course = benchmark.bench_course(config, machine, benchmark.random_prompts(machine, shape, 0))
-    course.step(1, Clock())
+    trainer = benchmark.bench_trainer(config, machine, benchmark.random_prompts(machine, shape, 0))
+    trainer.step(1, PhaseTimer())
     around = Meter()
-    steps = benchmark.timed_steps(course, chosen.seconds, device, least=chosen.steps)
+    steps = benchmark.timed_steps(trainer, chosen.seconds, device, least=chosen.steps)
     others = around.read().others
     peak = benchmark.peak_memory(device)
     quiet = [step for step in steps if step.reading.quiet] or steps

@@ -3,7 +3,7 @@
     python benchmarks/grpo_step_cpu.py --models byte,words49k,smollm2 --json grpo.json
     python benchmarks/grpo_step_cpu.py --shape long --models words49k
 
-Replies have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory; timings taken
+Completions have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory; timings taken
 while others used the machine are discarded and repeated, up to --most steps.
 """
 
@@ -15,13 +15,18 @@ from typing import Any
 
 from duel import HERE, add_common_flags, duel, name_contended, ratio_table, save_results, told
 
-SHAPES = {"short": (4, 8, 40, 64), "long": (2, 16, 512, 32)}  # prompts, replies a prompt, prompt and reply tokens
+SHAPES = {
+    "short": (4, 8, 40, 64),
+    "long": (2, 16, 512, 32),
+}  # prompts, completions a prompt, prompt and completion tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_flags(parser)
-    parser.add_argument("--shape", default="short", help="short, long, or PROMPTSxGROUP,PROMPT+REPLY as in 4x8,40+64")
+    parser.add_argument(
+        "--shape", default="short", help="short, long, or PROMPTSxGROUP,PROMPT+COMPLETION as in 4x8,40+64"
+    )
     parser.add_argument("--batch-rows", type=int, help="sequences a pass; default: all of the step, 8 of a long one")
     chosen = parser.parse_args()
     shape = SHAPES.get(chosen.shape) or shape_of(chosen.shape)
@@ -42,7 +47,7 @@ def main() -> None:
             "tokens": made["tokens"],
             "shape": shape,
             "batch_rows": rows,
-            "tokens_per_pass": rows * (shape[2] + shape[3]),
+            "micro_batch_tokens": rows * (shape[2] + shape[3]),
             **{key: getattr(chosen, key) for key in ("steps", "most", "threads", "seed", "precision")},
         }
         title = f"{name}: {shape[0]} prompts x {shape[1]}, {shape[2]} + {shape[3]} tokens, {chosen.precision}"

@@ -5,7 +5,7 @@
 
 Reads WHET_DATA/preference/dpo_en_demo.jsonl.gz or --pairs FILE. Both sides train on the same tokens, encoded once by
 whet, and where the peer keeps the order of its rows, on the same pairs in every step. What counts is useful tokens a
-second: a prompt counts with each of its two replies, padding never. Without a store both sides ask a live reference in
+second: a prompt counts with each of its two completions, padding never. Without a store both sides ask a live reference in
 every step; `stored` asks it before the first on both sides, which no step's time contains.
 """
 
@@ -95,7 +95,7 @@ def pair_job(
         "encoded": facts["encoded"],
         "step_tokens": facts["step_tokens"],
         "stored": chosen.stored and part == "dpo",
-        **{key: getattr(chosen, key) for key in ("rows_per_step", "batch_rows", "tokens_per_pass")},
+        **{key: getattr(chosen, key) for key in ("rows_per_step", "batch_rows", "micro_batch_tokens")},
     }
     return job, facts
 
@@ -156,18 +156,18 @@ def encoded(chosen: Any) -> dict[str, Any]:
 
 def peer_row(tokenizer: Any, part: str, line: dict[str, Any]) -> dict[str, Any]:
     """The tokens of a pair as the peer's trainers name them."""
-    from whet.data.families import judged_family, reply_family
+    from whet.data.families import completion_family, judged_family
     from whet.data.pairs import preferences_from
     from whet.data.rows import Row
 
     (pair,) = preferences_from([Row(line, "pair")])
-    replies = (pair.chosen, pair.rejected)
+    completions = (pair.chosen, pair.rejected)
     if part == "rm":
-        judged = judged_family(tokenizer, pair.prompt, replies)
+        judged = judged_family(tokenizer, pair.prompt, completions)
         found = {"chosen_ids": judged[0].tokens, "rejected_ids": judged[1].tokens}
         shared, lengths = judged[0].shared, [len(each.tokens) for each in judged]
     else:
-        family = reply_family(tokenizer, pair.prompt, replies)
+        family = completion_family(tokenizer, pair.prompt, completions)
         shared, lengths = family[0].action.index(True), [len(each.tokens) for each in family]
         names = ("chosen_ids", "rejected_ids")
         found = {name: each.tokens[shared:] for name, each in zip(names, family, strict=True)}

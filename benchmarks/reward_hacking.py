@@ -23,7 +23,7 @@ HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"
 METHOD, STEPS, TAUGHT_STEPS = "grpo", 40, 20
 BUDGET = 16  # tokens
-COMMON = {"model": {"device": "cpu", "threads": 1}, "report": {"evaluate_every": 2, "save_every": 100}}
+COMMON = {"model": {"device": "cpu", "threads": 1}, "report": {"eval_every": 2, "save_every": 100}}
 # a run folder as a model has none of the built-in model's defaults
 TAUGHT = {
     "batch": {"prompts_per_step": 16, "group_size": 8},
@@ -34,13 +34,13 @@ TAUGHT = {
 
 
 def short(num_tokens: int) -> float:
-    """1 for a reply of at most 16 tokens."""
+    """1 for a completion of at most 16 tokens."""
     return float(num_tokens <= BUDGET)
 
 
-def claimed(reply: str, answer: int) -> float:
+def claimed(completion: str, answer: int) -> float:
     """1 when the working says that it arrives at the target."""
-    return float(f"={answer}</think>" in reply)
+    return float(f"={answer}</think>" in completion)
 
 
 @dataclass(frozen=True)

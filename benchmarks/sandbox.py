@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from whet.reward.sandbox import Exam, Program, Sandbox
+from whet.sandbox import Exam, Program, Sandbox
 
 CODE = """
 from typing import List

@@ -54,7 +54,7 @@ def main() -> None:
                 "rows": facts["kept"],
                 "encoded": str(target),
                 "batch": {} if chosen.padded else {"packed": True},
-                **{key: getattr(chosen, key) for key in ("rows_per_step", "batch_rows", "tokens_per_pass")},
+                **{key: getattr(chosen, key) for key in ("rows_per_step", "batch_rows", "micro_batch_tokens")},
                 **{key: getattr(chosen, key) for key in ("steps", "most", "threads", "seed", "precision")},
             }
             sides = duel(chosen, job)

@@ -3,15 +3,15 @@
 The small model used here knows how to work out a sum step by step, but mostly blurts out an answer, and then it is
 wrong nine times in ten. Nobody shows it what to do instead. It tries, a rule says right or wrong, and that is enough:
 
-  1. Sample a group.           Ask each question several times. Chance makes the replies differ.
-  2. Compare with the group.   A reply is good if it did better than the other replies to the same question.
-  3. Push up what was better.  Make the tokens of good replies more likely, those of bad replies less likely.
+  1. Sample a group.           Ask each question several times. Chance makes the completions differ.
+  2. Compare with the group.   A completion is good if it did better than the other completions to the same question.
+  3. Push up what was better.  Make the tokens of good completions more likely, those of bad completions less likely.
   4. Stay close.               Take small steps, and never drift far from the model the training began with.
 
     python examples/one_file.py                    under a minute on two CPU cores
     python examples/one_file.py --updates 2        learn twice from each batch: now the ratio in `grpo_loss` matters
 
-Shapes: P questions, G replies to each (a group), N = P * G rows, T tokens (padded), V tokens in the vocabulary.
+Shapes: P questions, G completions to each (a group), N = P * G rows, T tokens (padded), V tokens in the vocabulary.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import transformers
 from torch import Tensor
 
 MODEL = Path(__file__).resolve().parent.parent / "whet" / "model" / "builtin" / "whetstone"
-MAX_NEW_TOKENS = 64  # a longer reply is cut off
+MAX_NEW_TOKENS = 64  # a longer completion is cut off
 CLIP = 0.2  # how far the ratio may move from 1 before a token stops teaching
 KL_WEIGHT = 0.04  # how strongly the policy is held to the reference
 HELD_OUT_QUESTIONS = 200
@@ -51,7 +51,7 @@ def new_question(stream: random.Random) -> tuple[str, str]:
 
 
 def new_questions(stream: random.Random, count: int, held_out: bool) -> list[tuple[str, str]]:
-    """Questions with answers, one in ten held out. A hash decides which: no seed puts a question on both sides."""
+    """PromptDataset with answers, one in ten held out. A hash decides which: no seed puts a question on both sides."""
     found = []
     while len(found) < count:
         question, answer = new_question(stream)
@@ -60,17 +60,17 @@ def new_questions(stream: random.Random, count: int, held_out: bool) -> list[tup
     return found
 
 
-def reward_of(reply: str, answer: str) -> float:
+def reward_of(completion: str, answer: str) -> float:
     """1 for the right answer, else 0. Exactly one answer: otherwise naming all ten digits would always pay."""
-    return float(re.findall(r"<answer>(.*?)</answer>", reply) == [answer])
+    return float(re.findall(r"<answer>(.*?)</answer>", completion) == [answer])
 
 
-# ---- 2. Sampling: the policy writes replies ------------------------------------------------------------------------
+# ---- 2. Sampling: the policy writes completions ------------------------------------------------------------------------
 
 
 @dataclass
 class Batch:
-    """Questions with their replies. Each row: padding, question, reply, padding."""
+    """PromptDataset with their completions. Each row: padding, question, completion, padding."""
 
     tokens: Tensor  # int [N, T]
     real: Tensor  # int [N, T], 1 on tokens, 0 on padding
@@ -80,17 +80,17 @@ class Batch:
 
 @torch.no_grad()
 def sample(model, tokenizer, questions: list[str], greedy: bool = False) -> Batch:
-    """One reply to each question, token by token, at temperature 1 (or always the likeliest token, if greedy)."""
+    """One completion to each question, token by token, at temperature 1 (or always the likeliest token, if greedy)."""
     chats = [[{"role": "user", "content": text}] for text in questions]
     texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
-    # Padded on the left, so that all replies begin in the same column. Today's models see only how far apart two tokens
+    # Padded on the left, so that all completions begin in the same column. Today's models see only how far apart two tokens
     # are (rotary positions), so a question that padding moved to the right is still the same question.
     encoded = tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
     tokens = encoded.input_ids.to(model.device)  # [N, question length], and one column longer each round
     real = encoded.attention_mask.to(model.device)
     action = torch.zeros_like(tokens, dtype=torch.bool)
     old_logp = torch.zeros_like(tokens, dtype=torch.float)
-    alive = torch.ones_like(tokens[:, :1], dtype=torch.bool)  # [N, 1], False once a reply has ended
+    alive = torch.ones_like(tokens[:, :1], dtype=torch.bool)  # [N, 1], False once a completion has ended
     cache = None  # keys and values of what the model has read, so that each round reads only what is new
     for _ in range(MAX_NEW_TOKENS):
         unread = tokens if cache is None else tokens[:, -1:]
@@ -108,7 +108,7 @@ def sample(model, tokenizer, questions: list[str], greedy: bool = False) -> Batc
     return Batch(tokens, real, action, old_logp)
 
 
-def replies_of(batch: Batch, tokenizer) -> list[str]:
+def completions_of(batch: Batch, tokenizer) -> list[str]:
     """The actions of each row as text."""
     rows = zip(batch.tokens, batch.action, strict=True)
     return [tokenizer.decode(tokens[action], skip_special_tokens=True) for tokens, action in rows]
@@ -122,7 +122,7 @@ def token_logp(model, batch: Batch) -> Tensor:
     return torch.nn.functional.pad(logp, (1, 0))  # nothing precedes the first token: 0, and it is never an action
 
 
-# ---- 3. Advantage: better than what? Than the other replies to the same question -----------------------------------
+# ---- 3. Advantage: better than what? Than the other completions to the same question -----------------------------------
 
 
 def group_advantage(reward: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def grpo_loss(logp: Tensor, ref_logp: Tensor, advantage: Tensor, batch: Batch) -
     logp. Descending it moves the weights along  SUM share * weight * advantage * grad logp.
     """
     # ratio = pi / pi_old, how much likelier an action is now than when it was sampled: it corrects for learning from
-    # replies of an older policy. In the first update of a batch pi is pi_old and the ratio is 1 (but for rounding);
+    # completions of an older policy. In the first update of a batch pi is pi_old and the ratio is 1 (but for rounding);
     # from the second on (--updates 2) it moves. It is a factor, not a thing to push on: hence no gradient.
     ratio = (logp - batch.old_logp).detach().exp()
     # PPO maximises  min(ratio * A, clip(ratio, 1 - c, 1 + c) * A).  The gradient of that is  ratio * A * grad logp,  or
@@ -157,7 +157,7 @@ def grpo_loss(logp: Tensor, ref_logp: Tensor, advantage: Tensor, batch: Batch) -
     clipped = ((advantage > 0) & (ratio > 1 + CLIP)) | ((advantage < 0) & (ratio < 1 - CLIP))
     weight = ratio.masked_fill(clipped, 0.0)
     # KL(pi || ref) estimated from the sampled actions alone ("k3"):  exp(u) - u - 1  with  u = ref_logp - logp.
-    # Never negative, and 0 where both agree. It jumps when a reply comes up that the policy has almost given up.
+    # Never negative, and 0 where both agree. It jumps when a completion comes up that the policy has almost given up.
     gap = ref_logp - logp
     kl = gap.exp() - gap - 1
 
@@ -171,10 +171,12 @@ def grpo_loss(logp: Tensor, ref_logp: Tensor, advantage: Tensor, batch: Batch) -
 
 
 def greedy_accuracy(model, tokenizer, problems: list[tuple[str, str]]) -> tuple[float, str]:
-    """Share of right answers without chance, and the first reply to look at."""
-    replies = replies_of(sample(model, tokenizer, [question for question, _ in problems], greedy=True), tokenizer)
-    correct = [reward_of(reply, answer) for reply, (_, answer) in zip(replies, problems, strict=True)]
-    return sum(correct) / len(correct), replies[0]
+    """Share of right answers without chance, and the first completion to look at."""
+    completions = completions_of(
+        sample(model, tokenizer, [question for question, _ in problems], greedy=True), tokenizer
+    )
+    correct = [reward_of(completion, answer) for completion, (_, answer) in zip(completions, problems, strict=True)]
+    return sum(correct) / len(correct), completions[0]
 
 
 def train(model, tokenizer, options: argparse.Namespace) -> None:
@@ -187,8 +189,10 @@ def train(model, tokenizer, options: argparse.Namespace) -> None:
         problems = new_questions(stream, options.prompts, held_out=False)
         rows = [problem for problem in problems for _ in range(options.group_size)]  # N, a group side by side
         batch = sample(model, tokenizer, [question for question, _ in rows])
-        scored = zip(replies_of(batch, tokenizer), rows, strict=True)
-        reward = torch.tensor([reward_of(reply, answer) for reply, (_, answer) in scored], device=model.device)  # [N]
+        scored = zip(completions_of(batch, tokenizer), rows, strict=True)
+        reward = torch.tensor(
+            [reward_of(completion, answer) for completion, (_, answer) in scored], device=model.device
+        )  # [N]
         advantage = group_advantage(reward.view(options.prompts, options.group_size)).view(-1, 1)  # [N, 1]
         with torch.no_grad():
             ref_logp = token_logp(reference, batch)
@@ -209,13 +213,13 @@ def main() -> None:
     parser.add_argument("--model", default=str(MODEL), help="folder of a chat model (default: the built-in one)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=16, help="questions a step")
-    parser.add_argument("--group-size", type=int, default=8, help="replies to each question, at least 2")
+    parser.add_argument("--group-size", type=int, default=8, help="completions to each question, at least 2")
     parser.add_argument("--updates", type=int, default=1, help="gradient steps on each batch")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.group_size < 2:
-        parser.error(f"--group-size is {options.group_size}: nothing to compare a reply with, give 2 or more")
+        parser.error(f"--group-size is {options.group_size}: nothing to compare a completion with, give 2 or more")
 
     torch.manual_seed(options.seed)
     transformers.utils.logging.disable_progress_bar()
@@ -225,16 +229,18 @@ def main() -> None:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     if model.num_parameters() < 10_000_000:
         torch.set_num_threads(1)  # in so small a model threads wait for each other longer than they work
-    model.eval()  # no dropout: the policy that is trained must be the policy that wrote the replies
+    model.eval()  # no dropout: the policy that is trained must be the policy that wrote the completions
 
     start = time.perf_counter()
     held_out = new_questions(random.Random("held out"), HELD_OUT_QUESTIONS, held_out=True)  # the same for every seed
-    before, reply_before = greedy_accuracy(model, tokenizer, held_out)
+    before, completion_before = greedy_accuracy(model, tokenizer, held_out)
     print(f"before: {before:.1%} of {len(held_out)} held-out questions right")
     train(model, tokenizer, options)
-    after, reply_after = greedy_accuracy(model, tokenizer, held_out)
+    after, completion_after = greedy_accuracy(model, tokenizer, held_out)
     print(f"after:  {after:.1%} right, in {time.perf_counter() - start:.0f} s\n")
-    print(f"question  {held_out[0][0]} (answer {held_out[0][1]})\nbefore    {reply_before}\nafter     {reply_after}")
+    print(
+        f"question  {held_out[0][0]} (answer {held_out[0][1]})\nbefore    {completion_before}\nafter     {completion_after}"
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("source", help="a file of pairs")
     parser.add_argument("folder", type=Path, help="where the two files go")
     parser.add_argument("--only", default="", help="COLUMN=VALUE of the rows to take")
-    parser.add_argument("--most-characters", type=int, default=0, help="of prompt and longer reply; 0 is no limit")
+    parser.add_argument("--most-characters", type=int, default=0, help="of prompt and longer completion; 0 is no limit")
     parser.add_argument("--share", type=float, default=0.25, help="of the prompts that are held out")
     parser.add_argument("--train", type=int, default=0, help="pairs at most; 0 is all")
     parser.add_argument("--held-out", type=int, default=0, help="pairs at most; 0 is all")

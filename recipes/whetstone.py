@@ -18,11 +18,11 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from whet.data.tasks import TASKS, gold_reply, items
+from whet.data.tasks import TASKS, gold_completion, items
 
 VOCABULARY = 384  # at most: the tasks use fewer words
 ROLES = ("system", "user", "assistant", "tool")
-CONTROL = ["<|pad|>", "<|end|>", *(f"<|{role}|>" for role in ROLES)]  # never part of a reply's text
+CONTROL = ["<|pad|>", "<|end|>", *(f"<|{role}|>" for role in ROLES)]  # never part of a completion's text
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]  # ordinary text, one token each
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
@@ -31,12 +31,12 @@ TEMPLATE = (
 
 
 def corpus() -> Iterator[str]:
-    """Questions and worked answers of every task, without the tags."""
+    """PromptDataset and worked answers of every task, without the tags."""
     for task in TASKS.values():
         for difficulty in task.difficulties[:4]:
             for item in itertools.islice(items(task, "train", 0, difficulty), 500):
                 yield item.question
-                yield gold_reply(item).replace("<", "\n<").replace(">", ">\n")
+                yield gold_completion(item).replace("<", "\n<").replace(">", ">\n")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

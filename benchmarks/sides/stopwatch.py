@@ -1,7 +1,7 @@
 """Where a step's time goes, told from outside: hooks that work on any code that trains through torch.
 
 Used by both sides of a comparison, so nothing here may need whet's dependencies beyond torch. The instruments are
-`whet/meter.py`, which needs the standard library only. On a GPU phases are told by events on its stream: waiting for it
+`whet/bench/meter.py`, which needs the standard library only. On a GPU phases are told by events on its stream: waiting for it
 at every phase would slow down the very code that is measured.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from whet.meter import Meter, Reading, peak_bytes, reading_record
+from whet.bench.meter import Meter, Reading, peak_bytes, reading_record
 
 
 class Stopwatch:

@@ -9,31 +9,31 @@ from typing import Any
 
 from stopwatch import Stopwatch
 
-from whet.train.run import Clock
+from whet.train.run import PhaseTimer
 
 
 def device_of(job: dict[str, Any]) -> str:
     return job.get("device", "cpu")
 
 
-def policy_course(job: dict[str, Any]) -> Any:
-    from whet.assembly import machine_of
-    from whet.benchmark import bench_config, bench_course, unending
+def policy_trainer(job: dict[str, Any]) -> Any:
+    from whet.bench.benchmark import bench_config, bench_trainer, unending
+    from whet.build.assembly import runtime_of
     from whet.report.speed import Shape
 
     settings = {
         "seed": job["seed"],
         "model": {"device": device_of(job), "precision": job["precision"], "threads": job["threads"]},
-        "batch": {"tokens_per_pass": job["tokens_per_pass"]},
+        "batch": {"micro_batch_tokens": job["micro_batch_tokens"]},
         "objective": {"kl": "none"},
     }
     config = bench_config(job["model"], Shape(*job["shape"]), settings, method="grpo")
-    return bench_course(config, unending(machine_of(config)), [tuple(each) for each in job["tokens"]])
+    return bench_trainer(config, unending(runtime_of(config)), [tuple(each) for each in job["tokens"]])
 
 
-def supervised_course(job: dict[str, Any]) -> Any:
-    from whet.assembly import assembled
-    from whet.config import resolved
+def sft_trainer(job: dict[str, Any]) -> Any:
+    from whet.build.assembly import assembled
+    from whet.config.config import resolved
 
     values = {
         "seed": job["seed"],
@@ -45,17 +45,21 @@ def supervised_course(job: dict[str, Any]) -> Any:
             "threads": job["threads"],
         },
         "data": {"source": job["rows"]},
-        "batch": {"rows_per_step": job["rows_per_step"], "tokens_per_pass": job["tokens_per_pass"], **job["batch"]},
+        "batch": {
+            "rows_per_step": job["rows_per_step"],
+            "micro_batch_tokens": job["micro_batch_tokens"],
+            **job["batch"],
+        },
         "optimizer": {"learning_rate": 1e-6},
-        "report": {"evaluate_prompts": 0},
+        "report": {"eval_prompts": 0},
     }
-    return assembled(resolved("sft", values)).course
+    return assembled(resolved("sft", values)).trainer
 
 
-def pair_course(job: dict[str, Any]) -> Any:
+def pair_trainer(job: dict[str, Any]) -> Any:
     """Preference training or a reward model, as the job's kind says."""
-    from whet.assembly import assembled
-    from whet.config import resolved
+    from whet.build.assembly import assembled
+    from whet.config.config import resolved
 
     names = ("precision", "threads")
     values = {
@@ -63,28 +67,28 @@ def pair_course(job: dict[str, Any]) -> Any:
         "steps": job["most"],
         "model": {"name": job["model"], "device": device_of(job), **{name: job[name] for name in names}},
         "data": {"source": job["rows"]},
-        "batch": {name: job[name] for name in ("rows_per_step", "tokens_per_pass")},
+        "batch": {name: job[name] for name in ("rows_per_step", "micro_batch_tokens")},
         "optimizer": {"learning_rate": 1e-6},
-        "report": {"evaluate_prompts": 0},
+        "report": {"eval_prompts": 0},
     }
     if job["stored"]:
         values["preference"] = {"reference_logp": "stored"}
-    return assembled(resolved(job["kind"], values)).course
+    return assembled(resolved(job["kind"], values)).trainer
 
 
-COURSES = {"grpo": policy_course, "sft": supervised_course, "dpo": pair_course, "rm": pair_course}
+TRAINERS = {"grpo": policy_trainer, "sft": sft_trainer, "dpo": pair_trainer, "rm": pair_trainer}
 
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), device_of(job))
-    course = COURSES[job["kind"]](job)
+    trainer = TRAINERS[job["kind"]](job)
     number = 0
     while not watch.enough:
         number += 1
         watch.begin()
-        clock = Clock()
-        report, _ = course.step(number, clock)
+        clock = PhaseTimer()
+        report, _ = trainer.step(number, clock)
         for phase in ("rollout", "reference", "train"):
             watch.add(phase, clock.seconds.get(phase, 0.0))
         watch.count("trained", job["step_tokens"][number - 1] if "step_tokens" in job else report.counts["tokens"])

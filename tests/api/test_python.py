@@ -17,17 +17,17 @@ SMALL = {
     "model": {"device": "cpu", "threads": 1},
     "sampling": {"max_new_tokens": 10},
     "batch": {"prompts_per_step": 3, "group_size": 2},
-    "report": {"evaluate_prompts": 0, "save_every": 2, "keep_checkpoints": 9},
+    "report": {"eval_prompts": 0, "save_every": 2, "keep_checkpoints": 9},
 }
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "id": f"row-{n}", "extra": n} for n in range(6)]
 
 REWARD_FILE = """
-def length(prompt, reply, answer, extra):
+def length(prompt, completion, answer, extra):
     assert prompt == f"What is {extra} + 1?" and answer == str(extra + 1)
-    return len(reply) / 10
+    return len(completion) / 10
 
 
-def stumbling(reply, extra):
+def stumbling(completion, extra):
     if extra == 4:
         raise KeyError("no such thing")
     return 1.0
@@ -42,7 +42,7 @@ def batched(prompts, completions, answer, **columns):
 
 
 def train(folder, method="reinforce", **changes):
-    settings = {"data": ROWS, "config": SMALL, "steps": 2, "watchers": [], **changes}
+    settings = {"data": ROWS, "config": SMALL, "steps": 2, "callbacks": [], **changes}
     return whet.train(method, folder=str(folder), **settings)
 
 
@@ -75,7 +75,7 @@ def test_the_function_stays_the_function():
     import whet.train.update
     from whet.train import rl
 
-    assert whet.train is whet.api.train and rl.RLCourse
+    assert whet.train is whet.api.train and rl.RLTrainer
 
 
 def test_a_run_has_its_numbers(run):
@@ -94,7 +94,9 @@ def test_a_run_keeps_its_rows_and_samples(run):
     samples = run.samples()
     assert {sample["step"] for sample in samples} == {1, 2}
     for sample in samples:
-        assert sample["parts"] == {"length": sample["reward"]} == {"length": pytest.approx(len(sample["reply"]) / 10)}
+        assert (
+            sample["parts"] == {"length": sample["reward"]} == {"length": pytest.approx(len(sample["completion"]) / 10)}
+        )
         assert sample["prompt_id"].startswith("row-") and sample["question"].startswith("What is")
 
 
@@ -111,7 +113,7 @@ def test_the_model_is_a_folder_transformers_loads(run):
 def test_resume_finds_the_reward_in_its_file(run, reward_file):
     stated = tomllib.loads((run.folder / "config.toml").read_text())
     assert stated["reward"]["parts"] == [{"reward": f"{reward_file}:length", "weight": 1.0}]
-    resumed = whet.resume(run.folder, steps=3, watchers=[])
+    resumed = whet.resume(run.folder, steps=3, callbacks=[])
     assert (resumed.status, resumed.steps) == ("finished", 3)
     assert [step["step"] for step in steps_of(resumed)] == [1, 2, 3]
     assert steps_of(resumed)[2]["reward"].keys() == {"length", "total"}
@@ -124,10 +126,10 @@ def test_a_batched_function_in_trls_signature(tmp_path):
 
 
 def test_named_rewards_have_weights(tmp_path):
-    parts = {"short": (lambda reply: 10.0 - len(reply), 0.5), "exact_answer": ("exact_answer", 3.0)}
+    parts = {"short": (lambda completion: 10.0 - len(completion), 0.5), "exact_answer": ("exact_answer", 3.0)}
     found = train(tmp_path / "run", reward=parts, steps=1)
     for sample in found.samples():
-        assert sample["parts"]["short"] == 10.0 - len(sample["reply"])
+        assert sample["parts"]["short"] == 10.0 - len(sample["completion"])
         assert sample["reward"] == pytest.approx(0.5 * sample["parts"]["short"] + 3.0 * sample["parts"]["exact_answer"])
     stated = tomllib.loads((found.folder / "config.toml").read_text())["reward"]["parts"]
     assert [part["weight"] for part in stated] == [0.5, 3.0]
@@ -143,8 +145,8 @@ def test_a_reward_that_only_python_has_must_be_given_again(tmp_path):
     found = train(tmp_path / "run", reward=Fixed(), steps=1)
     assert steps_of(found)[0]["reward"] == {"fixed": 0.25, "total": 0.25}
     with pytest.raises(WhetError, match=r"'fixed' was given from Python .* whet\.resume\(folder, reward=\.\.\.\)"):
-        whet.resume(found.folder, steps=2, watchers=[])
-    assert whet.resume(found.folder, steps=2, reward=Fixed(), watchers=[]).steps == 2
+        whet.resume(found.folder, steps=2, callbacks=[])
+    assert whet.resume(found.folder, steps=2, reward=Fixed(), callbacks=[]).steps == 2
 
 
 def test_a_reward_that_raises_stops_the_run_and_names_the_sample(tmp_path, reward_file):
@@ -160,14 +162,14 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_sample(tmp_path, rewar
     # six rows, three a step: the first pass over the data meets it in step 1 or 2
     done = steps_of(whet.Run(folder, "failed", 0, {}, {}, folder / "report.html"))
     assert len(done) <= 1 and (folder / "report.html").is_file()
-    resumed = whet.resume(folder, steps=3, reward=f"{reward_file}:length", watchers=[])
+    resumed = whet.resume(folder, steps=3, reward=f"{reward_file}:length", callbacks=[])
     assert resumed.status == "finished" and complete_checkpoints(folder / "checkpoints")
 
 
 def test_failing_samples_can_be_left_out(tmp_path, reward_file):
     config = {**SMALL, "reward": {"on_error": "exclude"}}
     found = train(tmp_path / "run", reward=f"{reward_file}:stumbling", config=config)
-    # row 4 comes once in the first two steps of three prompts; both of its replies are unscorable
+    # row 4 comes once in the first two steps of three prompts; both of its completions are unscorable
     assert sum(step["counts"]["unscorable"] for step in steps_of(found)) == 2
     assert all(step["reward"]["total"] == 1.0 for step in steps_of(found))
 
@@ -196,9 +198,9 @@ class Watcher:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     watcher = Watcher()
-    config = {**SMALL, "report": {**SMALL["report"], "evaluate_prompts": 6, "evaluate_every": 1}}
+    config = {**SMALL, "report": {**SMALL["report"], "eval_prompts": 6, "eval_every": 1}}
     folder = tmp_path_factory.mktemp("runs") / "watched"
-    found = train(folder, "grpo", data="task:arithmetic", config=config, watchers=[watcher])
+    found = train(folder, "grpo", data="task:arithmetic", config=config, callbacks=[watcher])
     return found, watcher
 
 
@@ -228,7 +230,7 @@ def test_a_run_is_asked_about_its_own_task(watched):
 
 def test_evaluate_with_several_samples_gives_pass_at_k():
     settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
-    settings["report"] = {"evaluate_prompts": 12}
+    settings["report"] = {"eval_prompts": 12}
     settings["data"] = {"difficulty": [1]}
     marks = whet.evaluate("whetstone", samples=4, settings=settings)
     assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1
@@ -280,7 +282,7 @@ def test_settings_win_over_the_file(tmp_path):
     file.write_text(
         'steps = 7\nseed = 5\n[model]\ndevice = "cpu"\nthreads = 1\n[sampling]\nmax_new_tokens = 6\ntemperature = 0.9\n'
     )
-    changes = {"sampling": {"max_new_tokens": 5}, "report": {"evaluate_prompts": 0}, "batch": SMALL["batch"]}
+    changes = {"sampling": {"max_new_tokens": 5}, "report": {"eval_prompts": 0}, "batch": SMALL["batch"]}
     found = train(tmp_path / "run", config=file, steps=1, reward="exact_answer", **changes)
     stated = tomllib.loads((found.folder / "config.toml").read_text())
     assert (stated["steps"], stated["seed"], stated["model"]["threads"]) == (1, 5, 1)
@@ -317,7 +319,7 @@ def test_a_folder_is_never_used_twice(run):
 
 
 def test_a_run_of_the_builtin_model_keeps_its_defaults(run):
-    from whet.config import origin_of, resolved
+    from whet.config.config import origin_of, resolved
 
     assert origin_of(str(run.folder)) == origin_of(str(run.model)) == "whetstone" == origin_of("whetstone")
     assert origin_of("some/folder") == "some/folder"

@@ -14,12 +14,12 @@ from source_tree import FUNCTIONS, ROOT, Module, package_modules, write_tree
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 6
 
-# What is above its budget today, and by how much it may be. Never raise a number; delete what has been mended.
+# What is above its budget today, and by how much it may be. Never raise a number; delete what has been fixed.
 ALLOWED: dict[str, int] = {
-    "lines of whet/train/run.py::run_course": 65,
+    "lines of whet/train/run.py::run_training": 65,
     "parameters of whet/api.py::train": 8,
-    "parameters of whet/train/run.py::run_course": 8,
-    "parameters of whet/train/sft.py::SFTCourse.__init__": 7,
+    "parameters of whet/train/run.py::run_training": 8,
+    "parameters of whet/train/sft.py::SFTTrainer.__init__": 7,
 }
 
 
@@ -83,11 +83,11 @@ def complaints(found: dict[str, int], allowed: dict[str, int]) -> list[str]:
 
 
 def test_budgets_hold():
-    assert not (found := complaints(excesses(ROOT / "whet"), ALLOWED)), "\n".join(found)
+    assert not (found := complaints(excesses(ROOT / "src" / "whet"), ALLOWED)), "\n".join(found)
 
 
 def test_the_real_tree_is_measured():
-    modules = {module.place: module for module in package_modules(ROOT / "whet")}
+    modules = {module.place: module for module in package_modules(ROOT / "src" / "whet")}
     names = dict(functions(modules["whet/types.py"].tree))
     assert num_parameters(names["TokenBatch.select"]) == 1
     assert "TokenBatch.select" in names

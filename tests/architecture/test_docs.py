@@ -19,7 +19,7 @@ from source_tree import FUNCTIONS, ROOT, Module, comments, package_modules, writ
 
 PUBLIC = ("whet", "whet.objective")
 REFRESH = (
-    'python -c "from pathlib import Path; from whet.objective.table import markdown_page; '
+    'python -c "from pathlib import Path; from whet.explain.policy_table import markdown_page; '
     "Path('docs/algorithms.md').write_text(markdown_page(), encoding='utf-8')\""
 )
 OWN_PATH = re.compile(r"(?<![\w./~<-])((?:whet|tests|recipes|docs|examples|benchmarks)/[\w./*{},-]*[\w/*}])(?!\w*[<>])")
@@ -174,10 +174,10 @@ def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[st
 
 def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
     """The config as a run would take it, the changes to its row included."""
-    from whet.assembly import row_of
-    from whet.config import PolicyConfig, resolved
+    from whet.build.assembly import row_of
+    from whet.build.rewards import parts_of
+    from whet.config.config import PolicyConfig, resolved
     from whet.objective import preset_named
-    from whet.reward_parts import parts_of
 
     config = resolved(method, *layers)
     if isinstance(config, PolicyConfig):
@@ -188,7 +188,7 @@ def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
 def check_command(words: list[str]) -> None:
     """Parse a command; a `train` with plain words must name a method and settings that exist, too."""
     from whet.cli import app
-    from whet.config import from_settings, read_toml
+    from whet.config.config import from_settings, read_toml
 
     name, values = parsed_command(app)(words)
     if name != "train" or values["method"].isupper():
@@ -206,11 +206,11 @@ def check_command(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_documented(name):
-    assert not (found := undocumented(ROOT / "whet", name)), "\n".join(found)
+    assert not (found := undocumented(ROOT / "src" / "whet", name)), "\n".join(found)
 
 
 def test_the_page_of_methods_is_fresh():
-    from whet.objective.table import markdown_page
+    from whet.explain.policy_table import markdown_page
 
     written = ROOT / "docs" / "algorithms.md"
     assert written.is_file() and written.read_text("utf-8") == markdown_page(), f"stale; refresh it:\n{REFRESH}"

@@ -156,33 +156,33 @@ def package(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_arrows_point_down():
-    assert not (found := wrong_arrows(ROOT / "whet")), "\n".join(found)
+    assert not (found := wrong_arrows(ROOT / "src" / "whet")), "\n".join(found)
 
 
 def test_no_import_cycle():
-    assert not (found := cycles(ROOT / "whet")), "\n".join(found)
+    assert not (found := cycles(ROOT / "src" / "whet")), "\n".join(found)
 
 
 def test_heavy_packages_are_lazy_and_in_one_file():
-    assert not (found := misplaced_packages(ROOT / "whet")), "\n".join(found)
+    assert not (found := misplaced_packages(ROOT / "src" / "whet")), "\n".join(found)
 
 
 def test_the_real_tree_is_read():
-    read = package_imports(ROOT / "whet")
+    read = package_imports(ROOT / "src" / "whet")
     assert {"whet.types", "torch"} <= {each.target for _, each in read}
     assert any(each.lazy and each.target.startswith("transformers") for _, each in read)
     assert any(each.typing for _, each in read)
 
 
 def test_import_whet_and_its_command_line_load_no_torch():
-    found = loaded_packages(ROOT, ["whet", "whet.cli"], ["torch", "transformers"])
+    found = loaded_packages(ROOT / "src", ["whet", "whet.cli"], ["torch", "transformers"])
     assert found == {"whet": [], "whet.cli": []}, "help must be instant: import these inside the commands"
 
 
 def test_rooms_load_no_transformers():
     heavy = ["transformers", "pydantic", "typer", *OPTIONAL]
     rooms = [f"whet.{room}" for room in LEVEL_ONE]
-    found = loaded_packages(ROOT, rooms, ["torch", "rich", *heavy])
+    found = loaded_packages(ROOT / "src", rooms, ["torch", "rich", *heavy])
     assert found["whet.objective"] == ["torch"]
     for room in rooms:
         assert not set(found[room]) & set(heavy), f"after importing {room}: {found[room]}"
@@ -225,7 +225,7 @@ def test_right_arrows_pass(tmp_path):
             "train/rl.py": "from whet.objective import B\nfrom whet.rollout.engine import C\nfrom . import run",
             "train/run.py": "",
             "config.py": "from whet.objective.presets import PRESETS",
-            "api.py": "from whet.config import A\nfrom whet.train.rl import B",
+            "api.py": "from whet.config.config import A\nfrom whet.train.rl import B",
         },
     )
     assert wrong_arrows(fake) == [] and cycles(fake) == []

@@ -229,11 +229,11 @@ def rows_and_pieces() -> tuple[set[tuple[str, ...]], set[str]]:
 def test_methods_are_named_in_the_presets_only():
     methods, pieces = rows_and_pieces()
     assert ("grpo",) in methods and "ppo_clip" in pieces
-    assert not (found := named_methods(ROOT / "whet", methods, pieces)), "\n".join(found)
+    assert not (found := named_methods(ROOT / "src" / "whet", methods, pieces)), "\n".join(found)
 
 
 def test_names_say_what_they_name():
-    assert not (found := vague_names(ROOT / "whet")), "\n".join(found)
+    assert not (found := vague_names(ROOT / "src" / "whet")), "\n".join(found)
 
 
 def test_nothing_is_left_over():
@@ -246,7 +246,7 @@ def test_no_other_machine_is_named():
 
 def test_the_real_tree_is_read():
     places = {place for place, _ in text_files(ROOT)}
-    assert {"pyproject.toml", "whet/types.py"} <= places
+    assert {"pyproject.toml", "src/whet/types.py"} <= places
 
 
 METHODS, PIECES = method_words(["ppo", "dr_grpo", "grpo", "Dr. GRPO", "reinforce"]), {"ppo_clip", "PPOClip"}

@@ -48,7 +48,7 @@ def test_help_needs_the_command_line_only():
     assert not outside(found) & HEAVY
 
 
-@pytest.mark.parametrize("module", ["whet.meter"])
+@pytest.mark.parametrize("module", ["whet.bench.meter"])
 def test_instruments_for_other_environments_need_the_standard_library_only(module):
     assert outside(imported(f"import {module}")) == {"whet"}
 

@@ -67,6 +67,6 @@ def test_flags_change_the_sizes_and_nothing_else():
     given = argparse.Namespace(**{**flags, "batch_rows": 64}, tiny=False, pack_tokens="2048,4096")
     found = sizes_of(given)
     assert (found.batch_rows, found.pack_tokens) == (64, (2048, 4096))
-    assert (found.model, found.shape, found.tokens_per_pass) == (Sizes.model, Sizes.shape, Sizes.tokens_per_pass)
+    assert (found.model, found.shape, found.micro_batch_tokens) == (Sizes.model, Sizes.shape, Sizes.micro_batch_tokens)
     plain = argparse.Namespace(**flags, tiny=True, pack_tokens=None)
     assert sizes_of(plain) == SMALL

@@ -20,11 +20,11 @@ def test_the_peer_gets_the_tokens_that_whet_trains_on():
     row = peer_row(tokenizer, "dpo", LINE)
     prompt = row["prompt_ids"]
     assert list(prompt)[-2:] == tokenizer("w5 w6")["input_ids"]
-    # this template opens a reply with its role, which no prompt holds
+    # this template opens a completion with its role, which no prompt holds
     assert list(row["chosen_ids"])[1:4] == tokenizer("w7 w8 w9")["input_ids"]
     assert row["lengths"] == [len(prompt) + len(row["chosen_ids"]), len(prompt) + len(row["rejected_ids"])]
     judged = peer_row(tokenizer, "rm", LINE)
-    # a classifier's replies may share their opening beyond the prompt
+    # a classifier's completions may share their opening beyond the prompt
     assert judged["chosen_ids"][: judged["shared"]] == judged["rejected_ids"][: judged["shared"]]
     assert judged["shared"] > len(prompt) and judged["length"] == max(judged["lengths"])
 

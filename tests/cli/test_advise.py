@@ -12,10 +12,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from whet import advice as guide
-from whet import cli, footprint
-from whet.advice import FILES, GOALS, GUIDE, LARGE_DENSE, LONG_REPLY, OLDER_POLICY, RULES, SIGNALS, Situation, advice
-from whet.advice_questions import NOTHING_SAID, QUESTIONS, advice_record, advice_text, ask, situation_from
+from whet import cli
+from whet.advise import footprint, guide
+from whet.advise.guide import (
+    FILES,
+    GOALS,
+    GUIDE,
+    LARGE_DENSE,
+    LONG_COMPLETION,
+    OLDER_POLICY,
+    RULES,
+    SIGNALS,
+    Situation,
+    advice,
+)
+from whet.advise.questions import NOTHING_SAID, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.objective import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.types import WhetError
@@ -26,17 +37,17 @@ FLAGS = {
     "--signal": ("signal", str),
     "--model-size": ("model_billions", float),
     "--memory": ("memory_gigabytes", float),
-    "--reply-tokens": ("reply_tokens", int),
+    "--completion-tokens": ("completion_tokens", int),
     "--goal": ("goal", str),
     "--rows": ("data_size", int),
     "--moe": ("mixture_of_experts", True),
     "--several-updates": ("several_updates", True),
-    "--one-reply": ("group_sampling", False),
+    "--one-completion": ("group_sampling", False),
     "--agent": ("turns", True),
 }
 TINY = {
     "steps": "1",
-    "report.evaluate_prompts": "0",
+    "report.eval_prompts": "0",
     "data.count": "16",
     "model.threads": "1",
     "batch.prompts_per_step": "4",
@@ -51,7 +62,7 @@ def every_advice():
         "model_billions": (None, 3.0, 30.0),
         "mixture_of_experts": (False, True),
         "memory_gigabytes": (None, 80.0, 700.0),
-        "reply_tokens": (None, 8000),
+        "completion_tokens": (None, 8000),
         "several_updates": (False, True),
         "group_sampling": (True, False),
         "turns": (False, True),
@@ -83,8 +94,8 @@ def settings_of(command):
 
 def resolve(command):
     """The command as `whet train` would take it, up to the files: a key or row that cannot be is an error."""
-    from whet.assembly import row_of
-    from whet.config import PolicyConfig, from_settings, merged, resolved
+    from whet.build.assembly import row_of
+    from whet.config.config import PolicyConfig, from_settings, merged, resolved
 
     words = shlex.split(command)
     given = {word: words[place + 1] for place, word in enumerate(words) if word.startswith("--")}
@@ -98,7 +109,7 @@ def resolve(command):
 
 
 def test_every_situation_gets_a_method_that_exists_with_reasons():
-    from whet.config import SUPERVISED
+    from whet.config.config import SUPERVISED
 
     takes = {SUPERVISED, *PRESETS, *PAIR_PRESETS}
     for situation, found in every_advice():
@@ -122,12 +133,13 @@ def test_every_command_is_one_that_train_takes():
 
 
 def test_the_commands_say_what_the_situation_says():
-    config = resolve(advice(Situation(reply_tokens=8000, several_updates=True)).command)
+    config = resolve(advice(Situation(completion_tokens=8000, several_updates=True)).command)
     assert config.sampling.max_new_tokens == 8000 and config.batch.updates_per_step > 1
     assert resolve(advice(Situation(group_sampling=False)).command).batch.group_size == 1
     lagging = f"{advice(Situation()).command} {OLDER_POLICY}"
     assert (
-        OLDER_POLICY in " ".join(advice(Situation(several_updates=True)).warnings) and resolve(lagging).batch.lag == 1
+        OLDER_POLICY in " ".join(advice(Situation(several_updates=True)).warnings)
+        and resolve(lagging).batch.staleness == 1
     )
     for situation, found in every_advice():
         if situation.signal == "reward_model":
@@ -136,7 +148,7 @@ def test_the_commands_say_what_the_situation_says():
 
 def test_every_rehearsal_trains(tmp_path, monkeypatch):
     from whet import api
-    from whet.config import from_settings
+    from whet.config.config import from_settings
 
     monkeypatch.chdir(tmp_path)
     rehearsals: dict[str, str] = {}
@@ -150,7 +162,7 @@ def test_every_rehearsal_trains(tmp_path, monkeypatch):
             settings = {key: value for key, value in settings.items() if not key.startswith("batch.")}
             settings["batch.rows_per_step"] = "8"
         config = from_settings([f"{key}={value}" for key, value in settings.items()])
-        run = api.train(method, config=config, watchers=[])
+        run = api.train(method, config=config, callbacks=[])
         assert run.status == "finished" and run.steps == 1, rehearsal
 
 
@@ -164,7 +176,7 @@ def test_the_page_has_a_line_for_every_rule_in_order():
     assert len(PAGE.splitlines()) <= 50
     deciding = [next(rule for rule in RULES if rule.holds(situation_from(said(flags)))) for flags, _ in table()]
     assert deciding == list(RULES)
-    assert f"{LONG_REPLY} tokens and {LARGE_DENSE:g} billion weights" in PAGE
+    assert f"{LONG_COMPLETION} tokens and {LARGE_DENSE:g} billion weights" in PAGE
 
 
 @pytest.mark.parametrize(("flags", "methods"), table())
@@ -182,8 +194,8 @@ def test_the_page_tells_what_is_advised(flags, methods, monkeypatch):
 
 
 def test_the_thresholds_are_those_of_the_page():
-    assert advice(Situation(reply_tokens=LONG_REPLY - 1)).best == advice(Situation()).best == "grpo"
-    assert advice(Situation(reply_tokens=LONG_REPLY)).best == "dapo"
+    assert advice(Situation(completion_tokens=LONG_COMPLETION - 1)).best == advice(Situation()).best == "grpo"
+    assert advice(Situation(completion_tokens=LONG_COMPLETION)).best == "dapo"
     assert advice(Situation(model_billions=LARGE_DENSE)).best == "grpo"
     assert advice(Situation(model_billions=LARGE_DENSE + 0.1)).best == "gspo"
     one_update = Situation(mixture_of_experts=True, goal="pass_at_k")
@@ -227,12 +239,12 @@ def test_the_warnings_are_about_what_was_said():
     assert minds("Reward hacking") and minds("Reward hacking", signal="reward_model")
     assert minds("keep the KL", signal="reward_model") and not minds("keep the KL")
     assert minds("collapse the entropy", several_updates=True) and not minds("collapse the entropy")
-    assert minds("cut off at 900 tokens", reply_tokens=900) and not minds("cut off")
+    assert minds("cut off at 900 tokens", completion_tokens=900) and not minds("cut off")
     assert minds("every ratio is 1", mixture_of_experts=True)
     assert not minds("every ratio is 1", mixture_of_experts=True, several_updates=True)
     assert minds("environment", turns=True) and not minds("environment")
     assert minds("100 rows are few", data_size=100) and not minds("rows are few", data_size=100_000)
-    assert minds("No KL", reply_tokens=8000) and not minds("No KL")
+    assert minds("No KL", completion_tokens=8000) and not minds("No KL")
     assert minds("advice for pass@1", goal="pass_at_k", turns=True) and not minds("advice for pass@1", goal="pass_at_k")
 
 
@@ -261,7 +273,7 @@ def test_memory_is_computed_from_dtypes():
     ],
 )
 def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
-    from whet.config import from_settings, resolved
+    from whet.config.config import from_settings, resolved
 
     found = footprint.memory_estimate(billions, 160.0, needs)
     assert found.fits is False and found.verdict.startswith("does not fit 160 GB") and found.verdict.count(way_out) == 1
@@ -293,11 +305,11 @@ def test_the_bytes_are_those_of_a_real_run(tmp_path, monkeypatch):
     from safetensors.torch import load_file
 
     from whet import api
-    from whet.config import from_settings
+    from whet.config.config import from_settings
     from whet.model import frozen_copy, load_model
 
     monkeypatch.chdir(tmp_path)
-    run = api.train("grpo", config=from_settings([f"{key}={value}" for key, value in TINY.items()]), watchers=[])
+    run = api.train("grpo", config=from_settings([f"{key}={value}" for key, value in TINY.items()]), callbacks=[])
     weights = load_file(run.model / "model.safetensors")
     states = load_file(run.model / "optimizer.safetensors")
     held = sum(each.nbytes for each in (*weights.values(), *states.values()) if each.ndim)
@@ -307,7 +319,7 @@ def test_the_bytes_are_those_of_a_real_run(tmp_path, monkeypatch):
 
 
 def test_what_is_said_to_be_missing_is_still_missing():
-    """When one of these fails, whet has learned something: mend the sentences of whet/advice.py and footprint.py."""
+    """When one of these fails, whet has learned something: fix the sentences of whet/advise/guide.py and footprint.py."""
     driven = [path for room in ("rollout", "train") for path in (ROOT / "whet" / room).glob("*.py")]
     assert driven and not any(re.search(r"\bEnv\b", path.read_text("utf-8")) for path in driven), "environments"
     assert not (ROOT / "whet" / "dist").exists(), "several devices"
@@ -320,19 +332,19 @@ def test_every_method_named_in_a_rule_is_in_the_guide():
 
 
 @pytest.mark.parametrize(
-    ("fields", "mend"),
+    ("fields", "fix"),
     [
         ({"signal": "verifable"}, "did you mean 'verifiable'"),
         ({"goal": "pass@z"}, "give one of pass_at_1, pass_at_k"),
         ({"model_billions": -7}, "model_billions (--model-size) is -7; give a number above 0"),
         ({"memory_gigabytes": float("nan")}, "memory_gigabytes (--memory) is nan"),
-        ({"reply_tokens": 0}, "reply_tokens (--reply-tokens) is 0"),
+        ({"completion_tokens": 0}, "completion_tokens (--completion-tokens) is 0"),
     ],
 )
-def test_a_mistake_gets_one_line_with_the_mend(fields, mend):
+def test_a_mistake_gets_one_line_with_the_fix(fields, fix):
     with pytest.raises(WhetError) as error:
         situation_from(fields)
-    assert mend in str(error.value) and "\n" not in str(error.value)
+    assert fix in str(error.value) and "\n" not in str(error.value)
 
 
 def answers(*given):
@@ -441,7 +453,7 @@ def test_on_a_terminal_it_asks_and_control_c_leaves_cleanly(capsys, monkeypatch)
     given = iter(["4", "", "", ""])
     monkeypatch.setattr("builtins.input", lambda prompt="": next(given))
     code, out, _ = whet(capsys)
-    assert code == 0 and "What tells a good reply?" in out and "whet train sft --model MODEL" in out
+    assert code == 0 and "What tells a good completion?" in out and "whet train sft --model MODEL" in out
 
     def interrupt(prompt=""):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A mistake of the user's gets one clear line with the mend, exit code 2, and costs nothing that was on disk."""
+"""A mistake of the user's gets one clear line with the fix, exit code 2, and costs nothing that was on disk."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TINY = [
     "--steps",
     "2",
     "--set",
-    "report.evaluate_prompts=4",
+    "report.eval_prompts=4",
     "--set",
     "batch.prompts_per_step=2",
     "--set",
@@ -93,7 +93,7 @@ MISTAKES = {
     ),
     "clip without a second update": (["train", "grpo", "--set", "objective.clip.high=0.3"], "has no effect"),
     "unknown axis": (["train", "grpo", "--set", "objective.clipp.high=0.3"], "did you mean 'clip'"),
-    "unknown piece": (["train", "grpo", "--set", "objective.kl=k9"], "give one of none, k2, k3"),
+    "unknown component": (["train", "grpo", "--set", "objective.kl=k9"], "give one of none, k2, k3"),
     "kl of strength 0": (["train", "grpo", "--set", "objective.kl.beta=0"], "objective.kl=none"),
     "updates off policy": (["train", "reinforce", "--set", "batch.updates_per_step=2"], "objective.clip=ppo_clip"),
     "greedy training": (["train", "grpo", "--set", "sampling.temperature=0"], "give 1.0"),
@@ -106,13 +106,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_one_line_with_the_mend_and_nothing_left_behind(name, capsys, tmp_path):
-    words, mend = MISTAKES[name]
+def test_one_line_with_the_fix_and_nothing_left_behind(name, capsys, tmp_path):
+    words, fix = MISTAKES[name]
     before = sorted(tmp_path.rglob("*"))
     code, out, err = whet(capsys, *words)
     assert code == 2
     assert out == "" and len(err.strip().splitlines()) == 1, err
-    assert err.startswith("whet: ") and mend in err
+    assert err.startswith("whet: ") and fix in err
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "runs"] == before
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_works(capsys, tmp_path)
 
 
 def test_a_reward_that_fails_stops_the_run_with_its_sample(capsys, tmp_path):
-    Path("bad.py").write_text("def judge(prompt, reply):\n    return 1 / 0\n")
+    Path("bad.py").write_text("def judge(prompt, completion):\n    return 1 / 0\n")
     code, _, err = whet(capsys, "train", "grpo", "--reward", "bad.py:judge", "--folder", "run", *TINY)
     assert code == 2
     line = err.strip().splitlines()[-1]
@@ -194,7 +194,7 @@ def test_the_effective_objective_is_printed_before_the_first_step(capsys):
 
 
 def test_eval_and_sample(capsys):
-    few = ["--set", "report.evaluate_prompts=12", "--set", "model.threads=1"]
+    few = ["--set", "report.eval_prompts=12", "--set", "model.threads=1"]
     code, out, _ = whet(capsys, "eval", "whetstone", "--samples", "4", "--json", *few)
     marks = json.loads(out)
     assert code == 0 and marks["prompts"] == 12 and marks["pass@1"] <= marks["pass@2"] <= marks["pass@4"]
@@ -211,8 +211,8 @@ def test_eval_refuses_mistyped_keys_too(capsys):
     assert code == 2 and "'batch'" in err
 
 
-def test_a_piece_and_its_number_in_any_order(capsys):
-    from whet.config import flattened, from_settings
+def test_a_component_and_its_number_in_any_order(capsys):
+    from whet.config.config import flattened, from_settings
 
     expected = {"objective.kl": "k2", "objective.kl.beta": 0.1}
     assert flattened(from_settings(["objective.kl=k2", "objective.kl.beta=0.1"])) == expected

@@ -7,12 +7,13 @@ import time
 import pytest
 import torch
 
-from whet import benchmark, cli, meter
-from whet.assembly import machine_of
-from whet.benchmark import bench_config, bench_course, model_anatomy, random_prompts, unending
-from whet.meter import Meter, Reading, kept, others_share
+from whet import cli
+from whet.bench import benchmark, meter
+from whet.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
+from whet.bench.meter import Meter, Reading, kept, others_share
+from whet.build.assembly import runtime_of
 from whet.report.speed import Shape
-from whet.train.run import Clock
+from whet.train.run import PhaseTimer
 from whet.types import WhetError
 
 SHAPE = Shape(2, 2, 6, 5)
@@ -21,7 +22,7 @@ SETTINGS = {"model": {"device": "cpu", "threads": 1, "precision": "fp32"}}
 
 @pytest.fixture(scope="module")
 def machine():
-    return unending(machine_of(bench_config("whetstone", SHAPE, SETTINGS)))
+    return unending(runtime_of(bench_config("whetstone", SHAPE, SETTINGS)))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_the_record_is_json(speed):
 def test_the_command_prints_a_table_or_json(monkeypatch, capsys, speed, more, marks):
     asked = []
     monkeypatch.setattr(benchmark, "benchmark", lambda *given, **named: asked.append((given, named)) or speed)
-    flags = ["--prompts", "2", "--group", "3", "--prompt-tokens", "6", "--reply-tokens", "4", "--seconds", "0.1"]
+    flags = ["--prompts", "2", "--group", "3", "--prompt-tokens", "6", "--completion-tokens", "4", "--seconds", "0.1"]
     monkeypatch.setattr(sys, "argv", ["whet", "bench", *flags, "--set", "model.threads=1", *more])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -65,9 +66,9 @@ def test_the_command_prints_a_table_or_json(monkeypatch, capsys, speed, more, ma
 
 def test_every_step_is_the_same_work(machine):
     config = bench_config("whetstone", SHAPE, SETTINGS)
-    course = bench_course(config, machine, random_prompts(machine, SHAPE, 0))
+    trainer = bench_trainer(config, machine, random_prompts(machine, SHAPE, 0))
     for number in (1, 2):
-        report, samples = course.step(number, Clock())
+        report, samples = trainer.step(number, PhaseTimer())
         assert [sample.num_actions for _, sample in samples] == [5] * 4
         assert {len(sample.tokens) for _, sample in samples} == {11}
         assert report.metrics["gradient_norm"] > 0

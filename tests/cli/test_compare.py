@@ -9,8 +9,9 @@ import shutil
 
 import pytest
 
-from whet import api, run_folder
-from whet.comparison import RunLine, compare
+from whet import api
+from whet.config import run_folder
+from whet.experiments.comparison import RunLine, compare
 from whet.report.record import read_metrics, read_summary
 from whet.train.run import RunFailed
 from whet.types import StepReport, WhetError
@@ -22,7 +23,7 @@ TINY = {
     "data": {"count": 16},
     "batch": {"prompts_per_step": 4, "group_size": 4},
     "sampling": {"max_new_tokens": 16},
-    "report": {"evaluate_prompts": 8},
+    "report": {"eval_prompts": 8},
 }
 NAMES = ["grpo-seed0", "grpo-seed1", "reinforce-seed0", "reinforce-seed1"]
 
@@ -82,7 +83,7 @@ def test_every_method_runs_with_every_seed(made):
     assert [line.split("  ")[0] for line in text.splitlines()[:4]] == [
         "[1/4] grpo seed 0", "[2/4] reinforce seed 0", "[3/4] grpo seed 1", "[4/4] reinforce seed 1",
     ]  # fmt: skip
-    assert "4 prompts x 4 replies of at most 16 tokens" in text and "8 prompts, the same for every run" in text
+    assert "4 prompts x 4 completions of at most 16 tokens" in text and "8 prompts, the same for every run" in text
     assert "the ratio is always 1" in text  # one update a step: said, since it makes methods alike
 
 
@@ -108,8 +109,8 @@ def test_methods_meet_the_same_prompts(made):
         [json.loads(line) for line in (folder / name / "samples.jsonl").read_text().splitlines()]
         for name in ("grpo-seed1", "reinforce-seed1")
     )
-    shown = [(line["prompt_id"], line["reply"]) for line in first if line["step"] == 1]
-    assert shown and shown == [(line["prompt_id"], line["reply"]) for line in second if line["step"] == 1]
+    shown = [(line["prompt_id"], line["completion"]) for line in first if line["step"] == 1]
+    assert shown and shown == [(line["prompt_id"], line["completion"]) for line in second if line["step"] == 1]
 
 
 def test_again_runs_nothing(made, copied, started):
@@ -141,10 +142,10 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path, started):
     folder = tmp_path / "cut"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunLine, "stepped", interrupted)
-        compared, text = tiny(folder, report={"evaluate_prompts": 8, "save_every": 1})
+        compared, text = tiny(folder, report={"eval_prompts": 8, "save_every": 1})
     assert compared.status == "interrupted" and "1 of 4 runs are finished" in text and f"--folder {folder}" in text
     assert json.loads((folder / "compare.json").read_text())["status"] == "unfinished"
-    compared, _ = tiny(folder, report={"evaluate_prompts": 8, "save_every": 1})
+    compared, _ = tiny(folder, report={"eval_prompts": 8, "save_every": 1})
     assert compared.status == "finished"
     assert [steps_of(folder / name) for name in NAMES] == [steps_of(made[0].folder / name) for name in NAMES]
     assert started == [
@@ -184,7 +185,7 @@ def test_the_line_of_a_run_on_a_terminal():
 
 
 @pytest.mark.parametrize(
-    ("changes", "mend"),
+    ("changes", "fix"),
     [
         ({"methods": "gropo,grpo"}, "did you mean 'grpo'"),
         ({"methods": " , "}, "--methods FIRST,SECOND"),
@@ -200,8 +201,8 @@ def test_the_line_of_a_run_on_a_terminal():
         ({"data": "nowhere.jsonl", "reward": "exact_answer"}, "nowhere.jsonl"),
     ],
 )
-def test_a_mistake_costs_nothing(tmp_path, changes, mend):
-    with pytest.raises(WhetError, match=mend.replace("(", r"\(")) as caught:
+def test_a_mistake_costs_nothing(tmp_path, changes, fix):
+    with pytest.raises(WhetError, match=fix.replace("(", r"\(")) as caught:
         tiny(tmp_path / "new", **{"methods": METHODS, **changes})
     assert "\n" not in str(caught.value) and not (tmp_path / "new").exists()
 

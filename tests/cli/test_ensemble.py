@@ -7,13 +7,13 @@ from typer.testing import CliRunner
 
 from whet import api
 from whet.cli import app
-from whet.ensemble import train_members
+from whet.experiments.ensemble import train_members
 from whet.reward.learned import learned
 from whet.types import WhetError
 
 SMALL = [
     *("--set", "data.difficulty=1", "--set", "data.count=40", "--set", "batch.rows_per_step=8"),
-    *("--set", "report.evaluate_prompts=12", "--set", "report.evaluate_every=0"),
+    *("--set", "report.eval_prompts=12", "--set", "report.eval_every=0"),
 ]
 
 
@@ -48,9 +48,9 @@ def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
         "reward": {"parts": [{"reward": "exact_answer", "weight": 0.0}, learnt]},
         "batch": {"prompts_per_step": 2, "group_size": 2},
         "sampling": {"max_new_tokens": 8},
-        "report": {"evaluate_prompts": 4},
+        "report": {"eval_prompts": 4},
     }
-    trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, watchers=[])
+    trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, callbacks=[])
     told = [line["metrics"]["learned_disagreement"] for line in trained.metrics() if "metrics" in line]
     assert len(told) == 2 and all(0 < each < 10 for each in told) and told[0] != told[1]
 

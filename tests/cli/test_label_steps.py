@@ -107,7 +107,7 @@ def test_given_solutions_are_labelled_and_compared_with_their_labels(tmp_path):
     assert told["truth"] == {} and [row["shares"] for row in rows_of(again)] == [row["shares"] for row in rows]
 
 
-def test_labels_that_do_not_match_the_steps_are_told_with_file_line_and_mend(labelled, tmp_path):
+def test_labels_that_do_not_match_the_steps_are_told_with_file_line_and_fix(labelled, tmp_path):
     rows = rows_of(labelled[0])
     rows[3]["labels"] = [*rows[3]["labels"][:-1], 1.0, 1.0]
     bad = tmp_path / "bad.jsonl"

@@ -1,4 +1,4 @@
-"""Bad rows, bad labels, a foreign reward model and a stored reference of something else: one line with the mend."""
+"""Bad rows, bad labels, a foreign reward model and a stored reference of something else: one line with the fix."""
 
 import json
 import sys
@@ -10,13 +10,13 @@ import torch
 from whet import cli
 
 PAIR = {"prompt": "2+3?", "chosen": "5", "rejected": "6"}
-REPLY = {"prompt": "2+3?", "completion": "5", "label": True}
+COMPLETION = {"prompt": "2+3?", "completion": "5", "label": True}
 SOLUTION = {"prompt": "2+3?", "steps": ["2+3", "=5"], "labels": [1, 0]}
-RANKING = {"prompt": "2+3?", "replies": ["5", "6", "7"], "scores": [2, 1, 0]}
+RANKING = {"prompt": "2+3?", "completions": ["5", "6", "7"], "scores": [2, 1, 0]}
 USER, FIVE, SIX = (
     {"role": role, "content": text} for role, text in (("user", "2+3?"), ("assistant", "5"), ("assistant", "6"))
 )
-QUICK = ["--steps", "1", "--set", "report.evaluate_prompts=0", "--set", "model.threads=1"]
+QUICK = ["--steps", "1", "--set", "report.eval_prompts=0", "--set", "model.threads=1"]
 DROP = ["--set", "data.unusable=drop"]
 
 FILES = {
@@ -30,8 +30,8 @@ FILES = {
         {"chosen": [USER, FIVE], "rejected": [USER, SIX]},
         {"chosen": [USER, FIVE], "rejected": [{**USER, "content": "4+3?"}, SIX]},
     ],
-    "liked.jsonl": [{**REPLY, "prompt": f"{number}+3?"} for number in range(3)],
-    "unsure.jsonl": [REPLY, {**REPLY, "label": "maybe"}],
+    "liked.jsonl": [{**COMPLETION, "prompt": f"{number}+3?"} for number in range(3)],
+    "unsure.jsonl": [COMPLETION, {**COMPLETION, "label": "maybe"}],
     "steps.jsonl": [SOLUTION, {**SOLUTION, "labels": [1, 0, 1]}],
     "first.jsonl": [{"prompt": "a", "steps": ["1", "2"], "first_error": each} for each in (1, 2)],
     "right.jsonl": [{**SOLUTION, "labels": [1, 1]}, {**SOLUTION, "labels": [True, True]}],
@@ -51,18 +51,18 @@ MISTAKES = {
     "no such label": ("kto", "unsure.jsonl", "unsure.jsonl:2: label is 'maybe'; expected true or false"),
     "a label too many": ("prm", "steps.jsonl", "steps.jsonl:2: labels has 3 entries for 2 steps"),
     "an error behind the end": ("prm", "first.jsonl", "first.jsonl:2: first_error is 2 in a solution of 2 steps"),
-    "a score too few": ("rm", "ranks.jsonl", "ranks.jsonl:2: scores has 2 for 3 replies"),
+    "a score too few": ("rm", "ranks.jsonl", "ranks.jsonl:2: scores has 2 for 3 completions"),
 }
-# what leaving rows out would not mend
+# what leaving rows out would not fix
 WHOLE = {
     "labels of one class": ("kto", "liked.jsonl", "label is true in all 3 rows", "add rows with false"),
     "outcomes of one class": ("orm", "liked.jsonl", "label is true in all 3 rows", "add rows with false"),
     "every step right": ("prm", "right.jsonl", "right.jsonl:1: labels call every step", "add some"),
-    "labels for a method of pairs": ("dpo", "liked.jsonl", "one reply with a label; dpo compares two", "(kto, "),
-    "labels for a reward model": ("rm", "liked.jsonl", "one reply with a label; rm compares", "train orm"),
-    "pairs for outcomes": ("orm", "good.jsonl", "the row compares replies", "train rm"),
+    "labels for a method of pairs": ("dpo", "liked.jsonl", "one completion with a label; dpo compares two", "(kto, "),
+    "labels for a reward model": ("rm", "liked.jsonl", "one completion with a label; rm compares", "train orm"),
+    "pairs for outcomes": ("orm", "good.jsonl", "the row compares completions", "train rm"),
     "pairs for steps": ("prm", "good.jsonl", "'steps' is missing; the row has 'prompt', 'chosen'", "YOURS=steps"),
-    "steps for pairs": ("ipo", "steps.jsonl", "a solution in steps; ipo learns from replies", "train prm"),
+    "steps for pairs": ("ipo", "steps.jsonl", "a solution in steps; ipo learns from completions", "train prm"),
     "too many to leave out": ("dpo", "mostly_bad.jsonl", "mostly_bad.jsonl:2: rejected is the same", "correct it"),
 }
 
@@ -104,10 +104,10 @@ def test_a_bad_row_is_named_and_can_be_left_out(name, capsys):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_leaving_rows_out_does_not_mend_does_not_offer_it(name, capsys):
-    method, file, said, mend = WHOLE[name]
+def test_what_leaving_rows_out_does_not_fix_does_not_offer_it(name, capsys):
+    method, file, said, fix = WHOLE[name]
     told = refusal(capsys, "train", method, "--data", file)
-    assert said in told and mend in told and "data.unusable" not in told
+    assert said in told and fix in told and "data.unusable" not in told
 
 
 @pytest.mark.parametrize(("method", "file"), [("dpo", "same.jsonl"), ("rm", "ranks.jsonl"), ("prm", "steps.jsonl")])
@@ -116,7 +116,7 @@ def test_left_out_rows_are_counted_by_reason(method, file, capsys):
     assert code == 0, err
     reasons = {
         "same.jsonl": "rejected is the same text as 'chosen' (1)",
-        "ranks.jsonl": "scores is not one for each reply (1)",
+        "ranks.jsonl": "scores is not one for each completion (1)",
         "steps.jsonl": "labels is not one for each step (1)",
     }
     line = " ".join(out.split())
@@ -149,7 +149,11 @@ def test_rows_too_long_for_the_model_are_named_where_what_is_left_does_not_do(ca
     long = " ".join(["12 + 34"] * 200)
     files = {
         "long.jsonl": [{**PAIR, "chosen": long}],
-        "labels.jsonl": [REPLY, {**REPLY, "prompt": "4?"}, {**REPLY, "completion": long, "label": False}],
+        "labels.jsonl": [
+            COMPLETION,
+            {**COMPLETION, "prompt": "4?"},
+            {**COMPLETION, "completion": long, "label": False},
+        ],
         "wrong.jsonl": [{**SOLUTION, "labels": [1, 1]}, {**SOLUTION, "steps": [long, "=5"]}],
     }
     for name, rows in files.items():
@@ -157,7 +161,7 @@ def test_rows_too_long_for_the_model_are_named_where_what_is_left_does_not_do(ca
     told = refusal(capsys, "train", "dpo", "--data", "long.jsonl", *QUICK)
     assert "long.jsonl: no row fits: the shortest has" in told and "context of 512" in told
     told = refusal(capsys, "train", "kto", "--data", "labels.jsonl", *QUICK)
-    assert "labels.jsonl: all 2 replies that fit have the same label (1 more rows are too long" in told
+    assert "labels.jsonl: all 2 completions that fit have the same label (1 more rows are too long" in told
     told = refusal(capsys, "train", "prm", "--data", "wrong.jsonl", *QUICK)
     assert "wrong.jsonl: all labels of the data say the same" in told and "longer context" in told
 
@@ -242,7 +246,7 @@ def renumbered(folder):
 
 
 FEW = [
-    *("--steps", "1", "--set", "report.evaluate_prompts=2", "--set", "model.threads=1", "--set", "data.count=8"),
+    *("--steps", "1", "--set", "report.eval_prompts=2", "--set", "model.threads=1", "--set", "data.count=8"),
     *("--set", "batch.prompts_per_step=2", "--set", "batch.group_size=2", "--set", "sampling.max_new_tokens=12"),
 ]
 

@@ -10,11 +10,11 @@ import whet
 from whet import cli
 from whet.reward import find_reward
 
-FEW = ["--samples", "4", "--set", "report.evaluate_prompts=12", "--set", "model.threads=1"]
+FEW = ["--samples", "4", "--set", "report.eval_prompts=12", "--set", "model.threads=1"]
 TINY = {
     "data": {"count": 16},
     "batch": {"rows_per_step": 8},
-    "report": {"evaluate_prompts": 0},
+    "report": {"eval_prompts": 0},
     "model": {"threads": 1},
 }
 
@@ -38,7 +38,7 @@ def eval_(capsys, *words):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for method in ("rm", "prm"):
-        whet.train(method, steps=1, folder=str(folder / method), config=TINY, watchers=[])
+        whet.train(method, steps=1, folder=str(folder / method), config=TINY, callbacks=[])
     return folder
 
 
@@ -54,7 +54,7 @@ def test_the_true_reward_as_scorer_reaches_the_ceiling_and_votes_agree_with_mark
     votes = lines["majority vote", ""]
     assert votes[0]["value"] == pytest.approx(found["accuracy"]) and votes[0]["low"] < found["accuracy"]
     assert [mark["n"] for mark in votes] == [1, 2, 4]
-    assert votes[2]["written"] == pytest.approx(4 * found["reply_tokens"]) and votes[2]["read"] == 0
+    assert votes[2]["written"] == pytest.approx(4 * found["completion_tokens"]) and votes[2]["read"] == 0
     text = page.read_text()
     assert text.count("<svg") == 1 and "exact_answer" in text and "best of n" in text
 
@@ -80,12 +80,12 @@ def test_a_search_stands_beside_the_best_of_as_many_tokens(capsys, runs):
     assert search["mark"]["written"] > 20 and search["rival"]["n"] > 1
     code, out, _ = eval_(capsys, *words)
     assert code == 0 and f"Search over steps by {runs / 'prm'} last, 4 x 4 (beams x branches): " in out
-    assert "of n replies, drawn at temperature 1: accuracy in % (95% interval over 12 prompts)" in out
+    assert "of n completions, drawn at temperature 1: accuracy in % (95% interval over 12 prompts)" in out
 
 
 def test_a_reward_that_is_no_share_is_averaged(capsys, tmp_path):
     file = tmp_path / "rough.py"
-    file.write_text("def rough(reply: str) -> float:\n    return len(reply) / 10\n")
+    file.write_text("def rough(completion: str) -> float:\n    return len(completion) / 10\n")
     code, out, _ = eval_(capsys, *FEW, "--reward", f"{file}:rough", "--rerank", f"{file}:rough", "--json")
     found = json.loads(out)
     assert code == 0 and found["rerank"]["measure"] == "reward"
@@ -122,9 +122,9 @@ MISTAKES = {
         "runs/rm-009: there is no such folder; give the run",
     ),
     "a mistyped reward": (["--rerank", "exact_answr", "--samples", "4"], "did you mean 'exact_answer'"),
-    "a search by whole replies": (
+    "a search by whole completions": (
         ["--rerank", "exact_answer", "--samples", "4", "--search", "steps"],
-        "exact_answer scores whole replies; give --rerank RUN",
+        "exact_answer scores whole completions; give --rerank RUN",
     ),
     "steps without an end": (
         ["--rerank", "working_steps", "--samples", "4", "--search", "steps"],
@@ -151,11 +151,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_with_its_mend(capsys, tmp_path, name):
-    words, mend = MISTAKES[name]
+def test_a_mistake_is_one_line_with_its_fix(capsys, tmp_path, name):
+    words, fix = MISTAKES[name]
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "POLICY").mkdir()
     (tmp_path / "POLICY" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     words = [str(tmp_path / word) if word in ("EMPTY", "POLICY") else word for word in words]
     code, out, err = eval_(capsys, *words)
-    assert code == 2 and out == "" and err.count("\n") == 1 and mend in err, err
+    assert code == 2 and out == "" and err.count("\n") == 1 and fix in err, err

@@ -9,28 +9,28 @@ import pytest
 from typer.testing import CliRunner
 
 import whet
-from whet.answers import given_answers, gold_answers, run_answers
 from whet.cli.reward import reward_app
 from whet.report import read_samples
 from whet.report.review import read_review
 from whet.reward.ledger import history
 from whet.types import WhetError
-from whet.workbench import close_version, open_version, reward_parts, reward_table, tried
+from whet.workbench.answers import given_answers, gold_answers, run_answers
+from whet.workbench.workbench import close_version, open_version, reward_parts, reward_table, tried
 
 MINE = '''
-def half(reply):
+def half(completion):
     """Half a point for anything."""
     return 0.5
 
-def breaks(reply, answer):
+def breaks(completion, answer):
     if answer == "3":
         raise ValueError("no threes")
     return 1.0
 
 calls = []
 
-def unsteady(reply):
-    calls.append(reply)
+def unsteady(completion):
+    calls.append(completion)
     return float(len(calls))
 
 def batched(completions, answer):
@@ -45,10 +45,10 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("workbench") / "runs" / "first"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"evaluate_prompts": 4},
+        "report": {"eval_prompts": 4},
         "model": {"threads": 1},
     }
-    whet.train("grpo", steps=2, folder=str(folder), config=few, watchers=[])
+    whet.train("grpo", steps=2, folder=str(folder), config=few, callbacks=[])
     return folder
 
 
@@ -97,7 +97,7 @@ def test_a_row_without_a_gold_answer_is_a_failure_and_a_missing_column_an_error(
     (here / "data.jsonl").write_text((here / "data.jsonl").read_text().replace('"answer": "2"', '"answer": ""'))
     found = json.loads(called("test", "math_answer", "--data", "data.jsonl", "--json", code=1))
     assert {each["where"] for each in found["failures"]} == {"data.jsonl:2"}
-    (here / "wants.py").write_text("def wants(reply, colour):\n    return 1.0\n")
+    (here / "wants.py").write_text("def wants(completion, colour):\n    return 1.0\n")
     with pytest.raises(WhetError, match="asks for the column 'colour'"):
         called("test", "wants.py:wants", "--data", "data.jsonl")
 
@@ -124,19 +124,19 @@ def test_a_config_brings_its_reward(here):
     assert found["title"] == "0.5 x half"
 
 
-def test_given_replies_stand_alone_or_join_the_data(here):
-    replies = [{"prompt_id": "2", "reply": "\\boxed{2}"}, {"id": "3", "completion": "\\boxed{4}"}]
-    (here / "replies.jsonl").write_text("".join(json.dumps(row) + "\n" for row in replies))
-    joined = given_answers("replies.jsonl", "data.jsonl", {}, 0)
+def test_given_completions_stand_alone_or_join_the_data(here):
+    completions = [{"prompt_id": "2", "completion": "\\boxed{2}"}, {"id": "3", "completion": "\\boxed{4}"}]
+    (here / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in completions))
+    joined = given_answers("completions.jsonl", "data.jsonl", {}, 0)
     assert [answer.prompt.answer for answer in joined.found] == ["2", "3"]
     found = tried(reward_parts(["math_answer"]), joined)
     assert [each.total for each in found.judged] == [1.0, 0.0] and not found.gold
     alone = [{"question": "2+2", "answer": "4", "response": "\\boxed{4}"}] * 2
     (here / "alone.jsonl").write_text("".join(json.dumps(row) + "\n" for row in alone))
-    assert "2 (100.0%)" in called("test", "math_answer", "--replies", "alone.jsonl")
-    (here / "replies.jsonl").write_text('{"prompt_id": "9", "reply": "x"}\n')
-    with pytest.raises(WhetError, match=r"replies.jsonl:1: no row of data.jsonl has the id or prompt '9'"):
-        given_answers("replies.jsonl", "data.jsonl", {}, 0)
+    assert "2 (100.0%)" in called("test", "math_answer", "--completions", "alone.jsonl")
+    (here / "completions.jsonl").write_text('{"prompt_id": "9", "completion": "x"}\n')
+    with pytest.raises(WhetError, match=r"completions.jsonl:1: no row of data.jsonl has the id or prompt '9'"):
+        given_answers("completions.jsonl", "data.jsonl", {}, 0)
 
 
 def test_public_data_is_understood(here):
@@ -172,10 +172,10 @@ def test_a_run_leaves_answers_for_review(tmp_path):
     folder = tmp_path / "runs" / "reviewed"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"evaluate_prompts": 0, "review_every": 2, "review_count": 2},
+        "report": {"eval_prompts": 0, "review_every": 2, "review_count": 2},
         "model": {"threads": 1},
     }
-    whet.train("grpo", steps=3, folder=str(folder), config=few, watchers=[])
+    whet.train("grpo", steps=3, folder=str(folder), config=few, callbacks=[])
     rows = read_review(folder)
     hashes = {row["reward_hash"] for row in rows}
     assert {row["step"] for row in rows} == {2, 3} and hashes == {each["reward_hash"] for each in read_samples(folder)}
@@ -209,7 +209,9 @@ def test_a_note_opens_an_entry(here):
     assert "first -> " in called("note", "math_answer", "--reason", "start")
     assert "start" in called("history") and (here / "runs" / "rewards.jsonl").exists()
     found = json.loads(called("version", "math_answer", "--json"))
-    assert found["hash"] == history("runs/rewards.jsonl")[0].new and "math_answer: code math_answer" in found["pieces"]
+    assert (
+        found["hash"] == history("runs/rewards.jsonl")[0].new and "math_answer: code math_answer" in found["components"]
+    )
 
 
 def test_the_builtin_rewards_are_listed():

@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
+from whet.build.rewards import parts_of
 from whet.cli.reward import reward_app
-from whet.config import resolved
-from whet.reward_parts import parts_of
+from whet.config.config import resolved
 from whet.types import WhetError
 
 FIRST = {"reward": "exact_answer"}

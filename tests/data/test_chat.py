@@ -56,11 +56,11 @@ def trained(tokenizer: Any, encoded: Encoded) -> list[str]:
     return [text(tokenizer, tuple(run)) for run in runs if run]
 
 
-def shown(reply: str, *messages: dict[str, str]) -> Demonstration:
-    return Demonstration(Prompt("a.jsonl:1", messages), reply)
+def shown(completion: str, *messages: dict[str, str]) -> Demonstration:
+    return Demonstration(Prompt("a.jsonl:1", messages), completion)
 
 
-def test_conversation_prompt_opens_a_reply() -> None:
+def test_conversation_prompt_opens_a_completion() -> None:
     tokenizer = built()
     tokens = prompt_tokens(tokenizer, Prompt("p", (USER, FIVE, AGAIN)))
     assert text(tokenizer, tokens) == (
@@ -92,7 +92,7 @@ def test_plain_demonstration() -> None:
     assert encoded.tokens[: encoded.action.index(True)] == prompt_tokens(tokenizer, Prompt("p", (), "it is\n"))
 
 
-def test_the_reply_is_trained_with_its_end_and_nothing_after() -> None:
+def test_the_completion_is_trained_with_its_end_and_nothing_after() -> None:
     tokenizer = built()
     demonstration = shown("it is five", USER, FIVE, AGAIN)
     encoded = demonstration_tokens(tokenizer, demonstration)
@@ -103,17 +103,17 @@ def test_the_reply_is_trained_with_its_end_and_nothing_after() -> None:
     assert len(encoded.tokens) == len(encoded.action)
 
 
-def test_every_reply_trains_the_earlier_turns_too() -> None:
+def test_every_completion_trains_the_earlier_turns_too() -> None:
     tokenizer = built()
     demonstration = shown("five", USER, FIVE, AGAIN, FIVE, USER)
-    encoded = demonstration_tokens(tokenizer, demonstration, every_reply=True)
+    encoded = demonstration_tokens(tokenizer, demonstration, every_completion=True)
     assert trained(tokenizer, encoded) == ["it is five<|im_end|>", "it is five<|im_end|>", "five<|im_end|>"]
     assert encoded.tokens == demonstration_tokens(tokenizer, demonstration).tokens
 
 
-def test_every_reply_leaves_out_a_turn_that_opens_the_conversation() -> None:
+def test_every_completion_leaves_out_a_turn_that_opens_the_conversation() -> None:
     tokenizer = built()
-    encoded = demonstration_tokens(tokenizer, shown("five", FIVE, USER), every_reply=True)
+    encoded = demonstration_tokens(tokenizer, shown("five", FIVE, USER), every_completion=True)
     assert trained(tokenizer, encoded) == ["five<|im_end|>"]
 
 
@@ -127,7 +127,7 @@ def test_a_merge_across_the_boundary_leaves_the_prompt_alone() -> None:
     encoded = demonstration_tokens(tokenizer, shown("\n\nfive", USER))
     assert encoded.tokens[: len(opened)] == opened
     assert trained(tokenizer, encoded) == ["\n\nfive<|im_end|>"]
-    both = demonstration_tokens(tokenizer, shown("five", USER, earlier, AGAIN), every_reply=True)
+    both = demonstration_tokens(tokenizer, shown("five", USER, earlier, AGAIN), every_completion=True)
     assert both.tokens[: len(prompt_tokens(tokenizer, Prompt("p", (USER, earlier, AGAIN))))] == prompt_tokens(
         tokenizer, Prompt("p", (USER, earlier, AGAIN))
     )
@@ -137,7 +137,7 @@ def test_a_merge_across_the_boundary_leaves_the_prompt_alone() -> None:
     assert last == "five<|im_end|>"
 
 
-def test_control_tokens_inside_a_reply_do_not_end_it() -> None:
+def test_control_tokens_inside_a_completion_do_not_end_it() -> None:
     tokenizer = built()
     tokenizer.add_tokens(["</think>"], special_tokens=True)
     encoded = demonstration_tokens(tokenizer, shown("it is</think>", USER))
@@ -146,7 +146,7 @@ def test_control_tokens_inside_a_reply_do_not_end_it() -> None:
 
 def test_only_the_first_end_token_is_kept() -> None:
     tokenizer = built(CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"))
-    encoded = demonstration_tokens(tokenizer, shown("five", USER, FIVE, AGAIN), every_reply=True)
+    encoded = demonstration_tokens(tokenizer, shown("five", USER, FIVE, AGAIN), every_completion=True)
     assert trained(tokenizer, encoded) == ["it is five<|im_end|>", "five<|im_end|>"]
 
 
@@ -158,7 +158,7 @@ def test_a_template_without_end_token_gets_eos() -> None:
     assert trained(tokenizer, encoded) == ["five</s>"]
 
 
-def test_a_reply_the_template_trims_or_prefixes_is_trained_as_written() -> None:
+def test_a_completion_the_template_trims_or_prefixes_is_trained_as_written() -> None:
     thinking = CHATML.replace(
         "{{ m.content }}",
         "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ m.content | trim }}",
@@ -166,8 +166,8 @@ def test_a_reply_the_template_trims_or_prefixes_is_trained_as_written() -> None:
     tokenizer = built(thinking)
     demonstration = shown("  five \n", USER, FIVE, AGAIN)
     assert trained(tokenizer, demonstration_tokens(tokenizer, demonstration)) == ["<think></think>five<|im_end|>"]
-    with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*messages\[1\] differently.*pass every_reply=False"):
-        demonstration_tokens(tokenizer, demonstration, every_reply=True)
+    with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*messages\[1\] differently.*pass every_completion=False"):
+        demonstration_tokens(tokenizer, demonstration, every_completion=True)
 
 
 def test_a_template_that_rewrites_history_is_an_error() -> None:
@@ -191,7 +191,7 @@ def test_a_template_that_refuses_a_role_is_an_error() -> None:
         prompt_tokens(built(refusing), Prompt("p", (USER,)))
 
 
-def test_a_reply_needs_an_end_token() -> None:
+def test_a_completion_needs_an_end_token() -> None:
     with pytest.raises(WhetError, match=r"'p': the tokenizer has no eos_token .*set tokenizer\.eos_token"):
         demonstration_tokens(built(None, eos=None), Demonstration(Prompt("p", (), "it is"), "five"))
 

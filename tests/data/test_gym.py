@@ -1,4 +1,4 @@
-"""Every dataset of reasoning-gym: prompts, its verifier as reward, and what a reply may not do to it."""
+"""Every dataset of reasoning-gym: prompts, its verifier as reward, and what a completion may not do to it."""
 
 import builtins
 import json
@@ -26,7 +26,7 @@ def settings_of(name):
     return MEMBERS if name == "composite" else {}
 
 
-def gold_reply(prompt):
+def gold_completion(prompt):
     return f"<think>thought</think>\n<answer>\n{prompt.answer}\n</answer>"
 
 
@@ -45,7 +45,7 @@ def check_dataset(name, count):
         if prompt.answer is None:
             assert name in WITHOUT_GOLD and nonsense is not None
             sound += 1
-        elif (score := gym_answer(kept, gold_reply(prompt))) is not None:
+        elif (score := gym_answer(kept, gold_completion(prompt))) is not None:
             assert score == 1.0, (name, prompt.answer)
             sound += 1
     return sound
@@ -96,27 +96,27 @@ def test_settings_and_levels_change_the_questions():
     assert all(prompt.question().count(" + ") + prompt.question().count(" - ") == 8 for prompt in long)
     easy, hard = (gym_prompts("spell_backward", 20, 0, {"level": level}) for level in (0, 3))
     assert sum(len(prompt.answer) for prompt in hard) > 1.3 * sum(len(prompt.answer) for prompt in easy)
-    assert gym_answer(hard[0], gold_reply(hard[0])) == 1.0
+    assert gym_answer(hard[0], gold_completion(hard[0])) == 1.0
 
 
 def test_partial_credit_is_the_verifiers_own():
     prompt = gym_prompts("countdown", 1, 3)[0]
     assert gym_answer(prompt, "<answer>1 + 1</answer>") == pytest.approx(0.05)
     assert gym_answer(prompt, "<answer>1 + 1</answer>", partial=False) == 0.0
-    assert gym_answer(prompt, gold_reply(prompt), partial=False) == 1.0
-    assert gym_answer(prompt, gold_reply(prompt) + "<answer>1 + 1</answer>") < 0.1  # two answers are a guess
+    assert gym_answer(prompt, gold_completion(prompt), partial=False) == 1.0
+    assert gym_answer(prompt, gold_completion(prompt) + "<answer>1 + 1</answer>") < 0.1  # two answers are a guess
 
 
 def test_a_verifier_that_accepts_anything_is_not_trusted():
     for prompt in gym_prompts("game_of_life_halting", 4, 0):
         other = "False" if str(prompt.answer) == "True" else "True"
         assert gym_answer(prompt, f"<answer>{other}</answer>") == 0.0
-        assert gym_answer(prompt, gold_reply(prompt)) == 1.0
+        assert gym_answer(prompt, gold_completion(prompt)) == 1.0
 
 
 def test_twenty_four_needs_the_given_numbers():
     prompt = gym_prompts("puzzle24", 1, 5)[0]
-    assert gym_answer(prompt, gold_reply(prompt)) == 1.0
+    assert gym_answer(prompt, gold_completion(prompt)) == 1.0
     for cheat in ("6 + 6 + 6 + 6", "8 * 3 * 1 * 1", "4 * 6 * 1 * 1"):
         assert gym_answer(prompt, f"<answer>{cheat}</answer>") < 0.1
 
@@ -128,7 +128,7 @@ def test_twenty_four_needs_the_given_numbers():
         *("simple_integration", "composite"),
     ],
 )
-def test_a_reply_cannot_run_code(name, tmp_path, monkeypatch):
+def test_a_completion_cannot_run_code(name, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(builtins, "canary", lambda: opened.append(name), raising=False)
     prompt = gym_prompts(name, 1, 2, settings_of(name))[0]
@@ -139,7 +139,7 @@ def test_a_reply_cannot_run_code(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["countdown", "polynomial_multiplication", "simple_integration"])
-def test_a_reply_cannot_hang_a_verifier(name):
+def test_a_completion_cannot_hang_a_verifier(name):
     prompt = gym_prompts(name, 1, 2)[0]
     started = time.monotonic()
     for attack in ("9**9**9**9", "((9**99)**99)**99", "2**(2**(2**(2**9)))", "(" * 5000 + "1" + ")" * 5000):
@@ -171,7 +171,7 @@ def test_other_texts_are_no_formulas(text):
         ("composite", {}, "gym:composite refuses its default settings"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_mend(name, settings, complaint):
+def test_a_mistake_is_one_line_with_its_fix(name, settings, complaint):
     with pytest.raises(WhetError, match=complaint) as caught:
         gym_prompts(name, 1, 0, settings)
     assert "\n" not in str(caught.value)

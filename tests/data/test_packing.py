@@ -9,10 +9,10 @@ from whet.data.packing import padded_rows, passes, row_passes, token_batch, trim
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support
 
 
-def sample(prompt, reply, reward=0.0, support=None):
-    """A sample whose log-probability at a reply token is minus that token."""
-    tokens = torch.tensor([*prompt, *reply])
-    action = torch.tensor([False] * len(prompt) + [True] * len(reply))
+def sample(prompt, completion, reward=0.0, support=None):
+    """A sample whose log-probability at a completion token is minus that token."""
+    tokens = torch.tensor([*prompt, *completion])
+    action = torch.tensor([False] * len(prompt) + [True] * len(completion))
     kept = None
     if support is not None:
         ids = torch.tensor([token for each in support for token in each], dtype=torch.int32)
@@ -75,14 +75,14 @@ def test_truncated_and_whole_samples_do_not_mix():
         token_batch([group("mixed", sample((1,), (2,), support=[(2, 3)]), sample((1,), (2,)))])
 
 
-@pytest.mark.parametrize("tokens_per_pass", [1, 7, 12, 30, 10_000])
-def test_passes_hold_every_row_once_within_the_budget(tokens_per_pass):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 7, 12, 30, 10_000])
+def test_passes_hold_every_row_once_within_the_budget(micro_batch_tokens):
     lengths = [5, 1, 9, 2, 2, 30, 4, 7]
-    parts = passes(ragged_batch(lengths), tokens_per_pass)
+    parts = passes(ragged_batch(lengths), micro_batch_tokens)
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
     for part in parts:
         width = max(1 + lengths[row] for row in part)
-        assert len(part) == 1 or width * len(part) <= tokens_per_pass
+        assert len(part) == 1 or width * len(part) <= micro_batch_tokens
 
 
 def test_passes_are_few_and_of_similar_lengths():
@@ -111,31 +111,31 @@ def test_rows_without_an_action_still_appear():
 
 def computed(batch, part):
     """Tokens that must be computed: each prompt once, of the rest all but the last action."""
-    prompts, replies = set(), 0
+    prompts, completions = set(), 0
     for row in part:
         columns = batch.action[row].nonzero()[:, 0].tolist()
         if columns:
             prompts.add(tuple(batch.tokens[row, : columns[0]].tolist()))
-            replies += columns[-1] - columns[0]
-    return sum(map(len, prompts)) + replies
+            completions += columns[-1] - columns[0]
+    return sum(map(len, prompts)) + completions
 
 
 def families(*shapes):
-    """A group for each (prompt length, reply lengths)."""
+    """A group for each (prompt length, completion lengths)."""
     groups = []
-    for number, (prompt, replies) in enumerate(shapes):
+    for number, (prompt, completions) in enumerate(shapes):
         start = range(100 * number + 1, 100 * number + 1 + prompt)
-        groups.append(group(f"g{number}", *(sample(start, range(7, 7 + length)) for length in replies)))
+        groups.append(group(f"g{number}", *(sample(start, range(7, 7 + length)) for length in completions)))
     return token_batch(groups)
 
 
-@pytest.mark.parametrize("tokens_per_pass", [1, 9, 20, 33, 10_000])
-def test_a_prompt_counts_once_a_pass(tokens_per_pass):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 9, 20, 33, 10_000])
+def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
     batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
-    parts = passes(batch, tokens_per_pass, shared=True)
+    parts = passes(batch, micro_batch_tokens, shared=True)
     assert sorted(row for part in parts for row in part) == list(range(10))
-    assert all(len(part) == 1 or computed(batch, part) <= tokens_per_pass for part in parts)
-    assert len(parts) < len(passes(batch, tokens_per_pass)) or tokens_per_pass in (1, 10_000)
+    assert all(len(part) == 1 or computed(batch, part) <= micro_batch_tokens for part in parts)
+    assert len(parts) < len(passes(batch, micro_batch_tokens)) or micro_batch_tokens in (1, 10_000)
 
 
 def test_a_prompts_rows_stay_together_where_they_fit():
@@ -185,21 +185,21 @@ def test_padded_rows():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("tokens_per_pass", [1, 9, 13, 24, 10_000])
-def test_row_passes_hold_every_row_once_within_the_budget(packed, tokens_per_pass):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 9, 13, 24, 10_000])
+def test_row_passes_hold_every_row_once_within_the_budget(packed, micro_batch_tokens):
     rows = encoded(5, 2, 9, 3, 3, 20, 4, 7)
-    parts = row_passes(rows, tokens_per_pass, packed)
+    parts = row_passes(rows, micro_batch_tokens, packed)
     assert sorted(row.tokens for part in parts for row in part) == sorted(row.tokens for row in rows)
     for part in parts:
         size = sum(len(row.tokens) for row in part) if packed else len(part) * max(len(row.tokens) for row in part)
-        assert len(part) == 1 or size <= tokens_per_pass
+        assert len(part) == 1 or size <= micro_batch_tokens
 
 
 def test_row_passes_fill_their_budget():
     rows = encoded(5, 2, 9, 3)
 
-    def lengths(tokens_per_pass, packed):
-        return [[len(row.tokens) for row in part] for part in row_passes(rows, tokens_per_pass, packed)]
+    def lengths(micro_batch_tokens, packed):
+        return [[len(row.tokens) for row in part] for part in row_passes(rows, micro_batch_tokens, packed)]
 
     assert lengths(10, packed=True) == [[2, 3, 5], [9]]
     assert lengths(10, packed=False) == [[2, 3], [5], [9]]

@@ -16,7 +16,7 @@ from whet.data.families import (
     judged_family,
     judged_rows,
     mismatched_family,
-    reply_family,
+    completion_family,
     stepped_row,
 )
 from whet.data.pairs import Preference, judged_from, preferences_from, rankings_from
@@ -122,7 +122,7 @@ def test_margin_and_renamed_columns():
         ({"input": "a", "output_1": "1", "output_2": "2", "label": 3}, "label is 3; expected 1 or 2"),
     ],
 )
-def test_mistakes_in_pairs_name_line_and_mend(row, told):
+def test_mistakes_in_pairs_name_line_and_fix(row, told):
     with pytest.raises(WhetError, match=r"pairs\.jsonl:2: ") as error:
         preferences_from(rows({"prompt": "a", "chosen": "5", "rejected": "6"}, row))
     assert told in str(error.value) and "\n" not in str(error.value) and str(error.value).count(";") >= 2
@@ -169,26 +169,26 @@ def test_solutions_in_steps_are_outcomes_too():
     wrong = {**solution, "label": 1}
     lucky = {**solution, "label": 0, "final_answer_correct": True}
     found = outcomes_from(rows(solution, wrong, lucky))
-    assert [(each.reply, each.label) for each in found] == [("one\n\ntwo", label) for label in (True, False, True)]
+    assert [(each.completion, each.label) for each in found] == [("one\n\ntwo", label) for label in (True, False, True)]
     with pytest.raises(WhetError, match="label is true in all 2 rows"):
         outcomes_from(rows(solution, lucky))
 
 
 def test_a_ranking_gives_its_pairs():
-    found = preferences_from(rows({"prompt": "a", "replies": ["x", "y", "z"], "scores": [1, 3, 1]}))
+    found = preferences_from(rows({"prompt": "a", "completions": ["x", "y", "z"], "scores": [1, 3, 1]}))
     assert [(each.chosen, each.rejected) for each in found] == [("y", "x"), ("y", "z")]
 
 
-def test_judged_replies_of_every_shape():
+def test_judged_completions_of_every_shape():
     found = judged_from(
         rows(
             {"prompt": "a", "completion": "5", "label": True},
             {"messages": [USER, SIX], "label": False},
             {"conversations": [{"from": "human", "value": "2 + 3?"}, {"from": "gpt", "value": "5"}], "label": True},
-            {"question": "a", "reply": "6", "right": 0},
+            {"question": "a", "completion": "6", "right": 0},
         )
     )
-    assert [(each.reply, each.label) for each in found] == [("5", True), ("6", False), ("5", True), ("6", False)]
+    assert [(each.completion, each.label) for each in found] == [("5", True), ("6", False), ("5", True), ("6", False)]
     assert [each.prompt.question() for each in found] == ["a", "2 + 3?", "2 + 3?", "a"]
 
 
@@ -200,29 +200,29 @@ def test_labels_of_one_kind_are_refused():
 def test_rankings_come_best_first():
     found = rankings_from(
         rows(
-            {"prompt": "a", "replies": ["x", "y", "z"], "scores": [0.1, 3, 2]},
+            {"prompt": "a", "completions": ["x", "y", "z"], "scores": [0.1, 3, 2]},
             {"prompt": "a", "responses": ["x", "y", "z"], "order": [1, 2, 0]},
-            {"prompt": "a", "replies": ["x", "y", "z"], "ranks": [2, 0, 1]},
+            {"prompt": "a", "completions": ["x", "y", "z"], "ranks": [2, 0, 1]},
             {"instruction": "a", "completions": [{"response": "z", "overall_score": 2}, {"response": "y", "score": 3}]},
             {"prompt": "a", "chosen": "y", "rejected": "z"},
         )
     )
-    assert [each.replies for each in found] == [("y", "z", "x")] * 3 + [("y", "z")] * 2
+    assert [each.completions for each in found] == [("y", "z", "x")] * 3 + [("y", "z")] * 2
     assert [each.ranks for each in found] == [(0, 1, 2)] * 3 + [(0, 1)] * 2
     assert [each.prompt.text for each in found] == ["a"] * 5
 
 
 def test_a_ranking_with_a_tie_gives_the_pairs_that_differ():
-    (ranked,) = rankings_from(rows({"prompt": "a", "replies": ["x", "y", "z"], "scores": [1, 2, 1]}))
+    (ranked,) = rankings_from(rows({"prompt": "a", "completions": ["x", "y", "z"], "scores": [1, 2, 1]}))
     assert [(pair.chosen, pair.rejected) for pair in ranked.pairs()] == [("y", "x"), ("y", "z")]
 
 
 def test_message_trees_give_rankings_and_pairs():
-    answers = [{"text": "5", "role": "assistant", "rank": 1, "replies": []}, {"text": "4", "role": "assistant",
-               "rank": 2, "replies": []}, {"text": "6", "role": "assistant", "rank": 0, "replies": []}]  # fmt: skip
-    tree = {"message_tree_id": "t", "prompt": {"text": "2 + 3?", "role": "prompter", "replies": answers}}
+    answers = [{"text": "5", "role": "assistant", "rank": 1, "completions": []}, {"text": "4", "role": "assistant",
+               "rank": 2, "completions": []}, {"text": "6", "role": "assistant", "rank": 0, "completions": []}]  # fmt: skip
+    tree = {"message_tree_id": "t", "prompt": {"text": "2 + 3?", "role": "prompter", "completions": answers}}
     (ranked,) = rankings_from(rows(tree))
-    assert ranked.replies == ("6", "5", "4") and ranked.prompt.messages == (USER,)
+    assert ranked.completions == ("6", "5", "4") and ranked.prompt.messages == (USER,)
     pairs = preferences_from(rows(tree))
     assert [(pair.chosen, pair.rejected) for pair in pairs] == [("6", "5"), ("6", "4"), ("5", "4")]
 
@@ -230,13 +230,13 @@ def test_message_trees_give_rankings_and_pairs():
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"prompt": "a", "replies": ["x", "y"], "scores": [1]}, "scores has 1 for 2 replies"),
-        ({"prompt": "a", "replies": ["x", "y"], "order": [1, 1]}, "each of 0 to 1 once"),
-        ({"prompt": "a", "replies": ["x", "y"], "scores": [1, 1]}, "are all equal"),
-        ({"prompt": "a", "replies": ["x", "x"], "scores": [1, 2]}, "same text as replies[0]"),
-        ({"prompt": "a", "replies": ["x", ""], "scores": [1, 2]}, "replies[1] is ''"),
-        ({"prompt": "a", "replies": ["x", "y"]}, "add 'scores' or 'order'"),
-        ({"prompt": "a"}, "'replies' is missing"),
+        ({"prompt": "a", "completions": ["x", "y"], "scores": [1]}, "scores has 1 for 2 completions"),
+        ({"prompt": "a", "completions": ["x", "y"], "order": [1, 1]}, "each of 0 to 1 once"),
+        ({"prompt": "a", "completions": ["x", "y"], "scores": [1, 1]}, "are all equal"),
+        ({"prompt": "a", "completions": ["x", "x"], "scores": [1, 2]}, "same text as completions[0]"),
+        ({"prompt": "a", "completions": ["x", ""], "scores": [1, 2]}, "completions[1] is ''"),
+        ({"prompt": "a", "completions": ["x", "y"]}, "add 'scores' or 'order'"),
+        ({"prompt": "a"}, "'completions' is missing"),
     ],
 )
 def test_mistakes_in_rankings(row, told):
@@ -292,7 +292,7 @@ def test_mistakes_in_steps(row, told):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_tasks_contrast_right_and_wrong_replies(name):
+def test_tasks_contrast_right_and_wrong_completions(name):
     from whet.reward import find_reward
 
     task = TASKS[name]
@@ -301,12 +301,12 @@ def test_tasks_contrast_right_and_wrong_replies(name):
     reward = find_reward(task.reward)
     prompts = [each.prompt for each in found]
     for field, expected in (("right", 1.0), ("careless", 1.0), ("wrong", 0.0)):
-        samples = [reply(getattr(each, field)) for each in found]
+        samples = [completion(getattr(each, field)) for each in found]
         assert reward(prompts, samples) == [expected] * 30
     assert all(len({each.right, each.careless, each.wrong}) == 3 for each in found)
 
 
-def reply(text: str) -> Sample:
+def completion(text: str) -> Sample:
     import torch
 
     none = torch.zeros(0)
@@ -343,7 +343,7 @@ def test_families_stay_whole_in_a_pass():
     assert padded.tokens.shape == (4, 15) and padded.action.sum(-1).tolist() == [5, 3, 5, 5]
 
 
-def test_a_mismatched_reply_follows_another_prompt():
+def test_a_mismatched_completion_follows_another_prompt():
     first = (Encoded((1, 2, 3, 4), (False, False, True, True)),)
     other = (Encoded((7, 8, 9, 5, 6), (False, False, False, True, True)), Encoded((7, 8, 9, 4), (False,) * 3 + (True,)))
     assert mismatched_family(first, other) == (
@@ -366,9 +366,9 @@ def tokenizer():
     return load_model("whetstone").tokenizer
 
 
-def test_replies_share_the_prompts_tokens(tokenizer):
+def test_completions_share_the_prompts_tokens(tokenizer):
     prompt = Prompt("p", (USER,))
-    chosen, rejected = reply_family(tokenizer, prompt, ["5", "61"])
+    chosen, rejected = completion_family(tokenizer, prompt, ["5", "61"])
     start = chosen.action.index(True)
     assert chosen.tokens[:start] == rejected.tokens[:start] and rejected.action.index(True) == start
     assert tokenizer.decode(rejected.tokens[start:]).startswith("61")

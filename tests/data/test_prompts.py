@@ -175,7 +175,7 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
         (
             prompts_from,
             {"prompt": [USER, FIVE]},
-            r"assistant turn right before the reply; .*move the reply to 'completion'",
+            r"assistant turn right before the completion; .*move the completion to 'completion'",
         ),
         (prompts_from, {"prompt": "a", "id": ["x"]}, r"id is \['x'\]; expected text or a whole number"),
         (
@@ -187,7 +187,11 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
         (demonstrations_from, {"answer": "b"}, r"'prompt' or 'messages' is missing"),
         (demonstrations_from, {"prompt": "a", "completion": ""}, r"completion is empty"),
         (demonstrations_from, {"prompt": "a", "completion": [FIVE]}, r"'prompt' is plain text; .*pass as_chat=True"),
-        (demonstrations_from, {"prompt": [USER], "completion": [AGAIN]}, r"completion has a user turn where the reply"),
+        (
+            demonstrations_from,
+            {"prompt": [USER], "completion": [AGAIN]},
+            r"completion has a user turn where the completion",
+        ),
         (
             demonstrations_from,
             {"messages": [USER, FIVE, AGAIN]},
@@ -203,7 +207,7 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
             {"prompt": [USER], "chosen": [FIVE, AGAIN, FIVE], "rejected": [SIX]},
             r"rejected leaves the conversation of 'chosen'",
         ),
-        (pairs_from, {"chosen": [USER, FIVE], "rejected": [USER]}, r"rejected has a user turn where the reply"),
+        (pairs_from, {"chosen": [USER, FIVE], "rejected": [USER]}, r"rejected has a user turn where the completion"),
         (labelled_from, {"prompt": "a", "completion": "b"}, r"'label' is missing"),
         (
             labelled_from,
@@ -217,7 +221,7 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
         ),
     ],
 )
-def test_a_bad_row_is_named_with_its_mend(read: Any, bad: dict[str, Any], complaint: str) -> None:
+def test_a_bad_row_is_named_with_its_fix(read: Any, bad: dict[str, Any], complaint: str) -> None:
     with pytest.raises(WhetError, match=rf"^train\.jsonl:2: .*{complaint}") as raised:
         read(rows(GOOD, bad))
     assert "\n" not in str(raised.value)

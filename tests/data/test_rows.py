@@ -113,7 +113,7 @@ def test_limit_stops_before_later_mistakes(tmp_path: Path) -> None:
         ("a.csv", "a,b\n", r"a\.csv: holds no rows"),
     ],
 )
-def test_mistakes_name_the_place_and_the_mend(tmp_path: Path, name: str, text: str | bytes, complaint: str) -> None:
+def test_mistakes_name_the_place_and_the_fix(tmp_path: Path, name: str, text: str | bytes, complaint: str) -> None:
     with pytest.raises(WhetError, match=complaint) as raised:
         read_rows(written(tmp_path / name, text))
     assert "\n" not in str(raised.value)

@@ -27,7 +27,7 @@ def test_a_sentence_ends_with_its_mark_and_at_what_is_not_an_action():
     assert segments(tokens, action, ends).tolist() == [[-1, 0, 0, 1, 1, 1, 2, -1, 3, -1]]
 
 
-def test_a_reply_without_a_mark_is_one_sentence_and_an_empty_one_has_none():
+def test_a_completion_without_a_mark_is_one_sentence_and_an_empty_one_has_none():
     ends = sentence_ends(Pieces(), 10)
     action = torch.tensor([[False, True, True, True], [False] * 4])
     assert segments(torch.ones(2, 4, dtype=torch.long), action, ends).tolist() == [[-1, 0, 0, 0], [-1] * 4]

@@ -1,4 +1,4 @@
-"""Steps of a task's replies, and labels of several kinds in one row."""
+"""Steps of a task's completions, and labels of several kinds in one row."""
 
 import pytest
 import torch
@@ -10,18 +10,18 @@ from whet.data.tasks.contrast import STEP, task_stepped
 from whet.types import Sample, StopReason, WhetError
 
 
-def reply(text):
+def completion(text):
     none = torch.zeros(0)
     return Sample(none.long(), none.bool(), none, (0, 0), StopReason.END, text)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_steps_of_a_task_are_whole_replies(name):
+def test_the_steps_of_a_task_are_whole_completions(name):
     from whet.reward import find_reward
 
     rows = task_stepped(TASKS[name], "train", 60, 0, 3)
     reward = find_reward(TASKS[name].reward)
-    scores = reward([row.prompt for row in rows], [reply(STEP.join(row.steps)) for row in rows])
+    scores = reward([row.prompt for row in rows], [completion(STEP.join(row.steps)) for row in rows])
     for number, (row, score) in enumerate(zip(rows, scores, strict=True)):
         assert (row.first_error is None) == (number % 2 == 0)
         # an error before the last step leaves the answer as it is; one in the last step is a wrong answer

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from whet.data.tasks import TASKS, demonstrations, gold_reply, items, prompts
+from whet.data.tasks import TASKS, demonstrations, gold_completion, items, prompts
 from whet.data.tasks.item import as_prompt, split_of
 from whet.reward import BUILTIN
 from whet.types import WhetError
@@ -18,13 +18,13 @@ def test_gold_scores_one_and_anything_else_nothing(task, difficulty):
     judge = BUILTIN[task.reward]
     for number, item in enumerate(islice(items(task, "train", 5, difficulty), 200)):
         prompt = as_prompt(task, "train", number, item)
-        assert judge(prompt, gold_reply(item)) == 1.0
-        assert judge(prompt, gold_reply(item, worked=False)) == 1.0
+        assert judge(prompt, gold_completion(item)) == 1.0
+        assert judge(prompt, gold_completion(item, worked=False)) == 1.0
         for wrong in (
             "",
             "<think>" + item.working,
             "<answer></answer>",
-            gold_reply(item).replace("<answer>", "<answer>9"),
+            gold_completion(item).replace("<answer>", "<answer>9"),
         ):
             assert judge(prompt, wrong) == 0.0, (item, wrong)
 
@@ -57,7 +57,7 @@ def test_difficulty_makes_longer_workings(task):
 
 def test_the_share_of_worked_demonstrations():
     rows = demonstrations(TASKS["arithmetic"], 2000, 0, 3, share_worked=0.35)
-    share = sum("<think>" in row.reply for row in rows) / len(rows)
+    share = sum("<think>" in row.completion for row in rows) / len(rows)
     assert 0.31 < share < 0.39
 
 

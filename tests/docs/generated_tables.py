@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 REFRESH = "python tests/docs/generated_tables.py"
 KIND_NAMES = {
     "PolicyConfig": "RL",
-    "SupervisedConfig": "SFT",
+    "SFTConfig": "SFT",
     "PreferenceConfig": "preferences",
     "RewardModelConfig": "reward models",
 }
@@ -32,7 +32,7 @@ SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 def reward_table() -> str:
     """Every built-in reward that is no defence: what it says and its settings."""
     from whet.reward import BUILTIN
-    from whet.reward.robust import DEFENCES
+    from whet.reward.defences import DEFENCES
 
     lines = ["| name | score | settings |", "|---|---|---|"]
     for name, function in sorted(BUILTIN.items()):
@@ -43,10 +43,10 @@ def reward_table() -> str:
 
 def defence_table() -> str:
     """Every defence with its settings and both rates on its corpus."""
-    from whet.reward.robust import DEFENCES, rates
+    from whet.reward.defences import DEFENCES, rates
 
     found = rates()
-    lines = ["| name | finds | settings | attacks caught | honest replies punished |", "|---|---|---|---|---|"]
+    lines = ["| name | finds | settings | attacks caught | honest completions punished |", "|---|---|---|---|---|"]
     for name, function in DEFENCES.items():
         said, mine = about(function).removeprefix("A penalty: "), found[name]
         caught = f"{mine.num_attacks - len(mine.missed)} of {mine.num_attacks}"
@@ -68,7 +68,7 @@ def template_table() -> str:
 
 def config_table() -> str:
     """Every key of every kind of run, with its default, its bounds and what it means."""
-    from whet.config import Config
+    from whet.config.config import Config
 
     kinds = {KIND_NAMES.get(kind.__name__, kind.__name__): dict(keys_of(kind)) for kind in get_args(Config)}
     known = list(dict.fromkeys(path for keys in kinds.values() for path in keys))

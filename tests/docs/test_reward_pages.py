@@ -39,7 +39,7 @@ def test_tables_hold_every_reward_and_key():
     keys = config_table()
     assert (
         "| `reward.parts[].gate_least` | `1.0` |" in keys
-        and "| `batch.group_size` | `8` | RL: replies a prompt (>= 1) |" in keys
+        and "| `batch.group_size` | `8` | RL: completions a prompt (>= 1) |" in keys
     )
     assert "(one of tolerate, stop, exclude)" in keys and "(>= 0 and <= 1)" in keys
 
@@ -58,8 +58,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "code.jsonl").write_text(json.dumps(SOLVED) + "\n")
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (folder / "my_rewards.py").write_text(next(block for block in blocks if "my_rewards.py" in block))
-    few = {"batch": {"prompts_per_step": 2, "group_size": 4}, "report": {"evaluate_prompts": 4}}
-    whet.train("grpo", steps=1, folder=str(folder / "runs" / "first"), config=few, watchers=[])
+    few = {"batch": {"prompts_per_step": 2, "group_size": 4}, "report": {"eval_prompts": 4}}
+    whet.train("grpo", steps=1, folder=str(folder / "runs" / "first"), config=few, callbacks=[])
     return folder
 
 
@@ -78,7 +78,7 @@ def test_the_commands_of_the_page_run(place, monkeypatch, command):
 
 
 def test_the_protections_of_the_page_are_told():
-    from whet.reward.sandbox import active_protections
+    from whet.sandbox import active_protections
 
     assert "active_protections().summary()" in PAGE
     told = active_protections().summary()
@@ -101,7 +101,7 @@ def test_the_refusals_of_the_page_are_word_for_word(place, monkeypatch, parts, s
 
 
 def test_the_toml_of_the_page_makes_parts(place, monkeypatch):
-    from whet.workbench import reward_parts
+    from whet.workbench.workbench import reward_parts
 
     monkeypatch.chdir(place)
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.S)

@@ -93,7 +93,7 @@ def test_training_and_held_out_questions_never_meet(one_file):
 
 
 @pytest.mark.parametrize(
-    ("reply", "reward"),
+    ("completion", "reward"),
     [
         ("<think>7*3=1</think><answer>1</answer>", 1.0),
         ("<answer>1</answer>", 1.0),
@@ -105,8 +105,8 @@ def test_training_and_held_out_questions_never_meet(one_file):
         ("", 0.0),
     ],
 )
-def test_only_one_right_answer_is_rewarded(one_file, reply, reward):
-    assert one_file.reward_of(reply, "1") == reward
+def test_only_one_right_answer_is_rewarded(one_file, completion, reward):
+    assert one_file.reward_of(completion, "1") == reward
 
 
 def test_advantages_worked_by_hand(one_file):
@@ -118,7 +118,7 @@ def test_advantages_worked_by_hand(one_file):
 
 
 def test_cached_sampling_agrees_with_the_plain_forward(one_file, parts):
-    """Questions of three lengths: padding on the left, replies that end early and the cache must not be felt."""
+    """PromptDataset of three lengths: padding on the left, completions that end early and the cache must not be felt."""
     model, tokenizer = parts
     torch.manual_seed(1)
     batch = one_file.sample(model, tokenizer, QUESTIONS * 4)
@@ -135,17 +135,19 @@ def test_cached_sampling_agrees_with_the_plain_forward(one_file, parts):
     assert len(set(batch.real.sum(-1).tolist())) > 1
 
 
-def test_a_row_is_its_question_then_its_reply(one_file, parts):
+def test_a_row_is_its_question_then_its_completion(one_file, parts):
     model, tokenizer = parts
     torch.manual_seed(2)
     batch = one_file.sample(model, tokenizer, QUESTIONS * 3)
-    replies = one_file.replies_of(batch, tokenizer)
-    for row, (question, reply) in enumerate(zip(QUESTIONS * 3, replies, strict=True)):
+    completions = one_file.completions_of(batch, tokenizer)
+    for row, (question, completion) in enumerate(zip(QUESTIONS * 3, completions, strict=True)):
         real = batch.real[row].bool()
         text = tokenizer.decode(batch.tokens[row][real], skip_special_tokens=False)
-        assert text == f"<|user|>{question}<|end|><|assistant|>{reply}<|end|>"
-        assert tokenizer.decode(batch.tokens[row][batch.action[row]], skip_special_tokens=False) == f"{reply}<|end|>"
-    assert len(set(replies)) > 3
+        assert text == f"<|user|>{question}<|end|><|assistant|>{completion}<|end|>"
+        assert (
+            tokenizer.decode(batch.tokens[row][batch.action[row]], skip_special_tokens=False) == f"{completion}<|end|>"
+        )
+    assert len(set(completions)) > 3
 
 
 def test_greedy_takes_the_likeliest_token(one_file, parts):
@@ -172,7 +174,7 @@ def test_sampling_follows_the_probabilities(one_file, parts):
 
 
 def naive_loss(one_file, logp: Tensor, ref_logp: Tensor, advantage: Tensor, batch) -> Tensor:
-    """The formula of the papers, token by token: mean over replies of the mean over tokens of surrogate - beta k3."""
+    """The formula of the papers, token by token: mean over completions of the mean over tokens of surrogate - beta k3."""
     rows = []
     for row in range(len(logp)):
         terms = []

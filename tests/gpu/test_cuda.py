@@ -7,7 +7,7 @@ import whet
 from whet.data import prompt_tokens
 from whet.data.tasks import TASKS, prompts
 from whet.model import load_model
-from whet.model.split import split_model
+from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import Details, token_logp
 from whet.model.tree_attention import tree_works
 from whet.rollout.torch_engine import TorchEngine
@@ -24,7 +24,7 @@ GAPS = {"fp32": (torch.float32, 1e-4), "bf16": (torch.bfloat16, 3e-2)}
 
 def engine_on(device, dtype=torch.float32):
     loaded = load_model("whetstone", torch.float32, device)
-    policy = split_model(loaded.model, dtype)
+    policy = causal_lm(loaded.model, dtype)
     return policy, TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context), loaded
 
 
@@ -45,18 +45,18 @@ def test_the_sampler_is_the_trainer(precision, sampling):
     policy, engine, loaded = engine_on("cuda", dtype)
     samples = engine.generate(questions(loaded, 16, copies=4), sampling)
     batch = token_batch([Group(Prompt("q", (), "?"), tuple(samples))])
-    found = scores(policy, batch, sampling.temperature, tokens_per_pass=2000)
+    found = scores(policy, batch, sampling.temperature, micro_batch_tokens=2000)
     gap = (found.logp - batch.behavior_logp)[batch.action].abs()
     assert len(gap) > 200 and float(gap.mean()) < tolerance
     assert float(batch.behavior_logp[batch.action].std()) > 10 * tolerance
 
 
-def test_greedy_replies_are_those_of_the_cpu():
+def test_greedy_completions_are_those_of_the_cpu():
     sampling = Sampling(max_new_tokens=40, temperature=0)
     written = {}
     for device in ("cpu", "cuda"):
         _, engine, loaded = engine_on(device)
-        written[device] = [sample.reply for sample in engine.generate(questions(loaded, 40), sampling)]
+        written[device] = [sample.completion for sample in engine.generate(questions(loaded, 40), sampling)]
     assert written["cuda"] == written["cpu"] and len(set(written["cpu"])) >= 5
 
 
@@ -108,12 +108,14 @@ def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
     stream = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 61, (10, 150), generator=stream).cuda()
     action = torch.zeros_like(tokens, dtype=torch.bool)
-    for row, (prompt, reply) in enumerate([(90, 40), (90, 1), (9, 141), (90, 55), (9, 3), (9, 70), (33, 20), (90, 17)]):
+    for row, (prompt, completion) in enumerate(
+        [(90, 40), (90, 1), (9, 141), (90, 55), (9, 3), (9, 70), (33, 20), (90, 17)]
+    ):
         tokens[row, :prompt] = tokens[{90: 0, 9: 2, 33: 6}[prompt], :prompt]
-        action[row, prompt : prompt + reply] = True
+        action[row, prompt : prompt + completion] = True
 
     def outcome(dtype, packed=True):
-        split = split_model(model, dtype)
+        split = causal_lm(model, dtype)
         assert tree_works(split)
         model.zero_grad()
         logp = token_logp(split, tokens, action, details=Details(packed=packed)).logp
@@ -141,14 +143,14 @@ def test_a_run_of_three_steps(tmp_path, precision):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 4, "group_size": 4, "updates_per_step": 2},
-        report={"evaluate_prompts": 8, "save_every": 2},
-        watchers=[],
+        report={"eval_prompts": 8, "save_every": 2},
+        callbacks=[],
     )
     steps = [line for line in run.metrics() if "eval" not in line]
     assert run.status == "finished" and len(steps) == 3
     assert all(step["metrics"]["sampler_gap"] < GAPS[precision][1] for step in steps)
     assert any(step["metrics"]["gradient_norm"] > 0 for step in steps)
-    resumed = whet.resume(run.folder, steps=4, watchers=[])
+    resumed = whet.resume(run.folder, steps=4, callbacks=[])
     assert (resumed.status, resumed.steps) == ("finished", 4)
 
 
@@ -161,8 +163,8 @@ def test_imitation_on_the_device(tmp_path, packed):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"rows_per_step": 8, "packed": packed},
-        report={"evaluate_prompts": 0},
-        watchers=[],
+        report={"eval_prompts": 0},
+        callbacks=[],
     )
     losses = [line["metrics"]["loss"] for line in run.metrics() if "eval" not in line]
     assert run.status == "finished" and len(losses) == 3 and all(loss > 0 for loss in losses)

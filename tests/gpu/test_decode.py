@@ -1,4 +1,4 @@
-"""The decode step as a CUDA graph: its kernels against plain torch, its replies against the plain engine."""
+"""The decode step as a CUDA graph: its kernels against plain torch, its completions against the plain engine."""
 
 import pytest
 import torch
@@ -130,13 +130,13 @@ def requests_of(sizes, copies):
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 @pytest.mark.parametrize("rows_per_batch", [16, 512])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_replies_are_those_of_the_plain_engine(kind, rows_per_batch, temperature):
+def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, temperature):
     """Also when rows leave and others take their slots, and when few are left."""
-    from whet.model.split import split_model
+    from whet.model.causal_lm import causal_lm
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Sampling
 
-    split = split_model(tiny(kind, tie_word_embeddings=kind != "Qwen2"))
+    split = causal_lm(tiny(kind, tie_word_embeddings=kind != "Qwen2"))
     sampling = Sampling(max_new_tokens=40, temperature=temperature)
     requests = requests_of((5, 70, 33, 12, 20), copies=7)
     fast = TorchEngine(split, Silent(), [7, 11], context=512, rows_per_batch=rows_per_batch)
@@ -153,11 +153,11 @@ def test_replies_are_those_of_the_plain_engine(kind, rows_per_batch, temperature
 
 
 def test_new_weights_are_taken_over():
-    from whet.model.split import split_model
+    from whet.model.causal_lm import causal_lm
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Sampling
 
-    split = split_model(tiny("Llama"))
+    split = causal_lm(tiny("Llama"))
     requests, sampling = requests_of((9, 21), copies=4), Sampling(max_new_tokens=24)
     fast = TorchEngine(split, Silent(), [7], context=512)
     before = fast.generate(requests, sampling)
@@ -174,13 +174,13 @@ def test_new_weights_are_taken_over():
 def test_a_model_of_another_build_is_left_to_the_plain_engine():
     import transformers
 
-    from whet.model.split import split_model
+    from whet.model.causal_lm import causal_lm
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Sampling
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=300, n_positions=128, n_embd=64, n_layer=2, n_head=2)
-    split = split_model(transformers.GPT2LMHeadModel(config).cuda().eval())
+    split = causal_lm(transformers.GPT2LMHeadModel(config).cuda().eval())
     engine = TorchEngine(split, Silent(), [7], context=128)
     assert len(engine.generate(requests_of((9,), copies=3), Sampling(max_new_tokens=8))) == 3
     assert not engine.uses_graphs

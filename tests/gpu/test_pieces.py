@@ -37,9 +37,9 @@ def test_norms(precision, width, monkeypatch):
     x, y, weight = noise(3000, width), noise(3000, width, dtype=dtype, seed=1), noise(width, seed=2)
     for ours, theirs in both(lambda: pieces.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    slope, carried = noise(3000, width, dtype=dtype, seed=3), noise(3000, width, seed=4)
-    both_slopes = both(lambda: tuple(vars(pieces.norm_slope(x, weight, 1e-5, slope, carried)).values()), monkeypatch)
-    for ours, theirs in both_slopes:
+    grad, carried = noise(3000, width, dtype=dtype, seed=3), noise(3000, width, seed=4)
+    both_grads = both(lambda: tuple(vars(pieces.norm_grad(x, weight, 1e-5, grad, carried)).values()), monkeypatch)
+    for ours, theirs in both_grads:
         torch.testing.assert_close(ours, theirs, rtol=max(1e-3, tolerance), atol=1e-3 * float(theirs.abs().max()))
 
 
@@ -59,10 +59,10 @@ def test_rotation(precision, monkeypatch):
 @pytest.mark.parametrize("precision", DTYPES)
 def test_gates(precision, monkeypatch):
     dtype, tolerance = DTYPES[precision]
-    gate_up, slope = noise(70, 2 * 1100, dtype=dtype), noise(70, 1100, dtype=dtype, seed=1)
+    gate_up, grad = noise(70, 2 * 1100, dtype=dtype), noise(70, 1100, dtype=dtype, seed=1)
     for ours, theirs in both(lambda: pieces.gated(gate_up), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    for ours, theirs in both(lambda: pieces.gated_slope(gate_up, slope), monkeypatch):
+    for ours, theirs in both(lambda: pieces.gated_grad(gate_up, grad), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -72,8 +72,8 @@ def test_gates(precision, monkeypatch):
 def test_trunk(family, precision, recompute):
     import transformers
 
+    from whet.model.causal_lm import causal_lm
     from whet.model.plain_trunk import plain_states, plain_works
-    from whet.model.split import split_model
     from whet.model.tree import tree_of
     from whet.model.tree_attention import tree_states, trial_rows
 
@@ -83,7 +83,7 @@ def test_trunk(family, precision, recompute):
         num_key_value_heads=2, head_dim=32,
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config).cuda()
-    split = split_model(model, DTYPES[precision][0])
+    split = causal_lm(model, DTYPES[precision][0])
     assert plain_works(split)
     tree = tree_of(*trial_rows(97, split.device))
     gradients = []
@@ -106,7 +106,7 @@ def test_head(precision, known, monkeypatch):
     dtype, tolerance = DTYPES[precision]
     layer = torch.nn.Linear(48, 9001, bias=False).cuda()
     states, targets = noise(70, 48).requires_grad_(), torch.arange(70, device="cuda") * 128
-    slope = noise(70, seed=5)
+    grad = noise(70, seed=5)
     found = []
     for kernels in (True, False):
         with monkeypatch.context() as patch:
@@ -114,9 +114,9 @@ def test_head(precision, known, monkeypatch):
             if not kernels:
                 patch.setattr(head, "_kernels", lambda states: None)
             layer.weight.grad = states.grad = None
-            coefficient = (lambda logp, window: slope[window]) if known else None
+            coefficient = (lambda logp, window: grad[window]) if known else None
             logp, entropy = head.chunked_logp(head.VocabularyHead(layer), states, targets, 0.7, dtype, coefficient)
-            (logp * slope).sum().backward()
+            (logp * grad).sum().backward()
             found.append((logp.detach(), entropy, states.grad, layer.weight.grad))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
+from whet.model.causal_lm import causal_lm
 from whet.model.critic import critic_on
-from whet.model.split import split_model
 from whet.model.token_logp import Details, token_logp
 from whet.types import WhetError
 
 
 @pytest.fixture
 def policy(llama):
-    return split_model(llama)
+    return causal_lm(llama)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_reward_model_is_a_start(policy, make_judge, tmp_path):
         ({"num_labels": 1}, True, "critic.trunk=own"),
     ],
 )
-def test_a_start_that_cannot_work_is_a_mistake_with_its_mend(policy, make_judge, tmp_path, settings, shared, words):
+def test_a_start_that_cannot_work_is_a_mistake_with_its_fix(policy, make_judge, tmp_path, settings, shared, words):
     folder = tmp_path / "judge"
     if settings is not None:
         make_judge(**settings).save_pretrained(folder)

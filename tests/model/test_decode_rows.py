@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
+from whet.model.causal_lm import causal_lm
 from whet.model.decode import agrees, hooked_decoder
 from whet.model.decode_llama import LlamaDecoder, llama_decoder
 from whet.model.decode_rows import LARGEST_COPIES, PACKING_STEPS, RowDecoder
 from whet.model.decode_state import Shape
-from whet.model.split import split_model
 
 SMALL = {
     "vocab_size": 61,
@@ -42,7 +42,7 @@ def model_of(kind: str) -> torch.nn.Module:
 
 
 def row_decoder(model: torch.nn.Module) -> RowDecoder:
-    decoder = llama_decoder(hooked_decoder(split_model(model))).suited(Shape(4, 2, 8, 8))
+    decoder = llama_decoder(hooked_decoder(causal_lm(model))).suited(Shape(4, 2, 8, 8))
     assert isinstance(decoder, RowDecoder)
     return decoder
 
@@ -107,14 +107,14 @@ def test_a_moved_row_keeps_what_it_has_read():
 
 
 def test_long_prompts_and_short_windows_are_left_to_the_shared_keys():
-    base = hooked_decoder(split_model(model_of("llama")))
+    base = hooked_decoder(causal_lm(model_of("llama")))
     decoder = llama_decoder(base)
     columns = LARGEST_COPIES // (2 * 2 * 8)  # two heads of eight numbers, keys and values
     assert isinstance(decoder.suited(Shape(8, 1, columns // 8, 4)), RowDecoder)
     assert decoder.suited(Shape(8, 1, columns // 8 + 1, 4)) is decoder
     window = transformers.MistralConfig(**SMALL, sliding_window=9)
     torch.manual_seed(5)
-    decoder = llama_decoder(hooked_decoder(split_model(transformers.MistralForCausalLM(window).eval())))
+    decoder = llama_decoder(hooked_decoder(causal_lm(transformers.MistralForCausalLM(window).eval())))
     assert isinstance(decoder.suited(Shape(2, 1, 5, 4)), RowDecoder)
     assert decoder.suited(Shape(2, 1, 5, 5)) is decoder
 
@@ -122,9 +122,9 @@ def test_long_prompts_and_short_windows_are_left_to_the_shared_keys():
 def test_models_it_does_not_serve_are_decoded_all_the_same():
     torch.manual_seed(5)
     biased = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, mlp_bias=True)).eval()
-    decoder = llama_decoder(hooked_decoder(split_model(biased)))
+    decoder = llama_decoder(hooked_decoder(causal_lm(biased)))
     assert decoder is not None and decoder.suited(Shape(2, 1, 5, 4)) is decoder
-    halves = hooked_decoder(split_model(model_of("llama"), torch.bfloat16))
+    halves = hooked_decoder(causal_lm(model_of("llama"), torch.bfloat16))
     assert not RowDecoder.serves(halves)
 
 
@@ -133,5 +133,5 @@ def test_no_product_needs_an_operator_of_one_library(monkeypatch):
     """The same logits with oneDNN off and its operators out of reach."""
     monkeypatch.delattr(torch.ops, "mkldnn", raising=False)
     with torch.backends.mkldnn.flags(enabled=False):
-        base = hooked_decoder(split_model(model_of("llama")))
+        base = hooked_decoder(causal_lm(model_of("llama")))
         assert agrees(LlamaDecoder(base)) and agrees(RowDecoder(base))

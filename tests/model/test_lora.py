@@ -12,6 +12,7 @@ import transformers
 from torch.func import functional_call
 
 from whet.model import load_checkpoint, save_checkpoint, weights_digest
+from whet.model.causal_lm import causal_lm
 from whet.model.critic import critic_on
 from whet.model.decode import hooked_decoder
 from whet.model.decode_llama import llama_decoder
@@ -19,7 +20,6 @@ from whet.model.lora import LowRank, adapted_layers, adapter_factors, adapters_o
 from whet.model.plain_trunk import plain_states, plain_works
 from whet.model.reference import BaseReference
 from whet.model.scalar_head import scalar_model
-from whet.model.split import split_model
 from whet.model.token_logp import token_logp
 from whet.model.tree import tree_of
 from whet.model.tree_attention import tree_states, trial_rows
@@ -71,11 +71,11 @@ def test_gradients_are_autograds_in_double_precision(make_llama: Any, exact: Non
     }
     expected = functional_call(plain, weights, kwargs={"input_ids": tokens}).logits
     torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
-    slopes = torch.autograd.grad((expected * weigh).sum(), list(factors.values()))
+    grads = torch.autograd.grad((expected * weigh).sum(), list(factors.values()))
     assert len(factors) == 2 * 7 * 2
-    for (name, learned), slope in zip(adapter_factors(adapted).items(), slopes, strict=True):
-        assert slope.norm() > 0
-        torch.testing.assert_close(learned.grad, slope, rtol=1e-9, atol=1e-11, msg=name)
+    for (name, learned), grad in zip(adapter_factors(adapted).items(), grads, strict=True):
+        assert grad.norm() > 0
+        torch.testing.assert_close(learned.grad, grad, rtol=1e-9, atol=1e-11, msg=name)
     others = [name for name, each in adapted.named_parameters() if each.grad is not None and name not in factors]
     assert others == []
 
@@ -85,7 +85,7 @@ def test_gradients_are_autograds_in_double_precision(make_llama: Any, exact: Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype: torch.dtype) -> None:
     model = trained(model_of(family))
-    split = split_model(model, dtype)
+    split = causal_lm(model, dtype)
     assert plain_works(split)
     tree = tree_of(*rows())
     found = {}
@@ -96,29 +96,29 @@ def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype
         model.zero_grad(set_to_none=True)
         values = states(chosen, tree)
         (values * torch.linspace(-3, 3, values.numel()).sin().view_as(values)).sum().backward()
-        slopes = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
-        found[name] = (values.detach(), slopes)
-    (theirs, their_slopes), (ours, our_slopes) = found["theirs"], found["ours"]
+        grads = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
+        found[name] = (values.detach(), grads)
+    (theirs, their_grads), (ours, our_grads) = found["theirs"], found["ours"]
     tight = dtype == torch.float32
     assert (ours - theirs).norm() <= (1e-6 if tight else 1e-2) * theirs.norm()
-    assert our_slopes.keys() == their_slopes.keys() == adapter_factors(model).keys()
-    for name, slope in their_slopes.items():
-        assert slope.norm() > 0
-        assert (our_slopes[name] - slope).norm() <= (2e-5 if tight else 6e-2) * slope.norm(), name
+    assert our_grads.keys() == their_grads.keys() == adapter_factors(model).keys()
+    for name, grad in their_grads.items():
+        assert grad.norm() > 0
+        assert (our_grads[name] - grad).norm() <= (2e-5 if tight else 6e-2) * grad.norm(), name
 
 
 def test_some_matrices_only() -> None:
     model = trained(model_of("llama"), matrices=("q_proj", "up_proj"))
     assert sorted({name.rpartition(".")[2] for name in adapted_layers(model)}) == ["q_proj", "up_proj"]
-    split, tree = split_model(model), tree_of(*rows())
-    slopes = []
+    split, tree = causal_lm(model), tree_of(*rows())
+    grads = []
     for states in (tree_states, plain_states):
         model.zero_grad(set_to_none=True)
         states(split, tree).square().sum().backward()
-        slopes.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
-    assert slopes[0].keys() == slopes[1].keys() and len(slopes[0]) == 8
-    for name, slope in slopes[0].items():
-        torch.testing.assert_close(slopes[1][name], slope, rtol=1e-3, atol=1e-5 * float(slope.abs().max()))
+        grads.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    assert grads[0].keys() == grads[1].keys() and len(grads[0]) == 8
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-5 * float(grad.abs().max()))
 
 
 def test_before_the_first_step_it_is_the_base() -> None:
@@ -135,7 +135,7 @@ def test_before_the_first_step_it_is_the_base() -> None:
 def test_the_reference_is_the_base_bit_for_bit(narrow: torch.dtype) -> None:
     """Weights that fit into half the bytes are kept in them."""
     model = model_of("llama").to(narrow).float()
-    split = split_model(model)
+    split = causal_lm(model)
     first = weights_digest(model)
     known = token_logp(split, *rows()).logp.detach()
     trained(model)
@@ -152,14 +152,14 @@ def test_the_reference_is_the_base_bit_for_bit(narrow: torch.dtype) -> None:
 
 
 def test_samplers_keep_their_written_out_step() -> None:
-    split = split_model(trained(model_of("llama")))
+    split = causal_lm(trained(model_of("llama")))
     with torch.no_grad():
         decoder = hooked_decoder(split)
         assert decoder is not None and llama_decoder(decoder) is not None
 
 
 def test_the_head_of_a_reward_model_learns_in_full() -> None:
-    language = split_model(trained(model_of("llama")))
+    language = causal_lm(trained(model_of("llama")))
     judge = scalar_model(language, "sequence", 0, (1,))
     learned = {name for name, each in judge.model.named_parameters() if each.requires_grad}
     assert learned == adapter_factors(judge.model).keys() | {"score.weight"}
@@ -170,7 +170,7 @@ def test_the_head_of_a_reward_model_learns_in_full() -> None:
 
 
 def test_a_critic_of_its_own_has_its_own_adapters() -> None:
-    policy = split_model(trained(model_of("llama")))
+    policy = causal_lm(trained(model_of("llama")))
     critic, other = critic_on(policy, shared=False), critic_on(policy, shared=False)
     modules = critic.modules()
     with torch.no_grad():
@@ -254,7 +254,7 @@ def test_peft_loads_the_adapter(tmp_path: Any, tokenizer: Any, make_llama: Any) 
 
 def test_peft_loads_a_reward_model(tmp_path: Any, tokenizer: Any, make_llama: Any) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft, to compare with it")
-    judge = scalar_model(split_model(trained(make_llama())), "sequence", 0, (1,)).model.eval()
+    judge = scalar_model(causal_lm(trained(make_llama())), "sequence", 0, (1,)).model.eval()
     path = save_checkpoint(tmp_path, 7, judge, tokenizer, {}, {})
     torch.manual_seed(3)
     base = transformers.AutoModelForSequenceClassification.from_config(judge.config)

@@ -185,7 +185,7 @@ def test_damaged_manifest(harm: Any, tmp_path: Path, llama: Any, tokenizer: Any)
     assert "manifest.json" in complaint(path)
 
 
-def test_mend_names_the_newest_whole_checkpoint(tmp_path: Path, llama: Any, tokenizer: Any) -> None:
+def test_fix_names_the_newest_whole_checkpoint(tmp_path: Path, llama: Any, tokenizer: Any) -> None:
     folder = tmp_path / "run" / "checkpoints"
     paths = [save(folder, step, llama, tokenizer) for step in (10, 20, 30, 40)]
     truncate(paths[2] / "state.json")

@@ -145,7 +145,7 @@ def test_logits_equal_the_original_and_the_model_trains(
     assert weights_digest(loaded.model) == weights_digest(original)
     assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
     assert loaded.context == 96
-    assert loaded.end_tokens == (2, 3), "the end of a turn ends a reply"
+    assert loaded.end_tokens == (2, 3), "the end of a turn ends a completion"
     loaded.model(tokens, labels=tokens).loss.backward()
     assert loaded.model.model.norm.weight.grad.abs().sum() > 0
 
@@ -289,8 +289,8 @@ def test_smollm2_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    reply = loaded.model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(reply)
+    completion = loaded.model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(completion)
     print(
-        f"\nconverted {converted - begin:.1f} s, from the cache {cached - converted:.1f} s: {tokenizer.decode(reply)!r}"
+        f"\nconverted {converted - begin:.1f} s, from the cache {cached - converted:.1f} s: {tokenizer.decode(completion)!r}"
     )

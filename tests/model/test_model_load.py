@@ -101,7 +101,7 @@ def test_end_tokens_are_the_union_of_all_places(folder: Path) -> None:
     assert load_model(str(folder)).end_tokens == (1, 2, 3)
 
 
-def test_settings_that_could_not_be_saved_are_mended(folder: Path, tmp_path: Path) -> None:
+def test_settings_that_could_not_be_saved_are_fixed(folder: Path, tmp_path: Path) -> None:
     edit_json(folder / "generation_config.json", temperature=0.6, do_sample=False)
     loaded = load_model(str(folder))
     assert loaded.model.generation_config.temperature == 0.6

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from whet.model import frozen_copy, weights_digest
+from whet.model.causal_lm import causal_lm
 from whet.model.reference import HeldReference, ReloadedReference
-from whet.model.split import split_model
 
 
 def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) -> None:
@@ -36,8 +36,8 @@ def other_weights(model: Any) -> Any:
 
 
 def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama: Any) -> None:
-    policy, first = split_model(other_weights(llama)), dict(llama.named_parameters())
-    reference = HeldReference(split_model(llama))
+    policy, first = causal_lm(other_weights(llama)), dict(llama.named_parameters())
+    reference = HeldReference(causal_lm(llama))
     reference.follow(policy, kept=0.75)
     now = reference.tensors()
     for name, parameter in policy.model.named_parameters():
@@ -50,7 +50,7 @@ def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama
 
 
 def test_a_held_reference_is_restored(llama: Any) -> None:
-    first, second = HeldReference(split_model(other_weights(llama))), HeldReference(split_model(llama))
+    first, second = HeldReference(causal_lm(other_weights(llama))), HeldReference(causal_lm(llama))
     second.restore(first.tensors())
     assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
 
@@ -60,7 +60,7 @@ def test_a_reloaded_reference_is_read_anew_each_time_and_cannot_learn(llama: Any
 
     def load() -> Any:
         reads.append(1)
-        return split_model(copy.deepcopy(llama))
+        return causal_lm(copy.deepcopy(llama))
 
     reference = ReloadedReference(load)
     assert not reads

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from whet.model import pieces
+from whet.model.causal_lm import causal_lm
 from whet.model.plain import is_plain, plain_layers
 from whet.model.plain_trunk import plain_states, plain_works
-from whet.model.split import split_model
 from whet.model.token_logp import token_logp
 from whet.model.tree import prompts_tree, tree_of
 from whet.model.tree_attention import tree_states, trial_rows
@@ -50,23 +50,23 @@ def gradients(states, split, tree):
 @pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_and_gradients_are_the_models_own(family, recompute, dtype):
-    split = split_model(model_of(family), dtype)
+    split = causal_lm(model_of(family), dtype)
     assert plain_works(split)
     tree = tree_of(*trial_rows(97, split.device))
-    theirs, their_slopes = gradients(tree_states, split, tree)
-    ours, our_slopes = gradients(plain_states, replace(split, recompute=recompute), tree)
+    theirs, their_grads = gradients(tree_states, split, tree)
+    ours, our_grads = gradients(plain_states, replace(split, recompute=recompute), tree)
     exact = dtype == torch.float32
     assert (ours - theirs).norm() <= (1e-6 if exact else 1e-2) * theirs.norm()
-    assert our_slopes.keys() == their_slopes.keys() and len(our_slopes) > 20
-    for name, slope in their_slopes.items():
-        assert (our_slopes[name] - slope).norm() <= (2e-5 if exact else 5e-2) * slope.norm(), name
+    assert our_grads.keys() == their_grads.keys() and len(our_grads) > 20
+    for name, grad in their_grads.items():
+        assert (our_grads[name] - grad).norm() <= (2e-5 if exact else 5e-2) * grad.norm(), name
 
 
 def test_pieces_have_the_gradients_autograd_finds():
     torch.manual_seed(1)
     x, weight, y = torch.randn(5, 8).double(), torch.randn(8).double(), torch.randn(5, 8).double()
     x.requires_grad_(), weight.requires_grad_()
-    slope, carried = torch.randn(5, 8).double(), torch.randn(5, 8).double()
+    grad, carried = torch.randn(5, 8).double(), torch.randn(5, 8).double()
     total = x + y
     normed = total * (total.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
     with torch.no_grad():
@@ -74,16 +74,16 @@ def test_pieces_have_the_gradients_autograd_finds():
             pieces.added_and_normed(x, y, weight, 1e-5, torch.float64), (total, normed), strict=True
         ):
             torch.testing.assert_close(ours, theirs)
-    expected = torch.autograd.grad((normed * slope).sum() + (total * carried).sum(), (x, weight))
-    found = pieces.norm_slope(total.detach(), weight.detach(), 1e-5, slope, carried)
+    expected = torch.autograd.grad((normed * grad).sum() + (total * carried).sum(), (x, weight))
+    found = pieces.norm_grad(total.detach(), weight.detach(), 1e-5, grad, carried)
     torch.testing.assert_close(found.x, expected[0])
     torch.testing.assert_close(found.weight, expected[1])
     torch.testing.assert_close(found.normed, normed.detach())
-    gate_up, slope = torch.randn(5, 12).double().requires_grad_(), torch.randn(5, 6).double()
+    gate_up, grad = torch.randn(5, 12).double().requires_grad_(), torch.randn(5, 6).double()
     opened = torch.nn.functional.silu(gate_up[:, :6]) * gate_up[:, 6:]
     torch.testing.assert_close(pieces.gated(gate_up.detach()), opened.detach())
-    (expected,) = torch.autograd.grad((opened * slope).sum(), gate_up)
-    again, found = pieces.gated_slope(gate_up.detach(), slope)
+    (expected,) = torch.autograd.grad((opened * grad).sum(), gate_up)
+    again, found = pieces.gated_grad(gate_up.detach(), grad)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(again, opened.detach())
 
@@ -92,15 +92,15 @@ def test_turning_back_is_the_transpose_of_turning():
     torch.manual_seed(2)
     angle = torch.randn(4, 6).double()
     tables = (angle.cos(), angle.sin())
-    heads, slope = torch.randn(4, 5, 6).double(), torch.randn(4, 5, 6).double()
+    heads, grad = torch.randn(4, 5, 6).double(), torch.randn(4, 5, 6).double()
     turned = pieces.rotated(heads.clone(), 4, tables)  # three heads of queries, one of keys, one of values
     assert torch.equal(turned[:, 4], heads[:, 4]) and not torch.allclose(turned[:, :4], heads[:, :4])
-    back = pieces.turned_back(slope[:, :3], slope[:, 3:4], slope[:, 4:], tables)
-    torch.testing.assert_close((turned * slope).sum(), (heads * back).sum())
+    back = pieces.turned_back(grad[:, :3], grad[:, 3:4], grad[:, 4:], tables)
+    torch.testing.assert_close((turned * grad).sum(), (heads * back).sum())
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_the_same():
-    split = split_model(model_of("llama"))
+    split = causal_lm(model_of("llama"))
     tree = tree_of(*trial_rows(97, split.device))
     _, whole = gradients(plain_states, split, tree)
     frozen = split.model.model.layers[1]
@@ -111,12 +111,12 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_same():
         "model.layers.0.self_attn.k_proj.weight",
         *(f"model.layers.1.{name}" for name, _ in frozen.named_parameters()),
     }
-    for name, slope in rest.items():
-        torch.testing.assert_close(slope, whole[name])
+    for name, grad in rest.items():
+        torch.testing.assert_close(grad, whole[name])
 
 
 def test_prompts_hand_over_their_keys_and_values():
-    split = split_model(model_of("qwen2"))
+    split = causal_lm(model_of("qwen2"))
     prompts = [(5, 6, 7, 8, 9), (11, 12), (13, 14, 15, 16)]
     tree, kept = prompts_tree(prompts, split.device), {}
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_prompts_hand_over_their_keys_and_values():
 
 def test_the_copy_follows_a_fused_optimizer():
     """Such an optimizer changes weights without a trace in their version counters."""
-    split = split_model(model_of("llama"), torch.bfloat16)
+    split = causal_lm(model_of("llama"), torch.bfloat16)
     before = plain_layers(split, torch.bfloat16).layers[0].down.clone()
     optimizer = torch.optim.AdamW(split.model.parameters(), lr=0.1, fused=True)
     tokens, action = trial_rows(97, split.device)
@@ -158,6 +158,6 @@ def test_models_that_do_more_keep_their_own_modules(change):
         model.model.layers[0].mlp.up_proj = torch.nn.Sequential(old)
     if change == "double":
         model.double()
-    split = split_model(model)
+    split = causal_lm(model)
     assert not plain_works(split)
     assert is_plain(split) == (change == "double")

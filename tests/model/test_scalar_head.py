@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.scalar_head import padding_token, scalar_model
-from whet.model.split import SplitModel, split_model
 from whet.model.token_logp import packs
 from whet.types import WhetError
 
@@ -29,7 +29,7 @@ def tiny_qwen2():
 def language(request, make_llama, gpt2):
     makers = {"llama": make_llama, "untied_llama": lambda: make_llama(tied=False), "qwen2": tiny_qwen2}
     model = gpt2 if request.param == "gpt2" else makers[request.param]()
-    return split_model(model)
+    return causal_lm(model)
 
 
 def test_the_saved_classifier_gives_the_same_scores(language, tmp_path):
@@ -53,7 +53,7 @@ def test_the_saved_classifier_gives_the_same_scores(language, tmp_path):
 def test_steps_are_scored_by_a_token_classifier(make_llama, tmp_path):
     from transformers import AutoModelForTokenClassification
 
-    judge = scalar_model(split_model(make_llama()), "token", seed=5)
+    judge = scalar_model(causal_lm(make_llama()), "token", seed=5)
     scored = torch.zeros_like(LAST)
     scored[0, [3, 5]] = scored[1, 4] = scored[3, 0] = True
     found = judge.scores(TOKENS, scored, SHARED)[:, 0]
@@ -84,8 +84,8 @@ def test_sharing_an_opening_changes_no_score_and_no_gradient(language):
 def test_several_heads_are_labels_of_one_classifier(kind, make_llama, tmp_path):
     import transformers
 
-    judge = scalar_model(split_model(make_llama()), kind, seed=5, end_tokens=(1, 7), heads=3)
-    assert torch.equal(judge.head.weight[:1], scalar_model(split_model(make_llama()), kind, 5).head.weight)
+    judge = scalar_model(causal_lm(make_llama()), kind, seed=5, end_tokens=(1, 7), heads=3)
+    assert torch.equal(judge.head.weight[:1], scalar_model(causal_lm(make_llama()), kind, 5).head.weight)
     found = judge.scores(TOKENS, LAST, SHARED)
     assert found.shape == (4, 3) and len({round(value, 5) for value in found.flatten().tolist()}) == 12
     judge.note_scales([(0.0, 1.0), (0.5, 2.0), (-1.0, 3.0)])
@@ -104,7 +104,7 @@ def test_several_heads_are_labels_of_one_classifier(kind, make_llama, tmp_path):
 
 
 def test_what_is_trained_is_trunk_and_head_only(make_llama):
-    language = split_model(make_llama(tied=False))
+    language = causal_lm(make_llama(tied=False))
     judge = scalar_model(language, "sequence", seed=5)
     names = {name for name, _ in judge.model.named_parameters()}
     assert "score.weight" in names and not any("lm_head" in name for name in names)
@@ -113,7 +113,7 @@ def test_what_is_trained_is_trunk_and_head_only(make_llama):
 
 
 def test_the_head_is_drawn_by_its_seed(make_llama):
-    heads = [scalar_model(split_model(make_llama()), "sequence", seed).head.weight for seed in (1, 1, 2)]
+    heads = [scalar_model(causal_lm(make_llama()), "sequence", seed).head.weight for seed in (1, 1, 2)]
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
     assert 0.1 < heads[0].std() < 0.5
 
@@ -126,8 +126,8 @@ def test_padding_is_no_token_that_a_row_ends_in():
 
 def test_a_model_that_cannot_be_scored_is_refused(make_llama, gpt2):
     model = make_llama()
-    whole = SplitModel(model, model, lambda logits: logits, True, True)
+    whole = CausalLM(model, model, lambda logits: logits, True, True)
     with pytest.raises(WhetError, match="trunk cannot be told"):
         scalar_model(whole, "sequence", 0)
     with pytest.raises(WhetError, match="no linear `score` head"):
-        scalar_model(split_model(gpt2), "token", 0)
+        scalar_model(causal_lm(gpt2), "token", 0)

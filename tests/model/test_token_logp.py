@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from whet.model import head as vocabulary
-from whet.model.split import split_model
+from whet.model.causal_lm import causal_lm
 from whet.model.token_logp import Details, token_logp
 
 SMALL = {
@@ -54,7 +54,7 @@ def plain(model, tokens, action, temperature):
 def test_values_and_gradients_equal_the_plain_ones(exact, kind, temperature, chunk, monkeypatch):
     monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", chunk)
     model = model_of(kind)
-    split = split_model(model)
+    split = causal_lm(model)
     assert not split.whole
     tokens, action = batch()
     weights = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_values_and_gradients_equal_the_plain_ones(exact, kind, temperature, chu
 def test_logits_are_built_a_chunk_at_a_time(monkeypatch, whole):
     """[N, T, V] never exists: the largest logits tensor stays within the bound, also in the backward pass."""
     monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 61 * 7)
-    split = split_model(model_of())
+    split = causal_lm(model_of())
     sizes = []
     tokens, action = batch()
     if whole:  # what wants more of the distribution takes the other path
@@ -98,7 +98,7 @@ def _noted(logits, sizes):
 
 def test_a_support_is_renormalised_on():
     model = model_of()
-    split = split_model(model)
+    split = causal_lm(model)
     tokens, action = batch()
     support = torch.full((*tokens.shape, 4), -1, dtype=torch.int32)
     support[..., 0] = tokens
@@ -122,7 +122,7 @@ def test_a_model_that_does_more_behind_its_trunk_keeps_its_head():
         return output
 
     model.forward = stranger
-    split = split_model(model)
+    split = causal_lm(model)
     assert split.whole
     tokens, action = batch()
     expected = plain(lambda input_ids: stranger(input_ids=input_ids), tokens, action, 1.0)[0]
@@ -132,4 +132,4 @@ def test_a_model_that_does_more_behind_its_trunk_keeps_its_head():
 def test_the_first_token_cannot_be_an_action():
     tokens, action = batch()
     with pytest.raises(ValueError, match="no prefix"):
-        token_logp(split_model(model_of()), tokens, torch.ones_like(action))
+        token_logp(causal_lm(model_of()), tokens, torch.ones_like(action))

@@ -30,7 +30,7 @@ TWO_GROUPS = rows_of(
 
 
 def random_rows(seed):
-    """Prompts of which some are shared, replies with gaps, a row without an action."""
+    """Prompts of which some are shared, completions with gaps, a row without an action."""
     stream = torch.Generator().manual_seed(seed)
 
     def number(low, high):
@@ -46,7 +46,7 @@ def random_rows(seed):
     return tokens, action
 
 
-def test_a_prompt_is_there_once_and_the_replies_go_on_behind_it():
+def test_a_prompt_is_there_once_and_the_completions_go_on_behind_it():
     tree = tree_of(*TWO_GROUPS)
     assert tree.tokens.tolist() == [[1, 2, 3, 5, 6, 10, 11, 14, 20, 21, 22, 24]]
     assert tree.position_ids.tolist() == [[0, 1, 2, 0, 1, 3, 4, 3, 2, 3, 4, 2]]
@@ -54,7 +54,7 @@ def test_a_prompt_is_there_once_and_the_replies_go_on_behind_it():
 
 
 def test_every_action_is_predicted_from_the_token_before_it():
-    """The first of each reply from the last of the prompt, which all replies share."""
+    """The first of each completion from the last of the prompt, which all completions share."""
     assert tree_of(*TWO_GROUPS).states.tolist() == [2, 5, 6, 4, 10, 2, 2, 7, 4, 11]
 
 
@@ -120,33 +120,33 @@ def test_every_token_sees_its_own_prefix_and_nothing_else(seed):
 def test_segments_say_the_same_as_the_indices(seed):
     tree = tree_of(*random_rows(seed))
     seen, segments = visible(tree), tree.segments
-    own, prompts, replies = segments.own.tolist(), segments.prompts.tolist(), segments.replies.tolist()
+    own, prompts, completions = segments.own.tolist(), segments.prompts.tolist(), segments.completions.tolist()
     assert own[-1] == tree.size and prompts[-1] == segments.end_of_prompts
     assert max(end - start for start, end in pairwise(own)) == segments.longest
     for start, end in pairwise(own):
         for token in range(start, end):
             before = []
-            if start >= segments.first_reply:
-                root = sum(bound <= token - segments.first_reply for bound in replies) - 1
+            if start >= segments.first_completion:
+                root = sum(bound <= token - segments.first_completion for bound in completions) - 1
                 before = list(range(prompts[root], prompts[root + 1]))
                 assert len(before) <= segments.longest_prompt
             assert seen[token] == [*before, *range(start, token + 1)]
             assert len(seen[token]) <= tree.longest_row
-    assert max((end - start for start, end in pairwise(replies)), default=0) == segments.longest_replies
-    assert tree.size == segments.first_reply + replies[-1]
+    assert max((end - start for start, end in pairwise(completions)), default=0) == segments.longest_completions
+    assert tree.size == segments.first_completion + completions[-1]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_computed_twice_or_in_vain(seed):
     tokens, action = random_rows(seed)
     tree = tree_of(tokens, action)
-    prompts, replies = set(), 0
+    prompts, completions = set(), 0
     for row in range(len(tokens)):
         columns = action[row].nonzero()[:, 0].tolist()
         if columns:
             prompts.add(tuple(tokens[row, : columns[0]].tolist()))
-            replies += columns[-1] - columns[0]
-    assert tree.size == sum(map(len, prompts)) + replies
+            completions += columns[-1] - columns[0]
+    assert tree.size == sum(map(len, prompts)) + completions
     # padded queries look somewhere, or their softmax would not be a number
     if tree.layout.bundles is not None:
         who, when = tree.layout.bundles.query_row[:, :, None], tree.layout.bundles.query_position[:, :, None]
@@ -154,27 +154,27 @@ def test_nothing_is_computed_twice_or_in_vain(seed):
         assert bool((((keys == PROMPT) | (keys == who)) & (positions <= when)).any(-1).all())
 
 
-def rows_like(prompt, replies):
-    """One prompt and random replies of these lengths."""
-    tokens = torch.zeros(len(replies), prompt + max(replies), dtype=torch.long)
+def rows_like(prompt, completions):
+    """One prompt and random completions of these lengths."""
+    tokens = torch.zeros(len(completions), prompt + max(completions), dtype=torch.long)
     action = torch.zeros_like(tokens, dtype=torch.bool)
-    for row, length in enumerate(replies):
+    for row, length in enumerate(completions):
         tokens[row, prompt : prompt + length] = torch.randint(1, 1000, (length,))
         action[row, prompt : prompt + length] = True
     return tokens, action
 
 
-@pytest.mark.parametrize(("prompt", "replies"), [(40, [300, 310]), (64, [512] * 8), (4, [2000] * 3)])
-def test_long_replies_are_attended_to_as_whole_rows(prompt, replies):
-    """Half of a square of the row is less than the rectangle of the reply."""
-    tree = tree_of(*rows_like(prompt, replies))
+@pytest.mark.parametrize(("prompt", "completions"), [(40, [300, 310]), (64, [512] * 8), (4, [2000] * 3)])
+def test_long_completions_are_attended_to_as_whole_rows(prompt, completions):
+    """Half of a square of the row is less than the rectangle of the completion."""
+    tree = tree_of(*rows_like(prompt, completions))
     assert tree.layout.bundles is None and len(tree.layout.rows) == 1
-    assert tree.layout.rows[0].shape == (len(replies), prompt + max(replies) - 1)
-    assert tree.size == prompt + sum(replies) - len(replies)
+    assert tree.layout.rows[0].shape == (len(completions), prompt + max(completions) - 1)
+    assert tree.size == prompt + sum(completions) - len(completions)
     assert len(set(tree.layout.place.tolist())) == tree.size
 
 
-def test_short_replies_share_the_keys_of_a_long_prompt():
+def test_short_completions_share_the_keys_of_a_long_prompt():
     tree = tree_of(*rows_like(512, [30, 32]))
     assert tree.layout.rows == () and tree.layout.bundles is not None
 
@@ -186,12 +186,12 @@ def test_rows_of_unlike_length_are_attended_to_apart():
     assert len(seen) == tree.size and max(map(len, seen.values())) == 929
 
 
-@pytest.mark.parametrize(("prompt", "reply", "count"), [(2048, 64, 16), (512, 32, 16), (1024, 256, 8)])
-def test_attention_copies_and_wastes_no_more_than_a_few_times_the_tokens(prompt, reply, count):
-    tokens = torch.cat([torch.zeros(count, prompt), torch.rand(count, reply) * 1000], 1).long()
+@pytest.mark.parametrize(("prompt", "completion", "count"), [(2048, 64, 16), (512, 32, 16), (1024, 256, 8)])
+def test_attention_copies_and_wastes_no_more_than_a_few_times_the_tokens(prompt, completion, count):
+    tokens = torch.cat([torch.zeros(count, prompt), torch.rand(count, completion) * 1000], 1).long()
     action = torch.zeros_like(tokens, dtype=torch.bool)
     action[:, prompt:] = True
     tree = tree_of(tokens, action)
     assert tree.layout.bundles.key_index.numel() <= 3 * tree.size
     pairs = tree.layout.bundles.query_index.numel() * tree.layout.bundles.key_index.shape[1]
-    assert pairs <= 2 * count * reply * (prompt + reply)
+    assert pairs <= 2 * count * completion * (prompt + completion)

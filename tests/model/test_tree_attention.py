@@ -1,4 +1,4 @@
-"""A prompt computed once for all its replies gives the numbers of separate padded rows, for every architecture."""
+"""A prompt computed once for all its completions gives the numbers of separate padded rows, for every architecture."""
 
 import copy
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from whet.model import tree_attention
-from whet.model.split import SplitModel, split_model
+from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.token_logp import Details, states_before, token_logp
 from whet.model.tree import tree_of
 from whet.model.tree_attention import TreeRefused, tree_states, tree_works
@@ -53,7 +53,7 @@ REFUSED = {
         layer_types=MIXED,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
-    "slopes instead of positions": lambda: transformers.BloomConfig(vocab_size=61, hidden_size=24, n_layer=2, n_head=2),
+    "grads instead of positions": lambda: transformers.BloomConfig(vocab_size=61, hidden_size=24, n_layer=2, n_head=2),
     "convolutions": lambda: transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention", "conv"]),
     "no attention": lambda: transformers.MambaConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2),
 }
@@ -69,13 +69,13 @@ def model_of(config):
 
 
 def batch():
-    """Two shared prompts, longer and shorter than the window, replies with a gap, a lone row, a row without action."""
+    """Two shared prompts, longer and shorter than the window, completions with a gap, a lone row, a row without action."""
     stream = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 61, (8, 16), generator=stream)
     action = torch.zeros(8, 16, dtype=torch.bool)
-    for row, (prompt, reply) in enumerate([(7, 5), (3, 9), (7, 1), (7, 6), (3, 2), (7, 9), (5, 4), (6, 4)]):
+    for row, (prompt, completion) in enumerate([(7, 5), (3, 9), (7, 1), (7, 6), (3, 2), (7, 9), (5, 4), (6, 4)]):
         tokens[row, :prompt] = tokens[{7: 0, 3: 1, 5: 6, 6: 7}[prompt], :prompt]
-        action[row, prompt : prompt + reply] = True
+        action[row, prompt : prompt + completion] = True
     action[5, 9:12] = False
     action[7] = False
     return tokens, action
@@ -99,13 +99,13 @@ def outcome(split, packed, more=False):
 @pytest.fixture
 def sizes(monkeypatch):
     """The shapes of the tokens that were computed."""
-    seen, hidden = [], SplitModel.hidden
+    seen, hidden = [], CausalLM.hidden
 
     def watched(self, tokens, **more):
         seen.append(tuple(tokens.shape))
         return hidden(self, tokens, **more)
 
-    monkeypatch.setattr(SplitModel, "hidden", watched)
+    monkeypatch.setattr(CausalLM, "hidden", watched)
     return seen
 
 
@@ -116,7 +116,7 @@ def near(one, two):
 
 @pytest.mark.parametrize("kind", WORKS)
 def test_a_tree_teaches_what_padded_rows_teach(exact, sizes, kind):
-    split = split_model(model_of(WORKS[kind]()))
+    split = causal_lm(model_of(WORKS[kind]()))
     assert tree_works(split)
     sizes.clear()
     ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
@@ -127,7 +127,7 @@ def test_a_tree_teaches_what_padded_rows_teach(exact, sizes, kind):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_what_else_a_method_wants_comes_from_the_tree_too(exact, kind):
-    split = split_model(model_of(WORKS[kind]()))
+    split = causal_lm(model_of(WORKS[kind]()))
     for mine, other in zip(outcome(split, True, more=True), outcome(split, False, more=True), strict=True):
         assert near(mine, other) < 1e-10
 
@@ -135,7 +135,7 @@ def test_what_else_a_method_wants_comes_from_the_tree_too(exact, kind):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_a_tree_cannot_carry_keeps_to_padded_rows(sizes, kind):
     model = model_of(REFUSED[kind]()).float()
-    split = split_model(model)
+    split = causal_lm(model)
     assert not tree_works(split)
     sizes.clear()
     ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
@@ -148,23 +148,23 @@ def test_a_window_that_a_model_keeps_to_itself_is_found(monkeypatch):
     """No short row reaches it, so only what the model asked of its masks gives it away."""
     config = WORKS["llama"]()
     model = model_of(config)
-    assert tree_works(split_model(model))
+    assert tree_works(causal_lm(model))
     secret = copy.deepcopy(model)
     masks = transformers.models.llama.modeling_llama
     monkeypatch.setattr(masks, "create_causal_mask", transformers.masking_utils.create_sliding_window_causal_mask)
     secret.config.sliding_window = 64
-    assert not tree_works(split_model(secret))
+    assert not tree_works(causal_lm(secret))
 
 
 def test_a_model_without_positions_keeps_to_padded_rows():
-    split = split_model(model_of(WORKS["llama"]()))
+    split = causal_lm(model_of(WORKS["llama"]()))
     assert tree_works(split) and not tree_works(replace(split, takes_positions=False))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_the_models_own_attention_is_back_afterwards(kind, monkeypatch):
     model = model_of(WORKS[kind]())
-    split = split_model(model)
+    split = causal_lm(model)
     before = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     tree = tree_of(*batch())
     tree_states(split, tree)
@@ -185,14 +185,14 @@ def test_the_check_leaves_training_as_it_was():
     model.train()
     model.model.layers[1].eval()
     flags = [module.training for module in model.modules()]
-    assert tree_works(split_model(model))
+    assert tree_works(causal_lm(model))
     assert [module.training for module in model.modules()] == flags
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_layers_computed_again_in_the_backward_pass_find_the_tree(exact, reentrant):
     model = model_of(WORKS["mistral"]())
-    split = split_model(model)
+    split = causal_lm(model)
     plain = outcome(split, packed=True)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
@@ -209,13 +209,13 @@ def test_layers_computed_again_in_the_backward_pass_find_the_tree(exact, reentra
 
 def test_half_precision_stays_near():
     model = model_of(WORKS["qwen3"]()).float()
-    split = split_model(model, torch.bfloat16)
+    split = causal_lm(model, torch.bfloat16)
     ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
     assert near(ours[0], theirs[0]) < 0.02 and near(ours[2], theirs[2]) < 0.1
 
 
 def test_little_to_save_is_left_padded(sizes):
-    split = split_model(model_of(WORKS["llama"]()))
+    split = causal_lm(model_of(WORKS["llama"]()))
     tree_works(split)
     tokens = torch.arange(60).reshape(2, 30)
     action = torch.ones(2, 30, dtype=torch.bool)
@@ -227,7 +227,7 @@ def test_little_to_save_is_left_padded(sizes):
 
 
 def test_rows_without_any_action_give_nothing():
-    split = split_model(model_of(WORKS["llama"]()))
+    split = causal_lm(model_of(WORKS["llama"]()))
     tokens, action = batch()
     found = token_logp(split, tokens, torch.zeros_like(action))
     assert not found.logp.any() and found.logp.shape == tokens.shape

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from whet.explain.policy_table import explanation, markdown_page, markdown_table, rows, str_of
 from whet.objective import AXES, PRESETS, description, differences, preset_named, title, with_changes
 from whet.objective.axes import MAIN_AXES
 from whet.objective.clip import PPOClip
 from whet.objective.kl import K2
-from whet.objective.table import explanation, markdown_page, markdown_table, rows, str_of
 from whet.types import WhetError
 
 GRPO = PRESETS["grpo"].objective
 
 
-def test_a_piece_is_exchanged_before_its_number_is_set():
+def test_a_component_is_exchanged_before_its_number_is_set():
     changed = with_changes(GRPO, {"kl.beta": 0.5, "kl": "k2", "clip.high": 0.28})
     assert (changed.kl, changed.clip) == (K2(0.5), PPOClip(0.2, 0.28))
     assert replace(changed, kl=GRPO.kl, clip=GRPO.clip) == GRPO
@@ -72,11 +72,11 @@ def test_the_description_is_what_is_maximised():
         "  A = (R - mean_g(R)) / (std_g(R) + 1e-06)",
         "  J = 1/N SUM_i 1/n_i SUM_t [ min(r A, clip(r, 0.8, 1.28) A) ]",
         "  r = pi(a_t) / pi_old(a_t)",
-        "  - compare each reply with the mean of its group",
+        "  - compare each completion with the mean of its group",
         "  - divide the difference by the spread of the group",
         "  - measure the policy's move token by token",
         "  - stop learning from a token once its ratio left [0.8, 1.28] the way A pushes it",
-        "  - every reply counts the same, whatever its length",
+        "  - every completion counts the same, whatever its length",
         "  - no tie to a reference",
     ]
 
@@ -104,9 +104,9 @@ def test_the_explanation_tells_all_there_is_to_tell(name):
     for said in (preset.title, preset.paper, preset.formula, preset.fixes, preset.breaks, *preset.deviations):
         assert said in text
     for axis, kinds in AXES.items():
-        piece = getattr(preset.objective, axis)
-        if axis in MAIN_AXES or piece.name != next(iter(kinds)):
-            assert f"{axis:10} {str_of(piece)}" in text
+        component = getattr(preset.objective, axis)
+        if axis in MAIN_AXES or component.name != next(iter(kinds)):
+            assert f"{axis:10} {str_of(component)}" in text
     assert f"whet train {name}" in text and text in markdown_page()
 
 
@@ -118,8 +118,8 @@ def test_the_explanation_of_an_unknown_method_names_the_nearest():
 def test_every_axis_of_a_row_has_names_and_every_preset_is_made_of_them():
     for preset in PRESETS.values():
         for axis, kinds in AXES.items():
-            piece = getattr(preset.objective, axis)
-            assert kinds[piece.name] is type(piece)
+            component = getattr(preset.objective, axis)
+            assert kinds[component.name] is type(component)
     for axis, kinds in AXES.items():
         for name, kind in kinds.items():
             assert kind().name == name and isinstance(kind().needs, frozenset), axis

@@ -1,4 +1,4 @@
-"""Every refusal of a row in a run it cannot work in, each with its mend; and the settings that are let through."""
+"""Every refusal of a row in a run it cannot work in, each with its fix; and the settings that are let through."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from whet.types import WhetError
 
 GROUP = {"group_size": 8}
 UPDATES = {"group_size": 8, "updates": 4}
-OLD = {"group_size": 8, "lag": 2}
+OLD = {"group_size": 8, "staleness": 2}
 DRAWN = {"baseline": "drawn_mean", "scale": "drawn_std"}
 
 REFUSED = [
@@ -17,7 +17,7 @@ REFUSED = [
     ("grpo", {"baseline": "running_mean"}, {"group_size": 1}, "give objective.scale=none"),
     ("reinforce", {"baseline": "gae"}, GROUP, "objective.value=none trains none; give objective.value=squared_error"),
     ("grpo", {"value": "squared_error"}, GROUP, "never asks; give objective.baseline=gae, or objective.value=none"),
-    ("grpo_process", {}, GROUP, "scores the steps of a reply; give one, such as --reward working_steps"),
+    ("grpo_process", {}, GROUP, "scores the steps of a completion; give one, such as --reward working_steps"),
     ("gdpo", {}, GROUP, "give two --reward or more"),
     ("grpo", {"keep": "balanced"}, GROUP, "give keep=balanced with baseline=drawn_mean"),
     ("grpo", DRAWN, GROUP, "give keep=balanced with baseline=drawn_mean"),
@@ -34,7 +34,12 @@ REFUSED = [
     ("grpo", {"control": "doubling"}, GROUP, "objective.control=doubling holds to the policy that wrote the batch"),
     ("grpo", {"control": "end_updates"}, GROUP, "objective.control=end_updates holds to the policy"),
     ("kl_cov", {"kl": "none"}, UPDATES, "give kl=abs_old"),
-    ("vtrace", {}, {"group_size": 8, "lag": 5}, "nothing would be left; lower batch.lag or raise keep.max_lag"),
+    (
+        "vtrace",
+        {},
+        {"group_size": 8, "staleness": 5},
+        "nothing would be left; lower batch.staleness or raise keep.max_staleness",
+    ),
     ("grpo", {}, OLD, "give objective.mismatch=truncate"),
     # has no effect
     ("grpo", {"clip.high": 0.28}, GROUP, "objective.clip.high has no effect with updates_per_step=1"),
@@ -44,7 +49,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "changes", "setting", "message"), REFUSED)
-def test_settings_that_cannot_work_are_refused_with_their_mend(name, changes, setting, message):
+def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, setting, message):
     objective = with_changes(PRESETS[name].objective, changes)
     with pytest.raises(WhetError) as error:
         check_setting(objective, Setting(**setting), changes)
@@ -70,7 +75,7 @@ def test_settings_that_cannot_work_are_refused_with_their_mend(name, changes, se
         ("ppo", {"value.warmup": 19}, {**UPDATES, "steps": 20}),
         ("ppo_penalty", {}, UPDATES),
         ("kl_cov", {}, UPDATES),
-        ("vtrace", {}, {"group_size": 1, "lag": 4}),
+        ("vtrace", {}, {"group_size": 1, "staleness": 4}),
         ("grpo_process", {}, {"group_size": 8, "has_steps": True}),
         ("gdpo", {}, {"group_size": 8, "num_parts": 2}),
         ("grpo", {**DRAWN, "keep": "balanced"}, GROUP),

@@ -1,4 +1,4 @@
-"""Credit for tokens, steps and turns, and the chance of one right reply in k: numbers that fit on a napkin."""
+"""Credit for tokens, steps and turns, and the chance of one right completion in k: numbers that fit on a napkin."""
 
 import math
 import sys
@@ -41,7 +41,7 @@ def test_credit_passes_over_tool_output():
     assert not last_action(torch.zeros(1, 3, dtype=torch.bool)).any()
 
 
-def test_a_reply_is_paid_on_its_last_action():
+def test_a_completion_is_paid_on_its_last_action():
     batch = batch_of(2.0, action=HOLES, token_reward=double([7.0, -0.1, -0.2, 7.0, -0.3]))
     assert paid(batch).tolist() == near([[0, -0.1, -0.2, 0, 1.7]])
     assert paid(batch, double(5.0)).tolist() == near([[0, -0.1, -0.2, 0, 4.7]])
@@ -63,12 +63,12 @@ def test_group_mean_to_go_takes_the_mean_off_the_outcome_alone():
 def test_gae_by_hand():
     """V = 0.5, 0.25, 1 and reward 2 at the end, gamma 0.5, lam 0.5: d = -0.375, 0.25, 1."""
     batch = batch_of(2.0, action=HOLES, value=double([8, 0.5, 0.25, 8, 1.0]))
-    piece = GAE(0.5, 0.5)
+    component = GAE(0.5, 0.5)
     last, middle = 1.0, 0.0 + 0.5 * 1 - 0.25
     first = 0.5 * 0.25 - 0.5
     expected = [[0, first + 0.25 * (middle + 0.25 * last), middle + 0.25 * last, 0, last]]
-    assert piece.centred(batch, {}).tolist() == near(expected)
-    assert piece.target(batch).tolist() == near([[0, expected[0][1] + 0.5, expected[0][2] + 0.25, 0, 2.0]])
+    assert component.centred(batch, {}).tolist() == near(expected)
+    assert component.target(batch).tolist() == near([[0, expected[0][1] + 0.5, expected[0][2] + 0.25, 0, 2.0]])
 
 
 def test_gae_at_lam_one_is_the_return_less_the_value():
@@ -77,7 +77,7 @@ def test_gae_at_lam_one_is_the_return_less_the_value():
     assert GAE(1.0, 0.0).centred(batch, {}).tolist() == near([[0, -0.25, 0.75, 0, 1.0]])
 
 
-def test_decoupled_gae_looks_further_in_longer_replies():
+def test_decoupled_gae_looks_further_in_longer_completions():
     """alpha 0.5: lam = 1 - 1/(0.5 n) is 0 for one and two tokens, 1/3 for three; the critic's target is the return."""
     action = torch.tensor([[True, True, True], [True, True, False]])
     batch = batch_of(2.0, 2.0, action=action, value=double([0.5, 0.25, 1.0], [0.5, 0.25, 9.0]))
@@ -142,7 +142,7 @@ def test_step_delta_credits_what_a_step_changed():
 
 
 def test_process_rewards_are_earned_only_where_tokens_are_credited():
-    """A row that judges replies does not see them; one that credits tokens adds them to the outcome."""
+    """A row that judges completions does not see them; one that credits tokens adds them to the outcome."""
     row = replace(PRESETS["reinforce_pp"].objective, scale=NoScale(), kl=PRESETS["dr_grpo"].objective.kl)
     found, _ = row.advantage(STEP_BATCH, {})
     assert found.advantage.tolist() == near([[10, 10, 9, 9], [9.5] * 4])
@@ -204,7 +204,7 @@ def test_pass_at_one_is_the_standardised_reward():
 
 
 def test_pass_at_k_marginal_by_hand():
-    """n = 4, c = 2, k = 2: a right reply adds 2/3; the others' mean is 2/9 for it and 4/9 for a wrong one."""
+    """n = 4, c = 2, k = 2: a right completion adds 2/3; the others' mean is 2/9 for it and 4/9 for a wrong one."""
     assert PassAtKMarginal(2).members([1.0, 1.0, 0.0, 0.0]) == pytest.approx([4 / 9, 4 / 9, -4 / 9, -4 / 9])
 
 
@@ -230,7 +230,7 @@ def test_right_is_what_the_first_part_says():
 
 
 @pytest.mark.parametrize(
-    ("piece", "numbers"),
+    ("component", "numbers"),
     [
         (ReturnToGo, {"gamma": 1.5}),
         (GAE, {"lam": -0.1}),
@@ -244,6 +244,6 @@ def test_right_is_what_the_first_part_says():
         (PassAtKMarginal, {"k": 2.5}),
     ],
 )
-def test_numbers_that_make_no_sense(piece, numbers):
+def test_numbers_that_make_no_sense(component, numbers):
     with pytest.raises(ValueError, match="give"):
-        piece(**numbers)
+        component(**numbers)

@@ -53,7 +53,7 @@ from whet.objective.scale import (
     GroupStd,
     NoScale,
     TokenStd,
-    WhitenReplies,
+    WhitenCompletions,
     WhitenTokens,
 )
 from whet.objective.statistics import STD_FLOOR, group_moments, spread
@@ -108,7 +108,7 @@ def test_mixed_mean_is_the_group_and_the_past():
     assert baseline.remembered(batch, memory)["running_sum"] == pytest.approx(0.9 * 0.4 + 0.1 * 0.5)
 
 
-def test_greedy_compares_with_the_greedy_reply():
+def test_greedy_compares_with_the_greedy_completion():
     batch = batch_of(1.0, 0.0, 0.5, groups=[0, 0, 1], greedy_reward=double(0.25, 0.25, math.nan))
     assert Greedy().centred(batch, {})[:, 0].tolist() == [0.75, -0.25, 0.0]
 
@@ -159,7 +159,7 @@ def test_group_std_is_bessels_with_a_floor():
 def test_without_a_spread_nothing_is_left():
     batch = batch_of(1.0, 1.0)
     difference = torch.full_like(batch.action, 0.5, dtype=torch.float64)
-    for scale in (GroupStd(), TokenStd(), WhitenTokens(), WhitenReplies()):
+    for scale in (GroupStd(), TokenStd(), WhitenTokens(), WhitenCompletions()):
         assert scale(difference, batch).abs().max() == 0, scale.name
 
 
@@ -171,15 +171,15 @@ def test_group_mean_scale_by_hand():
         GroupMeanScale()(centred, batch_of(1.0, 0.5, 0.0, 0.0, groups=[0, 0, 1, 1]))
 
 
-def test_scales_over_tokens_weigh_long_replies():
-    """Differences 1, 1 (two tokens) and -2 (one token): mean 0, variance (1 + 1 + 4) / 2; over replies mean -0.5."""
+def test_scales_over_tokens_weigh_long_completions():
+    """Differences 1, 1 (two tokens) and -2 (one token): mean 0, variance (1 + 1 + 4) / 2; over completions mean -0.5."""
     batch = batch_of(9.0, 0.0, action=ACTION)
     centred = double([0, 1, 1], [0, -2, 0])
     root = math.sqrt(3) + STD_FLOOR
     assert TokenStd()(centred, batch).tolist() == near([[0, 1 / root, 1 / root], [0, -2 / root, 0]])
     assert WhitenTokens()(centred, batch).tolist() == near([[0, 1 / root, 1 / root], [0, -2 / root, 0]])
     side = 1.5 / (math.sqrt(4.5) + STD_FLOOR)
-    assert WhitenReplies()(centred, batch).tolist() == near([[0, side, side], [0, -side, 0]])
+    assert WhitenCompletions()(centred, batch).tolist() == near([[0, side, side], [0, -side, 0]])
 
 
 def test_whitening_takes_the_mean_off_and_the_unscorable_out():
@@ -218,7 +218,7 @@ def test_segment_ratio_is_the_geometric_mean_of_a_sentence():
     assert found.tolist() == near([[1, two, two, seven], [five, three, 1, three]])
 
 
-def test_no_ratio_of_a_reply_overflows():
+def test_no_ratio_of_a_completion_overflows():
     """Logs are held at 10."""
     batch = batch_of(1.0, 0.0, action=ACTION, segment=torch.zeros(2, 3, dtype=torch.long))
     for kind in (SequenceRatio, SequenceProduct, SegmentRatio, SamplerProduct):
@@ -309,7 +309,7 @@ def test_geometric_mean_by_hand():
 
 
 def test_gamma_gate_by_hand():
-    """r^2 exp(3 (1 - r)) for a good reply, r^3 exp(2 (1 - r)) for a bad one; far away nothing is left."""
+    """r^2 exp(3 (1 - r)) for a good completion, r^3 exp(2 (1 - r)) for a bad one; far away nothing is left."""
     ratio, advantage = double([1.0, 2.0, 2.0, 1e-30, 20000.0]), double([1.0, 1.0, -1.0, 1.0, -1.0])
     found = GammaGate()(ratio, advantage, **EVERY)
     assert found.tolist() == near([[1.0, 4 * math.exp(-3), 8 * math.exp(-2), 0.0, 0.0]])
@@ -382,7 +382,7 @@ def test_learned_length_by_hand():
 
 
 def test_learned_length_holds_the_height_above_zero():
-    """With a spread of 9 a short reply would have a negative height, whose power is no number."""
+    """With a spread of 9 a short completion would have a negative height, whose power is no number."""
     action = torch.tensor([[True, False, False], [True, True, True]])
     found = LearnedLength(spread=9.0).importance(batch_of(1.0, 0.0, action=action), {"length_power": 0.5})
     low, high = math.exp(0.01**0.5), math.exp((1 + 9 / math.sqrt(2)) ** 0.5)
@@ -408,9 +408,9 @@ def test_the_kl_weight_is_the_derivative_of_its_value(kind):
     logp = double(-1.5, -1e-4, 0.0, 0.2, 3.0).requires_grad_()
     ref, old = double(0.1, 0.2, 0.3, 0.5, 0.2), double(0.2, -0.4, 0.1, -0.3, 2.0)
     u, ratio = logp - ref, (logp - old).exp()
-    (slope,) = torch.autograd.grad(kind(0.3).value(u, ratio).sum(), logp)
-    assert slope.abs().max() > 0.1
-    torch.testing.assert_close(kind(0.3).weight(u.detach(), ratio.detach()), 0.3 * slope, rtol=1e-12, atol=1e-15)
+    (grad,) = torch.autograd.grad(kind(0.3).value(u, ratio).sum(), logp)
+    assert grad.abs().max() > 0.1
+    torch.testing.assert_close(kind(0.3).weight(u.detach(), ratio.detach()), 0.3 * grad, rtol=1e-12, atol=1e-15)
 
 
 def test_kl_values():
@@ -431,7 +431,7 @@ def test_kl_values():
 
 
 def sampled_batch():
-    """u = log(pi/ref) at sampling time: 1 and 2 for the first reply, -0.5 for the second."""
+    """u = log(pi/ref) at sampling time: 1 and 2 for the first completion, -0.5 for the second."""
     return batch_of(
         *(1.0, 0.0),
         action=ACTION,
@@ -470,7 +470,7 @@ def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
 
 
 @pytest.mark.parametrize(
-    ("piece", "numbers", "mend"),
+    ("component", "numbers", "fix"),
     [
         (K3, {"beta": 0.0}, "objective.kl=none"),
         (K2, {"beta": math.nan}, "above 0"),
@@ -493,9 +493,9 @@ def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
         (LearnedLength, {"spread": 0.0}, "above 0"),
     ],
 )
-def test_numbers_that_make_no_sense(piece, numbers, mend):
-    with pytest.raises(ValueError, match=mend):
-        piece(**numbers)
+def test_numbers_that_make_no_sense(component, numbers, fix):
+    with pytest.raises(ValueError, match=fix):
+        component(**numbers)
 
 
 # the loss itself
@@ -521,6 +521,6 @@ def test_the_loss_by_hand():
     assert loss.metrics["ratio"] == pytest.approx((2 + 1 + 2) / 3)
     assert loss.metrics["reweighted"] == pytest.approx(1 / 3)
     assert loss.metrics["kl"] == pytest.approx((0 + 0.5 + 2) / 3)
-    assert loss.metrics["kl_reply"] == pytest.approx((0 + 1 - 2) / 2)
+    assert loss.metrics["kl_completion"] == pytest.approx((0 + 1 - 2) / 2)
     assert loss.metrics["kl_old"] == pytest.approx(2 * (1 - two) / 3)
     assert loss.metrics["surrogate"] == pytest.approx(0.25 * 0.6 + 0.25 * 0.5 + 0.5 * -1.0)

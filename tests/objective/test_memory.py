@@ -84,8 +84,8 @@ def test_fixed_changes_nothing_and_ends_nothing():
 def test_proportional_control(kl, factor):
     """beta *= 1 + clip(KL / 6 - 1, -0.2, 0.2) * 500 / 10000."""
     control = Proportional(6.0, 10000.0)
-    assert control.adjusted({}, 0.4, {"kl_reply": kl}, 500) == pytest.approx({"beta": 0.4 * factor})
-    assert control.adjusted({"beta": 2.0, "x": 1.0}, 0.4, {"kl_reply": kl}, 500) == pytest.approx(
+    assert control.adjusted({}, 0.4, {"kl_completion": kl}, 500) == pytest.approx({"beta": 0.4 * factor})
+    assert control.adjusted({"beta": 2.0, "x": 1.0}, 0.4, {"kl_completion": kl}, 500) == pytest.approx(
         {"beta": 2.0 * factor, "x": 1.0}
     )
 
@@ -106,9 +106,9 @@ def test_budget_ends_the_run_when_the_moving_mean_passes_it():
     """Decay 0.5: after 10 the mean is 10; after 30 it is (0.25 * 10 + 0.5 * 30) / 0.75 = 23.3."""
     control = Budget(20.0, 0.5)
     assert control.ends_run({}) is None
-    memory = control.adjusted({}, 0.0, {"kl_reply": 10.0}, 8)
+    memory = control.adjusted({}, 0.0, {"kl_completion": 10.0}, 8)
     assert memory == pytest.approx({"kl_mass": 0.5, "kl_sum": 5.0}) and control.ends_run(memory) is None
-    memory = control.adjusted(memory, 0.0, {"kl_reply": 30.0}, 8)
+    memory = control.adjusted(memory, 0.0, {"kl_completion": 30.0}, 8)
     assert memory == pytest.approx({"kl_mass": 0.75, "kl_sum": 17.5})
     assert "23.3 nats" in control.ends_run(memory) and "20 are allowed" in control.ends_run(memory)
 
@@ -118,7 +118,7 @@ def test_end_updates_looks_at_the_move_of_the_batch():
 
 
 @pytest.mark.parametrize(
-    ("piece", "numbers"),
+    ("component", "numbers"),
     [
         (Proportional, {"target": 0.0}),
         (Proportional, {"horizon": -1.0}),
@@ -128,9 +128,9 @@ def test_end_updates_looks_at_the_move_of_the_batch():
         (EndUpdates, {"limit": 0.0}),
     ],
 )
-def test_numbers_that_make_no_sense(piece, numbers):
+def test_numbers_that_make_no_sense(component, numbers):
     with pytest.raises(ValueError, match="give"):
-        piece(**numbers)
+        component(**numbers)
 
 
 # tuned and learned
@@ -154,7 +154,7 @@ def test_learned_writes_what_each_part_of_a_row_learns():
     row = with_changes(
         PRESETS["lambda_grpo"].objective, {"kl": "k3", "control": "doubling", "entropy": "bonus_to_target"}
     )
-    metrics = {"kl_old": 1.0, "kl_reply": 3.0, "entropy": 0.1, "share_slope": 0.5}
+    metrics = {"kl_old": 1.0, "kl_completion": 3.0, "entropy": 0.1, "share_grad": 0.5}
     memory = row.learned({"running_sum": 1.0}, metrics, 8)
     assert memory == pytest.approx(
         {"running_sum": 1.0, "beta": 0.08, "entropy_weight": 0.005, "entropy_low": 1.0, "length_power": 0.05}
@@ -164,11 +164,11 @@ def test_learned_writes_what_each_part_of_a_row_learns():
 
 def test_the_bonus_to_a_target_by_hand():
     """Too sure: the weight climbs by 0.005 a step and acts; sure no longer: it falls, and does not act meanwhile."""
-    piece, memory, weights = BonusToTarget(target=0.2, step=0.005, most=0.01), {}, []
-    assert piece.coefficient(memory) == 0.0
+    component, memory, weights = BonusToTarget(target=0.2, step=0.005, most=0.01), {}, []
+    assert component.coefficient(memory) == 0.0
     for entropy in (0.1, 0.2, 0.1, 0.3, 0.3, 0.3, 0.1):
-        memory = piece.adjusted(memory, {"entropy": entropy})
-        weights.append(piece.coefficient(memory))
+        memory = component.adjusted(memory, {"entropy": entropy})
+        weights.append(component.coefficient(memory))
     assert weights == pytest.approx([0.005, 0.01, 0.01, 0.0, 0.0, 0.0, 0.005])
 
 
@@ -182,8 +182,8 @@ def test_a_bonus_acts_only_in_the_tuned_row():
 
 @pytest.mark.parametrize("power", [-1.3, 0.0, 0.8])
 @pytest.mark.parametrize("changes", [{}, {"mismatch": "truncate"}, {"select": "top_entropy"}])
-def test_the_slope_of_the_learned_share_is_the_derivative_of_the_objective(power, changes):
-    """Moved by a little, the power changes J by its slope; J is what the policy's loss is the gradient of."""
+def test_the_grad_of_the_learned_share_is_the_derivative_of_the_objective(power, changes):
+    """Moved by a little, the power changes J by its grad; J is what the policy's loss is the gradient of."""
     row = with_changes(PRESETS["lambda_grpo"].objective, changes)
     batch, logp = random_batch(3, group_size=4)
     batch, extras = asked_for(batch, row), random_extras(3, batch)
@@ -193,14 +193,14 @@ def test_the_slope_of_the_learned_share_is_the_derivative_of_the_objective(power
         return row.loss(known, logp, step_totals(known, 16), extras).metrics
 
     small = 1e-5
-    slope = (metrics(power + small)["surrogate"] - metrics(power - small)["surrogate"]) / (2 * small)
-    assert abs(slope) > 1e-4
-    assert metrics(power)["share_slope"] == pytest.approx(slope, rel=1e-6)
+    grad = (metrics(power + small)["surrogate"] - metrics(power - small)["surrogate"]) / (2 * small)
+    assert abs(grad) > 1e-4
+    assert metrics(power)["share_grad"] == pytest.approx(grad, rel=1e-6)
 
 
-def test_the_learned_share_climbs_its_slope():
+def test_the_learned_share_climbs_its_grad():
     row = PRESETS["lambda_grpo"].objective
-    assert row.learned({}, {"share_slope": 2.0}, 4) == pytest.approx({"length_power": 0.2})
-    assert row.learned({"length_power": -1.0}, {"share_slope": -2.0}, 4) == pytest.approx({"length_power": -1.2})
+    assert row.learned({}, {"share_grad": 2.0}, 4) == pytest.approx({"length_power": 0.2})
+    assert row.learned({"length_power": -1.0}, {"share_grad": -2.0}, 4) == pytest.approx({"length_power": -1.2})
     started = replace(row, aggregate=replace(row.aggregate, start=0.5, rate=1.0))
-    assert started.learned({}, {"share_slope": 0.25}, 4) == pytest.approx({"length_power": 0.75})
+    assert started.learned({}, {"share_grad": 0.25}, 4) == pytest.approx({"length_power": 0.75})

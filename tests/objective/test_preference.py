@@ -1,4 +1,4 @@
-"""Preference pieces, metrics and tables on numbers that fit on a napkin."""
+"""Preference components, metrics and tables on numbers that fit on a napkin."""
 
 import gzip
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from whet.explain.preference_table import pair_axes_table, pair_explanation, pair_overview, pair_page, pair_table
 from whet.objective.preference import (
     PairBatch,
     PairExtras,
@@ -27,7 +28,6 @@ from whet.objective.preference.axes import (
     pair_title,
     with_pair_changes,
 )
-from whet.objective.preference.table import pair_axes_table, pair_explanation, pair_overview, pair_page, pair_table
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
 from whet.types import WhetError
 
@@ -62,9 +62,9 @@ def test_losses_by_hand():
 
 def test_both_sides_of_a_pair_are_pulled_with_the_same_weight():
     batch, logp = pairs(-1.0, -4.0, (-3.0, -2.0))
-    slope, _ = ROWS["dpo"].slope(batch, logp, pair_totals(batch))
+    grad, _ = ROWS["dpo"].grad(batch, logp, pair_totals(batch))
     weight = 0.1 / (1 + math.exp(0.4))
-    assert slope.tolist() == [[pytest.approx(-weight), pytest.approx(weight)]]
+    assert grad.tolist() == [[pytest.approx(-weight), pytest.approx(weight)]]
 
 
 def test_a_larger_beta_ties_tighter():
@@ -73,9 +73,9 @@ def test_a_larger_beta_ties_tighter():
         margin = math.log(9) / beta
         batch, logp = pairs(margin, 0.0)
         row = with_pair_changes(ROWS["cdpo"], {"curve.beta": beta})
-        slope, _ = row.slope(batch, logp, pair_totals(batch))
-        assert abs(float(slope[0, 0])) < 1e-12
-        assert float(row.slope(batch, logp - torch.tensor([[0.5, 0.0]]), pair_totals(batch))[0][0, 0]) < -1e-4
+        grad, _ = row.grad(batch, logp, pair_totals(batch))
+        assert abs(float(grad[0, 0])) < 1e-12
+        assert float(row.grad(batch, logp - torch.tensor([[0.5, 0.0]]), pair_totals(batch))[0][0, 0]) < -1e-4
 
 
 def test_unflipped_is_the_clean_loss_on_average():
@@ -87,8 +87,8 @@ def test_unflipped_is_the_clean_loss_on_average():
 
 def test_a_blend_pushes_a_margin_of_zero_the_wrong_way():
     batch, logp = pairs(0.0, 0.0)
-    slope, _ = ROWS["discopop"].slope(batch, logp, pair_totals(batch))
-    assert float(slope[0, 0]) > 0
+    grad, _ = ROWS["discopop"].grad(batch, logp, pair_totals(batch))
+    assert float(grad[0, 0]) > 0
 
 
 def test_shift_moves_over_the_run():
@@ -97,7 +97,7 @@ def test_shift_moves_over_the_run():
     assert ROWS["dpo"].tuned(0.5) == ROWS["dpo"] and ROWS["dpo_shift"].tuned(0.7) == ROWS["dpo_shift"]
 
 
-def test_a_reply_as_likely_as_its_distribution_has_weight_one():
+def test_a_completion_as_likely_as_its_distribution_has_weight_one():
     """Uniform over v tokens: log p = log SUM p^2 = -log v."""
     logp = torch.full((1, 2, 3), -math.log(8), dtype=torch.float64)
     action = torch.ones(1, 2, 3, dtype=torch.bool)
@@ -166,7 +166,7 @@ def test_classes_are_balanced():
     assert balanced_weights(400, 100) == (1.0, pytest.approx(3.0))
     assert balanced_weights(50, 200) == (pytest.approx(4.0), 1.0)
     for given, missing in (((7, 0), "undesirable"), ((0, 7), "desirable")):
-        with pytest.raises(WhetError, match=f"all 7 labels are .*add {missing} replies"):
+        with pytest.raises(WhetError, match=f"all 7 labels are .*add {missing} completions"):
             balanced_weights(*given)
 
 
@@ -186,8 +186,8 @@ def test_totals_are_added_before_the_anchor_is_taken():
         ("dpo", {"curve.beta": "high"}, "give a number"),
         ("dpo", {"curve.beta": 0}, "objective.curve.beta is 0; give a number above 0"),
         ("dpo", {"curve.smoothing": 0.5}, "give a share in"),
-        ("dpo", {"anchor": "mismatched"}, "has no effect: logistic compares two replies"),
-        ("kto", {"contrast": "shifted"}, "has no effect: prospect judges replies one by one"),
+        ("dpo", {"anchor": "mismatched"}, "has no effect: logistic compares two completions"),
+        ("kto", {"contrast": "shifted"}, "has no effect: prospect judges completions one by one"),
         ("simpo", {"reference": "reset"}, "has no effect: mean_logp does not look at a reference"),
         ("dpo_shift", {"contrast.factor": 1.2}, "give a factor in"),
         ("rpo", {"imitate.coefficient": 0}, "imitate=none"),
@@ -222,7 +222,7 @@ def test_what_a_row_needs_is_asked_for():
         ROWS["dpo"].loss(replace(batch, ref_logp=None), logp, totals)
     with pytest.raises(ValueError, match="needs pairs"):
         ROWS["dpo"].loss(replace(batch, label=torch.ones(1, 2)), logp, totals)
-    with pytest.raises(ValueError, match="rows of 2 replies"):
+    with pytest.raises(ValueError, match="rows of 2 completions"):
         ROWS["dpo"].loss(batch, logp[:, :1], totals)
     assert ROWS["dpo"].needs() == {"pairs", "ref_logp"} and ROWS["simpo"].needs() == {"pairs"}
     assert ROWS["kto"].needs() == {"ref_logp", "mismatched_logp"}
@@ -239,8 +239,8 @@ def test_names():
 
 
 def test_a_changed_row_says_so():
-    row = with_pair_changes(ROWS["dpo"], {"curve": "hinge", "curve.beta": 0.5, "imitate": "per_reply"})
-    assert pair_differences(row) == {"curve": "logistic -> hinge", "imitate": "none -> per_reply"}
+    row = with_pair_changes(ROWS["dpo"], {"curve": "hinge", "curve.beta": 0.5, "imitate": "per_completion"})
+    assert pair_differences(row) == {"curve": "logistic -> hinge", "imitate": "none -> per_completion"}
     assert pair_title(row) == "DPO*" and pair_title(ROWS["dpo"]) == "DPO"
     said = "\n".join(pair_description(row))
     assert "changed: curve logistic -> hinge" in said and "max(0, 1 - 0.5 (s_w - s_l)) - 1/n_w log pi(y_w)" in said
@@ -285,7 +285,7 @@ def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
 def test_the_page_of_methods_is_current():
     from pathlib import Path
 
-    from whet.objective.preference.table import pair_page
+    from whet.explain.preference_table import pair_page
 
     page = Path(__file__).parents[2] / "docs" / "preference-methods.md"
-    assert page.read_text() == pair_page(), "refresh it: write whet.objective.preference.table.pair_page() there"
+    assert page.read_text() == pair_page(), "refresh it: write whet.explain.preference_table.pair_page() there"

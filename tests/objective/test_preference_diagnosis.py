@@ -14,7 +14,7 @@ ROWS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
 
 
 def healthy(step):
-    """A step of a run that goes well: the chosen reply rises, the rejected sinks, accuracy climbs."""
+    """A step of a run that goes well: the chosen completion rises, the rejected sinks, accuracy climbs."""
     share = step / (STEPS - 1)
     return {
         "loss": 0.69 - 0.3 * share,
@@ -67,7 +67,7 @@ FINDINGS = {
     "hardly different": ({"alike": 0.3}, ["30%"]),
     "longer in only 10%": ({"chosen_is_longer": 0.1, "longer": -30.0, "longer_square": 1000.0}, ["-30", "swapped"]),
     "longer in 90%": ({"chosen_is_longer": 0.9, "longer": 30.0, "longer_square": 1000.0}, ["30 tokens", "length"]),
-    "length decides": ({"longer_margin": lambda x: 1.6 * x + 2.5}, ["0.79", "longer reply wins"]),
+    "length decides": ({"longer_margin": lambda x: 1.6 * x + 2.5}, ["0.79", "longer completion wins"]),
     "not a number": ({"loss": lambda x: float("nan") if x > 0.5 else 0.6}, ["loss is nan", "step 7"]),
 }
 
@@ -85,14 +85,16 @@ def test_a_loss_that_does_not_fall_is_named_with_what_is_ruled_out():
     stuck = {"accuracy": 0.8, "margin": 0.4, "loss": 0.55, "drift": lambda x: 0.1 * x}
     (said,) = diagnosis(run_with(**stuck))
     assert said.startswith("not learning: accuracy 0.80 -> 0.80, margin 0.4 -> 0.4, loss 0.55 -> 0.55")
-    assert "not the cause: the reference (|log pi/ref| 0 at the first step) and replies that are alike (0% of" in said
+    assert (
+        "not the cause: the reference (|log pi/ref| 0 at the first step) and completions that are alike (0% of" in said
+    )
     assert diagnosis(run_with(**{**stuck, "loss": lambda x: 0.55 - 0.1 * x})) == []
     foreign = diagnosis(run_with(**{**stuck, "drift": 5.0, "alike": 0.3}))
     (said,) = [each for each in foreign if each.startswith("not learning")]
     assert "not the cause" not in said
 
 
-def test_labelled_replies_have_a_gap_instead_of_a_margin():
+def test_labelled_completions_have_a_gap_instead_of_a_margin():
     def labelled(gap):
         keys = ("loss", "chosen_logp", "rejected_logp", "chosen_length", "rejected_length", "drift")
         history = [{name: healthy(step)[name] for name in keys} for step in range(STEPS)]
@@ -111,7 +113,7 @@ def test_labelled_replies_have_a_gap_instead_of_a_margin():
     assert said.startswith("not learning: margin 0 -> 0, loss 0.5 -> 0.5")
 
 
-def test_displacement_is_told_apart_from_a_sinking_rejected_reply():
+def test_displacement_is_told_apart_from_a_sinking_rejected_completion():
     sinking = diagnosis(run_with(rejected_logp=lambda x: -52 - 200 * x))
     assert sinking == []
 
@@ -131,9 +133,9 @@ def test_beta_out_of_range_is_named_for_rows_it_means_something_for(beta, said):
 
 
 def descended(name, steps=60, rate=12.0, **changes):
-    """Six prompts with a softmax over three replies, chosen, rejected and one nobody judged, moved by the row's slope.
+    """Six prompts with a softmax over three completions, chosen, rejected and one nobody judged, moved by the row's grad.
 
-    Chosen and rejected share their features, the rejected reply has more of them: what pushes it down pulls both.
+    Chosen and rejected share their features, the rejected completion has more of them: what pushes it down pulls both.
     """
     objective = with_pair_changes(ROWS[name], changes)
     draw = torch.Generator().manual_seed(0)
@@ -143,13 +145,13 @@ def descended(name, steps=60, rate=12.0, **changes):
     for _ in range(steps):
         loss = objective.loss(batch, logits.log_softmax(-1)[:, :2], pair_totals(batch))
         history.append(loss.metrics)
-        (slope,) = torch.autograd.grad(loss.value, logits)
+        (grad,) = torch.autograd.grad(loss.value, logits)
         with torch.no_grad():
-            logits -= rate * slope @ features
+            logits -= rate * grad @ features
     return history, objective
 
 
-def test_a_run_that_displaces_is_found_and_imitation_mends_it():
+def test_a_run_that_displaces_is_found_and_imitation_fixes_it():
     history, objective = descended("dpo", **{"curve.beta": 1.0})
     assert history[0]["drift"] == 0 and history[0]["accuracy"] == 0.5
     assert history[-1]["accuracy"] == 1.0 and history[-1]["chosen_logp"] < history[0]["chosen_logp"] - 1
@@ -157,6 +159,6 @@ def test_a_run_that_displaces_is_found_and_imitation_mends_it():
     assert any(each.startswith("likelihood displacement") for each in said)
     assert any(each.startswith("the margin grows by sinking") for each in said)
     assert not any("mismatch" in each for each in said)
-    mended, objective = descended("rpo_iterative", **{"curve.beta": 1.0})
-    assert mended[-1]["chosen_logp"] > mended[0]["chosen_logp"] and mended[-1]["margin"] > 0.5
-    assert not any("displacement" in each or "sinking" in each for each in diagnosis(mended, objective))
+    fixed, objective = descended("rpo_iterative", **{"curve.beta": 1.0})
+    assert fixed[-1]["chosen_logp"] > fixed[0]["chosen_logp"] and fixed[-1]["margin"] > 0.5
+    assert not any("displacement" in each or "sinking" in each for each in diagnosis(fixed, objective))

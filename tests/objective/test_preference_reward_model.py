@@ -73,12 +73,12 @@ def naive_all_pairs(score, rank, margin, centre):
 @pytest.mark.parametrize("seed", range(4))
 def test_all_pairs_equal_the_formula(seed, centre):
     score, rank, margin = ranked(seed)
-    value, slope = gradient(RankLoss(AllPairs(), centre), RankBatch(rank, margin), score)
+    value, grad = gradient(RankLoss(AllPairs(), centre), RankBatch(rank, margin), score)
     leaf = score.clone().requires_grad_()
     expected = naive_all_pairs(leaf, rank, margin, centre)
     expected.backward()
     assert float(value) == pytest.approx(float(expected.detach()), rel=1e-12)
-    assert float((slope - leaf.grad).norm() / leaf.grad.norm()) < 1e-12
+    assert float((grad - leaf.grad).norm() / leaf.grad.norm()) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,9 +96,9 @@ def test_plackett_luce_is_the_probability_of_the_order(seed):
         rows.append(-torch.log(chance))
     expected = sum(rows) / 3
     expected.backward()
-    value, slope = gradient(RankLoss(PlackettLuce()), RankBatch(rank), score)
+    value, grad = gradient(RankLoss(PlackettLuce()), RankBatch(rank), score)
     assert float(value) == pytest.approx(float(expected.detach()), rel=1e-12)
-    assert float((slope - leaf.grad).norm() / leaf.grad.norm()) < 1e-12
+    assert float((grad - leaf.grad).norm() / leaf.grad.norm()) < 1e-12
 
 
 def test_the_orders_of_plackett_luce_have_probability_one():
@@ -121,9 +121,9 @@ def test_two_answers_are_a_pair_under_both_costs():
 def test_a_constant_added_to_the_scores_is_felt_only_by_the_centre():
     score, rank, _ = ranked()
     for cost in (AllPairs(), PlackettLuce()):
-        _, slope = gradient(RankLoss(cost), RankBatch(rank), score)
+        _, grad = gradient(RankLoss(cost), RankBatch(rank), score)
         _, moved = gradient(RankLoss(cost), RankBatch(rank), score + 7)
-        assert torch.allclose(slope, moved, rtol=1e-9, atol=1e-12) and slope.norm() > 0.1
+        assert torch.allclose(grad, moved, rtol=1e-9, atol=1e-12) and grad.norm() > 0.1
     assert gradient(RankLoss(AllPairs(), 0.01), RankBatch(rank), score + 7)[1].sum() > 0.1
 
 
@@ -167,10 +167,10 @@ def test_labels_equal_the_formula(even):
             rows.append(sum(costs) / (len(costs) if even else 1))
     expected = sum(rows) / (len(rows) if even else places)
     expected.backward()
-    loss = LabelLoss(even_replies=even, positive_weight=3.0)
-    value, slope = gradient(loss, LabelBatch(label, judged), logit)
+    loss = LabelLoss(even_completions=even, positive_weight=3.0)
+    value, grad = gradient(loss, LabelBatch(label, judged), logit)
     assert float(value) == pytest.approx(float(expected.detach()), rel=1e-12)
-    assert float((slope - leaf.grad).norm() / leaf.grad.norm()) < 1e-12
+    assert float((grad - leaf.grad).norm() / leaf.grad.norm()) < 1e-12
 
 
 def test_metrics_of_labels():

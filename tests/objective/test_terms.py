@@ -10,7 +10,7 @@ import torch
 
 from whet.objective import PRESETS, with_changes
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
-from whet.objective.mismatch import MaskReplies, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateReply
+from whet.objective.mismatch import MaskCompletions, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateCompletion
 from whet.objective.reference import Frozen, MovingAverage, Reset
 from whet.objective.select import ClipCovariance, Finished, TieCovariance, TopEntropy, covariance, lottery
 from whet.objective.shape import AsScored, ClipReward, LengthCost, SoftOverlong
@@ -20,31 +20,31 @@ from whet.types import Extras, Totals
 sys.path.insert(0, str(Path(__file__).parent))
 from napkin import ACTION, TOTALS, batch_of, double, near
 
-# the sampler is not the trainer; rho = 4, 0.5 for the first reply, 1.5 for the second
+# the sampler is not the trainer; rho = 4, 0.5 for the first completion, 1.5 for the second
 LOG_RHO = double([9.0, math.log(4), math.log(0.5)], [9.0, math.log(1.5), 9.0])
 BAD = double([0, -1, -1], [0, -1, 0])
 
 
-def factor(rule, log_rho=LOG_RHO, lag=LOG_RHO, advantage=BAD):
-    return rule(log_rho, lag, advantage, ACTION)[ACTION].tolist()
+def factor(rule, log_rho=LOG_RHO, staleness=LOG_RHO, advantage=BAD):
+    return rule(log_rho, staleness, advantage, ACTION)[ACTION].tolist()
 
 
 def test_mismatch_rules_by_hand():
     assert factor(NoMismatch()) == [1.0, 1.0, 1.0]
     assert factor(Truncate(2.0)) == pytest.approx([2.0, 0.5, 1.5])
-    assert factor(TruncateReply(1.8)) == pytest.approx([1.8, 1.8, 1.5])
-    assert factor(TruncateReply(5.0)) == pytest.approx([2.0, 2.0, 1.5])
+    assert factor(TruncateCompletion(1.8)) == pytest.approx([1.8, 1.8, 1.5])
+    assert factor(TruncateCompletion(5.0)) == pytest.approx([2.0, 2.0, 1.5])
     assert factor(MaskTokens(0.6, 3.0)) == pytest.approx([0.0, 0.0, 1.5])
     assert factor(MaskTokens(0.5, 4.0)) == pytest.approx([4.0, 0.5, 1.5])  # the edges are in
     # geometric means sqrt(2) and 1.5
-    assert factor(MaskReplies(0.9, 1.45)) == pytest.approx([4.0, 0.5, 0.0])
+    assert factor(MaskCompletions(0.9, 1.45)) == pytest.approx([4.0, 0.5, 0.0])
 
 
-def test_stale_mask_drops_bad_replies_the_policy_has_left():
+def test_stale_mask_drops_bad_completions_the_policy_has_left():
     """mean log(mu / pi) is -log(2)/2 for the first and -log(1.5) for the second; turned round they are positive."""
-    assert factor(MaskStale(0.38), lag=-LOG_RHO) == [1.0, 1.0, 0.0]
-    assert factor(MaskStale(0.3), lag=-LOG_RHO) == [0.0, 0.0, 0.0]
-    assert factor(MaskStale(0.3), lag=-LOG_RHO, advantage=-BAD) == [1.0, 1.0, 1.0]
+    assert factor(MaskStale(0.38), staleness=-LOG_RHO) == [1.0, 1.0, 0.0]
+    assert factor(MaskStale(0.3), staleness=-LOG_RHO) == [0.0, 0.0, 0.0]
+    assert factor(MaskStale(0.3), staleness=-LOG_RHO, advantage=-BAD) == [1.0, 1.0, 1.0]
     assert factor(MaskStale(0.3)) == [1.0, 1.0, 1.0]
 
 
@@ -108,12 +108,12 @@ def test_choices_by_covariance_by_hand():
 
 
 def test_a_lottery_of_small_numbers_has_no_ties():
-    """Replies that share tokens, sums of tokens or a prefix still get numbers of their own."""
+    """Completions that share tokens, sums of tokens or a prefix still get numbers of their own."""
     tokens = torch.cartesian_prod(*[torch.arange(6)] * 4)
     action = torch.tensor([[False, True, True, True]]).expand_as(tokens)
     batch = replace(batch_of(*[0.0] * len(tokens), action=action), tokens=tokens)
-    replies = batch.select(range(6**3))  # those behind the first prompt token
-    lots = lottery(replies)[replies.action]
+    completions = batch.select(range(6**3))  # those behind the first prompt token
+    lots = lottery(completions)[completions.action]
     assert len(set(lots.tolist())) == lots.numel() == 3 * 6**3
     assert abs(float((lots.double() / 2**63).mean()) - 0.5) < 0.05
 
@@ -161,8 +161,8 @@ def test_when_the_reference_moves():
 # terms of their own
 
 
-def test_imitation_of_right_replies_by_hand():
-    """0.1 over 8 right tokens of the whole step, on the right reply of this pass; an unscorable one is not right."""
+def test_imitation_of_right_completions_by_hand():
+    """0.1 over 8 right tokens of the whole step, on the right completion of this pass; an unscorable one is not right."""
     batch = batch_of(1.0, 0.0, action=ACTION, parts=double([1, 5], [0, 5]))
     assert ImitateRight(0.1)(batch, Totals(20, 5, 4, 8)).tolist() == near([[0, 0.0125, 0.0125], [0, 0, 0]])
     unscorable = replace(batch, reward=double(math.nan, 0.0))
@@ -184,20 +184,20 @@ def test_the_critics_error_by_hand():
 
 
 def test_smoothing_by_hand():
-    """Entropies 1, 2, 3, 4: the 0.5 quantile is 2.5, so the last two fork. The second reply is wrong."""
+    """Entropies 1, 2, 3, 4: the 0.5 quantile is 2.5, so the last two fork. The second completion is wrong."""
     action = torch.ones(2, 4, dtype=torch.bool)
     batch = batch_of(1.0, 0.0, action=action, parts=double([1], [0]))
     extras = Extras(
         entropy=double([1, 2, 3, 4], [4, 1, 2, 3]),
         chose_top=torch.tensor([[True] * 4, [True, True, True, False]]),
     )
-    piece = TopK(share=0.25, top=2, quantile=0.5, push=2.0)
-    assert piece.forking(batch, extras).tolist() == [[False, False, True, True], [True, False, False, True]]
-    assert piece.spread(batch, extras).tolist() == [[0, 0, 0.25, 0.25], [0, 0, 0, 0]]
+    component = TopK(share=0.25, top=2, quantile=0.5, push=2.0)
+    assert component.forking(batch, extras).tolist() == [[False, False, True, True], [True, False, False, True]]
+    assert component.spread(batch, extras).tolist() == [[0, 0, 0.25, 0.25], [0, 0, 0, 0]]
     advantage = double([1, 1, 1, 1], [-1, -1, -1, -1])
-    assert piece.pushed(advantage, batch, extras).tolist() == [[1] * 4, [-2, -1, -1, -1]]
+    assert component.pushed(advantage, batch, extras).tolist() == [[1] * 4, [-2, -1, -1, -1]]
     alone = batch_of(1.0, action=torch.ones(1, 1, dtype=torch.bool), parts=double([1]))
-    assert not piece.forking(alone, Extras(entropy=double([3.0]))).any()  # nothing is above itself
+    assert not component.forking(alone, Extras(entropy=double([3.0]))).any()  # nothing is above itself
 
 
 def test_the_pull_on_the_sampled_and_the_top_tokens_sums_to_the_usual_one():
@@ -222,12 +222,12 @@ def test_the_entropy_bonus_has_the_rows_shares():
 
 
 @pytest.mark.parametrize(
-    ("piece", "numbers"),
+    ("component", "numbers"),
     [
         (Truncate, {"ceiling": 0.5}),
-        (TruncateReply, {"ceiling": 0.5}),
+        (TruncateCompletion, {"ceiling": 0.5}),
         (MaskTokens, {"low": 1.5}),
-        (MaskReplies, {"high": 0.9}),
+        (MaskCompletions, {"high": 0.9}),
         (MaskStale, {"limit": -1.0}),
         (TopEntropy, {"share": 0.0}),
         (ClipCovariance, {"low": 5.0}),
@@ -238,7 +238,7 @@ def test_the_entropy_bonus_has_the_rows_shares():
         (ClipReward, {"low": 2.0}),
         (MixedOutcome, {"rounds": 0}),
         (Balanced, {"rounds": 0}),
-        (Fresh, {"max_lag": -1}),
+        (Fresh, {"max_staleness": -1}),
         (Reset, {"every": 0}),
         (MovingAverage, {"decay": 1.0}),
         (MovingAverage, {"every": 0}),
@@ -251,9 +251,9 @@ def test_the_entropy_bonus_has_the_rows_shares():
         (TopK, {"top": 0}),
     ],
 )
-def test_numbers_that_make_no_sense(piece, numbers):
+def test_numbers_that_make_no_sense(component, numbers):
     with pytest.raises(ValueError, match="give"):
-        piece(**numbers)
+        component(**numbers)
 
 
 def test_a_target_of_nothing_is_refused():

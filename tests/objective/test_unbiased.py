@@ -1,7 +1,7 @@
-"""What the estimators estimate, exactly: every reply of a toy language model is enumerated, and so is every group.
+"""What the estimators estimate, exactly: every completion of a toy language model is enumerated, and so is every group.
 
-The model is a table of logits, one row a state (prompt and prefix): three tokens, the last ends a reply, at most three
-tokens a reply. The expected gradient of a row is the sum over all G-tuples of replies of their probability times the
+The model is a table of logits, one row a state (prompt and prefix): three tokens, the last ends a completion, at most three
+tokens a completion. The expected gradient of a row is the sum over all G-tuples of completions of their probability times the
 gradient of the real `Objective.loss`; nothing is sampled, so equal means equal to 1e-12.
 """
 
@@ -26,17 +26,17 @@ DIFFERENT = 0.01  # of a gradient's norm: ten orders of magnitude above what cou
 
 
 def prefixes():
-    """Every state a reply can be in, in a fixed order."""
+    """Every state a completion can be in, in a fixed order."""
     return [prefix for length in range(LONGEST) for prefix in itertools.product(range(END), repeat=length)]
 
 
-def replies():
-    """Every reply: it ends with the end token or at the longest length."""
+def completions():
+    """Every completion: it ends with the end token or at the longest length."""
     ended = [(*prefix, END) for prefix in prefixes()]
     return ended + [(*prefix, token) for prefix in itertools.product(range(END), repeat=2) for token in range(END)]
 
 
-REPLIES = replies()
+COMPLETIONS = completions()
 STATES = {place: at for at, place in enumerate(itertools.product(range(PROMPTS), prefixes()))}
 
 
@@ -46,26 +46,29 @@ def logits(seed):
 
 THETA, REFERENCE, OLDER = logits(1), logits(2), logits(1) + 0.4 * logits(3)
 # any reward, and one of 0 and 1 for the rows that are defined for those only; they differ from prompt to prompt
-GRADED = torch.randn(PROMPTS, len(REPLIES), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+GRADED = torch.randn(PROMPTS, len(COMPLETIONS), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 BINARY = torch.stack([GRADED[0] > 0.3, GRADED[1] > 0.6]).double()
 
 
-def token_logp(table, prompt, reply):
+def token_logp(table, prompt, completion):
     """[LONGEST + 1]: the prompt's own column, then one a token; 0 where there is none."""
-    states = [STATES[prompt, reply[:at]] for at in range(len(reply))]
-    known = table.log_softmax(-1)[states, list(reply)]
-    return torch.cat([known.new_zeros(1), known, known.new_zeros(LONGEST - len(reply))])
+    states = [STATES[prompt, completion[:at]] for at in range(len(completion))]
+    known = table.log_softmax(-1)[states, list(completion)]
+    return torch.cat([known.new_zeros(1), known, known.new_zeros(LONGEST - len(completion))])
 
 
 def all_logp(table):
-    """[PROMPTS, replies, T]: of every token of every reply."""
+    """[PROMPTS, completions, T]: of every token of every completion."""
     return torch.stack(
-        [torch.stack([token_logp(table, prompt, reply) for reply in REPLIES]) for prompt in range(PROMPTS)]
+        [
+            torch.stack([token_logp(table, prompt, completion) for completion in COMPLETIONS])
+            for prompt in range(PROMPTS)
+        ]
     )
 
 
 def chances(table):
-    """[PROMPTS, replies]: of every reply; they sum to 1 for each prompt."""
+    """[PROMPTS, completions]: of every completion; they sum to 1 for each prompt."""
     return all_logp(table).sum(-1).exp()
 
 
@@ -83,46 +86,46 @@ def expected_reward(reward):
     return lambda table: (chances(table) * reward).sum(-1)
 
 
-def reply_kl(table):
-    """KL(pi, reference) of whole replies [PROMPTS]."""
+def completion_kl(table):
+    """KL(pi, reference) of whole completions [PROMPTS]."""
     logp = all_logp(table).sum(-1)
     return (logp.exp() * (logp - all_logp(REFERENCE).sum(-1))).sum(-1)
 
 
 def visits(table):
-    """[states]: how often a reply passes through each state; a constant for the gradient."""
+    """[states]: how often a completion passes through each state; a constant for the gradient."""
     found, chance = torch.zeros(len(STATES), dtype=torch.float64), chances(table.detach())
-    for prompt, (at, reply) in itertools.product(range(PROMPTS), enumerate(REPLIES)):
-        for length in range(len(reply)):
-            found[STATES[prompt, reply[:length]]] += chance[prompt, at]
+    for prompt, (at, completion) in itertools.product(range(PROMPTS), enumerate(COMPLETIONS)):
+        for length in range(len(completion)):
+            found[STATES[prompt, completion[:length]]] += chance[prompt, at]
     return found
 
 
 def state_kl(table, sampler=None):
-    """Summed over the states a reply passes through, KL(pi, reference) there: [PROMPTS]. The states stay fixed."""
+    """Summed over the states a completion passes through, KL(pi, reference) there: [PROMPTS]. The states stay fixed."""
     logp, ref = table.log_softmax(-1), REFERENCE.log_softmax(-1)
     each = visits(table if sampler is None else sampler) * (logp.exp() * (logp - ref)).sum(-1)
     return each.reshape(PROMPTS, -1).sum(-1)
 
 
 def every_group(group_size, reward, sampler=THETA):
-    """A batch with every G-tuple of replies to every prompt as a group of its own, and each row's (prompt, reply)."""
-    tuples = torch.cartesian_prod(*[torch.arange(len(REPLIES))] * group_size).reshape(-1)
+    """A batch with every G-tuple of completions to every prompt as a group of its own, and each row's (prompt, completion)."""
+    tuples = torch.cartesian_prod(*[torch.arange(len(COMPLETIONS))] * group_size).reshape(-1)
     prompt = torch.arange(PROMPTS).repeat_interleave(len(tuples))
-    reply = tuples.repeat(PROMPTS)
-    lengths = torch.tensor([len(each) for each in REPLIES])[reply]
+    completion = tuples.repeat(PROMPTS)
+    lengths = torch.tensor([len(each) for each in COMPLETIONS])[completion]
     column = torch.arange(LONGEST + 1)
     action = (column >= 1) & (column <= lengths[:, None])
-    sampled, ref = all_logp(sampler)[prompt, reply], all_logp(REFERENCE)[prompt, reply]
+    sampled, ref = all_logp(sampler)[prompt, completion], all_logp(REFERENCE)[prompt, completion]
     batch = TokenBatch(
         tokens=torch.zeros_like(action).long(),
         action=action,
         group=torch.arange(len(prompt)) // group_size,
-        reward=reward[prompt, reply],
+        reward=reward[prompt, completion],
         behavior_logp=sampled,
         ref_logp=ref,
     )
-    return batch, prompt, reply
+    return batch, prompt, completion
 
 
 def expected_gradient(row, group_size, reward, sampler=None, memory=None, **annotated):
@@ -133,31 +136,31 @@ def expected_gradient(row, group_size, reward, sampler=None, memory=None, **anno
     """
     off_policy = sampler is not None
     sampler = THETA if sampler is None else sampler
-    batch, prompt, reply = every_group(group_size, reward, sampler)
+    batch, prompt, completion = every_group(group_size, reward, sampler)
     if off_policy:
         batch = replace(batch, old_logp=batch.behavior_logp)
-    batch = replace(batch, **{name: values[prompt, reply] for name, values in annotated.items()})
+    batch = replace(batch, **{name: values[prompt, completion] for name, values in annotated.items()})
     batch, _ = row.advantage(batch, memory or {})
     table = THETA.clone().requires_grad_()
-    logp = all_logp(table)[prompt, reply]
+    logp = all_logp(table)[prompt, completion]
     leaf = logp.detach().requires_grad_()
     totals = Totals(tokens=1, sequences=PROMPTS * group_size, max_new_tokens=LONGEST)
-    slope = gradient(row.loss(batch, leaf, totals).value, leaf)
-    chance = chances(sampler)[prompt, reply].reshape(-1, group_size).prod(-1).repeat_interleave(group_size)
-    return -gradient((chance[:, None] * slope * logp).sum(), table)
+    grad = gradient(row.loss(batch, leaf, totals).value, leaf)
+    chance = chances(sampler)[prompt, completion].reshape(-1, group_size).prod(-1).repeat_interleave(group_size)
+    return -gradient((chance[:, None] * grad * logp).sum(), table)
 
 
 def critic_values():
-    """[PROMPTS, replies, T]: what a critic that knows nothing says of the state before each token."""
-    found, wrong = torch.zeros(PROMPTS, len(REPLIES), LONGEST + 1, dtype=torch.float64), logits(5)[:, 0]
-    for prompt, (at, reply) in itertools.product(range(PROMPTS), enumerate(REPLIES)):
-        for length in range(len(reply)):
-            found[prompt, at, 1 + length] = wrong[STATES[prompt, reply[:length]]]
+    """[PROMPTS, completions, T]: what a critic that knows nothing says of the state before each token."""
+    found, wrong = torch.zeros(PROMPTS, len(COMPLETIONS), LONGEST + 1, dtype=torch.float64), logits(5)[:, 0]
+    for prompt, (at, completion) in itertools.product(range(PROMPTS), enumerate(COMPLETIONS)):
+        for length in range(len(completion)):
+            found[prompt, at, 1 + length] = wrong[STATES[prompt, completion[:length]]]
     return found
 
 
 def row_of(name, **changes):
-    """A preset with its replies counted whole: share 1 / N and, unless told otherwise, no KL."""
+    """A preset with its completions counted whole: share 1 / N and, unless told otherwise, no KL."""
     return with_changes(PRESETS[name].objective, {"aggregate": "sequence_sum", "kl": "none", **changes})
 
 
@@ -174,7 +177,11 @@ def cosine(one, other):
 
 
 def test_the_toy_is_a_language_model():
-    assert len(REPLIES) == len(set(REPLIES)) == 15 and {len(reply) for reply in REPLIES} == {1, 2, 3}
+    assert len(COMPLETIONS) == len(set(COMPLETIONS)) == 15 and {len(completion) for completion in COMPLETIONS} == {
+        1,
+        2,
+        3,
+    }
     torch.testing.assert_close(chances(THETA).sum(-1), torch.ones(PROMPTS, dtype=torch.float64), **CLOSE)
     success = (chances(THETA) * BINARY).sum(-1)
     assert ((success > 0.05) & (success < 0.95)).all() and (success[0] - success[1]).abs() > 0.1
@@ -216,10 +223,10 @@ def test_remax_is_unbiased(group_size):
     greedy = THETA.argmax(-1)
     found = []
     for prompt in range(PROMPTS):
-        reply = ()
-        while len(reply) < LONGEST and reply[-1:] != (END,):
-            reply = (*reply, int(greedy[STATES[prompt, reply]]))
-        found.append(GRADED[prompt, REPLIES.index(reply)].expand(len(REPLIES)))
+        completion = ()
+        while len(completion) < LONGEST and completion[-1:] != (END,):
+            completion = (*completion, int(greedy[STATES[prompt, completion]]))
+        found.append(GRADED[prompt, COMPLETIONS.index(completion)].expand(len(COMPLETIONS)))
     row = row_of("remax")
     estimate = expected_gradient(row, group_size, GRADED, greedy_reward=torch.stack(found))
     torch.testing.assert_close(estimate, exact(expected_reward(GRADED)), **CLOSE)
@@ -235,7 +242,7 @@ def test_any_critic_is_unbiased_with_lam_1_and_a_wrong_one_is_not_below():
     assert apart(expected_gradient(short, 1, GRADED, value=value), exact(expected_reward(GRADED))) > DIFFERENT
 
 
-def test_the_product_ratio_is_unbiased_on_replies_of_an_older_policy_and_the_token_ratio_is_not():
+def test_the_product_ratio_is_unbiased_on_completions_of_an_older_policy_and_the_token_ratio_is_not():
     right = exact(expected_reward(GRADED))
     product = row_of("rloo", clip="unclipped", ratio="sequence_product")
     torch.testing.assert_close(expected_gradient(product, 2, GRADED, sampler=OLDER), right, **CLOSE)
@@ -247,7 +254,7 @@ def test_the_product_ratio_is_unbiased_on_replies_of_an_older_policy_and_the_tok
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
-def test_a_mean_with_the_reply_itself_in_it_shrinks_the_gradient(group_size):
+def test_a_mean_with_the_completion_itself_in_it_shrinks_the_gradient(group_size):
     shrunk = (group_size - 1) / group_size * exact(expected_reward(GRADED))
     row = row_of("dr_grpo")
     torch.testing.assert_close(expected_gradient(row, group_size, GRADED), shrunk, **CLOSE)
@@ -271,7 +278,7 @@ def test_maxrl_climbs_the_log_of_success_to_order_group_size_less_one(group_size
 def test_what_the_marginal_form_of_pass_at_k_estimates(group_size, k):
     """grad pass@k / k = (1 - p)^(k-1) grad p, plus (k-1)/(n-1) p (1 - p)^(k-2) grad p.
 
-    The second part is the baseline's: what the others add depends on whether this reply is right. With k = n the two
+    The second part is the baseline's: what the others add depends on whether this completion is right. With k = n the two
     are the gradient of pass@(k-1) / (k-1).
     """
 
@@ -306,10 +313,10 @@ def test_one_over_the_length_turns_the_gradient():
 @pytest.mark.parametrize(
     ("name", "changes"), [("rloo", {}), ("reinforce", {}), ("reinforce", {"baseline": "return_to_go"})]
 )
-def test_k1_in_the_reward_is_the_kl_of_whole_replies(name, changes):
+def test_k1_in_the_reward_is_the_kl_of_whole_completions(name, changes):
     tied = row_of(name, **changes, kl="k1_reward", **{"kl.beta": BETA})
     found = expected_gradient(tied, 2, GRADED)
-    aim = exact(lambda table: expected_reward(GRADED)(table) - BETA * reply_kl(table))
+    aim = exact(lambda table: expected_reward(GRADED)(table) - BETA * completion_kl(table))
     torch.testing.assert_close(found, aim, **CLOSE)
     assert apart(aim, exact(expected_reward(GRADED))) > DIFFERENT
 
@@ -325,7 +332,7 @@ def test_k2_in_the_loss_is_the_kl_at_fixed_states():
     found = expected_gradient(row, 2, torch.zeros_like(GRADED))
     torch.testing.assert_close(found, exact(lambda table: -BETA * state_kl(table)), **CLOSE)
     # what is left out: earlier tokens choose the states of later ones
-    assert apart(found, exact(lambda table: -BETA * reply_kl(table))) > DIFFERENT
+    assert apart(found, exact(lambda table: -BETA * completion_kl(table))) > DIFFERENT
 
 
 def test_k3_in_the_loss_is_the_forward_kl_at_fixed_states():
@@ -345,7 +352,7 @@ def test_k1_in_the_loss_would_tie_to_nothing():
         row_of("rloo", kl="k1")
 
 
-def test_corrected_k3_is_the_kl_at_fixed_states_on_replies_of_an_older_policy():
+def test_corrected_k3_is_the_kl_at_fixed_states_on_completions_of_an_older_policy():
     nothing = torch.zeros_like(GRADED)
     row = row_of("rloo", kl="k3_corrected", **{"kl.beta": BETA})
     found = expected_gradient(row, 2, nothing, sampler=OLDER)
@@ -366,9 +373,9 @@ def test_corrected_k3_is_ratio_weighted_k2_token_by_token():
     torch.testing.assert_close(K3Corrected(BETA).weight(u.detach(), ratio.detach()), BETA * k2, **CLOSE)
 
 
-def test_vtrace_on_its_own_replies_aims_at_the_returns_of_gae():
-    batch, prompt, reply = every_group(1, GRADED)
-    batch = replace(batch, value=critic_values()[prompt, reply], old_logp=batch.behavior_logp)
+def test_vtrace_on_its_own_completions_aims_at_the_returns_of_gae():
+    batch, prompt, completion = every_group(1, GRADED)
+    batch = replace(batch, value=critic_values()[prompt, completion], old_logp=batch.behavior_logp)
     target = VTrace().target(batch)
     torch.testing.assert_close(target, GAE(1.0, 1.0).target(batch), **CLOSE)
     torch.testing.assert_close(target, torch.where(batch.action, batch.reward[:, None], 0.0), **CLOSE)
@@ -421,7 +428,7 @@ def test_the_numbers_of_the_page_are_measured():
     edge, middle = (bias_plots.prompt_weight(rows["grpo"], p) for p in (0.02, 0.5))
     assert f"{edge / middle:.2f} times as much as the middle" in page
     _, short, long = bias_plots.length_bias(32)
-    assert f"wrong reply of 32 tokens, where the others have 8, is pushed down {long:.2f} times" in page
+    assert f"wrong completion of 32 tokens, where the others have 8, is pushed down {long:.2f} times" in page
     assert f"the short one, no worse, {short:.2f} times" in page
     assert f"One of 4 tokens is pushed {bias_plots.length_bias(4)[2]:.2f} times" in page
 

@@ -22,7 +22,7 @@ def random_batch(
 ) -> tuple[TokenBatch, torch.Tensor]:
     """A batch whose policy has drifted since it was sampled, and its current log-probabilities [N, T].
 
-    Rows start with a prompt, and tool output interrupts some replies: the trained tokens are not contiguous. The
+    Rows start with a prompt, and tool output interrupts some completions: the trained tokens are not contiguous. The
     sampler is `mismatch` away from the trainer, a tenth of the tokens three times as far. `binary` rewards are 0 or 1.
     """
     stream = torch.Generator().manual_seed(seed)
@@ -35,10 +35,10 @@ def random_batch(
         return torch.randn(shape, generator=stream, dtype=torch.float64)
 
     prompt = torch.randint(1, 5, (num_rows,), generator=stream)
-    reply = torch.randint(1, budget + 1, (num_rows,), generator=stream)
-    shape = (num_rows, int((prompt + reply).max()) + 2)
+    completion = torch.randint(1, budget + 1, (num_rows,), generator=stream)
+    shape = (num_rows, int((prompt + completion).max()) + 2)
     column = torch.arange(shape[1])[None]
-    action = (column >= prompt[:, None]) & (column < (prompt + reply)[:, None])
+    action = (column >= prompt[:, None]) & (column < (prompt + completion)[:, None])
     action &= uniform(*shape) > 0.15
     action[torch.arange(num_rows), prompt] = True
     logp = -2 * uniform(*shape) - 0.05
@@ -75,7 +75,7 @@ def random_batch(
 def _segments(action, chance, stream):
     """Turns that begin at some actions, counted from 0, and the state each starts from: the same numbers in each group.
 
-    All replies start from state 0; later states are few, so that replies meet again.
+    All completions start from state 0; later states are few, so that completions meet again.
     """
     begins = action & ((chance < 0.35) | (action.cumsum(-1) == 1))
     segment = torch.where(action, begins.cumsum(-1) - 1, -1)

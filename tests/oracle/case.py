@@ -1,4 +1,4 @@
-"""A batch as the papers see it: ragged lists of the trained tokens, one list a reply; numbers, and scalars to learn."""
+"""A batch as the papers see it: ragged lists of the trained tokens, one list a completion; numbers, and scalars to learn."""
 
 from dataclasses import dataclass, field
 
@@ -9,28 +9,28 @@ from whet.types import Extras, TokenBatch
 
 @dataclass
 class Case:
-    """All lists are [reply][trained token] unless said otherwise; `logp` and the fields named so carry gradient."""
+    """All lists are [completion][trained token] unless said otherwise; `logp` and the fields named so carry gradient."""
 
     logp: list  # of the policy, with gradient
     old: list
     behavior: list
     ref: list
-    reward: list  # [reply], None where unscorable
-    groups: list  # [reply]
+    reward: list  # [completion], None where unscorable
+    groups: list  # [completion]
     budget: int
     value: list  # the critic before the update
-    parts: list  # [reply][part]
-    part_weight: list  # [reply][part]
-    finished: list  # [reply]
-    greedy: list  # [reply]
-    drawn: list  # [reply], (count, mean, std)
-    prompt: list  # [reply]
+    parts: list  # [completion][part]
+    part_weight: list  # [completion][part]
+    finished: list  # [completion]
+    greedy: list  # [completion]
+    drawn: list  # [completion], (count, mean, std)
+    prompt: list  # [completion]
     step_reward: list | None  # None where no step ends
     segment: list
     anchor: list
     entropy_before: list
     entropy: list  # of the pass, with gradient
-    top: list  # [reply][token][k], with gradient
+    top: list  # [completion][token][k], with gradient
     chose_top: list
     divergence: list  # with gradient
     new_value: list  # of the critic, with gradient
@@ -41,18 +41,18 @@ class Case:
     def count(self):
         return len(self.logp)
 
-    def replies(self):
+    def completions(self):
         return range(self.count)
 
     def tokens(self, i):
         return range(len(self.logp[i]))
 
     def members(self, i):
-        """The scored replies to the prompt of i."""
-        return [j for j in self.replies() if self.groups[j] == self.groups[i] and self.reward[j] is not None]
+        """The scored completions to the prompt of i."""
+        return [j for j in self.completions() if self.groups[j] == self.groups[i] and self.reward[j] is not None]
 
     def scored(self):
-        return [i for i in self.replies() if self.reward[i] is not None]
+        return [i for i in self.completions() if self.reward[i] is not None]
 
     def right(self, i):
         return self.parts[i][0] == 1 and self.reward[i] is not None

@@ -27,10 +27,10 @@ def deviation(values):
 
 
 def centred(case, reward=None):
-    """R - mean of the group; 0 for the unscorable and where the group agrees: [reply]."""
+    """R - mean of the group; 0 for the unscorable and where the group agrees: [completion]."""
     reward = case.reward if reward is None else reward
     found = []
-    for i in case.replies():
+    for i in case.completions():
         others = [reward[j] for j in case.members(i)]
         found.append(0.0 if reward[i] is None or flat(others) else reward[i] - mean(others))
     return found
@@ -38,16 +38,16 @@ def centred(case, reward=None):
 
 def standardised(case, reward=None):
     reward = case.reward if reward is None else reward
-    spread = [deviation([reward[j] for j in case.members(i)]) for i in case.replies()]
+    spread = [deviation([reward[j] for j in case.members(i)]) for i in case.completions()]
     return [each / (spread[i] + FLOOR) for i, each in enumerate(centred(case, reward))]
 
 
 def on_tokens(case, each):
-    return [[each[i] for _ in case.tokens(i)] for i in case.replies()]
+    return [[each[i] for _ in case.tokens(i)] for i in case.completions()]
 
 
 def whitened(case, values):
-    """Mean 0 and spread 1 over all tokens of scored replies."""
+    """Mean 0 and spread 1 over all tokens of scored completions."""
     pool = [value for i in case.scored() for value in values[i]]
     spread = deviation(pool)
     if spread == 0:
@@ -58,12 +58,12 @@ def whitened(case, values):
     ]
 
 
-def whitened_replies(case, each):
+def whitened_completions(case, each):
     pool = [each[i] for i in case.scored()]
     spread = deviation(pool)
     return [
         (each[i] - mean(pool)) / (spread + FLOOR) if case.reward[i] is not None and spread > 0 else 0.0
-        for i in case.replies()
+        for i in case.completions()
     ]
 
 
@@ -92,9 +92,9 @@ def cost(case, i, t, beta, estimate=k1):
 
 
 def paid_reward(case, beta, estimate=k1):
-    """R - beta SUM_t estimate(u_t): [reply]."""
-    price = [sum(cost(case, i, t, beta, estimate) for t in case.tokens(i)) for i in case.replies()]
-    return [None if case.reward[i] is None else case.reward[i] - price[i] for i in case.replies()]
+    """R - beta SUM_t estimate(u_t): [completion]."""
+    price = [sum(cost(case, i, t, beta, estimate) for t in case.tokens(i)) for i in case.completions()]
+    return [None if case.reward[i] is None else case.reward[i] - price[i] for i in case.completions()]
 
 
 # credit for tokens
@@ -104,7 +104,7 @@ def earned(case, beta=0.0, outcome=None):
     """Token rewards: process rewards where there are some, less the KL, the outcome on the last trained token."""
     outcome = case.reward if outcome is None else outcome
     found = []
-    for i in case.replies():
+    for i in case.completions():
         row = []
         for t in case.tokens(i):
             reward = 0.0 if case.step_reward is None or case.step_reward[i][t] is None else case.step_reward[i][t]
@@ -156,7 +156,7 @@ def vtrace(rewards, values, ratios, *, rho_bar=1.0, c_bar=1.0, lam=1.0, gamma=1.
 
 
 def each_token(case, term):
-    return [[term(i, t) for t in case.tokens(i)] for i in case.replies()]
+    return [[term(i, t) for t in case.tokens(i)] for i in case.completions()]
 
 
 def ratio(case, i, t):

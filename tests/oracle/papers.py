@@ -1,4 +1,4 @@
-"""The papers' objectives, transcribed naively: loops over replies and tokens, torch's own gradient.
+"""The papers' objectives, transcribed naively: loops over completions and tokens, torch's own gradient.
 
 Each takes a `Case` (ragged lists of the trained tokens) and returns the objective J to maximise; CRITICS hold the loss
 of the rows with a critic. Nothing here is shared with whet.objective.
@@ -34,7 +34,7 @@ from naive import (
     to_go,
     token_mean,
     whitened,
-    whitened_replies,
+    whitened_completions,
 )
 from papers_credit import (
     gigpo,
@@ -63,10 +63,10 @@ def reinforce(case):
 
 
 def rloo(case, *, beta=0.03):
-    """Back to Basics (2402.14740): the whole reply is one action, its reward pays for the KL, the others are b."""
+    """Back to Basics (2402.14740): the whole completion is one action, its reward pays for the KL, the others are b."""
     paid = paid_reward(case, beta)
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         others = [paid[j] for j in case.members(i) if j != i]
         advantage.append(paid[i] - mean(others) if others and paid[i] is not None else 0.0)
     return sequence_sum(score_function(case, on_tokens(case, advantage)))
@@ -129,26 +129,26 @@ def dapo(case, *, share=0.2):
     cache = share * case.budget  # 4096 of 20480
     shaped = [
         None if case.reward[i] is None else case.reward[i] + soft_overlong(len(case.logp[i]), case.budget, cache)
-        for i in case.replies()
+        for i in case.completions()
     ]
     return token_mean(clipped(case, on_tokens(case, standardised(case, shaped)), 0.2, 0.28))
 
 
 def sequence_ratio(case, i):
-    """2507.18071 eq. 7: the length-normalised likelihood ratio of a reply."""
+    """2507.18071 eq. 7: the length-normalised likelihood ratio of a completion."""
     return torch.exp(mean([case.logp[i][t] - case.old[i][t] for t in case.tokens(i)]))
 
 
 def gspo(case, *, low=3e-4, high=4e-4):
     """GSPO (2507.18071) eq. 5."""
     advantage = standardised(case)
-    return mean([held(sequence_ratio(case, i), advantage[i], low, high) for i in case.replies()])
+    return mean([held(sequence_ratio(case, i), advantage[i], low, high) for i in case.completions()])
 
 
 def gspo_token(case, *, advantage=None, low=3e-4, high=4e-4):
     """The same paper, eq. 13: the value of the sequence ratio, the gradient of each token."""
     advantage = on_tokens(case, standardised(case)) if advantage is None else advantage
-    whole = [sequence_ratio(case, i).detach() for i in case.replies()]
+    whole = [sequence_ratio(case, i).detach() for i in case.completions()]
 
     def term(i, t):
         own = torch.exp(case.logp[i][t] - case.logp[i][t].detach())
@@ -158,9 +158,9 @@ def gspo_token(case, *, advantage=None, low=3e-4, high=4e-4):
 
 
 def luspo(case, *, low=2e-3, high=2.5e-3):
-    """LUSPO (2602.05261): GSPO's term times the reply's length."""
+    """LUSPO (2602.05261): GSPO's term times the completion's length."""
     advantage = standardised(case)
-    terms = [len(case.logp[i]) * held(sequence_ratio(case, i), advantage[i], low, high) for i in case.replies()]
+    terms = [len(case.logp[i]) * held(sequence_ratio(case, i), advantage[i], low, high) for i in case.completions()]
     return mean(terms)
 
 
@@ -180,7 +180,7 @@ def gmpo(case, *, width=0.4):
         move = case.logp[i][t] - case.old[i][t]
         return torch.clamp(move, max=width) if advantage[i] > 0 else torch.clamp(move, min=-width)
 
-    terms = [advantage[i] * torch.exp(mean([log_ratio(i, t) for t in case.tokens(i)])) for i in case.replies()]
+    terms = [advantage[i] * torch.exp(mean([log_ratio(i, t) for t in case.tokens(i)])) for i in case.completions()]
     return mean(terms)
 
 
@@ -208,9 +208,9 @@ def grpo_segment(case):
 
 
 def length_factors(case, power, spread=1 / 9):
-    """f = G softmax_g(h^lambda), h = 1 + r0 z(n): [reply]."""
+    """f = G softmax_g(h^lambda), h = 1 + r0 z(n): [completion]."""
     power = torch.as_tensor(power, dtype=torch.float64)
-    found = [torch.ones((), dtype=torch.float64) for _ in case.replies()]
+    found = [torch.ones((), dtype=torch.float64) for _ in case.completions()]
     for i in case.scored():
         lengths = [float(len(case.logp[j])) for j in case.members(i)]
         scale = deviation(lengths) + FLOOR
@@ -222,7 +222,7 @@ def length_factors(case, power, spread=1 / 9):
 
 
 def lambda_grpo(case, *, power=None):
-    """lambda-GRPO (2510.06870): the token mean with a factor of each reply's length."""
+    """lambda-GRPO (2510.06870): the token mean with a factor of each completion's length."""
     power = case.memory["length_power"] if power is None else power
     factors = length_factors(case, power)
     terms = clipped(case, on_tokens(case, standardised(case)))
@@ -232,7 +232,7 @@ def lambda_grpo(case, *, power=None):
 def opo(case):
     """OPO (2505.23585): the length-weighted mean reward of the group is the baseline."""
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         others = case.members(i)
         if case.reward[i] is None or flat([case.reward[j] for j in others]):
             advantage.append(0.0)
@@ -245,7 +245,7 @@ def opo(case):
 def maxrl(case):
     """MaxRL (2602.02710): divide by the success rate instead of the spread; nothing from a group that failed."""
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         rate = mean([case.reward[j] for j in case.members(i)]) if case.members(i) else 0.0
         advantage.append((case.reward[i] - rate) / rate if rate > 0 and case.reward[i] is not None else 0.0)
     return token_mean(clipped(case, on_tokens(case, advantage)))
@@ -258,7 +258,7 @@ def success(case, chosen):
 def pass_at_k(case, *, k=4):
     """Pass@k training (2508.10751): the mean over all k-subsets with i against all k-subsets, counted one by one."""
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         every = list(combinations(case.members(i), k))
         rate = mean([success(case, chosen) for chosen in every]) if every else 0.0
         spread = sqrt(rate * (1 - rate))
@@ -277,7 +277,7 @@ def quantile(values, share):
 
 
 def simko(case, *, share=0.01, top=3, push=1.1, level=0.8):
-    """SimKO (2510.14807): at tokens above the reply's entropy quantile the ratio is mixed with the top-k's."""
+    """SimKO (2510.14807): at tokens above the completion's entropy quantile the ratio is mixed with the top-k's."""
     advantage = standardised(case)
     entropies = [[float(each.detach()) for each in row] for row in case.entropy]
     edges = [quantile(row, level) for row in entropies]
@@ -337,17 +337,17 @@ def vespo(case):
         k, lam = (2.0, 3.0) if advantage[i] >= 0 else (3.0, 2.0)
         return whole**k * torch.exp(lam * (1 - whole))
 
-    gates = [gate(i) for i in case.replies()]
+    gates = [gate(i) for i in case.completions()]
     return token_mean(each_token(case, lambda i, t: gates[i] * advantage[i] * case.logp[i][t]))
 
 
 def covariances(case, advantage):
-    """(A - mean A)(log pi_old - mean log pi_old), means over all trained tokens of scored replies."""
+    """(A - mean A)(log pi_old - mean log pi_old), means over all trained tokens of scored completions."""
     credit = mean([advantage[i] for i in case.scored() for _ in case.tokens(i)])
     level = mean([case.old[i][t] for i in case.scored() for t in case.tokens(i)])
     return [
         [(advantage[i] - credit) * (case.old[i][t] - level) if case.reward[i] is not None else 0.0 for t in row]
-        for i, row in ((i, case.tokens(i)) for i in case.replies())
+        for i, row in ((i, case.tokens(i)) for i in case.completions())
     ]
 
 
@@ -355,8 +355,8 @@ def clip_cov(case, *, share=2e-4, low=1.0, high=5.0):
     """Clip-Cov (2505.22617): some tokens of large covariance learn nothing; which ones is a lottery, taken as drawn."""
     advantage = standardised(case)
     found = covariances(case, advantage)
-    candidates = [(i, t) for i in case.replies() for t in case.tokens(i) if low < found[i][t] < high]
-    gone = [(i, t) for i in case.replies() for t in case.tokens(i) if case.dropped[i][t]]
+    candidates = [(i, t) for i in case.completions() for t in case.tokens(i) if low < found[i][t] < high]
+    gone = [(i, t) for i in case.completions() for t in case.tokens(i) if case.dropped[i][t]]
     tokens = sum(len(row) for row in case.logp)
     assert set(gone) <= set(candidates)
     assert len(gone) == min(max(1, int(share * tokens)), len(candidates))
@@ -380,17 +380,17 @@ def kl_cov(case, *, share=2e-3, beta=1.0):
 
 
 def partwise(case):
-    """SUM_k w_k (r_k - mean) / std, part by part: [reply]."""
-    total = [0.0 for _ in case.replies()]
+    """SUM_k w_k (r_k - mean) / std, part by part: [completion]."""
+    total = [0.0 for _ in case.completions()]
     for k in range(len(case.parts[0])):
-        part = [None if case.reward[i] is None else case.parts[i][k] for i in case.replies()]
+        part = [None if case.reward[i] is None else case.parts[i][k] for i in case.completions()]
         total = [total[i] + case.part_weight[i][k] * each for i, each in enumerate(standardised(case, part))]
     return total
 
 
 def gdpo(case):
-    """GDPO (2601.05242): each part of the reward on its own scale, then whitened over the replies."""
-    return sequence_mean(clipped(case, on_tokens(case, whitened_replies(case, partwise(case)))))
+    """GDPO (2601.05242): each part of the reward on its own scale, then whitened over the completions."""
+    return sequence_mean(clipped(case, on_tokens(case, whitened_completions(case, partwise(case)))))
 
 
 def spo(case):
@@ -400,8 +400,8 @@ def spo(case):
         won, lost = (case.memory.get(f"prompt/{case.prompt[i]}/{side}", 0.5) for side in "wl")
         return won / (won + lost)
 
-    difference = [0.0 if case.reward[i] is None else case.reward[i] - tracked(i) for i in case.replies()]
-    return token_mean(clipped(case, on_tokens(case, whitened_replies(case, difference))))
+    difference = [0.0 if case.reward[i] is None else case.reward[i] - tracked(i) for i in case.completions()]
+    return token_mean(clipped(case, on_tokens(case, whitened_completions(case, difference))))
 
 
 PAPERS = {

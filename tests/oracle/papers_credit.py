@@ -1,4 +1,4 @@
-"""The papers that credit the tokens of a reply one by one: steps, turns and critics. As naive as `papers`."""
+"""The papers that credit the tokens of a completion one by one: steps, turns and critics. As naive as `papers`."""
 
 from math import exp
 
@@ -30,10 +30,10 @@ from naive import (
 
 
 def step_scores(case, scores=None):
-    """Standardised over all steps of the group: [reply][token], None where no step ends."""
+    """Standardised over all steps of the group: [completion][token], None where no step ends."""
     scores = case.step_reward if scores is None else scores
     found = []
-    for i in case.replies():
+    for i in case.completions():
         pool = [score for j in case.members(i) for score in scores[j] if score is not None]
         if case.reward[i] is None:
             found.append([None for _ in case.tokens(i)])
@@ -61,7 +61,7 @@ def grpo_process(case, *, advantage=None, beta=0.04):
 
 
 def turn_returns(case, gamma):
-    """What was earned from a token's turn on, discounted by turns: [reply][token]."""
+    """What was earned from a token's turn on, discounted by turns: [completion][token]."""
     rewards = earned(case)
 
     def from_turn(i, t):
@@ -77,7 +77,7 @@ def turn_returns(case, gamma):
 def compared_turns(case, returns, key):
     """The return of each turn less the mean over turns of equal key in the group, each turn once; alone: 0."""
     found = []
-    for i in case.replies():
+    for i in case.completions():
         row = []
         for t in case.tokens(i):
             seen = {
@@ -106,7 +106,7 @@ def gae_advantage(case, *, beta=0.02, gamma=1.0, lam=0.95):
     rewards = earned(case, beta)
     return [
         [0.0 for _ in case.tokens(i)] if case.reward[i] is None else gae(rewards[i], case.value[i], gamma, lam)
-        for i in case.replies()
+        for i in case.completions()
     ]
 
 
@@ -140,22 +140,22 @@ def ppo_penalty(case, *, beta=None):
 
 
 def vapo(case, *, alpha=0.05, weight=0.1):
-    """VAPO (2504.05118): lam by the length of the reply, clip higher, imitation of right replies."""
+    """VAPO (2504.05118): lam by the length of the completion, clip higher, imitation of right completions."""
     rewards = earned(case)
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         lam = min(max(1 - 1 / (alpha * len(case.logp[i])), 0.0), 1.0)
         zero = case.reward[i] is None
         advantage.append([0.0 for _ in case.tokens(i)] if zero else gae(rewards[i], case.value[i], 1.0, lam))
     policy = token_mean(clipped(case, whitened(case, advantage), 0.2, 0.28))
-    right = [each for i in case.replies() if case.right(i) for each in case.logp[i]]
+    right = [each for i in case.completions() if case.right(i) for each in case.logp[i]]
     return policy + weight * sum(right) / max(len(right), 1)
 
 
 def vtraced(case, **numbers):
-    """(v, A) of every reply; an unscorable one learns nothing."""
+    """(v, A) of every completion; an unscorable one learns nothing."""
     rewards, found = earned(case), []
-    for i in case.replies():
+    for i in case.completions():
         ratios = [exp(case.old[i][t] - case.behavior[i][t]) for t in case.tokens(i)]
         v, advantage = vtrace(rewards[i], case.value[i], ratios, **numbers)
         found.append((v, advantage) if case.reward[i] is not None else (v, [0.0 for _ in advantage]))
@@ -167,7 +167,7 @@ def vtrace_row(case, **numbers):
     return token_mean(score_function(case, [advantage for _, advantage in vtraced(case, **numbers)]))
 
 
-# the critic's loss; an unscorable reply teaches it nothing but stays among the tokens
+# the critic's loss; an unscorable completion teaches it nothing but stays among the tokens
 
 
 def squared_error(case, targets, coefficient=0.1, width=None):

@@ -1,6 +1,6 @@
-"""The preference losses as their papers write them, one pair or one reply at a time. Nothing is shared with whet.
+"""The preference losses as their papers write them, one pair or one completion at a time. Nothing is shared with whet.
 
-d = log pi/ref of a reply, q = log pi a token, w the chosen reply and r the rejected one.
+d = log pi/ref of a completion, q = log pi a token, w the chosen completion and r the rejected one.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import torch
 
 
 @dataclass
-class Reply:
-    """The trained tokens of one reply, as lists of scalars."""
+class Completion:
+    """The trained tokens of one completion, as lists of scalars."""
 
     tokens: list
     reference: list
@@ -73,8 +73,8 @@ def simpo(w, r, b=2.0, g=1.0):
 
 
 def orpo(w, r, weight=0.1):
-    def log_odds(reply):
-        p = torch.exp(reply.q)
+    def log_odds(completion):
+        p = torch.exp(completion.q)
         return torch.log(p / (1 - p))
 
     return -w.q - weight * log_sigma(log_odds(w) - log_odds(r))
@@ -131,8 +131,8 @@ def discopop(w, r, b=0.05, t=0.05):
 
 
 def alphapo(w, r, a=0.25, b=2.5, g=0.1):
-    def reward(reply):
-        return b * (1 - torch.exp(reply.q) ** -a) / a
+    def reward(completion):
+        return b * (1 - torch.exp(completion.q) ** -a) / a
 
     return -log_sigma(reward(w) - reward(r) - g)
 
@@ -140,17 +140,17 @@ def alphapo(w, r, a=0.25, b=2.5, g=0.1):
 def ld_dpo(w, r, a=0.5, b=0.1):
     shared = min(w.n, r.n)
 
-    def ratio(reply):
-        steps = [mine - other for mine, other in zip(reply.tokens, reply.reference, strict=True)]
+    def ratio(completion):
+        steps = [mine - other for mine, other in zip(completion.tokens, completion.reference, strict=True)]
         return sum(steps[:shared]) + a * sum(steps[shared:])
 
     return -log_sigma(b * (ratio(w) - ratio(r)))
 
 
 def wpo(w, r, b=0.01):
-    def weight(reply):
-        steps = [mine.detach() - square for mine, square in zip(reply.tokens, reply.square, strict=True)]
-        return torch.exp(sum(steps) / reply.n)
+    def weight(completion):
+        steps = [mine.detach() - square for mine, square in zip(completion.tokens, completion.square, strict=True)]
+        return torch.exp(sum(steps) / completion.n)
 
     return weight(w) * weight(r) * dpo(w, r, b)
 
@@ -185,28 +185,28 @@ def f_forward(w, r, b=0.1):
 def f_js(w, r, b=0.1):
     """f'(t) = log(2t/(1+t))."""
 
-    def slope(d):
+    def grad(d):
         t = torch.exp(d)
         return torch.log(2 * t / (1 + t))
 
-    return -log_sigma(b * (slope(w.d) - slope(r.d)))
+    return -log_sigma(b * (grad(w.d) - grad(r.d)))
 
 
 def f_alpha(w, r, b=0.1, a=0.5):
     """The paper's f'(t) = (1 - t^-A)/A with A = 1 - a."""
     letter = 1 - a
 
-    def slope(d):
+    def grad(d):
         return (1 - torch.exp(d) ** -letter) / letter
 
-    return -log_sigma(b * (slope(w.d) - slope(r.d)))
+    return -log_sigma(b * (grad(w.d) - grad(r.d)))
 
 
-def kto(reply, z, b=0.1, desirable=1.0, undesirable=1.0):
-    """Of one reply; the mean is taken over replies."""
-    if reply.good:
-        return desirable * (1 - sigma(b * (reply.d - z)))
-    return undesirable * (1 - sigma(b * (z - reply.d)))
+def kto(completion, z, b=0.1, desirable=1.0, undesirable=1.0):
+    """Of one completion; the mean is taken over completions."""
+    if completion.good:
+        return desirable * (1 - sigma(b * (completion.d - z)))
+    return undesirable * (1 - sigma(b * (z - completion.d)))
 
 
 # one pair at a time
@@ -219,12 +219,12 @@ PAPERS = {
     **{"fdpo_forward": f_forward, "fdpo_js": f_js, "fdpo_alpha": f_alpha},
     **{"tr_dpo": lambda w, r: dpo(w, r, 0.05), "tr_dpo_hard": lambda w, r: dpo(w, r, 0.05)},
 }
-# one reply at a time, or with a number of the whole step
+# one completion at a time, or with a number of the whole step
 STEPWISE = ("kto", "bco")
 
 
-def replies(batch, logp, extras):
-    """Each row as its replies; a row with an empty one is left out."""
+def completions(batch, logp, extras):
+    """Each row as its completions; a row with an empty one is left out."""
     rows = []
     for i in range(batch.num_rows):
         row = []
@@ -236,6 +236,6 @@ def replies(batch, logp, extras):
 
             good = side == 0 if batch.label is None else bool(batch.label[i, side] > 0)
             columns = [taken(each) for each in (logp, batch.ref_logp, extras.log_square, extras.rival_logp)]
-            row.append(Reply(*columns, good))
+            row.append(Completion(*columns, good))
         rows.append(row)
-    return [row for row in rows if all(reply.n for reply in row)]
+    return [row for row in rows if all(completion.n for completion in row)]

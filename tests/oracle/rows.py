@@ -18,7 +18,7 @@ MEMORY = {
 # drifts at which the rule of a row binds often enough to be checked
 DRIFT = {"gspo": 0.02, "gspo_token": 0.02, "luspo": 0.02, "cispo": 1.2, "grpo_r1": 1.5, "ppo_dual": 0.8}
 STEPS = ("grpo_process", "gigpo")  # rows about process rewards
-LARGE = {"pass_at_k": {"group_size": 9}}  # smaller groups are solved by every four of their replies
+LARGE = {"pass_at_k": {"group_size": 9}}  # smaller groups are solved by every four of their completions
 ROWS = {
     **{
         name: Variation(name, {}, PAPERS[name], CRITICS.get(name), LARGE.get(name, {}), name in STEPS)
@@ -33,7 +33,7 @@ def objective_of(row):
 
 
 def example(row, seed):
-    """A batch for this row; in two of eight one reply could not be scored."""
+    """A batch for this row; in two of eight one completion could not be scored."""
     objective = objective_of(row)
     # defined for rewards of 0 or 1 only
     binary = objective.scale.name == "group_mean" or objective.baseline.name == "prompt_tracker"

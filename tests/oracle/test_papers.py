@@ -45,7 +45,7 @@ def test_every_row_has_a_paper_and_every_critic_one():
         assert (variation.critic is not None) == bool(objective_of(variation).value.needs), name
 
 
-def test_every_piece_that_shapes_a_gradient_has_a_paper():
+def test_every_component_that_shapes_a_gradient_has_a_paper():
     used = {(axis, getattr(objective_of(row), axis).name) for row in ROWS.values() for axis in AXES}
     elsewhere = ("keep", "control", "reference")  # what the loop does with them is tested by hand numbers
     missing = {(axis, name) for axis in AXES if axis not in elsewhere for name in AXES[axis]} - used
@@ -106,9 +106,9 @@ def test_the_mismatch_rule_binds_in_these_batches(name):
     for seed in SEEDS:
         objective, batch, logp, _ = example(row, seed)
         prepared, _ = objective.advantage(batch, MEMORY)
-        mismatch, lag = batch.old_logp - batch.behavior_logp, logp - batch.behavior_logp
-        factor = objective.mismatch(mismatch, lag, prepared.advantage, batch.action)[batch.action]
-        if objective.mismatch.name == "truncate_reply":
+        mismatch, staleness = batch.old_logp - batch.behavior_logp, logp - batch.behavior_logp
+        factor = objective.mismatch(mismatch, staleness, prepared.advantage, batch.action)[batch.action]
+        if objective.mismatch.name == "truncate_completion":
             mismatch = torch.where(batch.action, mismatch, 0.0).sum(-1, keepdim=True).expand_as(mismatch)
         free = mismatch[batch.action].exp() if objective.mismatch.name != "stale_mask" else torch.ones_like(factor)
         changed += int((factor != free).sum())
@@ -191,11 +191,11 @@ def kl_value(objective, batch, logp, extras):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_slope_of_the_learned_share_is_the_papers(seed):
+def test_the_grad_of_the_learned_share_is_the_papers(seed):
     """d J / d lambda, by torch's own gradient of the paper's J."""
     objective, batch, logp, extras = example(ROWS["lambda_grpo"], seed)
     prepared, _ = objective.advantage(batch, MEMORY)
-    found = objective.loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras).metrics["share_slope"]
+    found = objective.loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras).metrics["share_grad"]
     power = torch.tensor(MEMORY["length_power"], dtype=torch.float64, requires_grad=True)
     lambda_grpo(case_of(batch, logp, extras, MEMORY), power=power).backward()
     assert found == pytest.approx(float(power.grad), rel=1e-10) and abs(found) > 1e-6

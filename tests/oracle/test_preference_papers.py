@@ -36,9 +36,9 @@ def ours(objective, batch, logp, extras, totals=None):
 
 
 def theirs(batch, logp, extras, step):
-    """`step` makes the loss of a step from its rows of replies."""
+    """`step` makes the loss of a step from its rows of completions."""
     logp, rival = logp.clone().requires_grad_(), extras.rival_logp.clone().requires_grad_()
-    value = step(papers.replies(batch, logp, PairExtras(extras.log_square, rival)))
+    value = step(papers.completions(batch, logp, PairExtras(extras.log_square, rival)))
     value.backward()
     return value.detach(), logp.grad, torch.zeros_like(rival) if rival.grad is None else rival.grad
 
@@ -104,20 +104,20 @@ def test_variations_equal_theirs(name, seed):
 
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("seed", SEEDS[:3])
-def test_prospects_equal_the_papers_with_z_of_mismatched_replies(seed, paired):
+def test_prospects_equal_the_papers_with_z_of_mismatched_completions(seed, paired):
     changes = {"curve.desirable": 1.3, "curve.undesirable": 0.7}
     objective = row_of("kto", changes)
     batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
     other, other_logp, other_extras = random_rows(seed + 100, num_rows=8, paired=False)
     other_logp = other_logp + 0.3  # else the mean is often negative and z is 0
-    z = max(0.0, sum(float(row[0].d) for row in papers.replies(other, other_logp, other_extras)) / 8)
+    z = max(0.0, sum(float(row[0].d) for row in papers.completions(other, other_logp, other_extras)) / 8)
     assert z > 0.1
     parts = [objective.anchor_sums(other.select(rows), other_logp[rows]) for rows in ([0, 5], [1, 2, 3, 4, 6, 7])]
     totals, _ = objective.anchored(pair_totals(batch), sum(parts), {})
     assert totals.anchor == pytest.approx(z, rel=1e-12)
 
     def step(rows):
-        costs = [papers.kto(reply, z, 0.1, 1.3, 0.7) for row in rows for reply in row]
+        costs = [papers.kto(completion, z, 0.1, 1.3, 0.7) for row in rows for completion in row]
         return sum(costs) / len(costs)
 
     assert_equal(ours(objective, batch, logp, extras, totals), theirs(batch, logp, extras, step))
@@ -137,7 +137,7 @@ def test_the_running_mean_shifts_rewards(paired):
         batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
         logp = logp + 0.2
         totals, memory = objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp), memory)
-        rows = papers.replies(batch, logp, extras)
+        rows = papers.completions(batch, logp, extras)
         each = {good: [float(r.d) for row in rows for r in row if r.good == good] for good in (True, False)}
         means.append(sum(sum(values) / len(values) for values in each.values()) / 2)
         delta = 0.1 * sum(means) / len(means)
@@ -165,7 +165,7 @@ def test_the_running_mean_shifts_rewards(paired):
         ),
     ],
 )
-def test_single_replies_are_averaged_class_by_class(name, good, bad):
+def test_single_completions_are_averaged_class_by_class(name, good, bad):
     batch, logp, extras = random_rows(2, num_rows=8, paired=False)
 
     def step(rows):
@@ -218,14 +218,14 @@ def test_row_weights_and_the_mean_over_tokens_enter():
     assert_equal(ours(row, given, logp, extras), theirs(batch, logp, extras, step))
 
 
-def test_every_piece_that_shapes_a_gradient_has_a_paper():
+def test_every_component_that_shapes_a_gradient_has_a_paper():
     rows = [*(preset.objective for preset in PAIR_PRESETS.values()), row_of("cpo", {"imitate": "per_token"})]
     rows += [row_of(row, changes) for row, changes, _ in VARIATIONS.values()]
     used = {(axis, getattr(row, axis).name) for row in rows for axis in PAIR_AXES}
     assert {(axis, name) for axis in PAIR_AXES for name in PAIR_AXES[axis]} == used
 
 
-def test_mismatched_replies_are_of_another_prompt():
+def test_mismatched_completions_are_of_another_prompt():
     group = torch.tensor([4, 4, 1, 7, 7, 7, 4])
     found = mismatched_rows(group).tolist()
     for row, other in enumerate(found):

@@ -1,4 +1,4 @@
-"""Pieces that no preset uses, and other readings of a formula: each a changed row with its own naive form."""
+"""Components that no preset uses, and other readings of a formula: each a changed row with its own naive form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ def varied(name, row, changes, *, critic=None, steps=False, **batch):
 def mixed_mean(case):
     """b = 0.8 mean of the others + 0.2 moving average of past steps."""
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         others = [case.reward[j] for j in case.members(i) if j != i]
         if case.reward[i] is None:
             advantage.append(0.0)
@@ -99,10 +99,10 @@ def mixed_mean(case):
 
 @varied("drawn_mean", "grpo", {"baseline": "drawn_mean", "scale": "drawn_std", "kl": "none"})
 def drawn_mean(case):
-    """Against the mean and spread of every reply drawn for the prompt."""
+    """Against the mean and spread of every completion drawn for the prompt."""
     advantage = [
         0.0 if case.reward[i] is None else (case.reward[i] - case.drawn[i][1]) / (case.drawn[i][2] + FLOOR)
-        for i in case.replies()
+        for i in case.completions()
     ]
     return sequence_mean(clipped(case, on_tokens(case, advantage)))
 
@@ -111,12 +111,12 @@ def drawn_mean(case):
 def pass_at_k_marginal(case, k=3):
     """2505.15201: the share of sets of k - 1 others in which nobody else was right, less the mean of the others'."""
     added = []
-    for i in case.replies():
+    for i in case.completions():
         others = list(combinations([j for j in case.members(i) if j != i], k - 1))
         lonely = [not any(case.right(j) for j in chosen) for chosen in others]
         added.append(mean(lonely) if case.right(i) and others else 0.0)
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         others = [added[j] for j in case.members(i) if j != i]
         few = case.reward[i] is None or len(others) < k - 1
         advantage.append(0.0 if few else added[i] - mean(others))
@@ -124,9 +124,9 @@ def pass_at_k_marginal(case, k=3):
 
 
 def best_minus_second(case):
-    """2503.19595: only the best reply, by how much it beats the second."""
+    """2503.19595: only the best completion, by how much it beats the second."""
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         others = [case.reward[j] for j in case.members(i) if j != i]
         alone = case.reward[i] is None or not others
         advantage.append(0.0 if alone else max(case.reward[i] - max(others), 0.0))
@@ -143,7 +143,7 @@ def best_over_std(case):
     above = standardised(case)
     difference = centred(case)
     # A / std is the standardised reward times A over the centred one
-    scale = [above[i] / difference[i] if difference[i] else 0.0 for i in case.replies()]
+    scale = [above[i] / difference[i] if difference[i] else 0.0 for i in case.completions()]
     return token_mean(
         clipped(case, on_tokens(case, [each * scale[i] for i, each in enumerate(best_minus_second(case))]))
     )
@@ -199,7 +199,7 @@ def truncated_traces(case):
 def traced(case):
     """(v, A) with traces cut at 1 and no ratio in front of the surprises."""
     rewards, found = earned(case), []
-    for i in case.replies():
+    for i in case.completions():
         size, value = len(rewards[i]), [*case.value[i], 0.0]
         surprise = [rewards[i][t] + value[t + 1] - value[t] for t in range(size)]
         cut = [min(1.0, exp(case.old[i][t] - case.behavior[i][t])) for t in case.tokens(i)]
@@ -235,7 +235,7 @@ def step_mean(case):
 def step_delta(case):
     """Each step earns its score less that of the step before; its own tokens share it."""
     changes = []
-    for i in case.replies():
+    for i in case.completions():
         before, row = 0.0, []
         for score in case.step_reward[i]:
             row.append(None if score is None else score - before)
@@ -247,19 +247,19 @@ def step_delta(case):
 
 @varied("turn_return", "gigpo", {"baseline": "turn_return", "baseline.gamma": 0.9}, steps=True)
 def turn_return(case):
-    """Against the same turn of the other replies."""
+    """Against the same turn of the other completions."""
     returns = turn_returns(case, 0.9)
     return token_mean(clipped(case, compared_turns(case, returns, lambda i, t: case.segment[i][t])))
 
 
 @varied("anchored steps without process rewards", "gigpo", {"baseline.weight": 0.5, "baseline.gamma": 0.8})
 def anchored_steps(case):
-    whole = [None if case.reward[i] is None else case.reward[i] for i in case.replies()]
+    whole = [None if case.reward[i] is None else case.reward[i] for i in case.completions()]
     steps = compared_turns(case, turn_returns(case, 0.8), lambda i, t: case.anchor[i][t])
     return token_mean(clipped(case, plus(on_tokens(case, centred(case, whole)), steps, 0.5)))
 
 
-@varied("token credit under a reply's ratio", "gspo_token", {"baseline": "step_sum", "scale": "none"}, steps=True)
+@varied("token credit under a completion's ratio", "gspo_token", {"baseline": "step_sum", "scale": "none"}, steps=True)
 def gspo_token_steps(case):
     """Where GSPO-token is not GSPO: the clip looks at the sign of each token's advantage."""
     return gspo_token(case, advantage=step_sum(case))
@@ -275,13 +275,13 @@ def gspo_token_steps(case):
     drift=0.1,
 )
 def sequence_product(case):
-    """The reply as one action: min(Pi A, clip(Pi) A)."""
+    """The completion as one action: min(Pi A, clip(Pi) A)."""
     advantage = standardised(case)
 
     def whole(i):
         return torch.exp(sum(case.logp[i][t] - case.old[i][t] for t in case.tokens(i)))
 
-    return mean([held(whole(i), advantage[i]) for i in case.replies()])
+    return mean([held(whole(i), advantage[i]) for i in case.completions()])
 
 
 @varied("capped variation", "dppo_tv", {"clip.ceiling": 1.3, "clip.low": 0.3})
@@ -330,7 +330,7 @@ tied("abs_old", lambda case, i, t: (case.logp[i][t] - case.old[i][t]).abs())
 def priced(name, estimate):
     """beta = 0.2 in the reward."""
 
-    @varied(f"{name} of the reply", "grpo", {"kl": name, "kl.beta": 0.2})
+    @varied(f"{name} of the completion", "grpo", {"kl": name, "kl.beta": 0.2})
     def paper(case):
         return sequence_mean(clipped(case, on_tokens(case, standardised(case, paid_reward(case, 0.2, estimate)))))
 
@@ -343,9 +343,9 @@ priced("abs_reward", abs)
 
 @varied("remax summed", "remax", {"kl": "k1_reward", "kl.beta": 0.05})
 def remax_summed(case):
-    """The whole reply's KL in its reward; the greedy reward pays none."""
+    """The whole completion's KL in its reward; the greedy reward pays none."""
     paid = paid_reward(case, 0.05)
-    advantage = [0.0 if paid[i] is None else paid[i] - case.greedy[i] for i in case.replies()]
+    advantage = [0.0 if paid[i] is None else paid[i] - case.greedy[i] for i in case.completions()]
     return token_mean(score_function(case, on_tokens(case, advantage)))
 
 
@@ -363,7 +363,7 @@ def immediate(case):
 def length_cost(case):
     shaped = [
         None if case.reward[i] is None else case.reward[i] - 0.5 * len(case.logp[i]) / case.budget
-        for i in case.replies()
+        for i in case.completions()
     ]
     return sequence_mean(clipped(case, on_tokens(case, standardised(case, shaped))))
 
@@ -409,7 +409,7 @@ def stale(case, i):
 
 
 corrected("truncate", lambda case, i, t, a: min(rho(case, i, t), 2.0))
-corrected("truncate_reply", lambda case, i, t, a: min(product_rho(case, i), 2.0))
+corrected("truncate_completion", lambda case, i, t, a: min(product_rho(case, i), 2.0))
 corrected("mask", lambda case, i, t, a: rho(case, i, t) if 0.5 <= rho(case, i, t) <= 5 else 0.0)
 corrected(
     "sequence_mask",
@@ -423,7 +423,7 @@ corrected("stale_mask", lambda case, i, t, a: 0.0 if a < 0 and stale(case, i) > 
 @varied("corrected on-policy row", "rloo", {"mismatch": "truncate", "mismatch.ceiling": 1.2, "kl": "none"})
 def corrected_rloo(case):
     advantage = []
-    for i in case.replies():
+    for i in case.completions():
         others = [case.reward[j] for j in case.members(i) if j != i]
         advantage.append(case.reward[i] - mean(others) if others and case.reward[i] is not None else 0.0)
     return sequence_sum(each_token(case, lambda i, t: min(rho(case, i, t), 1.2) * advantage[i] * case.logp[i][t]))
@@ -434,15 +434,15 @@ def corrected_rloo(case):
 
 @varied("finished", "dapo", {"select": "finished", "shape": "none"})
 def finished(case):
-    """Truncated replies stay in the statistics of their group and leave everything else."""
+    """Truncated completions stay in the statistics of their group and leave everything else."""
     terms = clipped(case, on_tokens(case, standardised(case)), 0.2, 0.28)
     return token_mean([row for i, row in enumerate(terms) if case.finished[i]])
 
 
-@varied("finished replies count", "gspo", {"select": "finished"}, drift=0.02)
-def finished_replies(case):
+@varied("finished completions count", "gspo", {"select": "finished"}, drift=0.02)
+def finished_completions(case):
     advantage = standardised(case)
-    kept = [i for i in case.replies() if case.finished[i]]
+    kept = [i for i in case.completions() if case.finished[i]]
     return mean([held(sequence_ratio(case, i), advantage[i], 3e-4, 4e-4) for i in kept])
 
 
@@ -496,8 +496,8 @@ def strong_smoothing(case):
     return simko(case, share=0.3, push=2.0, level=0.3)
 
 
-@varied("imitation without a critic", "grpo", {"imitate": "right_replies", "imitate.weight": 0.3, "kl": "none"})
+@varied("imitation without a critic", "grpo", {"imitate": "right_completions", "imitate.weight": 0.3, "kl": "none"})
 def imitation(case):
     policy = sequence_mean(clipped(case, on_tokens(case, standardised(case))))
-    right = [each for i in case.replies() if case.right(i) for each in case.logp[i]]
+    right = [each for i in case.completions() if case.right(i) for each in case.logp[i]]
     return policy + 0.3 * sum(right) / max(len(right), 1)

@@ -7,8 +7,8 @@ from compared import (
     SEEDS,
     SINGLE,
     WHITENED,
-    Replies,
-    each_reply,
+    Completions,
+    each_completion,
     gap,
     measured,
     oracle_batch,
@@ -21,9 +21,9 @@ from steady import steady_batch
 
 
 def on_last_token(batch):
-    """[N, T]: the reply's reward where verl and whet put it."""
-    replies = Replies.of(batch.action)
-    last = (replies.start + replies.length - 1)[:, None]
+    """[N, T]: the completion's reward where verl and whet put it."""
+    completions = Completions.of(batch.action)
+    last = (completions.start + completions.length - 1)[:, None]
     return torch.zeros(batch.action.shape, dtype=batch.reward.dtype).scatter(1, last, batch.reward[:, None])
 
 
@@ -34,18 +34,18 @@ def less_kl(batch, beta):
 
 def verl_advantage(verl, batch, name, *, rewards=None, values=None, **more):
     """verl's advantage and returns, [N, T], 0 where not an action."""
-    replies = Replies.of(batch.action)
+    completions = Completions.of(batch.action)
     if values is not None:
-        more["values"] = replies.taken(values)
+        more["values"] = completions.taken(values)
     answer = verl(
         "advantage",
         name=name,
-        rewards=replies.taken(on_last_token(batch) if rewards is None else rewards),
-        mask=replies.taken(batch.action).to(batch.reward.dtype),
+        rewards=completions.taken(on_last_token(batch) if rewards is None else rewards),
+        mask=completions.taken(batch.action).to(batch.reward.dtype),
         group=batch.group,
         **more,
     )
-    return {each: torch.where(batch.action, replies.given_back(found), 0.0) for each, found in answer.items()}
+    return {each: torch.where(batch.action, completions.given_back(found), 0.0) for each, found in answer.items()}
 
 
 def _verl(name, objective, verl, beta=0.0, **more):
@@ -113,16 +113,16 @@ def verl_remax_advantage(verl):
 
 
 def _parts(verl, batch, objective):
-    replies = Replies.of(batch.action)
+    completions = Completions.of(batch.action)
     answer = verl(
         "by_part",
         parts=batch.parts,
         weights=batch.part_weight[0].tolist(),
-        mask=replies.taken(batch.action),
-        length=replies.length,
+        mask=completions.taken(batch.action),
+        length=completions.length,
         group=batch.group,
     )
-    return replies.given_back(answer["advantage"].double()), prepared(objective, batch).advantage
+    return completions.given_back(answer["advantage"].double()), prepared(objective, batch).advantage
 
 
 @same(WHITENED)
@@ -131,16 +131,16 @@ def verl_gdpo_over_tokens(verl):
 
 
 def _trl(trl, batch, trainer="grpo", columns=None, weights=None, **settings):
-    replies = Replies.of(batch.action)
+    completions = Completions.of(batch.action)
     return trl(
         "advantage",
         trainer=trainer,
         settings=settings,
         rewards=batch.reward[:, None] if columns is None else columns,
         group_size=int((batch.group == batch.group[0]).sum()),
-        old=replies.taken(batch.old_logp),
-        ref=replies.taken(batch.ref_logp),
-        mask=replies.taken(batch.action),
+        old=completions.taken(batch.old_logp),
+        ref=completions.taken(batch.ref_logp),
+        mask=completions.taken(batch.action),
         weights=weights,
     )["advantage"]
 
@@ -149,17 +149,17 @@ def _trl(trl, batch, trainer="grpo", columns=None, weights=None, **settings):
 def trl_rloo_advantage(trl):
     batch, _ = oracle_batch()
     objective = row("rloo", {"kl.beta": 0.05})
-    return _trl(trl, batch, trainer="rloo", beta=0.05), each_reply(prepared(objective, batch))
+    return _trl(trl, batch, trainer="rloo", beta=0.05), each_completion(prepared(objective, batch))
 
 
 @same()
 def trl_unscaled_advantage(trl):
-    """One reply cannot be scored: both leave it out of the mean."""
+    """One completion cannot be scored: both leave it out of the mean."""
     batch, _ = oracle_batch()
     reward = batch.reward.clone()
     reward[3] = torch.nan
     batch = replace(batch, reward=reward)
-    return _trl(trl, batch, scale_rewards="none"), each_reply(prepared(row("dr_grpo"), batch))
+    return _trl(trl, batch, scale_rewards="none"), each_completion(prepared(row("dr_grpo"), batch))
 
 
 @same()
@@ -175,7 +175,7 @@ def trl_soft_overlong(trl):
 @measured
 def trl_std_floor(trl):
     batch, _ = steady_batch()
-    return gap(_trl(trl, batch), each_reply(prepared(row("grpo"), batch)))
+    return gap(_trl(trl, batch), each_completion(prepared(row("grpo"), batch)))
 
 
 @measured
@@ -183,7 +183,7 @@ def trl_std_floor_small_rewards(trl):
     """The same rewards in thousandths."""
     batch, _ = steady_batch()
     batch = replace(batch, reward=batch.reward / 1000)
-    return gap(_trl(trl, batch), each_reply(prepared(row("grpo"), batch)))
+    return gap(_trl(trl, batch), each_completion(prepared(row("grpo"), batch)))
 
 
 @measured
@@ -191,7 +191,7 @@ def trl_gdpo_advantage(trl):
     batch, _ = steady_batch()
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = _trl(trl, batch, columns=batch.parts, weights=batch.part_weight[0], **settings)
-    return gap(theirs, each_reply(prepared(row("gdpo"), batch)))
+    return gap(theirs, each_completion(prepared(row("gdpo"), batch)))
 
 
 @measured
@@ -214,7 +214,7 @@ def verl_remax_kl(verl):
 
 @measured
 def verl_passk_silent_groups(verl):
-    """The share of groups with right and wrong replies that teach nothing: two right ones are enough."""
+    """The share of groups with right and wrong completions that teach nothing: two right ones are enough."""
     batch, _ = steady_batch(binary=True)
     advantage = verl_advantage(verl, batch, "grpo_passk")["advantage"]
     groups = [batch.group == number for number in batch.group.unique()]
@@ -230,7 +230,7 @@ def verl_gpg_advantage(verl):
 
 
 def _alone(verl, name):
-    """A of a reply alone in its group, with a reward of 2."""
+    """A of a completion alone in its group, with a reward of 2."""
     batch, _ = steady_batch(num_groups=24, group_size=1)
     batch = replace(batch, reward=torch.full_like(batch.reward, 2.0))
     return float(verl_advantage(verl, batch, name)["advantage"].max())
@@ -266,8 +266,8 @@ def verl_noise_in_a_constant_group(verl):
 
 
 @measured
-def verl_unscorable_reply(verl):
-    """How many of 8 replies have no advantage when one of them has no score."""
+def verl_unscorable_completion(verl):
+    """How many of 8 completions have no advantage when one of them has no score."""
     batch, _ = steady_batch(num_groups=1)
     reward = batch.reward.clone()
     reward[2] = torch.nan

@@ -8,7 +8,7 @@ from compared import (
     ONE_PLUS,
     PIECES,
     SINGLE,
-    Replies,
+    Completions,
     both,
     cut,
     gap,
@@ -69,7 +69,7 @@ def _each_in_pieces(ask, peer, cases):
 
 @same(SINGLE)
 def trl_in_pieces(trl):
-    """Every loss but bnpo, with pieces of equal size and no empty reply."""
+    """Every loss but bnpo, with pieces of equal size and no empty completion."""
     sequence = {"importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3}
     cases = [
         (row("grpo", UNTIED), {"loss_type": "grpo"}),
@@ -109,7 +109,7 @@ def trl_bnpo_in_pieces(trl):
 
 @measured
 def trl_dapo_two_steps(trl):
-    """Rows generated together, trained in two optimizer steps: the step with the shorter half of the replies."""
+    """Rows generated together, trained in two optimizer steps: the step with the shorter half of the completions."""
     objective = row("grpo", TOKENS)
     batch, logp = steady_batch(num_groups=32)
     batch = prepared(objective, batch)
@@ -120,28 +120,28 @@ def trl_dapo_two_steps(trl):
 
 
 def _filtered():
-    """A quarter of the replies lose all their tokens, as an overlong filter does it."""
+    """A quarter of the completions lose all their tokens, as an overlong filter does it."""
     objective = row("grpo", UNTIED)
     batch, logp = steady_batch()
-    replies = Replies.of(batch.action)
+    completions = Completions.of(batch.action)
     batch = prepared(objective, batch)
     action = batch.action.clone()
     action[::4] = False
     batch = replace(batch, action=action, advantage=torch.where(action, batch.advantage, 0.0))
-    return batch, logp, replies, whet_gradient(objective, batch, logp)
+    return batch, logp, completions, whet_gradient(objective, batch, logp)
 
 
 @measured
-def trl_empty_replies(trl):
-    batch, logp, replies, ours = _filtered()
-    return size(trl_gradient(trl, batch, logp, replies=replies, loss_type="grpo"), ours)
+def trl_empty_completions(trl):
+    batch, logp, completions, ours = _filtered()
+    return size(trl_gradient(trl, batch, logp, completions=completions, loss_type="grpo"), ours)
 
 
 @measured
-def verl_empty_replies(verl):
-    batch, logp, replies, ours = _filtered()
+def verl_empty_completions(verl):
+    batch, logp, completions, ours = _filtered()
     settings = {"loss_agg_mode": "seq-mean-token-mean", **NO_DUAL}
-    return size(verl_gradient(verl, batch, logp, replies=replies, **settings), ours)
+    return size(verl_gradient(verl, batch, logp, completions=completions, **settings), ours)
 
 
 @measured
@@ -156,10 +156,10 @@ NORMED = {"loss_agg_mode": "seq-mean-token-sum-norm", **NO_DUAL}
 
 @measured
 def verl_dr_grpo_default(verl):
-    """With a budget of four times the longest reply."""
+    """With a budget of four times the longest completion."""
     objective = row("dr_grpo")
     batch, logp, _ = step(objective)
-    batch = replace(batch, max_new_tokens=4 * int(Replies.of(batch.action).length.max()))
+    batch = replace(batch, max_new_tokens=4 * int(Completions.of(batch.action).length.max()))
     return size(verl_gradient(verl, batch, logp, **NORMED), whet_gradient(objective, batch, logp))
 
 

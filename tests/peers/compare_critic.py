@@ -7,7 +7,7 @@ from compare_advantages import less_kl, verl_advantage
 from compared import (
     PIECES,
     WHITENED,
-    Replies,
+    Completions,
     cut,
     gap,
     measured,
@@ -25,11 +25,11 @@ TRL = {"kl.beta": 0.05, "value": "clipped_error", "value.coefficient": 0.1, "val
 
 
 def with_critic(batch, logp, *, ragged):
-    """Replies without holes, of one length unless `ragged`, and what the critic says after some updates."""
-    replies = Replies.of(batch.action)
+    """Completions without holes, of one length unless `ragged`, and what the critic says after some updates."""
+    completions = Completions.of(batch.action)
     column = torch.arange(batch.action.shape[1])[None]
-    length = replies.length[:, None] if ragged else int((batch.action.shape[1] - replies.start).min())
-    action = (column >= replies.start[:, None]) & (column < replies.start[:, None] + length)
+    length = completions.length[:, None] if ragged else int((batch.action.shape[1] - completions.start).min())
+    action = (column >= completions.start[:, None]) & (column < completions.start[:, None] + length)
     shifts = torch.randn(action.shape, generator=torch.Generator().manual_seed(0), dtype=logp.dtype)
     return replace(batch, action=action), logp, batch.value + 0.3 * shifts
 
@@ -40,58 +40,58 @@ def critic_gradient(objective, batch, predicted):
     return leaf.grad
 
 
-def wider(replies, values):
-    """With the place behind each reply, which TRL counts too, where it has a value like any other."""
-    return replace(replies, length=replies.length + 1).taken(values)
+def wider(completions, values):
+    """With the place behind each completion, which TRL counts too, where it has a value like any other."""
+    return replace(completions, length=completions.length + 1).taken(values)
 
 
 def trl_rollout(trl_ppo, batch, take):
-    replies = Replies.of(batch.action)
+    completions = Completions.of(batch.action)
     answer = trl_ppo(
         "advantage",
         settings={},
-        logp=take(replies, batch.old_logp),
-        ref=take(replies, batch.ref_logp),
-        values=take(replies, batch.value),
+        logp=take(completions, batch.old_logp),
+        ref=take(completions, batch.ref_logp),
+        values=take(completions, batch.value),
         scores=batch.reward,
-        length=replies.length,
+        length=completions.length,
     )
-    return replies, answer
+    return completions, answer
 
 
 def trl_update(trl_ppo, batch, logp, predicted, take, pieces=1):
     """TRL's gradients on whet's advantage and target."""
-    replies = Replies.of(batch.action)
-    width = int(replies.length.max())
+    completions = Completions.of(batch.action)
+    width = int(completions.length.max())
     answer = trl_ppo(
         "loss",
         settings={},
-        logp=take(replies, logp),
-        old=take(replies, batch.old_logp),
-        predicted=take(replies, predicted),
-        values=take(replies, batch.value),
-        target=take(replies, batch.target),
-        advantage=take(replies, batch.advantage),
-        length=replies.length,
+        logp=take(completions, logp),
+        old=take(completions, batch.old_logp),
+        predicted=take(completions, predicted),
+        values=take(completions, batch.value),
+        target=take(completions, batch.target),
+        advantage=take(completions, batch.advantage),
+        length=completions.length,
         pieces=cut(len(logp), pieces),
     )
     names = ("gradient", "value_gradient")
-    return [replies.given_back(answer[name][:, :width]) for name in names]
+    return [completions.given_back(answer[name][:, :width]) for name in names]
 
 
 @same(WHITENED)
 def trl_ppo_advantage(trl_ppo):
-    """Replies of one length, which end where the tensor ends."""
+    """Completions of one length, which end where the tensor ends."""
     batch, _, _ = with_critic(*oracle_batch(), ragged=False)
-    replies, answer = trl_rollout(trl_ppo, batch, Replies.taken)
-    return replies.given_back(answer["advantage"]), prepared(row("ppo", TRL), batch).advantage
+    completions, answer = trl_rollout(trl_ppo, batch, Completions.taken)
+    return completions.given_back(answer["advantage"]), prepared(row("ppo", TRL), batch).advantage
 
 
 @same()
 def trl_ppo_target(trl_ppo):
     batch, _, _ = with_critic(*oracle_batch(), ragged=False)
-    replies, answer = trl_rollout(trl_ppo, batch, Replies.taken)
-    return replies.given_back(answer["target"]), prepared(row("ppo", TRL), batch).target
+    completions, answer = trl_rollout(trl_ppo, batch, Completions.taken)
+    return completions.given_back(answer["target"]), prepared(row("ppo", TRL), batch).target
 
 
 @same()
@@ -106,7 +106,7 @@ def trl_ppo_critic(trl_ppo):
     batch, logp, predicted = with_critic(*oracle_batch(), ragged=False)
     batch = prepared(row("ppo", TRL), batch)
     ours = critic_gradient(row("ppo", TRL), batch, predicted)
-    return trl_update(trl_ppo, batch, logp, predicted, Replies.taken)[1], ours
+    return trl_update(trl_ppo, batch, logp, predicted, Completions.taken)[1], ours
 
 
 @same(WHITENED)
@@ -138,10 +138,10 @@ def verl_value_loss(verl):
 
 @measured
 def trl_ppo_ragged_advantage(trl_ppo):
-    """The reward lies one place behind the last token of a reply that ends early, on a value of its own."""
+    """The reward lies one place behind the last token of a completion that ends early, on a value of its own."""
     batch, _, _ = with_critic(*steady_batch(), ragged=True)
-    replies, answer = trl_rollout(trl_ppo, batch, wider)
-    theirs = replies.given_back(answer["advantage"][:, : int(replies.length.max())])
+    completions, answer = trl_rollout(trl_ppo, batch, wider)
+    theirs = completions.given_back(answer["advantage"][:, : int(completions.length.max())])
     return gap(theirs, prepared(row("ppo", TRL), batch).advantage)
 
 

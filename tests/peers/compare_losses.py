@@ -87,7 +87,7 @@ def trl_gmpo(trl):
 
 @same()
 def trl_rloo(trl):
-    """TRL clips the ratio of the whole reply; whet says so with two pieces."""
+    """TRL clips the ratio of the whole completion; whet says so with two pieces."""
     return both(row("rloo", WHOLE), trl_gradient, trl, drift=0.1, trainer="rloo")
 
 

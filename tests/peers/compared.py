@@ -23,7 +23,7 @@ SAME = {}
 MEASURED = {}
 EXACT = 1e-10
 SINGLE = 1e-5  # float32 on the peer's side
-ONE_PLUS = 1e-7  # verl adds 1e-8 to a length, which is felt where a reply has few tokens
+ONE_PLUS = 1e-7  # verl adds 1e-8 to a length, which is felt where a completion has few tokens
 WHITENED = 1e-5  # the peers divide by sqrt(variance + 1e-8), whet by std + 1e-6
 
 
@@ -101,8 +101,8 @@ def cut(num_rows, pieces):
 
 
 @dataclass(frozen=True)
-class Replies:
-    """Where the replies of a batch lie: peers see them without prompts, each from column 0."""
+class Completions:
+    """Where the completions of a batch lie: peers see them without prompts, each from column 0."""
 
     start: torch.Tensor  # [N]
     length: torch.Tensor  # [N], to the last action token, holes included
@@ -113,8 +113,8 @@ class Replies:
         column = torch.arange(action.shape[1])
         first = torch.where(action, column, action.shape[1]).amin(-1)
         last = torch.where(action, column, -1).amax(-1)
-        assert (last >= 0).all(), "a row without an action has no reply to find"
-        return Replies(first, last + 1 - first, action.shape[1])
+        assert (last >= 0).all(), "a row without an action has no completion to find"
+        return Completions(first, last + 1 - first, action.shape[1])
 
     def _columns(self):
         column = torch.arange(int(self.length.max()))[None]
@@ -131,45 +131,45 @@ class Replies:
         return wide.scatter_add(1, columns, torch.where(inside, values, 0.0))
 
 
-def trl_gradient(trl, batch, logp, *, trainer="grpo", pieces=1, replies=None, generated_tokens=None, **settings):
-    """TRL's gradient on a prepared batch; TRL knows one advantage a reply."""
-    replies = replies or Replies.of(batch.action)
+def trl_gradient(trl, batch, logp, *, trainer="grpo", pieces=1, completions=None, generated_tokens=None, **settings):
+    """TRL's gradient on a prepared batch; TRL knows one advantage a completion."""
+    completions = completions or Completions.of(batch.action)
     answer = trl(
         "policy",
         trainer=trainer,
         settings=settings,
-        logp=replies.taken(logp),
-        old=replies.taken(batch.old_logp),
-        ref=replies.taken(batch.ref_logp),
-        entropy=replies.taken(batch.entropy),
-        mask=replies.taken(batch.action),
-        advantage=each_reply(batch),
+        logp=completions.taken(logp),
+        old=completions.taken(batch.old_logp),
+        ref=completions.taken(batch.ref_logp),
+        entropy=completions.taken(batch.entropy),
+        mask=completions.taken(batch.action),
+        advantage=each_completion(batch),
         pieces=cut(len(logp), pieces),
         budget=batch.max_new_tokens,
         generated_tokens=generated_tokens,
     )
-    return replies.given_back(answer["gradient"])
+    return completions.given_back(answer["gradient"])
 
 
-def verl_gradient(verl, batch, logp, *, pieces=1, replies=None, loss_mode="vanilla", choice=None, **settings):
+def verl_gradient(verl, batch, logp, *, pieces=1, completions=None, loss_mode="vanilla", choice=None, **settings):
     """verl's gradient on a prepared batch; `choice` holds the numbers of its `policy_loss` section."""
-    replies = replies or Replies.of(batch.action)
+    completions = completions or Completions.of(batch.action)
     answer = verl(
         "policy",
         loss={"loss_mode": loss_mode, **(choice or {})},
         settings=settings,
-        logp=replies.taken(logp),
-        old=replies.taken(batch.old_logp),
-        ref=replies.taken(batch.ref_logp),
-        mask=replies.taken(batch.action),
-        advantage=replies.taken(batch.advantage),
-        length=replies.length.tolist(),
+        logp=completions.taken(logp),
+        old=completions.taken(batch.old_logp),
+        ref=completions.taken(batch.ref_logp),
+        mask=completions.taken(batch.action),
+        advantage=completions.taken(batch.advantage),
+        length=completions.length.tolist(),
         pieces=cut(len(logp), pieces),
     )
-    return replies.given_back(answer["gradient"])
+    return completions.given_back(answer["gradient"])
 
 
-def each_reply(batch):
+def each_completion(batch):
     """The advantage of a batch whose tokens share it: [N]."""
     total = torch.where(batch.action, batch.advantage, 0.0).sum(-1)
     return total / batch.lengths.clamp(min=1)

@@ -8,7 +8,7 @@ BUDGET = 64
 
 
 def steady_batch(*, num_groups=16, group_size=8, drift=0.2, binary=False):
-    """128 replies of 1 to 64 tokens with tool output in between, and their log-probabilities now, `drift` away.
+    """128 completions of 1 to 64 tokens with tool output in between, and their log-probabilities now, `drift` away.
 
     Prompts differ in how often they are answered right; rewards are 0 or 1, and up to 0.5 for form unless `binary`.
     """
@@ -23,10 +23,10 @@ def steady_batch(*, num_groups=16, group_size=8, drift=0.2, binary=False):
 
     group = torch.arange(num_groups).repeat_interleave(group_size)
     prompt = torch.randint(1, 9, (num_rows,), generator=stream)[:, None]
-    reply = torch.randint(1, BUDGET + 1, (num_rows,), generator=stream)[:, None]
+    completion = torch.randint(1, BUDGET + 1, (num_rows,), generator=stream)[:, None]
     shape = (num_rows, BUDGET + 10)
     column = torch.arange(shape[1])[None]
-    action = (column >= prompt) & (column < prompt + reply)
+    action = (column >= prompt) & (column < prompt + completion)
     action &= (uniform(*shape) > 0.1) | (column == prompt)
     logp = -2 * uniform(*shape) ** 2 - 0.3
     right = (uniform(num_rows) < (0.1 + 0.8 * uniform(num_groups))[group]).double()

@@ -17,7 +17,7 @@ def jagged(rows):
 
 
 def micro_batch(rows, columns, length, counts):
-    """A micro-batch as the default trainer hands it over: nested, padded only to its own longest reply."""
+    """A micro-batch as the default trainer hands it over: nested, padded only to its own longest completion."""
     fields = {
         "prompts": jagged([torch.zeros(1, dtype=torch.long) for _ in rows]),
         "responses": jagged([torch.zeros(length[row], dtype=torch.long) for row in rows]),

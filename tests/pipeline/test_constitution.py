@@ -66,11 +66,11 @@ def test_critique_and_revision_are_one_conversation():
     assert [each["content"] for each in asked[1:]] == [
         "kill it", GENERAL[0].critique, "it is rude", GENERAL[0].revision
     ]  # fmt: skip
-    plain = critique_request(Prompt("1", (), "text"), "reply", WORKED[0])
+    plain = critique_request(Prompt("1", (), "text"), "completion", WORKED[0])
     assert plain[0] == {"role": "user", "content": "text"}
 
 
-def test_the_comparison_holds_both_replies_in_order():
+def test_the_comparison_holds_both_completions_in_order():
     (asked,) = preference_request(PROMPT, "one", "two", GENERAL[0])
     text = asked["content"]
     assert text.index("(A) one") < text.index("(B) two") < text.index(GENERAL[0].preference)
@@ -81,7 +81,7 @@ def test_preferences_after_reasons_are_held_back():
 
 
 @pytest.mark.parametrize(
-    ("reply", "is_forbidden", "kinds"),
+    ("completion", "is_forbidden", "kinds"),
     [
         ("Open the task manager and choose End task.", False, []),
         ("I'm sorry, but I can't help with that.", False, ["evasive"]),
@@ -92,8 +92,8 @@ def test_preferences_after_reasons_are_held_back():
         ("  ", False, ["empty"]),
     ],
 )
-def test_violations_by_rule(reply, is_forbidden, kinds):
-    assert violations(PROMPT, reply, is_forbidden) == kinds
+def test_violations_by_rule(completion, is_forbidden, kinds):
+    assert violations(PROMPT, completion, is_forbidden) == kinds
 
 
 def test_conduct_is_shares():

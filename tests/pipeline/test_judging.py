@@ -47,12 +47,12 @@ def test_log_probabilities_are_normalised_over_the_two_names():
     assert normalised(-2000.0, 0.0) == 0.0 and normalised(0.0, -2000.0) == 1.0
 
 
-def test_contests_are_of_different_replies_and_know_the_truth():
+def test_contests_are_of_different_completions_and_know_the_truth():
     rows = [
-        {**ROW, "replies": ["a", "a", "b"], "scores": [0.0, 0.0, 1.0]},
-        {**ROW, "id": "r", "replies": ["a", "a"], "scores": [1.0, 1.0]},
-        {**ROW, "id": "s", "replies": ["a", "b"]},
-        {**ROW, "id": "t", "replies": ["a", "b"], "scores": [None, 1.0]},
+        {**ROW, "completions": ["a", "a", "b"], "scores": [0.0, 0.0, 1.0]},
+        {**ROW, "id": "r", "completions": ["a", "a"], "scores": [1.0, 1.0]},
+        {**ROW, "id": "s", "completions": ["a", "b"]},
+        {**ROW, "id": "t", "completions": ["a", "b"], "scores": [None, 1.0]},
     ]
     found, counts = contests(rows)
     assert [(each.one, each.other, each.truth) for each in found] == [
@@ -60,7 +60,7 @@ def test_contests_are_of_different_replies_and_know_the_truth():
         ("a", "b", None),
         ("a", "b", None),
     ]
-    assert counts == {"prompts": 4, "same_replies": 1}
+    assert counts == {"prompts": 4, "same_completions": 1}
 
 
 def test_pairs_have_the_winner_first_and_everything_is_counted():

@@ -1,4 +1,4 @@
-"""Pairs of a policy's own replies: the right ones, and every dropped one counted."""
+"""Pairs of a policy's own completions: the right ones, and every dropped one counted."""
 
 import math
 
@@ -11,41 +11,41 @@ from whet.pipeline.pairs import best_against_worst, prompt_row, shown_against_ow
 from whet.types import Prompt
 
 
-def replies(scores, texts=None, finished=None, name="q"):
-    texts = texts or [f"reply {number}" for number in range(len(scores))]
-    row = {"id": name, "prompt": [{"role": "user", "content": "1+1"}], "replies": texts}
+def completions(scores, texts=None, finished=None, name="q"):
+    texts = texts or [f"completion {number}" for number in range(len(scores))]
+    row = {"id": name, "prompt": [{"role": "user", "content": "1+1"}], "completions": texts}
     return {**row, "scores": scores, "finished": finished or [True] * len(scores)}
 
 
 def test_the_best_stands_against_the_worst():
-    (pair,), counts = best_against_worst([replies([0.5, 1.0, 0.25, 0.5])])
-    assert (pair["chosen"], pair["rejected"]) == ("reply 1", "reply 2")
+    (pair,), counts = best_against_worst([completions([0.5, 1.0, 0.25, 0.5])])
+    assert (pair["chosen"], pair["rejected"]) == ("completion 1", "completion 2")
     assert (pair["chosen_score"], pair["rejected_score"]) == (1.0, 0.25)
-    assert counts == {"prompts": 1, "pairs": 1, "ties": 0, "cut_off": 0, "unscorable_replies": 0}
+    assert counts == {"prompts": 1, "pairs": 1, "ties": 0, "cut_off": 0, "unscorable_completions": 0}
 
 
-def test_ties_and_unscorable_replies_are_dropped_and_counted():
-    rows = [replies([1.0, 1.0]), replies([None, 1.0]), replies([None, 0.0, 1.0])]
+def test_ties_and_unscorable_completions_are_dropped_and_counted():
+    rows = [completions([1.0, 1.0]), completions([None, 1.0]), completions([None, 0.0, 1.0])]
     pairs, counts = best_against_worst(rows)
-    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("reply 2", "reply 1")]
-    assert counts["ties"] == 2 and counts["unscorable_replies"] == 2 and counts["pairs"] == 1
+    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("completion 2", "completion 1")]
+    assert counts["ties"] == 2 and counts["unscorable_completions"] == 2 and counts["pairs"] == 1
 
 
-def test_a_reply_that_was_cut_off_is_never_chosen():
+def test_a_completion_that_was_cut_off_is_never_chosen():
     rows = [
-        replies([1.0, 0.5, 0.0], finished=[False, True, True]),
-        replies([1.0, 0.0], finished=[False, True], name="r"),
-        replies([1.0, 0.0], finished=[False, False], name="s"),
-        replies([1.0, 0.0], finished=[True, False], name="t"),
+        completions([1.0, 0.5, 0.0], finished=[False, True, True]),
+        completions([1.0, 0.0], finished=[False, True], name="r"),
+        completions([1.0, 0.0], finished=[False, False], name="s"),
+        completions([1.0, 0.0], finished=[True, False], name="t"),
     ]
     pairs, counts = best_against_worst(rows)
-    assert [(pair["id"], pair["chosen"]) for pair in pairs] == [("q", "reply 1"), ("t", "reply 0")]
+    assert [(pair["id"], pair["chosen"]) for pair in pairs] == [("q", "completion 1"), ("t", "completion 0")]
     assert counts["cut_off"] == 2
 
 
-def test_own_replies_equal_to_the_demonstration_are_dropped():
+def test_own_completions_equal_to_the_demonstration_are_dropped():
     shown = [{"id": str(number), "prompt": "p", "completion": "good"} for number in range(3)]
-    own = [{"replies": [text], "finished": [done]} for text, done in (("good", True), ("bad", False), (" ", True))]
+    own = [{"completions": [text], "finished": [done]} for text, done in (("good", True), ("bad", False), (" ", True))]
     pairs, counts = shown_against_own(shown, own)
     assert pairs == [{"id": "1", "prompt": "p", "chosen": "good", "rejected": "bad"}]
     assert counts == {"demonstrations": 3, "pairs": 1, "identical": 1, "empty": 1, "cut_off_rejected": 1}
@@ -53,11 +53,11 @@ def test_own_replies_equal_to_the_demonstration_are_dropped():
 
 def test_pairs_are_read_back_by_preference_training(tmp_path):
     prompt = Prompt("x/1", ({"role": "user", "content": "ein\u2028Zeilenende"},))
-    pairs, _ = best_against_worst([{**replies([0.0, 1.0]), **prompt_row(prompt)}])
+    pairs, _ = best_against_worst([{**completions([0.0, 1.0]), **prompt_row(prompt)}])
     path = tmp_path / "pairs.jsonl"
     path.write_text(json_lines(pairs), encoding="utf-8")
     (read,) = preferences_from(read_rows(str(path)))
-    assert (read.prompt.messages, read.chosen, read.rejected) == (prompt.messages, "reply 1", "reply 0")
+    assert (read.prompt.messages, read.chosen, read.rejected) == (prompt.messages, "completion 1", "completion 0")
     assert read_json_lines(path) == pairs
     assert prompt_row(Prompt("y", (), "plain")) == {"id": "y", "prompt": "plain"}
 

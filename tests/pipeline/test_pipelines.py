@@ -21,11 +21,11 @@ COMMON = {
     "model": {"threads": 1},
     "data": {"difficulty": [1]},
     "sampling": {"max_new_tokens": 24},
-    "report": {"evaluate_prompts": 6},
+    "report": {"eval_prompts": 6},
     "epochs": 1,
 }
 TINY = {
-    "iterative_dpo": {"prompts_per_round": 8, "replies": 4, "train": {"batch": {"rows_per_step": 4}}},
+    "iterative_dpo": {"prompts_per_round": 8, "completions": 4, "train": {"batch": {"rows_per_step": 4}}},
     "spin": {
         "data": {"count": 8},
         "train": {"batch": {"rows_per_step": 4}},
@@ -64,7 +64,7 @@ def test_each_round_begins_with_the_last_one_and_asks_new_prompts(made):
     run = made("iterative_dpo")
     assert run.status == "finished" and run.page.is_file()
     asked = [
-        {row["prompt"][0]["content"] for row in rows_of(run, f"round{at}-pairs", "replies.jsonl")} for at in (1, 2)
+        {row["prompt"][0]["content"] for row in rows_of(run, f"round{at}-pairs", "completions.jsonl")} for at in (1, 2)
     ]
     assert len(asked[0]) == len(asked[1]) == 8 and not asked[0] & asked[1]
     config = (run.stages["round2-train"].folder / "run" / "config.toml").read_text()
@@ -76,7 +76,7 @@ def test_each_round_begins_with_the_last_one_and_asks_new_prompts(made):
     assert {"accuracy", "reward"} <= set(run.stages["round2-marks"].result["marks"])
 
 
-def test_the_demonstrations_are_chosen_and_own_replies_rejected(made):
+def test_the_demonstrations_are_chosen_and_own_completions_rejected(made):
     run = made("spin")
     shown = {row["id"]: row["completion"] for row in rows_of(run, "demonstrations", "demonstrations.jsonl")}
     pairs = rows_of(run, "round1-pairs", "pairs.jsonl")
@@ -97,12 +97,14 @@ def test_a_judge_is_made_measured_and_asked_in_both_orders(made):
     labels = rows_of(run, "pairs", "labels.jsonl")
     assert len(labels) == run.stages["pairs"].result["counts"]["asked"] > 0
     assert all(0 <= line["forth"] <= 1 and 0 <= line["back"] <= 1 for line in labels)
-    asked = [{row["id"] for row in rows_of(run, stage, "replies.jsonl")} for stage in ("judge-examples", "replies")]
+    asked = [
+        {row["id"] for row in rows_of(run, stage, "completions.jsonl")} for stage in ("judge-examples", "completions")
+    ]
     assert not asked[0] & asked[1]
 
 
 class LikesLonger(BaseHTTPRequestHandler):
-    """A server that prefers the longer reply, wherever it stands."""
+    """A server that prefers the longer completion, wherever it stands."""
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
@@ -169,19 +171,19 @@ def test_more_rounds_go_on_from_the_last(made, tmp_path):
         toml.write_text(text)
 
 
-def test_own_replies_that_equal_the_data_end_it(tmp_path, monkeypatch):
+def test_own_completions_that_equal_the_data_end_it(tmp_path, monkeypatch):
     import whet.pipeline.rounds as rounds
 
     def echo(folder, config, chosen, count, seed, is_scored=False):
         shown = read_json_lines(folder.parent / "01-demonstrations" / "demonstrations.jsonl")
-        return [{"replies": [row["completion"]], "finished": [True]} for row in shown]
+        return [{"completions": [row["completion"]], "finished": [True]} for row in shown]
 
-    monkeypatch.setattr(rounds, "write_replies", echo)
-    quiet = {"report": {"evaluate_prompts": 0}, "folder": str(tmp_path / "run")}
+    monkeypatch.setattr(rounds, "write_completions", echo)
+    quiet = {"report": {"eval_prompts": 0}, "folder": str(tmp_path / "run")}
     run = run_pipeline("spin", COMMON, TINY["spin"], quiet)
     assert list(run.stages) == ["demonstrations", "round1-pairs"] and run.status == "finished"
-    assert run.stages["round1-pairs"].result["over"] == "8 of 8 own replies equal the data"
-    assert "ended early: 8 of 8 own replies equal the data" in run.page.read_text()
+    assert run.stages["round1-pairs"].result["over"] == "8 of 8 own completions equal the data"
+    assert "ended early: 8 of 8 own completions equal the data" in run.page.read_text()
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

@@ -17,7 +17,7 @@ COMMON = {
     "model": {"threads": 1},
     "data": {"difficulty": [1]},
     "sampling": {"max_new_tokens": 24},
-    "report": {"evaluate_prompts": 6, "save_every": 1},
+    "report": {"eval_prompts": 6, "save_every": 1},
     "epochs": 1,
     "train": {"batch": {"rows_per_step": 4}},
 }
@@ -26,7 +26,7 @@ TINY = {
     "self_rewarding": {
         "rounds": 2,
         "prompts_per_round": 6,
-        "replies": 4,
+        "completions": 4,
         "anchor": {"parts": [{"reward": "exact_answer"}]},
         "teach": {"count": 4, "train": {**BRIEF, "steps": 12}},
         "judge": {"examples": 4, "exam": 2, "times": 2, "max_new_tokens": 30},
@@ -81,7 +81,7 @@ def content(folder):
     return found
 
 
-def test_the_policy_judges_its_own_replies_and_the_next_one_judges_the_next(made):
+def test_the_policy_judges_its_own_completions_and_the_next_one_judges_the_next(made):
     run = made("self_rewarding")
     assert run.status == "finished"
     for at in (1, 2):
@@ -89,7 +89,7 @@ def test_the_policy_judges_its_own_replies_and_the_next_one_judges_the_next(made
         assert len(rows) == 6
         assert all(len(row["judgings"]) == len(row["truth"]) == len(row["anchor"]) == 4 for row in rows)
         assert all(len(each) == 2 for row in rows for each in row["judgings"])
-        marks = {row["id"]: dict(zip(row["replies"], mixed_scores(row, 0.5), strict=True)) for row in rows}
+        marks = {row["id"]: dict(zip(row["completions"], mixed_scores(row, 0.5), strict=True)) for row in rows}
         pairs = rows_of(run, f"round{at}-pairs", "pairs.jsonl")
         assert all(pair["chosen_score"] > pair["rejected_score"] for pair in pairs)
         assert all(pair["chosen"] in marks[pair["id"]] for pair in pairs)
@@ -109,10 +109,10 @@ def test_every_round_tells_its_signs(made):
         assert expected <= set(marks) and marks["length"] > 0 and 0 < marks["distinct"] <= 1
         assert run.stages[f"round{at}-signs"].result["said"]
     taught = demonstrations_from(read_rows(str(run.stages["examples"].folder / "demonstrations.jsonl")))
-    assert len(taught) == 4 + 4 * 4 and sum("Score:" in row.reply for row in taught) == 16
+    assert len(taught) == 4 + 4 * 4 and sum("Score:" in row.completion for row in taught) == 16
 
 
-def test_replies_are_criticised_revised_learnt_and_compared(made):
+def test_completions_are_criticised_revised_learnt_and_compared(made):
     run = made("constitutional")
     assert run.status == "finished"
     rows = rows_of(run, "revisions", "revisions.jsonl")
@@ -120,7 +120,7 @@ def test_replies_are_criticised_revised_learnt_and_compared(made):
     learnt = {row["id"]: row["completion"] for row in rows_of(run, "revise", "demonstrations.jsonl")}
     assert learnt and all(learnt[row["id"]] == row["revisions"][-1] for row in rows if row["id"] in learnt)
     counts = run.stages["revisions"].result["counts"]
-    assert counts["changed"] == sum(row["revisions"][-1] != row["reply"] for row in rows)
+    assert counts["changed"] == sum(row["revisions"][-1] != row["completion"] for row in rows)
     assert len(learnt) == 6 - counts["cut_off_or_empty"]
     labels = rows_of(run, "pairs", "labels.jsonl")
     assert labels and all(0 <= line["forth"] <= 1 and line["principle"] == "right steps" for line in labels)

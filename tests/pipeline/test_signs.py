@@ -5,7 +5,7 @@ import math
 import pytest
 
 from whet.data.tasks import TASKS
-from whet.data.tasks.reviewed import compared, fault_of, reviewed_replies
+from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
 from whet.pipeline.own_scores import judge_example, mean_score, mixed_scores, own_pairs, score_in, short_score_question
 from whet.pipeline.signs import Signs, apart, order_accuracy, prognosis, round_signs, warnings
 from whet.types import Prompt
@@ -33,11 +33,11 @@ def test_silence_is_not_zero():
     assert mean_score([5.0, None, 0.0]) == 0.5
 
 
-def row(judgings, truth=(), anchor=(), replies=("a", "b", "cc")):
+def row(judgings, truth=(), anchor=(), completions=("a", "b", "cc")):
     return {
         "id": "1",
         "prompt": "q",
-        "replies": list(replies),
+        "completions": list(completions),
         "finished": [True] * 3,
         "judgings": [list(each) for each in judgings],
         "truth": list(truth),
@@ -52,7 +52,7 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
     pairs, counts = own_pairs([clear, tied, silent], 0.0)
     (pair,) = pairs
     assert (pair["chosen"], pair["rejected"], pair["chosen_score"], pair["rejected_score"]) == ("a", "b", 1.0, 0.2)
-    assert counts["ties"] == 2 and counts["unscorable_replies"] == 2
+    assert counts["ties"] == 2 and counts["unscorable_completions"] == 2
 
 
 def test_the_anchor_is_mixed_in_and_can_turn_a_pair():
@@ -72,7 +72,7 @@ def test_order_accuracy_counts_ties_half_and_silence_as_a_miss():
 
 
 def test_signs_of_a_round():
-    rows = [row([(5,), (0,), (None,)], truth=(1, 0, 0), anchor=(0, 1, 1)), row([(5,)] * 3, replies=("a", "a", "a"))]
+    rows = [row([(5,), (0,), (None,)], truth=(1, 0, 0), anchor=(0, 1, 1)), row([(5,)] * 3, completions=("a", "a", "a"))]
     found = round_signs(2, rows, ties=1)
     assert found.length == (4 + 3) / 6 and found.ties == 0.5 and found.unreadable == 1 / 6
     assert found.distinct == (1 + 1 / 3) / 2 and found.mark == 0.8 and found.spread == 0.25
@@ -86,11 +86,11 @@ FINE = Signs(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"length": 61}, "replies grew from 40 to 61 characters"),
+        ({"length": 61}, "completions grew from 40 to 61 characters"),
         ({"mark": 0.95, "spread": 0.01}, "saturated"),
         ({"ties": 0.6}, "60% of the prompts are ties"),
         ({"unreadable": 0.2}, "20% of the judgings cannot be read"),
-        ({"distinct": 0.3}, "distinct replies fell from 80% to 30%"),
+        ({"distinct": 0.3}, "distinct completions fell from 80% to 30%"),
         ({"judge": 0.8}, "the judge fell from 95% to 80%"),
         ({"judge": 0.5}, "orders 50% of the exam right"),
         ({"meets_truth": 0.4}, "as the truth does"),
@@ -118,16 +118,16 @@ def test_the_prognosis_names_a_collapse_only_beyond_noise():
     assert apart(0.9, 0.5, 200) > 2 > apart(0.12, 0.1, 200) > 0
 
 
-def test_a_task_writes_replies_with_their_faults_and_reasons():
-    rows = reviewed_replies(TASKS["arithmetic"], "train", 3, 0, 3)
+def test_a_task_writes_completions_with_their_faults_and_reasons():
+    rows = reviewed_completions(TASKS["arithmetic"], "train", 3, 0, 3)
     assert [each.quality for each in rows[:5]] == [1.0, 0.5, 0.0, 1.0, 0.0]
     right, careless, wrong, bare, bare_wrong = rows[:5]
     assert right.fault == "" and bare.fault == bare_wrong.fault == "no steps"
-    assert careless.fault.endswith("is wrong") and careless.fault.split()[0] in careless.reply
-    assert right.reason.endswith("=0") and not wrong.reason.endswith("=0") and wrong.right == right.reply
+    assert careless.fault.endswith("is wrong") and careless.fault.split()[0] in careless.completion
+    assert right.reason.endswith("=0") and not wrong.reason.endswith("=0") and wrong.right == right.completion
     assert [each.is_plain for each in rows[:5]] == [True, False, True, True, True]
     assert compared("7", "9") == "7-9=8" and compared("1 2", "3") == "1 2 / 3"
     assert fault_of("<think>1+1=3</think><answer>3</answer>", "1+1=2") == "1+1=3 is wrong"
-    example = judge_example(right.prompt, wrong.reply, 0.0, wrong.reason)
-    assert score_in(example["completion"]) == 1 and wrong.reply in example["prompt"][0]["content"]
+    example = judge_example(right.prompt, wrong.completion, 0.0, wrong.reason)
+    assert score_in(example["completion"]) == 1 and wrong.completion in example["prompt"][0]["content"]
     assert short_score_question(Prompt("a", (), "1+1"), "2")[0]["content"].startswith("1+1\n2\n")

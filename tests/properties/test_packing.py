@@ -1,4 +1,4 @@
-"""Packing is the model's business: as a tree or padded, replies give the objective equal numbers."""
+"""Packing is the model's business: as a tree or padded, completions give the objective equal numbers."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from whet.model.split import SplitModel, split_model
+from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.token_logp import Details, token_logp
 from whet.objective import PRESETS, step_totals
 from whet.types import Extras
@@ -32,7 +32,7 @@ def small_model():
 
 def scores(model, batch, packed):
     details = Details(entropy_gradient=True, num_top=3, packed=packed)
-    found = token_logp(split_model(model), batch.tokens, batch.action, details=details)
+    found = token_logp(causal_lm(model), batch.tokens, batch.action, details=details)
     return found.logp, Extras(entropy=found.entropy, top_logp=found.top_logp, chose_top=found.chose_top)
 
 
@@ -41,7 +41,7 @@ def test_packed_and_padded_rows_teach_the_model_the_same(name, monkeypatch):
     model, row = small_model(), PRESETS[name].objective
     batch, _ = random_batch(1, num_groups=2, group_size=3)
     batch = row.advantage(asked_for(batch, row), {})[0]
-    sizes, hidden = [], SplitModel.hidden
+    sizes, hidden = [], CausalLM.hidden
 
     def watched(self, tokens, **more):
         sizes.append(tuple(tokens.shape))
@@ -51,7 +51,7 @@ def test_packed_and_padded_rows_teach_the_model_the_same(name, monkeypatch):
     for packed in (False, True):
         model.zero_grad()
         with monkeypatch.context() as patch:
-            patch.setattr(SplitModel, "hidden", watched)
+            patch.setattr(CausalLM, "hidden", watched)
             logp, extras = scores(model, batch, packed)
         row.loss(batch, logp, step_totals(batch, 16), extras).value.backward()
         found.append((logp.detach(), [parameter.grad.clone() for parameter in model.parameters()]))

@@ -37,7 +37,7 @@ CUTS = ([[0], [1], [2], [3], [4], [5], [6], [7]], [[6, 0, 3], [7, 5, 1, 4, 2]])
 
 
 def example(name, paired, seed=1):
-    """A step of eight rows, one with an empty reply and a weight each, and its totals with the row's anchor."""
+    """A step of eight rows, one with an empty completion and a weight each, and its totals with the row's anchor."""
     batch, logp, extras = random_rows(seed, num_rows=8, paired=paired, empty=True)
     batch = replace(batch, weight=torch.linspace(0.5, 2.0, 8, dtype=torch.float64))
     logp = logp + 0.2  # so that the anchors are not 0
@@ -68,8 +68,8 @@ def test_cuts_and_order_do_not_matter(name, paired, cut):
     gradient, rival, sums, counts = torch.zeros_like(logp), torch.zeros_like(logp), {}, []
     for rows in cut:
         counts.append(pair_totals(batch.select(rows)))
-        loss, slope, other = found(name, batch.select(rows), logp[rows], part(extras, rows), totals)
-        gradient[rows] += slope
+        loss, grad, other = found(name, batch.select(rows), logp[rows], part(extras, rows), totals)
+        gradient[rows] += grad
         rival[rows] += other
         for key, number in loss.metrics.items():
             sums[key] = sums.get(key, 0.0) + number
@@ -126,7 +126,7 @@ def test_sums_give_the_same_as_tokens(name, paired):
 
 
 @pytest.mark.parametrize(("name", "paired"), CASES)
-def test_a_row_with_an_empty_reply_counts_nowhere(name, paired):
+def test_a_row_with_an_empty_completion_counts_nowhere(name, paired):
     batch, logp, extras, totals = example(name, paired)
     _, expected, _ = found(name, batch, logp, extras, totals)
     kept = [row for row in range(8) if row != 1]
@@ -138,15 +138,15 @@ def test_a_row_with_an_empty_reply_counts_nowhere(name, paired):
 
 
 @pytest.mark.parametrize(("name", "paired"), CASES)
-def test_the_slope_is_the_gradient(name, paired):
+def test_the_grad_is_the_gradient(name, paired):
     batch, logp, extras, totals = example(name, paired)
     if "rival_logp" in ROWS[name].needs():
         with pytest.raises(ValueError, match="rival_logp"):
-            ROWS[name].slope(batch, logp, totals, extras)
+            ROWS[name].grad(batch, logp, totals, extras)
         return
     loss, expected, _ = found(name, batch, logp, extras, totals)
-    slope, same = ROWS[name].slope(batch, logp, totals, extras)
-    assert torch.equal(slope, expected) and same.metrics == loss.metrics and not same.value.requires_grad
+    grad, same = ROWS[name].grad(batch, logp, totals, extras)
+    assert torch.equal(grad, expected) and same.metrics == loss.metrics and not same.value.requires_grad
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "ref_logp" in ROWS[name].needs()])
@@ -157,8 +157,8 @@ def test_only_log_ratios_matter_where_there_is_a_reference(name):
     if objective.imitate.name != "none" or objective.weigh.name != "alike":
         objective = with_pair_changes(objective, {"imitate": "none", "weigh": "alike"})
     moved = torch.randn(logp.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    expected, _ = objective.slope(batch, logp, totals, extras)
-    shifted, _ = objective.slope(replace(batch, ref_logp=batch.ref_logp + moved), logp + moved, totals, extras)
+    expected, _ = objective.grad(batch, logp, totals, extras)
+    shifted, _ = objective.grad(replace(batch, ref_logp=batch.ref_logp + moved), logp + moved, totals, extras)
     assert expected.norm() > 1e-4 and relative(shifted, expected) < 1e-9
 
 
@@ -169,7 +169,7 @@ SYMMETRIC = [name for name in ROWS if ROWS[name].curve.name in ("logistic", "unf
     "name", [n for n in SYMMETRIC if ROWS[n].imitate.name == "none" and ROWS[n].contrast.name == "difference"]
 )
 def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
-    """Margin 0, not slope 0: what one side gains the other loses, so shared tokens cancel in the weights."""
+    """Margin 0, not grad 0: what one side gains the other loses, so shared tokens cancel in the weights."""
     batch, logp, extras, _ = example(name, True)
     twin = batch.select([0])
     twin = PairBatch(
@@ -177,14 +177,14 @@ def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
         action=twin.action[:, :1].repeat(1, 2, 1),
     )
     same, square = (values[:1, :1].repeat(1, 2, 1) for values in (logp, extras.log_square))
-    slope, loss = ROWS[name].slope(twin, same, pair_totals(twin), PairExtras(square))
+    grad, loss = ROWS[name].grad(twin, same, pair_totals(twin), PairExtras(square))
     assert loss.metrics["margin"] == 0 and loss.metrics["accuracy"] == 0.5
-    assert slope.norm() > 1e-6 and torch.allclose(slope[:, 0], -slope[:, 1], rtol=0, atol=1e-15)
+    assert grad.norm() > 1e-6 and torch.allclose(grad[:, 0], -grad[:, 1], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ROWS)
-def test_replies_far_from_the_reference_stay_finite(name, dtype):
+def test_completions_far_from_the_reference_stay_finite(name, dtype):
     """A policy that has strayed by hundreds of nats, and one that is sure of every token."""
     batch, logp, extras, totals = example(name, True)
     ref = batch.ref_logp.float()
@@ -199,11 +199,11 @@ def test_replies_far_from_the_reference_stay_finite(name, dtype):
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].weigh.name == "alike"])
-def test_a_step_that_follows_the_slope_lowers_the_loss(name):
+def test_a_step_that_follows_the_grad_lowers_the_loss(name):
     """Rows whose weights move with the policy are left out: those have no gradient."""
     batch, logp, extras, totals = example(name, True)
-    slope, before = ROWS[name].slope(batch, logp, totals, extras)
-    after = ROWS[name].loss(batch, logp - 1e-4 * slope / slope.norm(), totals, extras)
+    grad, before = ROWS[name].grad(batch, logp, totals, extras)
+    after = ROWS[name].loss(batch, logp - 1e-4 * grad / grad.norm(), totals, extras)
     assert float(after.value) < float(before.value)
 
 
@@ -225,10 +225,10 @@ def test_reward_models_do_not_feel_cuts_order_or_missing_answers(cost, centre):
     whole.value.backward()
     gradient, sums = torch.zeros_like(score), {}
     for rows in ([5, 1], [0, 2, 4, 3]):
-        piece = torch.where(batch.rank[rows] >= 0, score[rows], float("nan")).requires_grad_()
-        found = loss.loss(batch.select(rows), piece, totals)
+        component = torch.where(batch.rank[rows] >= 0, score[rows], float("nan")).requires_grad_()
+        found = loss.loss(batch.select(rows), component, totals)
         found.value.backward()
-        gradient[rows] += piece.grad
+        gradient[rows] += component.grad
         sums = {name: sums.get(name, 0.0) + number for name, number in found.metrics.items()}
     assert whole.value.item() > 0.1 and leaf.grad.norm() > 0.1
     assert (leaf.grad[4] == 0).all() and (leaf.grad[batch.rank < 0] == 0).all()
@@ -243,17 +243,17 @@ def test_classifiers_do_not_feel_cuts_order_or_padding(even):
     label = torch.rand(6, 5, generator=draw, dtype=torch.float64)
     judged = torch.rand(6, 5, generator=draw) < 0.6
     judged[2] = False
-    batch, loss = LabelBatch(label, judged), LabelLoss(even_replies=even)
+    batch, loss = LabelBatch(label, judged), LabelLoss(even_completions=even)
     totals = reward_totals(batch)
     leaf = logit.clone().requires_grad_()
     whole = loss.loss(batch, leaf, totals)
     whole.value.backward()
     gradient, sums = torch.zeros_like(logit), {}
     for rows in ([4, 0], [2], [5, 3, 1]):
-        piece = torch.where(judged[rows], logit[rows], float("nan")).requires_grad_()
-        found = loss.loss(batch.select(rows), piece, totals)
+        component = torch.where(judged[rows], logit[rows], float("nan")).requires_grad_()
+        found = loss.loss(batch.select(rows), component, totals)
         found.value.backward()
-        gradient[rows] += piece.grad
+        gradient[rows] += component.grad
         sums = {name: sums.get(name, 0.0) + number for name, number in found.metrics.items()}
     assert leaf.grad.norm() > 0.05 and (leaf.grad[~judged] == 0).all()
     assert relative(gradient, leaf.grad) < CLOSE

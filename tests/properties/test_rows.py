@@ -56,10 +56,10 @@ def in_parts(objective, batch, logp, extras, parts):
     sums = {}
     for rows in parts:
         width = int(batch.action[rows].any(0).nonzero().max()) + 1 if batch.action[rows].any() else 1
-        part, piece = batch.select(rows).narrowed(width), chosen(extras, rows, width)
-        for name, gradient in found_gradients(objective, part, logp[rows, :width], piece, totals).items():
+        part, component = batch.select(rows).narrowed(width), chosen(extras, rows, width)
+        for name, gradient in found_gradients(objective, part, logp[rows, :width], component, totals).items():
             whole[name][rows, :width] += gradient
-        for name, number in metrics_of(objective, part, logp[rows, :width], piece, totals).items():
+        for name, number in metrics_of(objective, part, logp[rows, :width], component, totals).items():
             sums[name] = sums.get(name, 0.0) + number
     return whole, sums
 
@@ -69,11 +69,11 @@ def tensors_of(logp, extras):
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("tokens_per_pass", [1, 60, 10_000])
-def test_micro_batches_do_not_matter(name, tokens_per_pass):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
+def test_micro_batches_do_not_matter(name, micro_batch_tokens):
     objective, batch, logp, extras = example(ROWS[name], 1)
     batch = prepared(objective, batch)
-    parts = passes(batch, tokens_per_pass)
+    parts = passes(batch, micro_batch_tokens)
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
     found, metrics = in_parts(objective, batch, logp, extras, parts)
     assert_same(found, found_gradients(objective, batch, logp, extras))
@@ -96,17 +96,17 @@ def test_the_number_of_ranks_does_not_matter(name, ranks):
     assert metrics == pytest.approx(metrics_of(objective, batch, logp, extras, totals), rel=1e-6, abs=1e-14)
 
 
-def test_ranks_agree_on_the_slope_of_a_learned_share():
-    """It is a sum over replies divided by the step's tokens: added over ranks it is the whole step's."""
+def test_ranks_agree_on_the_grad_of_a_learned_share():
+    """It is a sum over completions divided by the step's tokens: added over ranks it is the whole step's."""
     objective, batch, logp, extras = example(ROWS["lambda_grpo"], 4)
     batch = prepared(objective, batch)
     totals = step_totals(batch, batch.max_new_tokens)
-    whole = metrics_of(objective, batch, logp, extras, totals)["share_slope"]
+    whole = metrics_of(objective, batch, logp, extras, totals)["share_grad"]
     shares = [list(range(rank, batch.num_sequences, 3)) for rank in range(3)]
     _, metrics = in_parts(objective, batch, logp, extras, shares)
-    assert metrics["share_slope"] == pytest.approx(whole, rel=1e-12) and abs(whole) > 1e-4
+    assert metrics["share_grad"] == pytest.approx(whole, rel=1e-12) and abs(whole) > 1e-4
     assert objective.learned(MEMORY, metrics, 9)["length_power"] == pytest.approx(
-        objective.learned(MEMORY, {"share_slope": whole}, 9)["length_power"], rel=1e-12
+        objective.learned(MEMORY, {"share_grad": whole}, 9)["length_power"], rel=1e-12
     )
 
 
@@ -250,7 +250,7 @@ def test_rewards_that_are_no_verdicts_are_refused_by_the_rows_that_need_verdicts
         prepared(objective, replace(batch, parts=batch.parts + 1))
 
 
-def test_a_constant_added_to_everything_is_forgotten_by_the_greedy_reply_and_by_whitening():
+def test_a_constant_added_to_everything_is_forgotten_by_the_greedy_completion_and_by_whitening():
     for name in ("remax", "reinforce_pp"):
         objective, batch, logp, extras = example(ROWS[name], 0)
         moved = replace(batch, reward=batch.reward + 5, greedy_reward=batch.greedy_reward + 5)
@@ -281,7 +281,7 @@ def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
     reward = torch.ones_like(noise) if verdicts else 0.1 + noise
     parts = torch.stack([torch.ones_like(noise), reward], dim=1)
     steps = None if batch.step_reward is None else torch.where(batch.step_reward.isnan(), float("nan"), reward[:, None])
-    shape = {} if objective.shape.name == "none" else {"max_new_tokens": 1000}  # no reply is too long
+    shape = {} if objective.shape.name == "none" else {"max_new_tokens": 1000}  # no completion is too long
     agreed = replace(batch, reward=reward, parts=parts, step_reward=steps, **shape)
     assert (prepared(objective, agreed).advantage == 0).all()
 
@@ -304,7 +304,7 @@ def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
     batch = replace(batch, group=torch.arange(batch.num_sequences))
     found = prepared(objective, batch)
     assert found.advantage.isfinite().all() and found.advantage.abs().max() < 100
-    if name in AGREE and objective.baseline.name != "step_sum":  # the steps of one reply still differ
+    if name in AGREE and objective.baseline.name != "step_sum":  # the steps of one completion still differ
         assert (found.advantage == 0).all()
     for gradient in found_gradients(objective, found, logp, extras).values():
         assert gradient.isfinite().all()
@@ -400,7 +400,7 @@ def test_what_a_row_does_not_need_does_not_change_it(name):
 
 @pytest.mark.parametrize("name", ["clip_cov", "wide clip_cov"])
 def test_equal_tokens_and_positions_share_a_lot_and_no_others_do(name):
-    """Cutting a batch cannot change the lottery: it looks at one reply at a time."""
+    """Cutting a batch cannot change the lottery: it looks at one completion at a time."""
     _, batch, *_ = example(ROWS[name], 4)
     lots = lottery(batch)
     assert (lots >= 0).all() and len(set(lots[batch.action].tolist())) == int(batch.action.sum())
@@ -415,16 +415,16 @@ def test_the_extras_of_a_pass_are_what_a_row_may_ask_for():
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_slope_known_beforehand_is_the_gradient(name):
+def test_a_grad_known_beforehand_is_the_gradient(name):
     objective, batch, logp, extras = example(ROWS[name], 1)
     batch = replace(prepared(objective, batch), old_logp=None)
     totals = step_totals(batch, batch.max_new_tokens)
     row = objective.tuned(MEMORY)
-    slope = row.slope(batch, totals)
+    grad = row.grad(batch, totals)
     looking = row.kl.needs | row.mismatch.needs | row.smooth.needs | row.entropy.needs
-    assert (slope is None) == bool(looking or row.ratio.against != "old_logp")
-    if slope is not None:
+    assert (grad is None) == bool(looking or row.ratio.against != "old_logp")
+    if grad is not None:
         for place in (logp, logp - 1.5):
             leaf = place.clone().requires_grad_()
             row.loss(batch, leaf, totals, extras).value.backward()
-            assert relative(slope.double(), leaf.grad) < 1e-6
+            assert relative(grad.double(), leaf.grad) < 1e-6

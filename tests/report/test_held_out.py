@@ -1,6 +1,6 @@
 """Held-out marks on a run's page, and the finding about members that part."""
 
-from whet.report.held_out import held_out_section, tenths, told_marks
+from whet.report.eval_section import held_out_section, tenths, told_marks
 from whet.report.parted import parted
 from whet.report.record import Evaluation
 from whet.types import StepReport
@@ -26,8 +26,8 @@ def test_marks_are_shown_before_and_after_with_calibration_and_length():
         "<th>accuracy</th><td>50.0%</td><td>84.0%</td>",
         "<th>member 1 accuracy</th>",
         "97.0% sure, 95.0% right, 88 rows",
-        "better reply is longer: 90.0%",
-        "better reply is shorter: 61.0%",
+        "better completion is longer: 90.0%",
+        "better completion is shorter: 61.0%",
     ):
         assert words in page, words
     assert "calibration 5" not in page and page.count("<circle") == 2

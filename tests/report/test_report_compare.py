@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import pytest
 
+from whet.metrics.significance import corrected, incomplete_beta, two_sided_p, welch_p
 from whet.report.compare import (
     Comparison,
     Estimate,
@@ -23,7 +24,6 @@ from whet.report.compare import (
     verdict,
 )
 from whet.report.compare_page import band_chart, compare_page, courses
-from whet.report.significance import corrected, incomplete_beta, two_sided_p, welch_p
 
 # critical values of Student's t as tables print them: (degrees of freedom, two-sided p, t)
 T_TABLE = [

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from whet.protocols import Reporter
+from whet.protocols import Callback
 from whet.report import Console
 from whet.report.text import duration, measured, number, quantity, sparkline
 from whet.types import StepReport
@@ -59,7 +59,7 @@ def watch(console: Console, health: tuple[str, ...] = ()) -> None:
 
 
 def test_console_is_a_reporter() -> None:
-    assert isinstance(Console(io.StringIO()), Reporter)
+    assert isinstance(Console(io.StringIO()), Callback)
 
 
 def test_pipe_gets_plain_lines() -> None:
@@ -84,7 +84,7 @@ def test_fast_steps_are_thinned_but_the_last_is_shown() -> None:
 
 def test_finding_is_told_once() -> None:
     stream = io.StringIO()
-    watch(Console(stream), ("KL is 3: cause; mend.",))
+    watch(Console(stream), ("KL is 3: cause; fix.",))
     assert stream.getvalue().count("KL is 3") == 1
 
 
@@ -100,7 +100,7 @@ def test_terminal_gets_a_display_within_80_columns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     screen = Screen()
-    watch(Console(screen), ("A finding that is rather long: " + "because " * 12 + "; mend.",))
+    watch(Console(screen), ("A finding that is rather long: " + "because " * 12 + "; fix.",))
     text = screen.getvalue()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     assert "step 3/3" in plain and "100%" in plain and "reward 0.600 ▁" in plain and "accuracy 25.0%" in plain

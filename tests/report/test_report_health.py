@@ -61,7 +61,7 @@ def test_nothing_is_found_without_steps_nor_in_a_run_that_learns() -> None:
 def test_all_wrong_asks_for_easier_data() -> None:
     steps = history(5, 0.0, uniform_groups=1.0)
     (sentence,) = diagnosis(steps)
-    assert "every reply is wrong" in sentence and "easier data" in sentence and "group_size" in sentence
+    assert "every completion is wrong" in sentence and "easier data" in sentence and "group_size" in sentence
     assert names(steps[:4]) == set()
 
 
@@ -153,11 +153,11 @@ def test_truncation_and_unscorable_shares() -> None:
     assert "20.0%" in unscorable and "samples.jsonl" in unscorable
 
 
-def test_reply_length() -> None:
-    assert "length collapse" in names(history(12, reply_length=lambda step: 40.0 if step < 6 else 4.0))
-    assert "length blow-up" in names(history(12, reply_length=lambda step: 40.0 if step < 6 else 400.0))
-    assert names(history(12, rising, reply_length=lambda step: 40.0 if step < 6 else 4.0)) == set()
-    assert names(history(12, reply_length=40.0)) == set()
+def test_completion_length() -> None:
+    assert "length collapse" in names(history(12, completion_length=lambda step: 40.0 if step < 6 else 4.0))
+    assert "length blow-up" in names(history(12, completion_length=lambda step: 40.0 if step < 6 else 400.0))
+    assert names(history(12, rising, completion_length=lambda step: 40.0 if step < 6 else 4.0)) == set()
+    assert names(history(12, completion_length=40.0)) == set()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_surrogate_near_zero_is_called_normal() -> None:
     assert notes(history(5, surrogate=0.5)) == ()
 
 
-def test_findings_are_one_line_with_a_mend() -> None:
+def test_findings_are_one_line_with_a_fix() -> None:
     for sentence in diagnosis(history(30, 0.0, {"truncated": 90}, uniform_groups=1.0, sampler_gap=1.0)):
         assert "\n" not in sentence and ": " in sentence and "; " in sentence and sentence.endswith(".")
 

@@ -57,13 +57,15 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def sample(reply: str, reward: float | None) -> Sample:
+def sample(completion: str, reward: float | None) -> Sample:
     action = torch.tensor([False, True, True])
-    bare = Sample(torch.arange(3), action, torch.zeros(3), (0, 0), StopReason.LENGTH, reply)
+    bare = Sample(torch.arange(3), action, torch.zeros(3), (0, 0), StopReason.LENGTH, completion)
     return bare.scored({"exact": reward or 0.0}, reward)
 
 
-def leave_run(folder: Path, num_steps: int, evaluate: bool = True, finish: bool = True, reply: str = "reply") -> None:
+def leave_run(
+    folder: Path, num_steps: int, evaluate: bool = True, finish: bool = True, completion: str = "completion"
+) -> None:
     record = Record(folder)
     record.started(SUMMARY)
     (folder / "config.toml").write_text('[model]\nname = "<tiny>"\n')
@@ -71,8 +73,8 @@ def leave_run(folder: Path, num_steps: int, evaluate: bool = True, finish: bool 
         record.evaluated(0, "held_out", {"accuracy": 0.25}, 2.0)
     for step in range(1, num_steps + 1):
         pairs = [
-            (Prompt(f"p{step}", (), f"question {step}", answer="gold"), sample(f"{reply} {step} good", 1.0)),
-            (Prompt(f"p{step}", (), f"question {step}", answer="gold"), sample(f"{reply} {step} bad", 0.0)),
+            (Prompt(f"p{step}", (), f"question {step}", answer="gold"), sample(f"{completion} {step} good", 1.0)),
+            (Prompt(f"p{step}", (), f"question {step}", answer="gold"), sample(f"{completion} {step} bad", 0.0)),
         ]
         report = StepReport(
             step,
@@ -101,14 +103,27 @@ def test_finished_run_has_every_section(tmp_path: Path) -> None:
     assert "Accuracy rose from 25.0% to 75.0% in 40 steps and 1 min 15 s." in text
     for heading in ("Objective", "Curves", "Where the time went", "Health", "Samples", "Counts", "Config", "Reproduce"):
         assert heading in text
-    for chart in ("Held-out accuracy and mean reward", "Reward: exact", "Reward: format", "Reply length", "Entropy"):
+    for chart in (
+        "Held-out accuracy and mean reward",
+        "Reward: exact",
+        "Reward: format",
+        "Completion length",
+        "Entropy",
+    ):
         assert chart in text
     assert "Sampler gap" not in text, "a chart without a single value is left out"
     assert "odd metric" in text and "min 0.050 at step 40" in text and "max 2.00 at step 1" in text
     assert re.search(r"rollout 40 s\s+53.3%", text) and re.search(r"other 10 s", text)
-    for words in ("reply 1 good", "reply 1 bad", "reply 40 good", "reply 40 bad", "gold", "ran out of tokens"):
+    for words in (
+        "completion 1 good",
+        "completion 1 bad",
+        "completion 40 good",
+        "completion 40 bad",
+        "gold",
+        "ran out of tokens",
+    ):
         assert words in text
-    assert "reply 20" not in text
+    assert "completion 20" not in text
     assert "whet train --seed 7 <x>" in text and 'name = "<tiny>"' in text and "loss = - a < b" in text
     assert "step 7: entropy 0.286" in text
 
@@ -135,7 +150,7 @@ def test_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) -> Non
     ],
 )
 def test_hostile_text_is_inert_wherever_it_comes_from(tmp_path: Path, hostile: str) -> None:
-    leave_run(tmp_path, 2, reply=hostile)
+    leave_run(tmp_path, 2, completion=hostile)
     record = Record(tmp_path)
     record.started({**SUMMARY, "title": hostile, "status": hostile, "facts": {hostile: hostile}, "command": hostile})
     record.evaluated(2, hostile, {hostile: 0.5}, 1.0)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.protocols import Reporter
+from whet.protocols import Callback
 from whet.report import Record, evaluations, read_metrics, read_samples, read_summary, step_reports
 from whet.report.record import recorded_samples
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 
-def sample(reply: str, reward: float | None, num_tokens: int = 3) -> Sample:
+def sample(completion: str, reward: float | None, num_tokens: int = 3) -> Sample:
     action = torch.tensor([False, False] + [True] * num_tokens)
-    bare = Sample(torch.arange(len(action)), action, torch.zeros(len(action)), (4, 5), StopReason.END, reply)
+    bare = Sample(torch.arange(len(action)), action, torch.zeros(len(action)), (4, 5), StopReason.END, completion)
     return bare.scored({"exact": reward or 0.0}, reward)
 
 
@@ -32,7 +32,7 @@ def report(step: int, **metrics: float) -> StepReport:
 
 
 def test_record_is_a_reporter(tmp_path: Path) -> None:
-    assert isinstance(Record(tmp_path), Reporter)
+    assert isinstance(Record(tmp_path), Callback)
 
 
 def test_step_round_trips_exactly(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_sample_line_has_every_field(tmp_path: Path) -> None:
             "prompt_id": "a",
             "question": "question a",
             "answer": 42,
-            "reply": "a\u2028b\n\ud800 é",
+            "completion": "a\u2028b\n\ud800 é",
             "stop": "end",
             "parts": {"exact": 0.5},
             "reward": 0.5,
@@ -100,7 +100,7 @@ def test_answers_of_any_type_are_recorded(tmp_path: Path) -> None:
 def test_first_groups_and_the_extremes_are_recorded(samples_per_step: int, expected: list[int]) -> None:
     rewards = [("a", 0.5), ("a", None), ("b", 0.5), ("b", 1.0), ("c", 0.0), ("c", 0.5)]
     pairs = [(prompt(name), sample(str(place), reward)) for place, (name, reward) in enumerate(rewards)]
-    assert [int(kept.reply) for _, kept in recorded_samples(pairs, samples_per_step)] == expected
+    assert [int(kept.completion) for _, kept in recorded_samples(pairs, samples_per_step)] == expected
 
 
 def test_negative_samples_per_step_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_lines_are_means_over_the_prompts_with_what_they_cost():
     assert lines["wrong min: best of n"][0].read == lines["majority vote"][0].read == 0
 
 
-def test_votes_are_left_out_where_no_reply_answers():
+def test_votes_are_left_out_where_no_completion_answers():
     silent = [Pool((1.0, 0.0), (None, None), (3, 3), (9, 9))]
     lines = choice_lines(silent, [Opinions("a", ((0.1, 0.2),))])
     assert [line.way for line in lines] == ["best of n", "best possible (pass@n)"] and lines[0].marks[1].value == 0.0

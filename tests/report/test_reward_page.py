@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.report.distribution import (
+from whet.metrics.distribution import (
     correlations,
     distribution,
     flat_shares,
@@ -40,10 +40,10 @@ from whet.types import Group, Prompt, Sample, StopReason, WhetError
 HOSTILE = "</script><script>alert(1)</script><b onclick=x>&"
 
 
-def sample(reply: str, reward: float | None, **parts: float) -> Sample:
+def sample(completion: str, reward: float | None, **parts: float) -> Sample:
     ones = torch.ones(4, dtype=torch.bool)
     return Sample(
-        torch.zeros(4, dtype=torch.long), ones, torch.zeros(4), (0, 0), StopReason.END, reply, None, parts, reward
+        torch.zeros(4, dtype=torch.long), ones, torch.zeros(4), (0, 0), StopReason.END, completion, None, parts, reward
     )
 
 
@@ -110,10 +110,12 @@ def judged(where: str, right: float | None, form: float, tokens: int, **other: o
 def a_trial() -> Trial:
     rows = (
         judged("data.jsonl:1", 1.0, 1.0, 10),
-        judged("data.jsonl:2", 0.0, 1.0, 20, reply=HOSTILE, seconds=2.5),
+        judged("data.jsonl:2", 0.0, 1.0, 20, completion=HOSTILE, seconds=2.5),
         judged("data.jsonl:3", None, 1.0, 30),
         judged("data.jsonl:4", 1.0, 1.0, 12),
-        judged("data.jsonl:5", None, 1.0, 30, failures={"right": "reward 'right' raised ValueError"}, kind="reply"),
+        judged(
+            "data.jsonl:5", None, 1.0, 30, failures={"right": "reward 'right' raised ValueError"}, kind="completion"
+        ),
     )
     parts = (PartFacts("right", "1", "aaaa"), PartFacts("form", "0.5", "bbbb", deterministic=False))
     differences = (Difference("data.jsonl:2", "form", 1.0, 0.5),)
@@ -177,8 +179,8 @@ def test_a_large_trial_page_thins_no_kind_away():
 
 
 def a_rescore() -> Rescore:
-    def row(step: int, name: str, old: float | None, new: float | None, reply: str = "r") -> Rejudged:
-        return Rejudged(step, name, "q", "7", reply, {"a": old}, old, {"b": new}, new)
+    def row(step: int, name: str, old: float | None, new: float | None, completion: str = "r") -> Rejudged:
+        return Rejudged(step, name, "q", "7", completion, {"a": old}, old, {"b": new}, new)
 
     rows = (
         row(1, "x", 1.0, 0.0, HOSTILE),
@@ -205,7 +207,7 @@ def test_rescored_samples_by_hand():
     assert [group[0].prompt_id for group in found.gained_spread()] == ["y"]
     assert [group[0].prompt_id for group in found.lost_spread()] == ["z"]
     assert found.num_newly(unscorable=True) == 1 and found.num_newly(unscorable=False) == 0
-    assert found.largest(1)[0].reply == HOSTILE
+    assert found.largest(1)[0].completion == HOSTILE
     assert found.part_means()["a"] == (pytest.approx(4.5 / 9), None)
     text = rescore_text(found)
     assert "42.9% of the samples change places" in text and "only the old reward can score 1 samples" in text
@@ -224,7 +226,7 @@ def test_spread_figures_draw_every_part():
 
 
 def step_samples(rewards: list[float | None]) -> list[tuple[Prompt, Sample]]:
-    return [(prompt(f"p{place}"), sample(f"reply {place}", reward)) for place, reward in enumerate(rewards)]
+    return [(prompt(f"p{place}"), sample(f"completion {place}", reward)) for place, reward in enumerate(rewards)]
 
 
 def test_reviews_take_both_ends():
@@ -239,15 +241,15 @@ def test_reviews_take_both_ends():
     ]
     assert all(row["mark"] is None and row["reward_hash"] == "abc" and row["step"] == 100 for row in rows)
     few = review_rows(1, step_samples([0.0, 0.5, 1.0]))
-    assert sorted(row["reply"] for row in few) == ["reply 0", "reply 1", "reply 2"]  # nobody twice
+    assert sorted(row["completion"] for row in few) == ["completion 0", "completion 1", "completion 2"]  # nobody twice
     assert {row["end"] for row in review_rows(1, step_samples([1.0] * 5))} == {"low"}
 
 
 def test_ties_are_drawn_and_the_draw_is_repeatable():
     tied = step_samples([0.0] * 30 + [1.0] * 30)
-    first = [row["reply"] for row in review_rows(100, tied, 5)]
-    assert first == [row["reply"] for row in review_rows(100, tied, 5)]
-    assert first != [row["reply"] for row in review_rows(200, tied, 5)]
+    first = [row["completion"] for row in review_rows(100, tied, 5)]
+    assert first == [row["completion"] for row in review_rows(100, tied, 5)]
+    assert first != [row["completion"] for row in review_rows(200, tied, 5)]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_the_review_page_runs_no_script_but_its_own(tmp_path):
     assert script == SCRIPT
     assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in page
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
-    assert data[0]["reply"] == HOSTILE and len(data) == 2
+    assert data[0]["completion"] == HOSTILE and len(data) == 2
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -22,7 +22,7 @@ from whet.report.speed import (
 from whet.report.text import memory_text
 from whet.types import WhetError
 
-SHAPE = Shape(num_prompts=2, group_size=3, prompt_tokens=4, reply_tokens=5)
+SHAPE = Shape(num_prompts=2, group_size=3, prompt_tokens=4, completion_tokens=5)
 ANATOMY = Anatomy(trunk_weights=1000, head_weights=100, attention_width=10, cache_width=20)
 SPEED = Speed(
     title="a model",
@@ -37,7 +37,7 @@ SPEED = Speed(
     peak=3e9,
     bytes_per_token=1e5,
     free=1e10,
-    tokens_per_pass=16384,
+    micro_batch_tokens=16384,
     threads=2,
     by_threads={2: 1.0, 1: 0.99},
     others=0.01,
@@ -46,25 +46,25 @@ SPEED = Speed(
 
 def test_tokens_of_a_shape():
     assert (SHAPE.num_sequences, SHAPE.written, SHAPE.shared, SHAPE.separate) == (6, 30, 38, 54)
-    # a prompt's tokens see 1 + 2 + 3 + 4, each of 3 replies 5 * 4 of the prompt and 1 + ... + 5 of itself
+    # a prompt's tokens see 1 + 2 + 3 + 4, each of 3 completions 5 * 4 of the prompt and 1 + ... + 5 of itself
     assert SHAPE.pairs == 2 * (10 + 3 * (20 + 15))
     with pytest.raises(WhetError, match="group_size is 0; give 1 or more"):
         Shape(group_size=0)
 
 
-def test_useful_operations_count_a_prompt_once_and_the_head_on_replies():
+def test_useful_operations_count_a_prompt_once_and_the_head_on_completions():
     assert training_operations(ANATOMY, SHAPE) == 6 * (1000 * 38 + 100 * 30) + 12 * 10 * 230
     assert rollout_operations(ANATOMY, SHAPE) == 2 * (1000 * 38 + 100 * 30) + 4 * 10 * 230
     assert sequence_operations(ANATOMY, [3, 2], trained=4) == 6 * (1000 * 5 + 100 * 4) + 12 * 10 * 9
 
 
-def test_one_reply_a_prompt_is_a_plain_sequence():
+def test_one_completion_a_prompt_is_a_plain_sequence():
     shape = Shape(1, 1, 4, 5)
     assert training_operations(ANATOMY, shape) == sequence_operations(ANATOMY, [9], trained=5)
 
 
 def test_a_rollout_reads_all_weights_for_every_position():
-    # 5 positions: 1,100 weights each; keys and values of 2 * 4 prompt tokens and on average 6 * 3 reply tokens
+    # 5 positions: 1,100 weights each; keys and values of 2 * 4 prompt tokens and on average 6 * 3 completion tokens
     assert rollout_bytes(ANATOMY, SHAPE, 4) == 4 * (5 * 1100 + 20 * (8 + 18) * 5)
 
 
@@ -93,8 +93,11 @@ def test_the_share_of_the_matrix_rate():
         ({"rates": {"float32": 1e9, "bfloat16": 7e9}}, "model.precision=bf16: its matrix products are 7.00 times"),
         ({"dtype": "bfloat16"}, "model.precision=fp32: its matrix products are 2.00 times"),
         ({"by_threads": {2: 3.0, 1: 1.0}}, "model.threads=1: a step is 3.00 times as fast as with 2"),
-        ({"free": 1e9}, "batch.tokens_per_pass=4096: 16384 tokens of a pass would take 1.64 GB and 1.00 GB are free"),
-        ({"tokens_per_pass": 32}, "batch.tokens_per_pass=32768 fits as well"),
+        (
+            {"free": 1e9},
+            "batch.micro_batch_tokens=4096: 16384 tokens of a pass would take 1.64 GB and 1.00 GB are free",
+        ),
+        ({"micro_batch_tokens": 32}, "batch.micro_batch_tokens=32768 fits as well"),
     ],
 )
 def test_advice_follows_from_the_numbers(change, said):
@@ -106,7 +109,7 @@ def test_advice_follows_from_the_numbers(change, said):
 def test_the_table_tells_where_the_time_goes():
     text = speed_text(SPEED)
     for part in (
-        "2 prompts x 3 replies, 4 + 5 tokens",
+        "2 prompts x 3 completions, 4 + 5 tokens",
         "15.0 tokens/s",  # 30 tokens in 2 s
         "prefill 25.0%, decoding 62.5%, sampling 12.5%",
         "25.0% of the ceiling      60.0, set by operations",

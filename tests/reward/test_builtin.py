@@ -1,4 +1,4 @@
-"""Built-in rewards against gold, wrong, empty and hostile replies."""
+"""Built-in rewards against gold, wrong, empty and hostile completions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAME = prompt(24, numbers=[3, 8, 2, 2])
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("completion", "expected"),
     [
         ("<answer>7</answer>", "7"),
         ("<answer> 6 </answer> no, <answer>7</answer>", "7"),
@@ -65,8 +65,8 @@ GAME = prompt(24, numbers=[3, 8, 2, 2])
         ("<think>The answer is 7. #### 7 \\boxed{7}</think> done", None),
     ],
 )
-def test_final_answer(reply: str, expected: str | None) -> None:
-    assert final_answer(reply) == expected
+def test_final_answer(completion: str, expected: str | None) -> None:
+    assert final_answer(completion) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_exact_answers_up_to_form(gold: Any, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "completion",
     [
         "7",
         "<answer>5</answer><answer>7</answer>",
@@ -129,11 +129,11 @@ def test_exact_answers_up_to_form(gold: Any, answer: str) -> None:
     ],
     ids=range(26),
 )
-def test_hostile_replies_score_nothing(reply: str) -> None:
+def test_hostile_completions_score_nothing(completion: str) -> None:
     started = time.monotonic()
-    assert exact_answer(SEVEN, reply) == 0.0
-    assert countdown(prompt(7, numbers=[3, 4]), reply) == 0.0
-    assert think_format(reply) == 0.0
+    assert exact_answer(SEVEN, completion) == 0.0
+    assert countdown(prompt(7, numbers=[3, 4]), completion) == 0.0
+    assert think_format(completion) == 0.0
     assert time.monotonic() - started < 1.0
 
 
@@ -151,7 +151,7 @@ def test_a_prompt_without_gold_is_a_mistake_in_the_data(reward: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("completion", "expected"),
     [
         ("<think>a</think><answer>b</answer>", 1.0),
         ("\n<think>\na\n</think>\n\n<answer> b </answer>\n", 1.0),
@@ -172,8 +172,8 @@ def test_a_prompt_without_gold_is_a_mistake_in_the_data(reward: Any) -> None:
         ("<THINK>a</THINK><answer>b</answer>", 0.0),
     ],
 )
-def test_think_format(reply: str, expected: float) -> None:
-    assert think_format(reply) == expected
+def test_think_format(completion: str, expected: float) -> None:
+    assert think_format(completion) == expected
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_countdown_refuses_rows_it_cannot_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "reply", "expected"),
+    ("gold", "completion", "expected"),
     [
         ("7", "", 0.0),
         ("7", "#### 7", 1.0),
@@ -269,8 +269,8 @@ def test_countdown_refuses_rows_it_cannot_use() -> None:
         (r"\frac{", r"\boxed{\frac{}", None),
     ],
 )
-def test_math_answer(gold: Any, reply: str, expected: float | None) -> None:
-    assert math_answer(prompt(gold), reply) == expected
+def test_math_answer(gold: Any, completion: str, expected: float | None) -> None:
+    assert math_answer(prompt(gold), completion) == expected
 
 
 def test_math_answer_is_not_stopped_by_an_endless_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,20 +283,22 @@ def test_math_answer_is_not_stopped_by_an_endless_comparison(monkeypatch: pytest
 
 def test_math_answer_off_the_main_thread() -> None:
     scores: list[float | None] = []
-    replies = (r"\boxed{\frac{14}{2}}", r"\boxed{8}")
-    thread = threading.Thread(target=lambda: scores.extend(math_answer(SEVEN, reply) for reply in replies))
+    completions = (r"\boxed{\frac{14}{2}}", r"\boxed{8}")
+    thread = threading.Thread(
+        target=lambda: scores.extend(math_answer(SEVEN, completion) for completion in completions)
+    )
     thread.start()
     thread.join(20)
     assert scores == [1.0, 0.0]
 
 
 def test_gold_scores_one_and_empty_scores_nothing() -> None:
-    reply = "<think>hm</think><answer>{}</answer>"
+    completion = "<think>hm</think><answer>{}</answer>"
     cases = {"exact_answer": (SEVEN, "7"), "math_answer": (SEVEN, "7"), "countdown": (GAME, "3*8*2/2")}
     for name, (row, gold) in cases.items():
-        assert BUILTIN[name](row, reply.format(gold)) == 1.0
+        assert BUILTIN[name](row, completion.format(gold)) == 1.0
         assert BUILTIN[name](row, "") == 0.0
-    assert BUILTIN["think_format"](reply.format("7")) == 1.0
+    assert BUILTIN["think_format"](completion.format("7")) == 1.0
 
 
 def test_importing_the_room_is_cheap() -> None:

@@ -25,20 +25,20 @@ def plain(answer: Any = "7", **meta: Any) -> Prompt:
     return Prompt("p2", (), text="3+4=", answer=answer, meta=meta)
 
 
-def sample(reply: str) -> Sample:
+def sample(completion: str) -> Sample:
     tokens = torch.tensor([5, 6, 7, 8])
     action = torch.tensor([False, False, True, True])
-    return Sample(tokens, action, torch.zeros(4), (0, 0), StopReason.END, reply)
+    return Sample(tokens, action, torch.zeros(4), (0, 0), StopReason.END, completion)
 
 
-def one(function: Any, prompt: Prompt | None = None, reply: str = "seven", name: str | None = None) -> Any:
-    return as_reward(function, name)([prompt or chat()], [sample(reply)])[0]
+def one(function: Any, prompt: Prompt | None = None, completion: str = "seven", name: str | None = None) -> Any:
+    return as_reward(function, name)([prompt or chat()], [sample(completion)])[0]
 
 
-def test_prompt_text_and_reply() -> None:
-    def length(prompt, reply):  # type: ignore[no-untyped-def]
-        assert (prompt, reply) == ("3+4?", "seven")
-        return len(reply)
+def test_prompt_text_and_completion() -> None:
+    def length(prompt, completion):  # type: ignore[no-untyped-def]
+        assert (prompt, completion) == ("3+4?", "seven")
+        return len(completion)
 
     reward = as_reward(length)
     assert isinstance(reward, Reward) and reward.name == "length"
@@ -47,17 +47,17 @@ def test_prompt_text_and_reply() -> None:
 
 
 def test_an_annotated_parameter_receives_the_prompt_object() -> None:
-    def by_class(row: Prompt, reply: str) -> float:
+    def by_class(row: Prompt, completion: str) -> float:
         return float(row.id == "p1")
 
     namespace: dict[str, Any] = {}
-    exec("def by_text(prompt: 'Prompt', reply: str): return float(prompt.id == 'p1')", namespace)
+    exec("def by_text(prompt: 'Prompt', completion: str): return float(prompt.id == 'p1')", namespace)
     assert one(by_class) == 1.0
     assert one(namespace["by_text"]) == 1.0
 
 
 def test_columns_by_name_with_defaults_and_the_rest() -> None:
-    def f(reply: str, answer: str, level: int, scale: float = 2.0, **rest: Any) -> float:
+    def f(completion: str, answer: str, level: int, scale: float = 2.0, **rest: Any) -> float:
         assert rest == {"prompt": "3+4?", "subject": "sums"}
         return level * scale + float(answer)
 
@@ -66,17 +66,17 @@ def test_columns_by_name_with_defaults_and_the_rest() -> None:
 
 
 def test_positional_only_partial_method_and_callable_object() -> None:
-    def f(prompt, reply, /, answer="no"):  # type: ignore[no-untyped-def]
-        return float(prompt == "3+4?" and reply == "seven" and answer == "7")
+    def f(prompt, completion, /, answer="no"):  # type: ignore[no-untyped-def]
+        return float(prompt == "3+4?" and completion == "seven" and answer == "7")
 
     class Judge:
-        def __call__(self, reply: str) -> float:
+        def __call__(self, completion: str) -> float:
             return 0.5
 
-        def method(self, reply: str) -> float:
+        def method(self, completion: str) -> float:
             return 0.25
 
-    def weighted(reply: str, weight: float) -> float:
+    def weighted(completion: str, weight: float) -> float:
         return weight
 
     assert one(f) == 1.0
@@ -118,10 +118,12 @@ def test_batched_form_in_trl_shapes() -> None:
 
 def test_batched_form_receives_only_what_it_takes() -> None:
     def batched(completions: list[str], answer: list[str], extra: str = "none") -> list[float]:
-        return [float(reply == gold) + (extra == "none") for reply, gold in zip(completions, answer, strict=True)]
+        return [
+            float(completion == gold) + (extra == "none") for completion, gold in zip(completions, answer, strict=True)
+        ]
 
     assert as_reward(batched)([plain(level=3)] * 2, [sample("7"), sample("8")]) == [2.0, 1.0]
-    with pytest.raises(WhetError, match=r"'batched' asks for the column 'answer'.*'p2', reply '8'"):
+    with pytest.raises(WhetError, match=r"'batched' asks for the column 'answer'.*'p2', completion '8'"):
         as_reward(batched)([plain(), plain(answer=None)], [sample("7"), sample("8")])
 
 
@@ -131,14 +133,14 @@ def test_batched_form_receives_only_what_it_takes() -> None:
     ids=["numpy", "torch", "fraction", "float"],
 )
 def test_numbers_of_other_libraries(value: Any) -> None:
-    score = one(lambda reply: value, name="half")
+    score = one(lambda completion: value, name="half")
     assert score == 0.5 and type(score) is float
 
 
 def test_true_is_one_and_none_is_unscorable() -> None:
-    assert one(lambda reply: True, name="yes") == 1.0
-    assert one(lambda reply: numpy.True_, name="yes") == 1.0
-    assert one(lambda reply: None, name="unknown") is None
+    assert one(lambda completion: True, name="yes") == 1.0
+    assert one(lambda completion: numpy.True_, name="yes") == 1.0
+    assert one(lambda completion: None, name="unknown") is None
     assert as_reward(lambda completions: numpy.array([1, 2]), "many")([chat()] * 2, [sample("")] * 2) == [1, 2]
 
 
@@ -149,39 +151,39 @@ def test_true_is_one_and_none_is_unscorable() -> None:
 )
 def test_wrong_returns_name_reward_and_sample(value: Any, shown: str) -> None:
     with pytest.raises(RewardFailure, match=f"reward 'odd' returned {shown}.*prompt 'p1'.*finite") as caught:
-        one(lambda reply: value, reply="x" * 200 + "END\n", name="odd")
+        one(lambda completion: value, completion="x" * 200 + "END\n", name="odd")
     assert "x" * 200 in str(caught.value) and "END" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_wrong_lists() -> None:
     two = ([chat()] * 2, [sample("a"), sample("b")])
-    with pytest.raises(WhetError, match=r"returned 1 scores for 2 samples.*'p1', reply 'a'"):
+    with pytest.raises(WhetError, match=r"returned 1 scores for 2 samples.*'p1', completion 'a'"):
         as_reward(lambda completions: [1.0], "short")(*two)
     with pytest.raises(WhetError, match=r"returned a float for one call on 2 samples.*one number a sample"):
         as_reward(lambda completions: 1.0, "single")(*two)
-    with pytest.raises(RewardFailure, match=r"returned nan.*reply 'b'"):
+    with pytest.raises(RewardFailure, match=r"returned nan.*completion 'b'"):
         as_reward(lambda completions: [1.0, float("nan")], "half")(*two)
 
 
 def test_a_missing_column_is_named_with_what_exists() -> None:
-    def f(reply: str, target: int) -> float:
+    def f(completion: str, target: int) -> float:
         return 1.0
 
-    with pytest.raises(WhetError, match=r"'f' asks for the column 'target'.*'p1', reply 'seven'.*numbers"):
+    with pytest.raises(WhetError, match=r"'f' asks for the column 'target'.*'p1', completion 'seven'.*numbers"):
         one(f, chat(numbers=[1]))
     with pytest.raises(WhetError, match="column 'answer'"):
-        one(lambda reply, answer: 1.0, chat(answer=None), name="g")
+        one(lambda completion, answer: 1.0, chat(answer=None), name="g")
 
 
 def test_functions_that_cannot_be_rewards() -> None:
-    async def later(reply: str) -> float:
+    async def later(completion: str) -> float:
         return 1.0
 
-    with pytest.raises(WhetError, match=r"'f' takes \(p, r\) and so never sees the reply"):
+    with pytest.raises(WhetError, match=r"'f' takes \(p, r\) and so never sees the completion"):
         as_reward(lambda p, r: 1.0, "f")
     with pytest.raises(WhetError, match="a lambda has no name"):
-        as_reward(lambda prompt, reply: 1.0)
+        as_reward(lambda prompt, completion: 1.0)
     with pytest.raises(WhetError, match="async"):
         as_reward(later)
     with pytest.raises(WhetError, match="3 is not a reward"):
@@ -228,7 +230,7 @@ def test_settings_are_bound_and_columns_do_not_replace_them() -> None:
         ("cosine_length", {}, r"needs the setting 'max_tokens' \(a whole number\)"),
         ("cosine_length", {"max_tokens": 5, "rigth": 1}, r"'rigth' \(did you mean 'right'\?\)"),
         ("cosine_length", {"max_tokens": 5, "right": "x"}, r"give a list \(a number\)"),
-        ("math_answer", {"reply": "x"}, "no setting 'reply'"),
+        ("math_answer", {"completion": "x"}, "no setting 'completion'"),
     ],
 )
 def test_settings_that_do_not_fit(name: str, settings: dict[str, Any], message: str) -> None:
@@ -240,7 +242,7 @@ def test_settings_of_functions_makers_and_classes_in_a_file(tmp_path: Any) -> No
     file = tmp_path / "with_settings.py"
     file.write_text(
         "from dataclasses import dataclass\n\n"
-        "def far(reply, goal, *, most: float = 1.0, words: tuple[str, ...] = ()):\n"
+        "def far(completion, goal, *, most: float = 1.0, words: tuple[str, ...] = ()):\n"
         "    return min(most, goal) + len(words)\n\n"
         "def made(*, size: int = 1):\n    return Own(size)\n\n"
         "def unmade(*, size: int = 1):\n    return size\n\n"
@@ -277,7 +279,7 @@ def test_token_count_and_ending_by_name() -> None:
 
 
 def test_a_reward_says_whether_it_is_deterministic() -> None:
-    def dice(reply: str, *, sides: int = 6) -> float:
+    def dice(completion: str, *, sides: int = 6) -> float:
         return 0.0
 
     dice.deterministic = False  # type: ignore[attr-defined]
@@ -290,7 +292,7 @@ def test_find_in_a_file(tmp_path: Any) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from json import dumps\nfrom neighbour_of_mine import bonus\n\n"
-        "def shorter(prompt, reply):\n    return bonus - len(reply)\n"
+        "def shorter(prompt, completion):\n    return bonus - len(completion)\n"
     )
     reward = find_reward(f"{file}:shorter")
     assert reward.name == "shorter" and reward([chat()], [sample("abc")]) == [-1.0]
@@ -305,7 +307,7 @@ def test_find_in_a_file(tmp_path: Any) -> None:
 def test_find_in_a_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "rewards_here.py").write_text("def two(reply):\n    return 2\n")
+    (tmp_path / "rewards_here.py").write_text("def two(completion):\n    return 2\n")
     assert find_reward("rewards_here:two")([chat()], [sample("")]) == [2.0]
     with pytest.raises(WhetError, match="no module 'no_such_module_here'"):
         find_reward("no_such_module_here:two")

@@ -17,7 +17,7 @@ def prompt(answer: Any, question: str = "q", **meta: Any) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "completion",
     [
         "The answer is B.",
         r"\boxed{\text{(B)}}",
@@ -37,14 +37,14 @@ def prompt(answer: Any, question: str = "q", **meta: Any) -> Prompt:
         "<think>A? C?</think>Answer: B",
     ],
 )
-def test_the_right_choice(reply: str) -> None:
+def test_the_right_choice(completion: str) -> None:
     for gold in ("B", "(b)", "Paris", 1):
-        assert choice_answer(prompt(gold, choices=CITIES), reply) == 1.0
-    assert choice_answer(prompt("C", choices=CITIES), reply) == 0.0
+        assert choice_answer(prompt(gold, choices=CITIES), completion) == 1.0
+    assert choice_answer(prompt("C", choices=CITIES), completion) == 0.0
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "completion",
     [
         "",
         "Answer: B) Rome",
@@ -59,8 +59,8 @@ def test_the_right_choice(reply: str) -> None:
         "<answer>" + "B " * 3000 + "</answer>",
     ],
 )
-def test_no_choice_or_several(reply: str) -> None:
-    assert choice_answer(prompt("B", choices=CITIES), reply) == 0.0
+def test_no_choice_or_several(completion: str) -> None:
+    assert choice_answer(prompt("B", choices=CITIES), completion) == 0.0
 
 
 def test_where_the_choices_stand() -> None:

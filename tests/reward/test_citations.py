@@ -25,7 +25,7 @@ def prompt(**meta: Any) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("completion", "expected"),
     [
         ("It is so [1][2].", 1.0),
         ("It is so [1, 2].", 1.0),
@@ -47,13 +47,13 @@ def prompt(**meta: Any) -> Prompt:
         ("", 0.0),
     ],
 )
-def test_citations_of_given_sources(reply: str, expected: float) -> None:
+def test_citations_of_given_sources(completion: str, expected: float) -> None:
     for column in ("sources", "documents"):
-        assert citations(prompt(**{column: PAPERS}), reply) == pytest.approx(expected)
+        assert citations(prompt(**{column: PAPERS}), completion) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("completion", "expected"),
     [
         ("It is so [1][2].", 0.0),
         ("It [1] is [2].\n\n[1] Smith, On many things, 2020\n[2] Jones, On other things", 1.0),
@@ -64,8 +64,8 @@ def test_citations_of_given_sources(reply: str, expected: float) -> None:
         ("nothing at all", 0.0),
     ],
 )
-def test_citations_without_given_sources(reply: str, expected: float) -> None:
-    assert citations(prompt(), reply) == pytest.approx(expected)
+def test_citations_without_given_sources(completion: str, expected: float) -> None:
+    assert citations(prompt(), completion) == pytest.approx(expected)
 
 
 def test_how_many_and_which_sources() -> None:

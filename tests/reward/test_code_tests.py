@@ -25,16 +25,19 @@ def prompt(**columns: Any) -> Prompt:
     return Prompt(columns.pop("id", "p"), (), text=columns.pop("text", "Write add."), meta=columns)
 
 
-def scored(reply: str, given: Prompt, **settings: Any) -> float | None:
-    return code_tests(workers=2, **settings).scores([given], [reply])[0]
+def scored(completion: str, given: Prompt, **settings: Any) -> float | None:
+    return code_tests(workers=2, **settings).scores([given], [completion])[0]
 
 
 def test_it_is_a_reward_of_whole_batches():
     reward = code_tests(workers=2)
     assert isinstance(reward, Reward) and reward.name == "code_tests" and reward.deterministic
     nothing = torch.zeros(1)
-    replies = [RIGHT, HALF, "no code here", ""] * 4
-    samples = [Sample(nothing.long(), nothing.bool(), nothing, (0, 0), StopReason.END, reply) for reply in replies]
+    completions = [RIGHT, HALF, "no code here", ""] * 4
+    samples = [
+        Sample(nothing.long(), nothing.bool(), nothing, (0, 0), StopReason.END, completion)
+        for completion in completions
+    ]
     assert reward([prompt(tests=ASSERTIONS)] * 16, samples) == [1.0, 0.5, 0.0, 0.0] * 4
     assert reward([], []) == []
 
@@ -88,9 +91,9 @@ def test_function_calls():
 
 def test_a_program_that_calls_the_code_itself():
     text = "def check(candidate):\n    assert candidate(a=1, b=2) == 3\n\ncheck(Solution().add)"
-    reply = "class Solution:\n    def add(self, a: int, b: int) -> List[int]:\n        return a + b\n"
+    completion = "class Solution:\n    def add(self, a: int, b: int) -> List[int]:\n        return a + b\n"
     given = prompt(tests={"functional": text})
-    assert scored(reply, given) == 0.0 and scored(reply, given, prelude="from typing import *") == 1.0
+    assert scored(completion, given) == 0.0 and scored(completion, given, prelude="from typing import *") == 1.0
 
 
 def test_unscorable_data_and_mistakes():
@@ -108,7 +111,7 @@ def test_unscorable_data_and_mistakes():
         code_tests(tolerance=2)
 
 
-def test_the_code_of_a_reply():
+def test_the_code_of_a_completion():
     assert code_of("<think>```python\na\n```</think>text\n```python\nb\n```\nor\n```py\nc\n```\n```\nout\n```") == "c\n"
     assert code_of("```\nplain\n```\n```text\nwords\n```") == "plain\n"
     assert code_of("x = 1") == "x = 1" and code_of("") is None and code_of("<think>x = 1") is None
@@ -130,8 +133,8 @@ def rows(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def misses(prompts: list[Prompt], replies: list[str], **settings: Any) -> list[str]:
-    scores = code_tests(**settings).scores(prompts, replies)
+def misses(prompts: list[Prompt], completions: list[str], **settings: Any) -> list[str]:
+    scores = code_tests(**settings).scores(prompts, completions)
     return [given.id for given, score in zip(prompts, scores, strict=True) if score != 1.0]
 
 

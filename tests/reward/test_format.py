@@ -1,4 +1,4 @@
-"""Both shapes of an agent's reply can reach 1, and every fault costs what it should."""
+"""Both shapes of an agent's completion can reach 1, and every fault costs what it should."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CALL = "<tool_call>calculator(expression='3.14159 * 5**2')</tool_call>"
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("completion", "expected"),
     [
         (THOUGHT + CALL, 1.0),
         (f"{THOUGHT}\nI will compute it.\n{CALL}\n", 1.0),
@@ -35,8 +35,8 @@ CALL = "<tool_call>calculator(expression='3.14159 * 5**2')</tool_call>"
         ("<think>\u200b</think> \u200b", 0.4),
     ],
 )
-def test_agent_format(reply: str, expected: float) -> None:
-    assert agent_format(reply) == pytest.approx(expected)
+def test_agent_format(completion: str, expected: float) -> None:
+    assert agent_format(completion) == pytest.approx(expected)
 
 
 def test_settings_of_the_format() -> None:

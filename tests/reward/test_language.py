@@ -1,4 +1,4 @@
-"""Which language a text is in, and whether a reply stays in it."""
+"""Which language a text is in, and whether a completion stays in it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_has_no_language(text: str) -> None:
 
 
 @pytest.mark.parametrize("code", SENTENCES)
-def test_a_reply_in_the_language_of_the_prompt(code: str) -> None:
+def test_a_completion_in_the_language_of_the_prompt(code: str) -> None:
     asked = prompt(SENTENCES[code])
     assert language(asked, SENTENCES[code]) == 1.0
     other = CHINESE if code != "zh" and code != "ja" else ENGLISH
@@ -59,8 +59,8 @@ def test_languages_of_one_script_are_told_apart() -> None:
 
 
 def test_formulas_code_and_links_have_no_language() -> None:
-    reply = f"{ENGLISH} $\\text{{und das ist nicht}}$ ```\ndie = der + das\n``` \\(\\alpha\\)"
-    assert language(prompt(SENTENCES["en"]), reply) == 1.0
+    completion = f"{ENGLISH} $\\text{{und das ist nicht}}$ ```\ndie = der + das\n``` \\(\\alpha\\)"
+    assert language(prompt(SENTENCES["en"]), completion) == 1.0
     assert language(prompt(SENTENCES["en"]), "42") == 1.0
 
 

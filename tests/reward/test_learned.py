@@ -25,13 +25,13 @@ VOCABULARY = {word: number for number, word in enumerate([*SPECIAL, *CHARACTERS]
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-def sample(reply):
+def sample(completion):
     one = torch.ones(1)
-    return Sample(one.long(), one.bool(), one, (0, 0), StopReason.END, reply)
+    return Sample(one.long(), one.bool(), one, (0, 0), StopReason.END, completion)
 
 
-def samples(*replies):
-    return [sample(reply) for reply in replies]
+def samples(*completions):
+    return [sample(completion) for completion in completions]
 
 
 def letters_tokenizer(pairs=False, template=TEMPLATE):
@@ -91,8 +91,8 @@ def test_a_scalar_is_what_the_model_says(scalar):
     model, folder = scalar
     reward = learned(folder=folder)
     assert isinstance(reward, Reward) and reward.name == "learned" and reward.deterministic
-    found = reward([QUESTION, QUESTION, PLAIN], samples("a", "a longer reply", "b"))
-    texts = ("[u]say a[a]a", "[u]say a[a]a longer reply", "say a b")
+    found = reward([QUESTION, QUESTION, PLAIN], samples("a", "a longer completion", "b"))
+    texts = ("[u]say a[a]a", "[u]say a[a]a longer completion", "say a b")
     expected = [model(ids(text)).logits.item() for text in texts]
     assert found == pytest.approx(expected, abs=1e-5)
     assert len(set(found)) == 3
@@ -101,11 +101,11 @@ def test_a_scalar_is_what_the_model_says(scalar):
 
 
 def test_scores_do_not_depend_on_the_batch(scalar):
-    replies = [chr(97 + number) * (1 + 3 * number) for number in range(12)]
-    whole = learned(folder=scalar[1])([QUESTION] * 12, samples(*replies))
-    for tokens_per_pass in (1, 60):
-        reward = learned(folder=scalar[1], tokens_per_pass=tokens_per_pass)
-        assert reward([QUESTION] * 12, samples(*replies)) == pytest.approx(whole, abs=1e-5)
+    completions = [chr(97 + number) * (1 + 3 * number) for number in range(12)]
+    whole = learned(folder=scalar[1])([QUESTION] * 12, samples(*completions))
+    for micro_batch_tokens in (1, 60):
+        reward = learned(folder=scalar[1], micro_batch_tokens=micro_batch_tokens)
+        assert reward([QUESTION] * 12, samples(*completions)) == pytest.approx(whole, abs=1e-5)
 
 
 def test_batches_keep_the_budget():
@@ -122,10 +122,10 @@ def test_the_model_is_frozen(scalar):
     assert half.model.dtype == torch.bfloat16
 
 
-def test_a_reply_that_outgrows_the_context_is_unscorable(scalar, caplog):
+def test_a_completion_that_outgrows_the_context_is_unscorable(scalar, caplog):
     found = learned(folder=scalar[1])([QUESTION] * 2, samples("a", "a" * 100))
     assert found[0] is not None and found[1] is None
-    assert "1 replies outgrow its model's context of 64 tokens" in caplog.text
+    assert "1 completions outgrow its model's context of 64 tokens" in caplog.text
 
 
 def test_one_of_several_labels_is_named(tmp_path):
@@ -187,9 +187,9 @@ def test_the_slope_is_taken_within_groups():
 
 
 def test_a_given_slope_is_taken_off(scalar):
-    replies = samples("a", "abcde")
-    plain = learned(folder=scalar[1])([QUESTION] * 2, replies)
-    found = learned(folder=scalar[1], length_slope=0.25, length_center=3)([QUESTION] * 2, replies)
+    completions = samples("a", "abcde")
+    plain = learned(folder=scalar[1])([QUESTION] * 2, completions)
+    found = learned(folder=scalar[1], length_slope=0.25, length_center=3)([QUESTION] * 2, completions)
     assert found == pytest.approx([plain[0] + 0.5, plain[1] - 0.5], abs=1e-5)
 
 
@@ -197,10 +197,10 @@ def test_a_running_slope_leaves_no_trend(scalar):
     reward = learned(folder=scalar[1], length_fit="running")
     assert not reward.deterministic
     prompts = [Prompt(f"q{number // 8}", QUESTION.messages) for number in range(40)]
-    replies = samples(*(chr(97 + number % 5) * (1 + number) for number in range(40)))
-    found = reward(prompts, replies)
+    completions = samples(*(chr(97 + number % 5) * (1 + number) for number in range(40)))
+    found = reward(prompts, completions)
     assert reward.fit.slope != 0
-    plain = learned(folder=scalar[1])(prompts, replies)
+    plain = learned(folder=scalar[1])(prompts, completions)
     lengths, groups = list(range(1, 41)), [prompt.id for prompt in prompts]
     assert abs(length_fit(lengths, found, groups).slope) < 1e-6 < abs(length_fit(lengths, plain, groups).slope)
     assert sum(found) == pytest.approx(sum(plain), abs=1e-3)  # the mean stays
@@ -212,11 +212,13 @@ def test_a_slope_from_a_file(scalar, tmp_path):
     reward = learned(folder=scalar[1], length_fit=str(file))
     plain = learned(folder=scalar[1])([QUESTION], samples("abc"))
     assert reward([QUESTION], samples("abc")) == pytest.approx([plain[0] + 0.1 * 6.5], abs=1e-4)
-    replies = ("a", "abc", "abcdefg")
-    file.write_text("\n".join(json.dumps({"prompt": list(QUESTION.messages), "reply": each}) for each in replies))
+    completions = ("a", "abc", "abcdefg")
+    file.write_text(
+        "\n".join(json.dumps({"prompt": list(QUESTION.messages), "completion": each}) for each in completions)
+    )
     reward = learned(folder=scalar[1], length_fit=str(file))
     reward.prepare()
-    expected = length_fit([1, 3, 7], learned(folder=scalar[1])([QUESTION] * 3, samples(*replies)), "aaa")
+    expected = length_fit([1, 3, 7], learned(folder=scalar[1])([QUESTION] * 3, samples(*completions)), "aaa")
     assert reward.fit.slope == pytest.approx(expected.slope, abs=1e-5) and reward.fit.slope != 0
     file.write_text('{"length": 3}\n{"length": 3}')
     with pytest.raises(WhetError, match=r"scores.jsonl:1 has neither"):
@@ -232,8 +234,8 @@ def test_steps_are_aggregated(how, expected):
 
 
 def test_steps_end_with_their_separator():
-    reply = "one\n\ntwo\n\n\n\nthree"
-    assert [reply[a:b] for a, b in zip([0, 5, 12], step_ends(reply, "\n\n"), strict=True)] == [
+    completion = "one\n\ntwo\n\n\n\nthree"
+    assert [completion[a:b] for a, b in zip([0, 5, 12], step_ends(completion, "\n\n"), strict=True)] == [
         "one\n\n",
         "two\n\n\n\n",
         "three",
@@ -245,16 +247,16 @@ def test_a_token_classifier_scores_steps(tmp_path):
     model = llama("ForTokenClassification", num_labels=2)
     folder = saved(tmp_path, model)
     reward = learned_steps(folder=folder, separator="\n", aggregate="product")
-    reply = "ab\ncd"
+    completion = "ab\ncd"
     logits = model(ids("[u]say a[a]ab\ncd\n")).logits[0].double().softmax(-1)
     expected = [logits[13, 1].item(), logits[16, 1].item()]
-    assert reward([QUESTION] * 2, samples(reply, "")) == pytest.approx([expected[0] * expected[1], 0.0], abs=1e-5)
-    assert [end for end, _ in reward.steps(QUESTION, reply)] == [3, 5]
-    assert [score for _, score in reward.steps(QUESTION, reply)] == pytest.approx(expected, abs=1e-5)
+    assert reward([QUESTION] * 2, samples(completion, "")) == pytest.approx([expected[0] * expected[1], 0.0], abs=1e-5)
+    assert [end for end, _ in reward.steps(QUESTION, completion)] == [3, 5]
+    assert [score for _, score in reward.steps(QUESTION, completion)] == pytest.approx(expected, abs=1e-5)
     assert reward.steps(QUESTION, "another") == learned_steps(folder=folder, separator="\n").steps(QUESTION, "another")
     scorer = step_scorer([Part(reward)])
     assert scorer is not None
-    (found,) = with_steps([QUESTION], [sample(reply).scored({}, 1.0)], scorer, lambda tokens: reply)
+    (found,) = with_steps([QUESTION], [sample(completion).scored({}, 1.0)], scorer, lambda tokens: completion)
     assert found.steps[0][1] == pytest.approx(expected[1], abs=1e-5)
 
 
@@ -316,10 +318,10 @@ def test_another_models_tokenizer_is_refused(tmp_path):
         ({"folder": "nowhere", "output": "odd"}, "output of reward 'learned' is 'odd'; give one of auto, raw"),
         ({"folder": "nowhere", "ensemble": "best"}, "give one of mean, worst, mean_minus_std"),
         ({"folder": "nowhere", "length_fit": "running", "length_slope": 1.0}, "drop one: a fit replaces them"),
-        ({"folder": "nowhere", "tokens_per_pass": 0}, "give at least 1"),
+        ({"folder": "nowhere", "micro_batch_tokens": 0}, "give at least 1"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_mend(settings, complaint):
+def test_a_mistake_is_one_line_with_its_fix(settings, complaint):
     with pytest.raises(WhetError, match=complaint) as caught:
         learned(**settings).prepare()
     assert "\n" not in str(caught.value)
@@ -347,4 +349,4 @@ def test_settings_are_checked_by_name_and_type(maker):
     with pytest.raises(WhetError, match=r"no setting 'foldr' \(did you mean 'folder'\?\)"):
         reward_with(maker, {"foldr": "a"}, maker.__name__)
     with pytest.raises(WhetError, match="give a whole number"):
-        reward_with(maker, {"folder": "a", "tokens_per_pass": "many"}, maker.__name__)
+        reward_with(maker, {"folder": "a", "micro_batch_tokens": "many"}, maker.__name__)

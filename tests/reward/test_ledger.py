@@ -73,7 +73,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
         history(path)
 
 
-def test_a_missing_last_newline_is_mended(tmp_path):
+def test_a_missing_last_newline_is_fixed(tmp_path):
     path = tmp_path / "rewards.jsonl"
     note_run(path, FIRST)
     path.write_text(path.read_text().rstrip("\n"))

@@ -14,9 +14,9 @@ from whet.reward.repetition import repeated_share, repetition
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 
-def sample(reply: str, num_tokens: int, stop: StopReason = StopReason.END) -> Sample:
+def sample(completion: str, num_tokens: int, stop: StopReason = StopReason.END) -> Sample:
     action = torch.arange(num_tokens + 1) > 0
-    return Sample(torch.zeros(num_tokens + 1).long(), action, torch.zeros(num_tokens + 1), (0, 0), stop, reply)
+    return Sample(torch.zeros(num_tokens + 1).long(), action, torch.zeros(num_tokens + 1), (0, 0), stop, completion)
 
 
 @pytest.mark.parametrize(

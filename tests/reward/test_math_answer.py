@@ -99,7 +99,7 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("gold", "reply", "settings", "expected"),
+    ("gold", "completion", "settings", "expected"),
     [
         ("78.54", "The answer is 78.5", {"tolerance": 0.01}, 1.0),
         ("78.54", "The answer is 78.5", {}, 0.0),
@@ -131,8 +131,8 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
         ("25", r"<think>hm</think><tool_call>#### 25</tool_call>", {}, 0.0),
     ],
 )
-def test_settings_and_forms(gold: str, reply: str, settings: dict[str, Any], expected: float) -> None:
-    assert math_answer(prompt(gold), reply, **settings) == expected
+def test_settings_and_forms(gold: str, completion: str, settings: dict[str, Any], expected: float) -> None:
+    assert math_answer(prompt(gold), completion, **settings) == expected
 
 
 def test_a_tolerance_that_is_no_share() -> None:

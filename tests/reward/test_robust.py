@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from whet.reward import robust
+from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates
+from whet.reward.defences.rates import rates_of
 from whet.reward.find import find_reward
-from whet.reward.robust import DEFENCES, Case, Rates, corpus, rates
-from whet.reward.robust.rates import rates_of
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 LEAST_CAUGHT = 0.97

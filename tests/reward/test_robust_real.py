@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from whet.reward.answer import boxed
-from whet.reward.robust import DEFENCES, Case
+from whet.reward.defences import DEFENCES, Case
 from whet.types import Prompt
 
 DATA = os.environ.get("WHET_DATA")

@@ -25,15 +25,15 @@ from whet.types import Prompt, Sample, StopReason, WhetError
 PROMPTS = [Prompt(f"p{i}", (), text="q", answer=str(i)) for i in range(3)]
 
 
-def sample(reply: str) -> Sample:
-    return Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, reply)
+def sample(completion: str) -> Sample:
+    return Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, completion)
 
 
 SAMPLES = [sample("a"), sample("bb"), sample("ccc")]
 
 
-def length(reply: str) -> float:
-    return len(reply)
+def length(completion: str) -> float:
+    return len(completion)
 
 
 def part(function: Any, weight: Any = 1.0, name: str | None = None, **more: Any) -> Part:
@@ -52,7 +52,7 @@ def test_parts_are_named_and_summed_by_weight() -> None:
         {"length": 3.0, "batched": 1.0},
     ]
     assert [one.reward for one in scored] == [0.5, 2.0, 2.5]
-    assert [one.reply for one in scored] == ["a", "bb", "ccc"]
+    assert [one.completion for one in scored] == ["a", "bb", "ccc"]
     assert SAMPLES[0].reward is None
 
 
@@ -61,16 +61,16 @@ def test_a_reward_of_your_own_is_checked_too() -> None:
         name = "own"
 
         def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-            return [float("nan") if one.reply == "bb" else 2.0 for one in samples]
+            return [float("nan") if one.completion == "bb" else 2.0 for one in samples]
 
     scored = run(Part(Own()), part(length), on_error="exclude")
     assert [one.reward for one in scored] == [None, None, None]
-    with pytest.raises(RewardFailure, match=r"'own' returned nan.*'p1', reply 'bb'"):
+    with pytest.raises(RewardFailure, match=r"'own' returned nan.*'p1', completion 'bb'"):
         run(Part(Own()))
 
 
 def test_none_makes_a_sample_unscorable_and_is_counted() -> None:
-    scored = run(part(length), part(lambda reply: None if reply == "bb" else 1.0, name="maybe"))
+    scored = run(part(length), part(lambda completion: None if completion == "bb" else 1.0, name="maybe"))
     assert [one.reward for one in scored] == [2.0, None, 4.0]
     assert scored[1].parts == {"length": 2.0}
     assert num_unscorable(scored) == 1
@@ -90,15 +90,15 @@ def test_refused_sums() -> None:
     with pytest.raises(WhetError, match="timeout is 0"):
         run(part(length), timeout=0)
     with pytest.raises(WhetError, match="not finite"):
-        run(part(lambda reply: 1e308, 10.0, "big"))
+        run(part(lambda completion: 1e308, 10.0, "big"))
 
 
 def helper(text: str) -> float:
     return float(text.index("z"))  # THE LINE
 
 
-def fragile(prompt: str, reply: str) -> float:
-    return helper(reply) if reply == "bb" else 1.0
+def fragile(prompt: str, completion: str) -> float:
+    return helper(completion) if completion == "bb" else 1.0
 
 
 def line_of(mark: str) -> int:
@@ -112,7 +112,7 @@ def test_an_exception_is_wrapped_with_the_users_line() -> None:
     message = str(caught.value)
     assert "'fragile' raised ValueError: substring not found" in message
     assert f"{__file__}:{line_of('THE' + ' LINE')} " in message
-    assert "prompt 'p1', reply 'bb'" in message
+    assert "prompt 'p1', completion 'bb'" in message
     assert "--set reward.on_error=exclude" in message
     assert "\n" not in message and isinstance(caught.value.__cause__, ValueError)
 
@@ -135,7 +135,7 @@ def test_a_failing_batched_call_names_its_first_sample_and_excludes_all_of_it() 
 
 
 def test_mistakes_in_the_data_are_never_excluded() -> None:
-    def asks(reply: str, colour: str) -> float:
+    def asks(completion: str, colour: str) -> float:
         return 1.0
 
     with pytest.raises(WhetError, match="column 'colour'"):
@@ -150,10 +150,10 @@ def test_a_list_of_the_wrong_length_is_a_failure_like_any_other() -> None:
 
 
 def test_exit_is_a_failure_and_an_interrupt_is_not() -> None:
-    def leaves(reply: str) -> float:
+    def leaves(completion: str) -> float:
         sys.exit("bye")
 
-    def interrupted(reply: str) -> float:
+    def interrupted(completion: str) -> float:
         raise KeyboardInterrupt
 
     with pytest.raises(RewardFailure, match="SystemExit: bye"):
@@ -162,14 +162,14 @@ def test_exit_is_a_failure_and_an_interrupt_is_not() -> None:
         run(part(interrupted), on_error="exclude")
 
 
-def loops(prompt: str, reply: str) -> float:
-    while reply == "bb":
+def loops(prompt: str, completion: str) -> float:
+    while completion == "bb":
         pass
     return 1.0
 
 
-def loops_and_catches(reply: str) -> float:
-    while reply == "bb":
+def loops_and_catches(completion: str) -> float:
+    while completion == "bb":
         try:
             time.sleep(0.01)
         except Exception:
@@ -177,14 +177,14 @@ def loops_and_catches(reply: str) -> float:
     return 1.0
 
 
-def explodes(prompt: str, reply: str) -> float:
-    if reply == "bb":
+def explodes(prompt: str, completion: str) -> float:
+    if completion == "bb":
         re.match(r"(a+)+$", "a" * 40 + "b")
     return 1.0
 
 
-def sleeps(reply: str) -> float:
-    time.sleep(30 if reply == "bb" else 0)
+def sleeps(completion: str) -> float:
+    time.sleep(30 if completion == "bb" else 0)
     return 1.0
 
 
@@ -211,7 +211,7 @@ def test_endless_rewards_are_stopped_on_the_main_thread(function: Any) -> None:
     assert time.monotonic() - started < 1.5
     message = str(caught.value)
     assert f"'{function.__name__}' took longer than 0.3 s at {__file__}:" in message
-    assert "prompt 'p1', reply 'bb'" in message and "reward.timeout" in message
+    assert "prompt 'p1', completion 'bb'" in message and "reward.timeout" in message
 
 
 @pytest.mark.parametrize("function", [loops, loops_and_catches, sleeps])
@@ -221,13 +221,13 @@ def test_endless_rewards_are_stopped_in_a_worker_thread(function: Any) -> None:
     assert time.monotonic() - started < 1.5
     assert isinstance(error, RewardFailure)
     assert f"'{function.__name__}' took longer than 0.3 s at {__file__}:" in str(error)
-    assert "prompt 'p1', reply 'bb'" in str(error)
+    assert "prompt 'p1', completion 'bb'" in str(error)
 
 
 def test_a_stray_python_loop_does_not_burn_on() -> None:
     running: list[threading.Thread] = []
 
-    def endless(reply: str) -> float:
+    def endless(completion: str) -> float:
         running.append(threading.current_thread())
         while True:
             pass
@@ -243,7 +243,7 @@ def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_th
         from whet.reward import Part, as_reward, limit, score
         from whet.types import Prompt, Sample, StopReason
         limit.GRACE_SECONDS = 0.3
-        def explodes(reply):
+        def explodes(completion):
             return re.match(r"(a+)+$", "a" * 40 + "b")
         sample = Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, "a")
         arguments = ([Prompt("p", (), text="q")], [sample], [Part(as_reward(explodes))], 0.2, "stop")
@@ -269,7 +269,7 @@ def test_a_batched_call_has_one_limit_and_a_timeout_can_be_excluded() -> None:
 
 
 def test_a_swallowed_interruption_is_still_a_timeout() -> None:
-    def swallows(reply: str) -> float:
+    def swallows(completion: str) -> float:
         try:
             time.sleep(20)
         except BaseException:
@@ -314,9 +314,9 @@ def test_limits_nest() -> None:
 
 
 def flaky(failing: set[str]) -> Any:
-    def breaks(reply: str) -> float:
-        if reply in failing:
-            raise ValueError(f"cannot read {reply}")
+    def breaks(completion: str) -> float:
+        if completion in failing:
+            raise ValueError(f"cannot read {completion}")
         return 1.0
 
     return breaks
@@ -337,7 +337,7 @@ def test_few_failures_are_tolerated_and_many_stop_the_run_with_nothing_lost() ->
     assert "'breaks' failed on 4 of the last 60 samples, more than 5%; the latest: " in str(caught.value)
     assert "cannot read r23" in str(caught.value) and "prompt 'p23'" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [one.reward is None for one in caught.value.samples] == [one.reply in bad for one in samples]
+    assert [one.reward is None for one in caught.value.samples] == [one.completion in bad for one in samples]
     assert caught.value.samples[20].parts == {"length": 3.0}
     assert num_unscorable(score(prompts, samples, [part(flaky(bad))], 5.0, "exclude")) == 4
 
@@ -345,7 +345,7 @@ def test_few_failures_are_tolerated_and_many_stop_the_run_with_nothing_lost() ->
 def test_failures_are_remembered_from_call_to_call_and_judged_from_fifty_samples_on() -> None:
     failures = Failures()
     prompts, samples = many(20)
-    always = [part(flaky({one.reply for one in samples[1:]}))]
+    always = [part(flaky({one.completion for one in samples[1:]}))]
     for _ in range(2):
         assert num_unscorable(score(prompts, samples, always, 5.0, failures)) == 19
     assert failures.counts == {"breaks": (38, 40)}

@@ -15,7 +15,7 @@ def prompt(answer: Any) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    ("gold", "reply", "exact", "f1"),
+    ("gold", "completion", "exact", "f1"),
     [
         (["a", "b"], "<answer>b, a</answer>", 1.0, 1.0),
         (["a", "b"], "<answer>B; A.</answer>", 1.0, 1.0),
@@ -35,9 +35,9 @@ def prompt(answer: Any) -> Prompt:
         (["1,234"], "<answer>1234</answer>", 1.0, 1.0),
     ],
 )
-def test_exact_and_partial_credit(gold: Any, reply: str, exact: float, f1: float) -> None:
-    assert set_answer(prompt(gold), reply) == exact
-    assert set_answer(prompt(gold), reply, credit="f1") == pytest.approx(f1)
+def test_exact_and_partial_credit(gold: Any, completion: str, exact: float, f1: float) -> None:
+    assert set_answer(prompt(gold), completion) == exact
+    assert set_answer(prompt(gold), completion, credit="f1") == pytest.approx(f1)
 
 
 def test_separators_forms_and_members() -> None:

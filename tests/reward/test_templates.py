@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from whet.reward.combine import Part, check_parts, combined, weights_at
+from whet.reward.defences import DEFENCES
 from whet.reward.find import find_reward
-from whet.reward.robust import DEFENCES
 from whet.reward.templates import DEFENCES_OF, TEMPLATES, PartSpec, check_sum, defended, format_first, template
 from whet.types import Prompt, Sample, WhetError
 

@@ -22,7 +22,7 @@ def prompt(answer: Any = None, **meta: Any) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "completion",
     [
         '<tool_call>{"name": "weather", "arguments": {"days": 3, "city": "Paris"}}</tool_call>',
         '<tool_call>\n{"name": "weather", "parameters": {"days": 3.0, "city": "Paris"}}\n</tool_call>',
@@ -36,13 +36,13 @@ def prompt(answer: Any = None, **meta: Any) -> Prompt:
         '{"name": "weather", "arguments": {"days": 3, "city": "Paris"}}',
     ],
 )
-def test_one_call_in_every_spelling(reply: str) -> None:
+def test_one_call_in_every_spelling(completion: str) -> None:
     allowed = [{"weather": {"city": ["Paris", "paris, france"], "days": [3], "unit": ["C", ""]}}]
     for gold in (WEATHER, "weather(city='Paris', days=3)", allowed, ["weather(city='Paris', days=3)"]):
-        assert tool_calls(prompt(gold, tools=SCHEMA), reply) == 1.0
-    assert tool_calls(prompt(ground_truth=allowed, function=SCHEMA), reply) == 1.0
-    assert tool_calls(prompt([]), reply) == 0.0
-    assert tool_calls(prompt([{"name": "other", "arguments": {}}]), reply) == 0.0
+        assert tool_calls(prompt(gold, tools=SCHEMA), completion) == 1.0
+    assert tool_calls(prompt(ground_truth=allowed, function=SCHEMA), completion) == 1.0
+    assert tool_calls(prompt([]), completion) == 0.0
+    assert tool_calls(prompt([{"name": "other", "arguments": {}}]), completion) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_one_call_in_every_spelling(reply: str) -> None:
     ],
 )
 def test_credit_by_name_and_argument(call: str, expected: float) -> None:
-    reply = f"<tool_call>{call}</tool_call>"
-    assert tool_calls(prompt(WEATHER), reply) == pytest.approx(expected)
-    assert tool_calls(prompt(WEATHER), reply, credit="exact") == float(expected == 1.0)
+    completion = f"<tool_call>{call}</tool_call>"
+    assert tool_calls(prompt(WEATHER), completion) == pytest.approx(expected)
+    assert tool_calls(prompt(WEATHER), completion, credit="exact") == float(expected == 1.0)
 
 
 def test_several_calls_in_any_order_or_in_this_one() -> None:
@@ -82,8 +82,8 @@ def test_several_calls_in_any_order_or_in_this_one() -> None:
 
 def test_the_best_of_all_matchings() -> None:
     gold = [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
-    reply = "<tool_call>f(a=1)</tool_call><tool_call>f(a=2)</tool_call>"
-    assert tool_calls(prompt(gold), reply) == 1.0
+    completion = "<tool_call>f(a=1)</tool_call><tool_call>f(a=2)</tool_call>"
+    assert tool_calls(prompt(gold), completion) == 1.0
     many = [f"f(a={number})" for number in range(20)]
     assert tool_calls(prompt(many), "".join(f"<tool_call>{call}</tool_call>" for call in many[::-1])) == 1.0
 

@@ -167,7 +167,7 @@ def test_gold_answers_of_other_sets_score_one(name: str) -> None:
     assert unscorable == WORDS[name]
 
 
-def gold_reply(call: dict[str, Any], as_json: bool) -> str:
+def gold_completion(call: dict[str, Any], as_json: bool) -> str:
     """A call with the first allowed value of each argument, optional arguments left out."""
     ((name, arguments),) = call.items()
     given = {key: first(values) for key, values in arguments.items() if first(values) != ""}
@@ -192,10 +192,10 @@ def test_function_calls_of_the_leaderboard(name: str) -> None:
     for row in rows(f"bfcl/possible_answer_{name}"):
         asked = prompt(None, ground_truth=row["ground_truth"], function=questions[row["id"]]["function"])
         for as_json in (True, False):
-            reply = "".join(gold_reply(call, as_json) for call in row["ground_truth"])
-            if tool_calls(asked, reply) != 1.0 or tool_calls(asked, reply, credit="exact") != 1.0:
-                misses.append((row["id"], reply))
-        assert tool_calls(asked, reply.replace("(", "_other(", 1)) == 0.0
+            completion = "".join(gold_completion(call, as_json) for call in row["ground_truth"])
+            if tool_calls(asked, completion) != 1.0 or tool_calls(asked, completion, credit="exact") != 1.0:
+                misses.append((row["id"], completion))
+        assert tool_calls(asked, completion.replace("(", "_other(", 1)) == 0.0
         assert tool_calls(asked, "I cannot help with that.") == 0.0
     assert not misses
 
@@ -203,9 +203,9 @@ def test_function_calls_of_the_leaderboard(name: str) -> None:
 def test_multi_turn_calls_of_the_leaderboard() -> None:
     for row in rows("bfcl/possible_answer_multi_turn_base"):
         calls = [call for turn in row["ground_truth"] for call in turn]
-        reply = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
-        assert tool_calls(prompt(row["ground_truth"]), reply, ordered=True, credit="exact") == 1.0
-        assert tool_calls(prompt(row["ground_truth"]), reply[: len(reply) // 2]) != 1.0
+        completion = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+        assert tool_calls(prompt(row["ground_truth"]), completion, ordered=True, credit="exact") == 1.0
+        assert tool_calls(prompt(row["ground_truth"]), completion[: len(completion) // 2]) != 1.0
 
 
 def test_questions_that_no_tool_answers() -> None:
@@ -216,7 +216,7 @@ def test_questions_that_no_tool_answers() -> None:
 
 
 def honest() -> Iterator[tuple[str, str]]:
-    """(question, reply) of people and good models."""
+    """(question, completion) of people and good models."""
     for name in ("alpaca_en_demo", "rasbt_instruction_data"):
         yield from ((f"{row['instruction']} {row['input']}", row["output"]) for row in rows(f"sft/{name}"))
     for name in ("self_instruct_seed_tasks", "self_instruct_user_oriented"):
@@ -227,18 +227,18 @@ def honest() -> Iterator[tuple[str, str]]:
         yield from ((row["question"], row["answer"]) for row in rows(f"gsm8k/{name}"))
 
 
-def test_honest_replies_are_not_punished() -> None:
-    replies = [(question, reply) for question, reply in honest() if reply.strip()]
-    unsafe = sum(safety(prompt(None, question), reply) < 1 for question, reply in replies)
-    incoherent = sum(coherence(prompt(None, question), reply) < 0.5 for question, reply in replies)
-    repeated = sum(repetition(reply) < 0 for _, reply in replies)
-    assert len(replies) > 11_000
+def test_honest_completions_are_not_punished() -> None:
+    completions = [(question, completion) for question, completion in honest() if completion.strip()]
+    unsafe = sum(safety(prompt(None, question), completion) < 1 for question, completion in completions)
+    incoherent = sum(coherence(prompt(None, question), completion) < 0.5 for question, completion in completions)
+    repeated = sum(repetition(completion) < 0 for _, completion in completions)
+    assert len(completions) > 11_000
     assert unsafe <= 1  # a lesson that calls eval
-    assert incoherent / len(replies) <= 0.002
-    assert repeated / len(replies) <= 0.005
-    scores = [language(prompt(None, question), reply) for question, reply in replies]
+    assert incoherent / len(completions) <= 0.002
+    assert repeated / len(completions) <= 0.005
+    scores = [language(prompt(None, question), completion) for question, completion in completions]
     known = [score for score in scores if score is not None]
-    assert len(known) / len(replies) > 0.9
+    assert len(known) / len(completions) > 0.9
     assert sum(score < 0.9 for score in known) / len(known) <= 0.01
 
 

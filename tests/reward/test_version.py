@@ -29,17 +29,17 @@ REWARD = """
     LIMIT = 10
     PATTERN = re.compile("x+")
 
-    def unrelated(reply):
+    def unrelated(completion):
         return 0.0
 
-    def near(reply):
-        return len(reply)
+    def near(completion):
+        return len(completion)
 
-    def judged(prompt, reply, *, bonus=0.5):
+    def judged(prompt, completion, *, bonus=0.5):
         words = open("words_for_rewards.txt").read()
         def inner():
-            return PATTERN.search(reply)
-        return near(reply) / LIMIT + {helper}(reply) + other_for_rewards.value + bonus
+            return PATTERN.search(completion)
+        return near(completion) / LIMIT + {helper}(completion) + other_for_rewards.value + bonus
 """
 
 
@@ -50,7 +50,7 @@ def write(folder: Path, name: str, text: str) -> None:
 def project(folder: Path) -> Path:
     folder.mkdir()
     write(folder, "rewards.py", REWARD.format(helper="bonus_of"))
-    write(folder, "helper_for_rewards.py", "def bonus_of(reply):\n    return 1.0\n\ndef unused():\n    return 1\n")
+    write(folder, "helper_for_rewards.py", "def bonus_of(completion):\n    return 1.0\n\ndef unused():\n    return 1\n")
     write(folder, "other_for_rewards.py", "import third_for_rewards\nvalue = 0.1\n")
     write(folder, "third_for_rewards.py", "value = 3\n")
     write(folder, "words_for_rewards.txt", "one two\n")
@@ -112,7 +112,7 @@ def test_the_pieces_are_what_the_reward_reaches(tmp_path):
 @pytest.mark.parametrize(
     ("file", "before", "after", "named"),
     [
-        ("rewards.py", "return len(reply)", "return len(reply) + 1", "code near changed"),
+        ("rewards.py", "return len(completion)", "return len(completion) + 1", "code near changed"),
         ("rewards.py", "LIMIT = 10", "LIMIT = 11", "value LIMIT 10 -> 11"),
         ("rewards.py", "def inner():", "def inner():  # a comment", "code judged changed"),
         ("rewards.py", '"x+"', '"y+"', "value PATTERN re 'x+' 32 -> re 'y+' 32"),
@@ -146,7 +146,7 @@ def test_what_cannot_matter_does_not(tmp_path, file, before, after):
     assert version_changes(old, pieces_of(folder)) == []
 
 
-def tolerant(prompt, reply, *, tolerance: float = 0.01) -> float:
+def tolerant(prompt, completion, *, tolerance: float = 0.01) -> float:
     return tolerance
 
 
@@ -214,9 +214,9 @@ def test_every_builtin_has_a_hash_of_its_own():
 
 def test_a_function_without_source_still_has_a_hash():
     made: dict = {}
-    exec("def typed(reply):\n    return float(len(reply))", made)
+    exec("def typed(completion):\n    return float(len(completion))", made)
     other: dict = {}
-    exec("def typed(reply):\n    return float(len(reply) + 1)", other)
+    exec("def typed(completion):\n    return float(len(completion) + 1)", other)
     first, second = reward_version(made["typed"]), reward_version(other["typed"])
     assert "bytecode typed" in first.pieces and first.hash != second.hash
 
@@ -230,8 +230,8 @@ def test_changes_are_told():
     assert any(change.endswith("added") and "think_format" in change for change in changes)
 
 
-def priced(reply: str) -> float:
-    return float(len(reply) * PRICE)
+def priced(completion: str) -> float:
+    return float(len(completion) * PRICE)
 
 
 @pytest.mark.parametrize(

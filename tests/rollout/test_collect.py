@@ -1,4 +1,4 @@
-"""Enough groups worth training on: refilling, growing, the greedy reply, the queue, and the way over the prompts."""
+"""Enough groups worth training on: refilling, growing, the greedy completion, the queue, and the way over the prompts."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
-from whet.rollout.collect import Wish, balanced, harvest
-from whet.rollout.supply import SELDOM, Route, Supply, visit_share
+from whet.rollout.buffer import SELDOM, PromptOrder, RolloutBuffer, visit_share
+from whet.rollout.collect import RolloutSpec, balanced, harvest
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support
 
 PROMPTS = [Prompt(f"q{row}", (), "?") for row in range(40)]
@@ -22,7 +22,7 @@ def sample(outcome, mark=0, version=0, support=None):
         torch.tensor([0.0, -0.5, -1.5 - mark]),
         (version, version),
         StopReason.END,
-        f"reply {mark}",
+        f"completion {mark}",
         support,
         {} if outcome is None else {"right": outcome, "style": 0.25},
         outcome,
@@ -55,7 +55,7 @@ def by_row(row, count, seed):
 
 def test_everything_is_one_round():
     oracle = Oracle(by_row)
-    found = harvest(oracle, counter(), Wish(4, 3, HOW, False, Everything()), (7, 1))
+    found = harvest(oracle, counter(), RolloutSpec(4, 3, HOW, False, Everything()), (7, 1))
     assert [row for row, _ in found.groups] == [0, 1, 2, 3]
     assert oracle.calls == [([0, 1, 2, 3], 3, 1.0, (7, 1))]
     assert (found.num_samples, found.rounds) == (12, 1)
@@ -63,7 +63,7 @@ def test_everything_is_one_round():
 
 def test_groups_that_agree_are_replaced_by_new_prompts():
     oracle = Oracle(by_row)
-    found = harvest(oracle, counter(), Wish(4, 3, HOW, False, MixedOutcome(10)), (7, 1))
+    found = harvest(oracle, counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(10)), (7, 1))
     assert [row for row, _ in found.groups] == [1, 3, 5, 7]
     assert [call[0] for call in oracle.calls] == [[0, 1, 2, 3], [4, 5], [6], [7]]
     assert len({call[3] for call in oracle.calls}) == 4  # another random stream each round
@@ -71,10 +71,10 @@ def test_groups_that_agree_are_replaced_by_new_prompts():
 
 
 def test_refilling_is_bounded_and_may_come_back_with_less():
-    found = harvest(Oracle(by_row), counter(), Wish(4, 3, HOW, False, MixedOutcome(2)), (7, 1))
+    found = harvest(Oracle(by_row), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(2)), (7, 1))
     assert [row for row, _ in found.groups] == [1, 3, 5] and found.rounds == 2
     never = harvest(
-        Oracle(lambda row, count, seed: [0.0] * count), counter(), Wish(4, 3, HOW, False, MixedOutcome(3)), (7,)
+        Oracle(lambda row, count, seed: [0.0] * count), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(3)), (7,)
     )
     assert never.groups == () and never.rounds == 3 and len(never.outcomes) == 12
 
@@ -86,26 +86,26 @@ def test_what_counts_is_the_first_part_not_the_shaped_sum():
     found = harvest(
         lambda rows, count, sampling, seed: [Group(PROMPTS[0], tuple(pool)) for _ in rows],
         counter(),
-        Wish(1, 2, HOW, False, MixedOutcome(2)),
+        RolloutSpec(1, 2, HOW, False, MixedOutcome(2)),
         (7,),
     )
     assert found.groups == ()
 
 
-def test_a_greedy_reply_is_asked_for_the_groups_that_stay():
+def test_a_greedy_completion_is_asked_for_the_groups_that_stay():
     oracle = Oracle(by_row)
-    found = harvest(oracle, counter(), Wish(2, 3, HOW, True, MixedOutcome(10)), (7, 1))
+    found = harvest(oracle, counter(), RolloutSpec(2, 3, HOW, True, MixedOutcome(10)), (7, 1))
     assert oracle.calls[-1] == ([1, 3], 1, 0.0, (7, 1, -1))
     assert all(group.greedy is not None and len(group.samples) == 3 for _, group in found.groups)
     assert found.num_samples == 12 + 2
 
 
-def test_more_replies_are_drawn_until_both_outcomes_are_there():
+def test_more_completions_are_drawn_until_both_outcomes_are_there():
     def outcomes(row, count, seed):
         return [1.0] * count if row == 1 else [0.0] * (count - 1) + [float(len(seed) == 3 and seed[2] == 2)]
 
     oracle = Oracle(outcomes)
-    found = harvest(oracle, counter(), Wish(2, 4, HOW, False, Balanced(4)), (7, 1))
+    found = harvest(oracle, counter(), RolloutSpec(2, 4, HOW, False, Balanced(4)), (7, 1))
     assert [call[0] for call in oracle.calls] == [[0, 1], [0, 1], [0, 1], [1]]
     first, second = (group for _, group in found.groups)
     assert len(first.drawn) == 12 and sum(first.drawn) == 1 and len(second.drawn) == 16
@@ -123,7 +123,7 @@ def test_a_balanced_group_is_half_right_where_it_can_be(right, wrong, taken):
 
 
 def supply_of(oracle, **route):
-    return Supply(PROMPTS, oracle, Wish(2, 2, HOW, False, Everything()), Route(5, **route))
+    return RolloutBuffer(PROMPTS, oracle, RolloutSpec(2, 2, HOW, False, Everything()), PromptOrder(5, **route))
 
 
 def test_a_supply_walks_over_every_prompt_once_an_epoch():
@@ -132,19 +132,19 @@ def test_a_supply_walks_over_every_prompt_once_an_epoch():
     assert sorted(rows) == list(range(40)) and rows != list(range(40))
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
-def test_a_lagging_supply_hands_out_what_was_drawn_before(lag):
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_lagging_supply_hands_out_what_was_drawn_before(staleness):
     version = 0
 
     def ask(rows, count, sampling, seed):
         return [Group(PROMPTS[row], (sample(1.0, 0, version), sample(0.0, 1, version))) for row in rows]
 
-    supply, behind = supply_of(ask, lag=lag), []
+    supply, behind = supply_of(ask, staleness=staleness), []
     for _ in range(8):
         found = supply.next_harvest()
         behind.append(version - found.groups[0][1].samples[0].versions[0])
         version += 1
-    assert behind == [min(step, lag) for step in range(8)]
+    assert behind == [min(step, staleness) for step in range(8)]
 
 
 def test_a_supply_is_restored_with_the_groups_that_wait():
@@ -168,10 +168,10 @@ def test_a_supply_is_restored_with_the_groups_that_wait():
             for row, group in found.groups
         ]
 
-    first = supply_of(ask, lag=2, by_difficulty=True)
+    first = supply_of(ask, staleness=2, by_difficulty=True)
     for _ in range(3):
         first.next_harvest()
-    second = supply_of(ask, lag=2, by_difficulty=True)
+    second = supply_of(ask, staleness=2, by_difficulty=True)
     second.restore(first.state(), first.tensors())
     for _ in range(5):
         one, two = first.next_harvest(), second.next_harvest()
@@ -179,7 +179,7 @@ def test_a_supply_is_restored_with_the_groups_that_wait():
     assert first.state() == second.state()
 
 
-def test_prompts_whose_replies_agree_are_visited_less_often_but_never_forgotten():
+def test_prompts_whose_completions_agree_are_visited_less_often_but_never_forgotten():
     supply = supply_of(Oracle(by_row), by_difficulty=True)
     visits = Counter(row for _ in range(800) for row, _ in supply.next_harvest().groups)
     easy = [visits[row] for row in range(0, 40, 2)]

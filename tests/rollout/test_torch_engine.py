@@ -5,14 +5,14 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whet.model.causal_lm import causal_lm
 from whet.model.decode import hooked_decoder
 from whet.model.decode_llama import LlamaDecoder, llama_decoder
 from whet.model.decode_state import Shape
-from whet.model.split import split_model
 from whet.model.token_logp import token_logp
-from whet.rollout.decode import Ending, Writing
 from whet.rollout.decode_any import write_any
 from whet.rollout.sampling import draw
+from whet.rollout.scheduler import DecodeScheduler, Ending
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, StopReason, WhetError
 
@@ -62,7 +62,7 @@ def model_of(family: str) -> torch.nn.Module:
 
 
 def engine_of(model: torch.nn.Module, end_tokens=(), **settings) -> TorchEngine:
-    return TorchEngine(split_model(model), Letters(), end_tokens, context=256, **settings)
+    return TorchEngine(causal_lm(model), Letters(), end_tokens, context=256, **settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -104,7 +104,7 @@ def test_sampled_logp_equals_the_trainers(family, sampling):
             for position, ids in zip(where, sample.support.ids.split(sample.support.counts.tolist()), strict=True):
                 support[0, position, : len(ids)] = ids
                 assert int(sample.tokens[position]) in ids.tolist()
-        scores = token_logp(split_model(model), sample.tokens[None], sample.action[None], sampling.temperature, support)
+        scores = token_logp(causal_lm(model), sample.tokens[None], sample.action[None], sampling.temperature, support)
         torch.testing.assert_close(scores.logp[0], sample.behavior_logp, rtol=0, atol=2e-4)
         assert sample.behavior_logp[sample.action].ne(0).any() or sampling.top_k == 1
 
@@ -113,11 +113,11 @@ def test_truncation_without_its_support_would_be_wrong():
     """The kept mass matters: on the whole vocabulary the same tokens score visibly lower."""
     model = model_of("llama")
     sample = engine_of(model).generate([Request((5, 9), 1)], Sampling(max_new_tokens=20, temperature=2.0, top_k=3))[0]
-    whole = token_logp(split_model(model), sample.tokens[None], sample.action[None], 2.0).logp[0]
+    whole = token_logp(causal_lm(model), sample.tokens[None], sample.action[None], 2.0).logp[0]
     assert (sample.behavior_logp - whole)[sample.action].mean() > 0.01
 
 
-def test_a_reply_depends_on_its_seed_and_not_on_its_neighbours():
+def test_a_completion_depends_on_its_seed_and_not_on_its_neighbours():
     engine = engine_of(model_of("llama"), end_tokens=(3,))
     sampling = Sampling(max_new_tokens=15)
     requests = [Request(tokens, seed) for tokens in PROMPTS for seed in (1, 2, 3)]
@@ -130,27 +130,27 @@ def test_a_reply_depends_on_its_seed_and_not_on_its_neighbours():
     assert other.tokens.tolist() not in [sample.tokens.tolist() for sample in together]
 
 
-def test_end_tokens_and_stop_strings_end_a_reply():
+def test_end_tokens_and_stop_strings_end_a_completion():
     model = model_of("llama")
     free = engine_of(model).generate([Request((5, 9), 7)], Sampling(max_new_tokens=20, temperature=2.0))[0]
-    reply = free.tokens[2:].tolist()
-    fourth = reply[3]
+    completion = free.tokens[2:].tolist()
+    fourth = completion[3]
     ended = engine_of(model, end_tokens=(fourth,)).generate(
         [Request((5, 9), 7)], Sampling(max_new_tokens=20, temperature=2.0)
     )[0]
-    assert ended.tokens[2:].tolist() == reply[: reply.index(fourth) + 1]
+    assert ended.tokens[2:].tolist() == completion[: completion.index(fourth) + 1]
     assert ended.stop is StopReason.END
-    text = "".join(chr(40 + token) for token in reply[4:6])
+    text = "".join(chr(40 + token) for token in completion[4:6])
     stopped = engine_of(model).generate(
         [Request((5, 9), 7)], Sampling(max_new_tokens=20, temperature=2.0, stop=(text,))
     )[0]
     assert stopped.stop is StopReason.TEXT
-    assert stopped.reply.endswith(text) and stopped.tokens[2:].tolist() == reply[: len(stopped.tokens) - 2]
+    assert stopped.completion.endswith(text) and stopped.tokens[2:].tolist() == completion[: len(stopped.tokens) - 2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_takes_the_quickest_way_it_can(family):
-    hooked = hooked_decoder(split_model(model_of(family)))
+    hooked = hooked_decoder(causal_lm(model_of(family)))
     assert (hooked is None) == (family in OWN_CACHE)
     if hooked is not None:
         assert (llama_decoder(hooked) is not None) == (family in WRITTEN_OUT)
@@ -158,12 +158,12 @@ def test_each_family_takes_the_quickest_way_it_can(family):
 
 
 def ways(model: torch.nn.Module):
-    """Every way of decoding the model, as requests, sampling, ending, rows -> replies."""
-    split = split_model(model)
+    """Every way of decoding the model, as requests, sampling, ending, rows -> completions."""
+    split = causal_lm(model)
     hooked = hooked_decoder(split)
     yield lambda *wish: write_any(split, *wish)
     for decoder in (hooked, LlamaDecoder(hooked), llama_decoder(hooked)):
-        yield torch.no_grad()(lambda *wish, decoder=decoder: Writing(decoder, *wish).run())
+        yield torch.no_grad()(lambda *wish, decoder=decoder: DecodeScheduler(decoder, *wish).run())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
@@ -188,7 +188,7 @@ def test_logp_of_unspread_weights_equals_the_trainers_to_float_noise():
     for sample in engine_of(model).generate(
         [Request(tokens, n) for n in range(3) for tokens in PROMPTS], Sampling(max_new_tokens=40)
     ):
-        scores = token_logp(split_model(model), sample.tokens[None], sample.action[None])
+        scores = token_logp(causal_lm(model), sample.tokens[None], sample.action[None])
         torch.testing.assert_close(scores.logp[0], sample.behavior_logp, rtol=0, atol=1e-5)
 
 
@@ -205,7 +205,7 @@ def test_changed_weights_are_seen_and_samples_can_be_trained_on():
         torch.tensor([[5, 9, 11]]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     assert after.tokens.tolist() == theirs[0].tolist() != before.tokens.tolist()
-    scores = token_logp(split_model(model), after.tokens[None], after.action[None])
+    scores = token_logp(causal_lm(model), after.tokens[None], after.action[None])
     (scores.logp * after.behavior_logp).sum().backward()
     assert model.model.embed_tokens.weight.grad.abs().sum() > 0
 
@@ -237,13 +237,13 @@ class Watch(TorchDispatchMode):
 
 @pytest.mark.parametrize("written_out", [False, True])
 def test_a_step_and_its_draw_never_wait_for_the_device(written_out):
-    decoder = hooked_decoder(split_model(model_of("mistral")))
+    decoder = hooked_decoder(causal_lm(model_of("mistral")))
     decoder = llama_decoder(decoder) if written_out else decoder
     state = decoder.state(Shape(4, 2, 5, 6))
     with torch.no_grad(), decoder.running():
         decoder.prefill(torch.tensor([[5, 6, 7, 8, 9], [4, 3, 2, 0, 0]]), [5, 3], [0, 1], state)
         state.seat([0, 1, 0, None], 5)
-        state.reply_width = 1
+        state.completion_width = 1
         with Watch() as watch:
             logits = decoder.step(torch.tensor([5, 6, 7, 8]), state)
             drawn = draw(logits, torch.rand(4), Sampling())
@@ -254,7 +254,7 @@ def test_a_step_and_its_draw_never_wait_for_the_device(written_out):
 
 def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
     """Sixteen rows, one prompt: its keys are held once, and the batch shrinks with the rows that are left."""
-    decoder = llama_decoder(hooked_decoder(split_model(model_of("llama")))).suited(Shape(16, 1, 3, 12))
+    decoder = llama_decoder(hooked_decoder(causal_lm(model_of("llama")))).suited(Shape(16, 1, 3, 12))
     widths, prefills = [], []
     step, prefill = decoder.step, decoder.prefill
     decoder.step = lambda tokens, state: widths.append((len(tokens), state.slots)) or step(tokens, state)
@@ -262,10 +262,12 @@ def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
     ending = Ending(torch.arange(0, 97, 5), Letters().decode)
     requests = [Request((5, 9, 2), n) for n in range(16)]
     with torch.no_grad():
-        replies = Writing(decoder, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512).run()
+        completions = DecodeScheduler(
+            decoder, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512
+        ).run()
     assert prefills == [(1, 3)] and all(slots == 1 for _, slots in widths)
     rows = [row for row, _ in widths]
-    needed = [sum(count > n for count in replies.count) for n in range(1, max(replies.count))]
+    needed = [sum(count > n for count in completions.count) for n in range(1, max(completions.count))]
     assert rows == sorted(rows, reverse=True) and rows[-1] < 16
     assert all(need <= row <= need + max(1, row // 8) for need, row in zip(needed, rows, strict=True))
 
@@ -274,12 +276,12 @@ def test_the_models_own_cache_drops_finished_rows():
     model = model_of("gemma2")
     requests = [Request((5, 9, 2), n) for n in range(16)]
     ending = Ending(torch.arange(0, 97, 5), Letters().decode)
-    split, shapes = split_model(model), []
+    split, shapes = causal_lm(model), []
     model.model.register_forward_pre_hook(
         lambda _, args, more: shapes.append(more["input_ids"].shape[0]), with_kwargs=True
     )
-    replies = write_any(split, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
-    assert shapes == [1, *(sum(count > n for count in replies.count) for n in range(1, max(replies.count)))]
+    completions = write_any(split, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
+    assert shapes == [1, *(sum(count > n for count in completions.count) for n in range(1, max(completions.count)))]
 
 
 def test_too_long_for_the_context_is_refused():
@@ -289,12 +291,12 @@ def test_too_long_for_the_context_is_refused():
 
 @pytest.mark.parametrize("num_prompts", [1, 2, 5])
 @pytest.mark.parametrize("copies", [1, 2, 3, 8])
-def test_any_number_of_prompts_and_replies(num_prompts, copies):
-    """The layout of a product's result depends on its sizes; the replies must not."""
+def test_any_number_of_prompts_and_completions(num_prompts, copies):
+    """The layout of a product's result depends on its sizes; the completions must not."""
     from whet.model import load_model
 
     loaded = load_model("whetstone")
-    split = split_model(loaded.model)
+    split = causal_lm(loaded.model)
     tokens = tuple(range(5, 20))
     requests = [Request(tokens[: 15 - row], 10 * row + copy) for row in range(num_prompts) for copy in range(copies)]
     written = [

@@ -13,17 +13,16 @@ from whet.data.families import Judged
 from whet.data.prompts import Labelled
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences
+from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
+from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
-from whet.model.split import split_model
 from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.reward.learned import learned, learned_steps
-from whet.train.ensemble_marks import label_opinions, member_scales, pair_opinions
 from whet.train.optimizer import OptimizerSettings
-from whet.train.pace import Pace
 from whet.train.reward_model import (
-    RewardModelCourse,
     RewardModelSettings,
+    RewardModelTrainer,
     Verdict,
     Verdicts,
     drawn,
@@ -31,7 +30,8 @@ from whet.train.reward_model import (
     reward_model_on,
     verdicts,
 )
-from whet.train.run import Clock
+from whet.train.rows import RowTrainer
+from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 RATES = OptimizerSettings(learning_rate=1e-2)
@@ -50,7 +50,7 @@ def tiny():
 
 
 def made_rows(kind):
-    """Rows of two or three replies with ranks, or of one to three labelled places."""
+    """Rows of two or three completions with ranks, or of one to three labelled places."""
     stream = torch.Generator().manual_seed(0)
 
     def numbers(low, high, count):
@@ -72,11 +72,11 @@ def made_rows(kind):
     return made
 
 
-def course(objective, rows, heads=HEADS, held_out=None, **changes):
-    settings = {"steps": 4, "rows_per_step": len(rows), "tokens_per_pass": 60, "packed": True, "seed": 3, **changes}
-    judge = scalar_model(split_model(tiny()), "sequence", 7, heads=heads)
+def trainer(objective, rows, heads=HEADS, held_out=None, **changes):
+    settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
+    judge = scalar_model(causal_lm(tiny()), "sequence", 7, heads=heads)
     lessons = Verdicts(rows, rows if held_out is None else held_out)
-    return RewardModelCourse(judge, None, objective, lessons, RewardModelSettings(**settings), RATES)
+    return RewardModelTrainer(judge, None, objective, lessons, RewardModelSettings(**settings), RATES)
 
 
 def gradient(made, monkeypatch):
@@ -86,8 +86,8 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[Pace.__module__], "stepped", note)
-    report, _ = made.step(1, Clock())
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
 
@@ -100,13 +100,13 @@ def close(first, second):
 
 def test_each_head_learns_its_own_draw_of_the_rows(monkeypatch):
     rows = drawn(made_rows("ranks"), HEADS, seed=0)
-    made = course(RankLoss(AllPairs()), rows)
+    made = trainer(RankLoss(AllPairs()), rows)
     found, metrics = gradient(made, monkeypatch)
     made.model.zero_grad()
     losses = []
     for row in rows:
         states = [made.model.model(input_ids=torch.tensor([each.tokens])).last_hidden_state[0, -1] for each in row.rows]
-        scores = torch.stack([made.model.score(state) for state in states])  # [replies, heads]
+        scores = torch.stack([made.model.score(state) for state in states])  # [completions, heads]
         for head, count in enumerate(row.counts):
             pairs = [(i, j) for i in range(len(scores)) for j in range(len(scores)) if i < j]
             cost = [-torch.nn.functional.logsigmoid(scores[i, head] - scores[j, head]) for i, j in pairs]
@@ -123,16 +123,20 @@ def test_each_head_learns_its_own_draw_of_the_rows(monkeypatch):
 )
 def test_passes_and_packing_never_change_the_gradient_of_several_heads(objective, kind, monkeypatch):
     rows = drawn(made_rows(kind), HEADS, seed=1)
-    wanted, metrics = gradient(course(objective, rows, tokens_per_pass=10_000, packed=False), monkeypatch)
-    for changes in ({"tokens_per_pass": 1}, {"tokens_per_pass": 10_000}, {"tokens_per_pass": 40, "packed": False}):
-        found, again = gradient(course(objective, rows, **changes), monkeypatch)
+    wanted, metrics = gradient(trainer(objective, rows, micro_batch_tokens=10_000, packed=False), monkeypatch)
+    for changes in (
+        {"micro_batch_tokens": 1},
+        {"micro_batch_tokens": 10_000},
+        {"micro_batch_tokens": 40, "packed": False},
+    ):
+        found, again = gradient(trainer(objective, rows, **changes), monkeypatch)
         close(found, wanted)
         assert again["accuracy"] == pytest.approx(metrics["accuracy"])
 
 
 def test_heads_that_count_no_row_get_no_gradient(monkeypatch):
     rows = [replace(row, counts=(1.0, 0.0)) for row in made_rows("ranks")]
-    found, _ = gradient(course(RankLoss(AllPairs()), rows, heads=2), monkeypatch)
+    found, _ = gradient(trainer(RankLoss(AllPairs()), rows, heads=2), monkeypatch)
     assert found["score.weight"][0].abs().max() > 0 and not found["score.weight"][1].any()
 
 
@@ -152,7 +156,7 @@ def test_a_bootstrap_is_a_draw_with_replacement():
 
 def test_scales_are_written_by_an_evaluation_and_forgotten_by_a_step():
     rows = drawn(made_rows("ranks"), HEADS, seed=0)
-    made = course(RankLoss(AllPairs()), rows)
+    made = trainer(RankLoss(AllPairs()), rows)
     assert made.model.config.score_members == [None] * HEADS
     marks = made.evaluate()
     scores = [each for row in made.held_out_scores()[1] for each in row]
@@ -161,7 +165,7 @@ def test_scales_are_written_by_an_evaluation_and_forgotten_by_a_step():
         assert centre == pytest.approx(own.mean().item(), rel=1e-5)
         assert scale == pytest.approx(own.std(correction=0).item(), rel=1e-5)
     assert {"accuracy_worst", "disagreement_right", "member/3/accuracy"} <= set(marks)
-    made.step(1, Clock())
+    made.step(1, PhaseTimer())
     assert made.model.config.score_members == [None] * HEADS
 
 
@@ -196,7 +200,7 @@ def test_members_are_put_on_one_scale_before_they_are_averaged():
     assert member_scales([(1.0,), (1.0,)]) is None
 
 
-def test_an_outcome_stands_on_every_token_of_the_reply():
+def test_an_outcome_stands_on_every_token_of_the_completion():
     loaded = load_model("whetstone")
     tokenizer = loaded.tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
@@ -210,10 +214,10 @@ def test_an_outcome_stands_on_every_token_of_the_reply():
         assert all_of_it.rows[0].places == tuple(range(start, len(one.rows[0].tokens)))
         assert all_of_it.labels == (float(row.label),) * len(all_of_it.rows[0].places)
         assert all_of_it.rows[0].places[-1] == one.rows[0].places[0]
-        assert row.reply in tokenizer.decode([one.rows[0].tokens[at] for at in all_of_it.rows[0].places])
+        assert row.completion in tokenizer.decode([one.rows[0].tokens[at] for at in all_of_it.rows[0].places])
 
 
-def reply(text):
+def completion(text):
     none = torch.zeros(0)
     return Sample(none.long(), none.bool(), none, (0, 0), StopReason.END, text)
 
@@ -222,14 +226,14 @@ def taught(rows, held_out, objective, kind="sequence", steps=10):
     loaded = load_model("whetstone")
     lessons = verdicts(loaded.tokenizer, rows, loaded.context, every_token=isinstance(objective, LabelLoss))[0]
     kept = verdicts(loaded.tokenizer, held_out, loaded.context)[0]
-    judge = reward_model_on(split_model(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, 0, HEADS)
-    made = RewardModelCourse(
+    judge = reward_model_on(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, 0, HEADS)
+    made = RewardModelTrainer(
         judge, loaded.tokenizer, objective, Verdicts(drawn(lessons, HEADS, 0), kept),
         RewardModelSettings(steps, 16, 4096, True, 0), OptimizerSettings(learning_rate=1e-3),
     )  # fmt: skip
     before = made.evaluate()
     for number in range(1, steps + 1):
-        made.step(number, Clock())
+        made.step(number, PhaseTimer())
     return made, before, made.evaluate()
 
 
@@ -241,7 +245,7 @@ def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
     scores = [row[0] for row in made.held_out_scores()[1]]
-    prompts, samples = [pair.prompt for pair in held_out], [reply(pair.chosen) for pair in held_out]
+    prompts, samples = [pair.prompt for pair in held_out], [completion(pair.chosen) for pair in held_out]
     scales = made.model.config.score_members
     even = [[(value - c) / s for value, (c, s) in zip(row, scales, strict=True)] for row in scores]
     judge = learned(folder=str(tmp_path), device="cpu")
@@ -263,7 +267,7 @@ def test_outcomes_on_every_token_teach_the_last_one():
 
 def test_heads_of_a_token_classifier_are_members_too(tmp_path):
     loaded = load_model("whetstone")
-    judge = scalar_model(split_model(loaded.model), "token", 0, heads=HEADS)
+    judge = scalar_model(causal_lm(loaded.model), "token", 0, heads=HEADS)
     judge.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))

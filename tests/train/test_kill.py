@@ -26,9 +26,9 @@ def arguments(method: str, folder: Path) -> list[str]:
         "--set",
         "report.save_every=2",
         "--set",
-        "report.evaluate_every=3",
+        "report.eval_every=3",
         "--set",
-        "report.evaluate_prompts=12",
+        "report.eval_prompts=12",
         "--set",
         "data.count=40",
         "--set",
@@ -40,7 +40,7 @@ def arguments(method: str, folder: Path) -> list[str]:
     ]
     batch = ["batch.rows_per_step=6"] if method == "sft" else ["batch.prompts_per_step=3", "batch.group_size=4"]
     if method == "grpo":
-        batch += ["batch.updates_per_step=2", "batch.tokens_per_pass=300"]
+        batch += ["batch.updates_per_step=2", "batch.micro_batch_tokens=300"]
     return ["train", method, *common, *(word for each in batch for word in ("--set", each))]
 
 
@@ -60,7 +60,7 @@ def content(folder: Path) -> dict[str, object]:
         line.pop("seconds")
     found["metrics"] = json.dumps(metrics)
     state = json.loads((folder / "checkpoints" / f"step-{STEPS:06d}" / "state.json").read_text())["state"]
-    found["course"] = json.dumps(state["course"], sort_keys=True)
+    found["trainer"] = json.dumps(state["trainer"], sort_keys=True)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whole runs with adapters: every course learns, is on-policy, resumes to the byte and leaves a model anybody loads."""
+"""Whole runs with adapters: every trainer learns, is on-policy, resumes to the byte and leaves a model anybody loads."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ BASE = {
     "model": {"threads": 1, "device": "cpu", "lora": 4},
     "data": {"count": 24},
     "optimizer": {"learning_rate": 3e-3, "schedule": "constant"},
-    "report": {"evaluate_prompts": 0, "save_every": 9, "keep_checkpoints": 9},
+    "report": {"eval_prompts": 0, "save_every": 9, "keep_checkpoints": 9},
 }
 SAMPLED = {"sampling": {"max_new_tokens": 16}, "batch": {"prompts_per_step": 4, "group_size": 4}}
 ROWS = {"batch": {"rows_per_step": 6}}
-COURSES = {
+TRAINERS = {
     "a policy held to its base": ("grpo", {**SAMPLED, "objective": {"kl": {"kind": "k3", "beta": 0.1}}}),
     "a policy with a critic": ("ppo", SAMPLED),
     "preferences": ("dpo", ROWS),
-    "a reference of mismatched replies": ("kto", {**ROWS, "preference": {"labels": True}}),
+    "a reference of mismatched completions": ("kto", {**ROWS, "preference": {"labels": True}}),
     "pairs of its own": (
         "dpo",
         {**ROWS, "sampling": {"max_new_tokens": 16, "temperature": 1.5}, "preference": {"online": 12}},
@@ -53,13 +53,13 @@ def metrics_of(folder):
     return [line["metrics"] for line in lines if "gradient_norm" in line.get("metrics", {})]
 
 
-@pytest.mark.parametrize("course", COURSES)
-def test_the_run_goes_on_exactly(course, tmp_path):
-    method, changes = COURSES[course]
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_run_goes_on_exactly(trainer, tmp_path):
+    method, changes = TRAINERS[trainer]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whet.train(method, config=layers_of(changes), steps=STEPS, folder=str(whole), watchers=[])
-    whet.train(method, config=layers_of(changes), steps=BREAK, folder=str(broken), watchers=[])
-    whet.resume(broken, steps=STEPS, watchers=[])
+    whet.train(method, config=layers_of(changes), steps=STEPS, folder=str(whole), callbacks=[])
+    whet.train(method, config=layers_of(changes), steps=BREAK, folder=str(broken), callbacks=[])
+    whet.resume(broken, steps=STEPS, callbacks=[])
     one, two = content(whole), content(broken)
     assert one.keys() == two.keys() and "adapter_model.safetensors" in one
     for name in one:
@@ -69,15 +69,15 @@ def test_the_run_goes_on_exactly(course, tmp_path):
 
 def test_the_sampler_has_the_adapters_and_the_reference_has_not(tmp_path):
     run = tmp_path / "run"
-    _, changes = COURSES["a policy held to its base"]
-    whet.train("grpo", config=layers_of(changes), steps=STEPS, folder=str(run), watchers=[])
+    _, changes = TRAINERS["a policy held to its base"]
+    whet.train("grpo", config=layers_of(changes), steps=STEPS, folder=str(run), callbacks=[])
     found = metrics_of(run)
     assert max(step["sampler_gap"] for step in found) < 1e-5
     assert found[0]["kl"] == 0.0 and found[-1]["kl"] > 1e-5
 
 
 def test_a_rate_of_its_own_unless_one_is_given():
-    from whet.config import from_settings, resolved, toml_text
+    from whet.config.config import from_settings, resolved, toml_text
 
     def rate(method, *settings):
         config = resolved(method, from_settings(settings))
@@ -95,7 +95,7 @@ def test_only_factors_and_a_head_are_in_the_optimizer(tmp_path):
     from safetensors import safe_open
 
     run = tmp_path / "run"
-    whet.train("rm", config=layers_of(ROWS), steps=1, folder=str(run), watchers=[])
+    whet.train("rm", config=layers_of(ROWS), steps=1, folder=str(run), callbacks=[])
     with safe_open(run / "checkpoints" / "step-000001" / "optimizer.safetensors", "pt") as stored:
         names = {name.rpartition("/")[0] for name in stored.keys()}  # noqa: SIM118
     assert {name.rpartition(".")[2] for name in names} == {"down", "up", "weight"}
@@ -104,14 +104,14 @@ def test_only_factors_and_a_head_are_in_the_optimizer(tmp_path):
 
 def test_a_run_is_a_whole_model(tmp_path):
     run = tmp_path / "run"
-    whet.train("sft", config=layers_of(ROWS), steps=STEPS, folder=str(run), watchers=[])
+    whet.train("sft", config=layers_of(ROWS), steps=STEPS, folder=str(run), callbacks=[])
     first, after = load_model("whetstone").model, load_model(str(run)).model
     changed = {name for name, value in first.state_dict().items() if not torch.equal(value, after.state_dict()[name])}
     assert len(changed) == 21 and all("_proj." in name for name in changed)
-    marks = whet.evaluate(str(run), settings={"report": {"evaluate_prompts": 4}})
+    marks = whet.evaluate(str(run), settings={"report": {"eval_prompts": 4}})
     assert 0 <= marks["accuracy"] <= 1
     again = tmp_path / "again"
-    whet.train("dpo", model=str(run), config=layers_of(ROWS), steps=1, folder=str(again), watchers=[])
+    whet.train("dpo", model=str(run), config=layers_of(ROWS), steps=1, folder=str(again), callbacks=[])
     assert metrics_of(again)[0]["margin"] == 0.0  # the reference of a run on a run is the merged model
 
 
@@ -139,5 +139,5 @@ def test_a_run_is_a_whole_model(tmp_path):
 )
 def test_what_cannot_be_is_refused(method, changes, said, tmp_path):
     with pytest.raises(WhetError, match=said):
-        whet.train(method, config=layers_of(changes), steps=1, folder=str(tmp_path / "run"), watchers=[])
+        whet.train(method, config=layers_of(changes), steps=1, folder=str(tmp_path / "run"), callbacks=[])
     assert not (tmp_path / "run").exists()

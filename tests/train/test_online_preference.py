@@ -1,4 +1,4 @@
-"""Pairs of the policy's own replies: the best against the worst, learned from, and resumed to the same bytes."""
+"""Pairs of the policy's own completions: the best against the worst, learned from, and resumed to the same bytes."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ SMALL = {
     "model": {"threads": 1},
     "preference": {"online": 8},
     "batch": {"rows_per_step": 8},
-    "report": {"evaluate_prompts": 40, "save_every": 2},
+    "report": {"eval_prompts": 40, "save_every": 2},
 }
 
 
@@ -27,14 +27,14 @@ def sample(tokens, reward):
 def test_the_best_and_the_worst_are_a_pair():
     samples = [sample([1, 2], 0.5), sample([1, 3], 1.0), sample([1, 4], None), sample([1, 5], 0.0), sample([1, 6], 1.0)]
     pair = best_and_worst(Group(Prompt("p", ()), tuple(samples)))
-    assert [reply.tokens for reply in pair.family] == [(1, 3), (1, 5)]
+    assert [completion.tokens for completion in pair.family] == [(1, 3), (1, 5)]
     assert pair.family[0].action == (False, True)
     assert best_and_worst(Group(Prompt("p", ()), (sample([1, 2], 1.0), sample([1, 3], 1.0)))) is None
     assert best_and_worst(Group(Prompt("p", ()), (sample([1, 2], None),))) is None
 
 
 def test_it_learns_the_task(tmp_path):
-    run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), watchers=[])
+    run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), callbacks=[])
     steps = [line for line in run.metrics() if "eval" not in line]
     assert run.before["accuracy"] < 0.3 and run.after["accuracy"] > 0.8
     assert steps[-1]["reward"]["total"] > steps[0]["reward"]["total"] and 0 < steps[0]["counts"]["rows"] <= 8
@@ -46,9 +46,9 @@ def test_resume_gives_the_same_bytes(tmp_path):
         return hashlib.sha256((whet.Run(folder, "", 0, {}, {}, folder).model / "model.safetensors").read_bytes())
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whet.train("dpo", config=SMALL, steps=4, folder=str(whole), watchers=[])
-    whet.train("dpo", config=SMALL, steps=2, folder=str(parts), watchers=[])
-    whet.resume(parts, steps=4, watchers=[])
+    whet.train("dpo", config=SMALL, steps=4, folder=str(whole), callbacks=[])
+    whet.train("dpo", config=SMALL, steps=2, folder=str(parts), callbacks=[])
+    whet.resume(parts, steps=4, callbacks=[])
     assert weights(whole).hexdigest() == weights(parts).hexdigest()
 
 
@@ -58,4 +58,4 @@ def test_resume_gives_the_same_bytes(tmp_path):
 )
 def test_what_cannot_work_is_refused(tmp_path, preference, told):
     with pytest.raises(WhetError, match=told):
-        whet.train("dpo", preference=preference, steps=1, folder=str(tmp_path / "run"), watchers=[])
+        whet.train("dpo", preference=preference, steps=1, folder=str(tmp_path / "run"), callbacks=[])

@@ -8,8 +8,8 @@ from torch import nn
 
 from whet.objective.policy import Loss
 from whet.train.optimizer import OptimizerSettings
-from whet.train.pace import Pace, pass_totals
-from whet.train.run import Clock, RunFailed
+from whet.train.rows import RowTrainer, pass_totals
+from whet.train.run import PhaseTimer, RunFailed
 
 
 def model():
@@ -19,7 +19,7 @@ def model():
 
 def pace(network, **changes):
     given = {"rates": OptimizerSettings(0.1, schedule="linear"), "steps": 4, "num_rows": 5, "seed": 7, **changes}
-    return Pace(network, **given)
+    return RowTrainer(network, **given)
 
 
 def studied(network, rows):
@@ -32,14 +32,14 @@ def steps(network, made, numbers):
     reports = []
     for number in numbers:
         rows = made.take(2)
-        reports.append(made.step(number, Clock(), lambda rows=rows: studied(network, rows), {"rows": len(rows)}))
+        reports.append(made.step(number, PhaseTimer(), lambda rows=rows: studied(network, rows), {"rows": len(rows)}))
     return reports
 
 
 def test_a_step_learns_and_tells_what_it_saw():
     network = model()
     before = network.weight.detach().clone()
-    made, clock = pace(network), Clock()
+    made, clock = pace(network), PhaseTimer()
     report = made.step(1, clock, lambda: studied(network, [0, 1]), {"rows": 2})
     assert report.counts == {"rows": 2} and (report.step, report.policy_version) == (1, 0)
     assert report.metrics["seen"] == 2.0 and report.metrics["learning_rate"] == 0.1
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_weights():
         return {"loss": math.inf}
 
     with pytest.raises(RunFailed, match=r"step 3: the loss is not finite.*learning_rate.*last checkpoint"):
-        made.step(3, Clock(), broken, {})
+        made.step(3, PhaseTimer(), broken, {})
     assert torch.equal(network.weight, before)
 
 

@@ -12,18 +12,18 @@ from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_preferences
+from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.reference import HeldReference
-from whet.model.split import split_model
 from whet.model.token_logp import packs
 from whet.model.tree import tree_of
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.train import reply_logp
+from whet.train import completion_logp
+from whet.train.completion_logp import LiveReference, StoredReference, families_logp, pass_scores, stored_reference
 from whet.train.optimizer import OptimizerSettings
-from whet.train.pace import Pace
-from whet.train.preference import Contrasted, Lessons, PreferenceCourse, PreferenceSettings, Pupil, contrasted
-from whet.train.reply_logp import LiveReference, StoredReference, families_logp, pass_scores, stored_reference
-from whet.train.run import Clock, RunFailed
+from whet.train.preference import Contrasted, Lessons, PreferenceSettings, PreferenceTrainer, Pupil, contrasted
+from whet.train.rows import RowTrainer
+from whet.train.run import PhaseTimer, RunFailed
 from whet.types import Encoded, Prompt, WhetError
 
 
@@ -42,12 +42,12 @@ def tiny(seed=1):
     return model
 
 
-def family(stream, *, replies=2) -> Family:
+def family(stream, *, completions=2) -> Family:
     prompt = torch.randint(2, 40, (int(torch.randint(2, 9, (), generator=stream)),), generator=stream).tolist()
     made = []
-    for _ in range(replies):
-        reply = torch.randint(2, 40, (int(torch.randint(1, 7, (), generator=stream)),), generator=stream).tolist()
-        made.append(Encoded((*prompt, *reply, 1), (False,) * len(prompt) + (True,) * (len(reply) + 1)))
+    for _ in range(completions):
+        completion = torch.randint(2, 40, (int(torch.randint(1, 7, (), generator=stream)),), generator=stream).tolist()
+        made.append(Encoded((*prompt, *completion, 1), (False,) * len(prompt) + (True,) * (len(completion) + 1)))
     return tuple(made)
 
 
@@ -58,20 +58,20 @@ def pairs(count=7, seed=0):
 
 def labelled(count=8, seed=0):
     stream = torch.Generator().manual_seed(seed)
-    return [Contrasted(family(stream, replies=1), label=1 if at % 2 else -1) for at in range(count)]
+    return [Contrasted(family(stream, completions=1), label=1 if at % 2 else -1) for at in range(count)]
 
 
 def settings(**changes):
-    given = {"steps": 4, "rows_per_step": 4, "tokens_per_pass": 60, "packed": True, "seed": 3}
+    given = {"steps": 4, "rows_per_step": 4, "micro_batch_tokens": 60, "packed": True, "seed": 3}
     return PreferenceSettings(**{**given, **changes})
 
 
 RATES = OptimizerSettings(learning_rate=1e-2)
 
 
-def course(name="dpo", rows=None, model=None, reference="live", shift=0.02, **changes):
-    """A course whose policy has already left its reference a little."""
-    policy = split_model(model or tiny())
+def trainer(name="dpo", rows=None, model=None, reference="live", shift=0.02, **changes):
+    """A trainer whose policy has already left its reference a little."""
+    policy = causal_lm(model or tiny())
     rows = rows if rows is not None else pairs()
     objective = PAIR_PRESETS[name].objective
     known = None
@@ -84,19 +84,19 @@ def course(name="dpo", rows=None, model=None, reference="live", shift=0.02, **ch
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 parameter.add_(shift * torch.randn(parameter.shape, generator=stream))
-    return PreferenceCourse(Pupil(policy, None, known), objective, Lessons(rows, rows[:3]), settings(**changes), RATES)
+    return PreferenceTrainer(Pupil(policy, None, known), objective, Lessons(rows, rows[:3]), settings(**changes), RATES)
 
 
 def gradient(made, monkeypatch):
-    """Of the course's next step, which leaves the weights alone."""
+    """Of the trainer's next step, which leaves the weights alone."""
     found = {}
 
     def note(model, optimizer, limit):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[Pace.__module__], "stepped", note)
-    report, _ = made.step(1, Clock())
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
 
@@ -117,7 +117,7 @@ def close(first, second, tolerance=2e-5):
 @pytest.mark.parametrize("sure", [(1.0,) * 4, (0.9, 0.5, 1.0, 0.6)])
 def test_the_step_is_the_papers_formula(sure, monkeypatch):
     rows = [replace(row, preference=each) for row, each in zip(pairs(4), sure, strict=True)]
-    made = course(rows=rows)
+    made = trainer(rows=rows)
     reference = tiny()  # the policy before it was shifted
     model = made.model
     found, metrics = gradient(made, monkeypatch)
@@ -125,8 +125,8 @@ def test_the_step_is_the_papers_formula(sure, monkeypatch):
     gaps = []
     for row in rows:
         with torch.no_grad():
-            before = [naive_logp(reference, reply) for reply in row.family]
-        now = [naive_logp(model, reply) for reply in row.family]
+            before = [naive_logp(reference, completion) for completion in row.family]
+        now = [naive_logp(model, completion) for completion in row.family]
         gaps.append((now[0] - before[0]) - (now[1] - before[1]))
     gap = 0.1 * torch.stack(gaps)
     sure = torch.tensor([row.preference for row in rows])
@@ -141,18 +141,22 @@ def test_the_step_is_the_papers_formula(sure, monkeypatch):
 @pytest.mark.parametrize("name", ["dpo", "ld_dpo", "wpo", "orpo", "kto", "bco", "pairwise_cringe"])
 def test_passes_and_packing_never_change_the_gradient(name, monkeypatch):
     rows = labelled() if name == "kto" else pairs()
-    assert packs(split_model(tiny()))
-    wanted, metrics = gradient(course(name, rows, tokens_per_pass=10_000, packed=False), monkeypatch)
-    for changes in ({"tokens_per_pass": 10_000}, {"tokens_per_pass": 1}, {"tokens_per_pass": 50, "packed": False}):
-        found, again = gradient(course(name, rows, **changes), monkeypatch)
+    assert packs(causal_lm(tiny()))
+    wanted, metrics = gradient(trainer(name, rows, micro_batch_tokens=10_000, packed=False), monkeypatch)
+    for changes in (
+        {"micro_batch_tokens": 10_000},
+        {"micro_batch_tokens": 1},
+        {"micro_batch_tokens": 50, "packed": False},
+    ):
+        found, again = gradient(trainer(name, rows, **changes), monkeypatch)
         close(found, wanted)
         assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dpo", "ld_dpo", "bco"])
 def test_a_stored_reference_gives_the_gradient_of_a_live_one(name, monkeypatch):
-    live, metrics = gradient(course(name), monkeypatch)
-    stored, again = gradient(course(name, reference="stored"), monkeypatch)
+    live, metrics = gradient(trainer(name), monkeypatch)
+    stored, again = gradient(trainer(name, reference="stored"), monkeypatch)
     close(stored, live)
     assert again["drift"] == pytest.approx(metrics["drift"], rel=1e-4) and metrics["drift"] > 1e-3
 
@@ -162,19 +166,19 @@ def test_a_pairs_prompt_is_computed_once():
         rows = family_rows([row.family])
         start = row.family[0].action.index(True)
         tree = tree_of(rows.tokens, rows.action)
-        assert tree.size == start + sum(len(reply.tokens) - start - 1 for reply in row.family)
+        assert tree.size == start + sum(len(completion.tokens) - start - 1 for completion in row.family)
 
 
 def test_at_first_the_policy_is_its_reference():
-    made = course(shift=0.0)
-    report, _ = made.step(1, Clock())
+    made = trainer(shift=0.0)
+    report, _ = made.step(1, PhaseTimer())
     assert report.metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert report.metrics["drift"] == 0.0 and report.metrics["accuracy"] == 0.5
     assert report.counts["rows"] == 4 and report.counts["tokens"] > 8
 
 
 def test_what_a_reference_said_is_kept_in_a_file_for_this_model_and_these_rows(tmp_path, monkeypatch):
-    policy, families = split_model(tiny()), [row.family for row in pairs()]
+    policy, families = causal_lm(tiny()), [row.family for row in pairs()]
     file = tmp_path / "cache" / "reference.safetensors"
     first = stored_reference(policy, families, 60, file)
     asked = families_logp(policy, families, 1000, packed=False)
@@ -182,12 +186,12 @@ def test_what_a_reference_said_is_kept_in_a_file_for_this_model_and_these_rows(t
         for one, other in zip(mine, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert min(float(values.max()) for values in first.known.values()) < -0.5
-    monkeypatch.setattr(reply_logp, "families_logp", lambda *given: pytest.fail("asked again"))
+    monkeypatch.setattr(completion_logp, "families_logp", lambda *given: pytest.fail("asked again"))
     again = stored_reference(policy, families, 60, file)
     assert isinstance(again, StoredReference)
     assert all(torch.equal(first.known[key], values) for key, values in again.known.items())
     with pytest.raises(WhetError, match=r"by another model.*delete it"):
-        stored_reference(split_model(tiny(2)), families, 60, file)
+        stored_reference(causal_lm(tiny(2)), families, 60, file)
     with pytest.raises(WhetError, match="other rows"):
         stored_reference(policy, families[1:], 60, file)
     with pytest.raises(WhetError, match="live reference"):
@@ -200,9 +204,9 @@ def test_what_a_reference_said_is_kept_in_a_file_for_this_model_and_these_rows(t
 @pytest.mark.parametrize("name", PAIR_PRESETS)
 def test_every_row_learns_and_is_finite(name):
     single = "pairs" not in PAIR_PRESETS[name].objective.needs()
-    made = course(name, labelled() if single else pairs())
+    made = trainer(name, labelled() if single else pairs())
     before = {key: value.clone() for key, value in made.model.state_dict().items()}
-    reports = [made.step(number, Clock())[0] for number in (1, 2)]
+    reports = [made.step(number, PhaseTimer())[0] for number in (1, 2)]
     assert all(math.isfinite(value) for report in reports for value in report.metrics.values())
     assert all(report.metrics["gradient_norm"] > 0 for report in reports)
     assert any(not torch.equal(before[key], value) for key, value in made.model.state_dict().items())
@@ -211,36 +215,36 @@ def test_every_row_learns_and_is_finite(name):
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "bco", "tr_dpo_hard", "pairwise_cringe"])
-def test_a_resumed_course_goes_on_to_the_same_bytes(name):
+def test_a_resumed_trainer_goes_on_to_the_same_bytes(name):
     rows = labelled() if name == "kto" else pairs()
-    whole, halves = course(name, rows), course(name, rows)
+    whole, halves = trainer(name, rows), trainer(name, rows)
     for number in (1, 2, 3, 4):
-        whole.step(number, Clock())
+        whole.step(number, PhaseTimer())
     for number in (1, 2):
-        halves.step(number, Clock())
+        halves.step(number, PhaseTimer())
     state, tensors = halves.state(), halves.tensors()
     weights = {key: value.clone() for key, value in halves.model.state_dict().items()}
-    later = course(name, rows)
+    later = trainer(name, rows)
     later.model.load_state_dict(weights)
     later.restore(state, tensors)
     for number in (3, 4):
-        later.step(number, Clock())
+        later.step(number, PhaseTimer())
     assert all(torch.equal(value, later.model.state_dict()[key]) for key, value in whole.model.state_dict().items())
     assert later.state() == whole.state()
 
 
 def test_a_moving_reference_is_saved_once_it_moved():
-    made = course("tr_dpo_hard")
+    made = trainer("tr_dpo_hard")
     every = int(made._objective.reference.every)
     assert "reference" not in made.tensors()
     made._follow(every)
     assert made.tensors()["reference"] and made.state()["moved"]
-    report, _ = made.step(1, Clock())
+    report, _ = made.step(1, PhaseTimer())
     assert report.metrics["drift"] == 0.0
 
 
 def test_extras_are_those_of_the_whole_distribution():
-    policy, families = split_model(tiny()), [row.family for row in pairs(3)]
+    policy, families = causal_lm(tiny()), [row.family for row in pairs(3)]
     scores = pass_scores(policy, families, True, frozenset({"log_square", "rival_logp"}), [1, 2, 3])
     logits = policy.model(input_ids=scores.rows.tokens).logits.log_softmax(-1)[:, :-1]
     places = scores.rows.action[:, 1:]
@@ -264,9 +268,9 @@ def test_pairs_of_a_task_teach_the_built_in_model():
     taught, dropped = contrasted(loaded.tokenizer, rows, loaded.context)
     kept, _ = contrasted(loaded.tokenizer, held_out, loaded.context)
     assert dropped == 0 and len(taught) == 120
-    policy = split_model(loaded.model)
+    policy = causal_lm(loaded.model)
     reference = stored_reference(policy, [row.family for row in (*taught, *kept)], 4096)
-    made = PreferenceCourse(
+    made = PreferenceTrainer(
         Pupil(policy, loaded.tokenizer, reference),
         PAIR_PRESETS["dpo"].objective,
         Lessons(taught, kept),
@@ -275,7 +279,7 @@ def test_pairs_of_a_task_teach_the_built_in_model():
     )
     before = made.evaluate()
     for number in range(1, 16):
-        made.step(number, Clock())
+        made.step(number, PhaseTimer())
     after = made.evaluate()
     assert after["loss"] < before["loss"] - 0.05 and after["pair_accuracy"] > 0.8 > before["pair_accuracy"]
     assert after["margin"] > 0.1
@@ -304,19 +308,19 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
 )
 def test_what_does_not_fit_together_is_refused(name, rows, reference, told):
     with pytest.raises(WhetError, match=told):
-        course(name, rows, reference=reference)
+        trainer(name, rows, reference=reference)
 
 
 def test_without_a_reference_a_row_that_needs_one_is_refused():
     with pytest.raises(WhetError, match="there is none"):
-        PreferenceCourse(
-            Pupil(split_model(tiny()), None), PAIR_PRESETS["dpo"].objective, Lessons(pairs()), settings(), RATES
+        PreferenceTrainer(
+            Pupil(causal_lm(tiny()), None), PAIR_PRESETS["dpo"].objective, Lessons(pairs()), settings(), RATES
         )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run():
-    made = course()
+    made = trainer()
     with torch.no_grad():
         made.model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(RunFailed, match="step 1: the loss is not finite"):
-        made.step(1, Clock())
+        made.step(1, PhaseTimer())

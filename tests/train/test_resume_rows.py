@@ -15,7 +15,7 @@ BASE = {
     "sampling": {"max_new_tokens": 20},
     "batch": {"prompts_per_step": 4, "group_size": 4},
     "optimizer": {"learning_rate": 3e-4},
-    "report": {"evaluate_prompts": 0, "save_every": 3, "keep_checkpoints": 9, "samples_per_step": 1},
+    "report": {"eval_prompts": 0, "save_every": 3, "keep_checkpoints": 9, "samples_per_step": 1},
 }
 # what each case adds, and what must be in the checkpoint because of it
 CASES = {
@@ -32,17 +32,17 @@ CASES = {
     "learned share": ("lambda_grpo", {}, ["length_power"]),
     "reference replaced": ("grpo_r1", {"objective": {"reference": {"every": 2}}}, ["reference"]),
     "moving reference": ("grpo", {"objective": {"reference": {"kind": "ema", "decay": 0.9}}}, ["reference"]),
-    "replies of an older policy": ("vtrace", {"batch": {"lag": 2}}, ["waiting", "critic"]),
+    "completions of an older policy": ("vtrace", {"batch": {"staleness": 2}}, ["waiting", "critic"]),
     "refilled groups": ("dapo", {}, ["position"]),
     "groups drawn until mixed": ("grpo", {"objective": {"keep": "balanced", "baseline": "drawn_mean"}}, ["position"]),
     "prompts by difficulty": ("grpo", {"data": {"order": "by_difficulty"}}, ["rates"]),
     "a tracker for each prompt": ("spo", {}, ["prompt/"]),
     "a running mean": ("reinforce", {}, ["running_sum"]),
     "group and running mean": ("grpo", {"objective": {"baseline": "mixed_mean", "scale": "none"}}, ["running_sum"]),
-    "greedy replies": ("remax", {}, ["position"]),
+    "greedy completions": ("remax", {}, ["position"]),
     "several passes": (
         "grpo",
-        {"batch": {"passes_per_step": 2, "updates_per_step": 2}, "objective": {"control": "end_updates"}},
+        {"batch": {"epochs_per_batch": 2, "updates_per_step": 2}, "objective": {"control": "end_updates"}},
         ["position"],
     ),
 }
@@ -52,7 +52,7 @@ def content(folder):
     """Everything but wall-clock times."""
     last = folder / "checkpoints" / f"step-{STEPS:06d}"
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(last.glob("*.safetensors"))}
-    found["course"] = json.dumps(json.loads((last / "state.json").read_text())["state"]["course"], sort_keys=True)
+    found["trainer"] = json.dumps(json.loads((last / "state.json").read_text())["state"]["trainer"], sort_keys=True)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = json.dumps([{key: value for key, value in line.items() if key != "seconds"} for line in lines])
     found["samples"] = (folder / "samples.jsonl").read_text()
@@ -64,14 +64,14 @@ def test_the_run_goes_on_exactly(case, tmp_path):
     method, changes, noted = CASES[case]
     layers = {**BASE, **{key: {**BASE.get(key, {}), **value} for key, value in changes.items()}}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whet.train(method, config=layers, steps=STEPS, folder=str(whole), watchers=[])
-    whet.train(method, config=layers, steps=BREAK if method != "vapo" else 5, folder=str(broken), watchers=[])
-    whet.resume(broken, steps=STEPS, checkpoint="step-000003", watchers=[])
+    whet.train(method, config=layers, steps=STEPS, folder=str(whole), callbacks=[])
+    whet.train(method, config=layers, steps=BREAK if method != "vapo" else 5, folder=str(broken), callbacks=[])
+    whet.resume(broken, steps=STEPS, checkpoint="step-000003", callbacks=[])
     one, two = content(whole), content(broken)
     assert one.keys() == two.keys()
     for name in one:
         assert one[name] == two[name], name
-    text = one["course"] + " ".join(one)
+    text = one["trainer"] + " ".join(one)
     assert all(each in text for each in noted), (noted, list(one))
     metrics = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert len({line["metrics"]["gradient_norm"] for line in metrics if "gradient_norm" in line["metrics"]}) > 1

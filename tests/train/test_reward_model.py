@@ -11,12 +11,7 @@ from whet.data.families import Judged
 from whet.data.pairs import Preference
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
-from whet.model.load import load_model
-from whet.model.scalar_head import scalar_model
-from whet.model.split import split_model
-from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
-from whet.reward.learned import learned, learned_steps
-from whet.train.judge_marks import (
+from whet.metrics.reward_model import (
     area_under_curve,
     calibration_error,
     correlation,
@@ -24,18 +19,23 @@ from whet.train.judge_marks import (
     pair_marks,
     step_marks,
 )
+from whet.model.causal_lm import causal_lm
+from whet.model.load import load_model
+from whet.model.scalar_head import scalar_model
+from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.reward.learned import learned, learned_steps
 from whet.train.optimizer import OptimizerSettings
-from whet.train.pace import Pace
 from whet.train.reward_model import (
-    RewardModelCourse,
     RewardModelSettings,
+    RewardModelTrainer,
     Verdict,
     Verdicts,
     reward_model_on,
     verdict_marks,
     verdicts,
 )
-from whet.train.run import Clock
+from whet.train.rows import RowTrainer
+from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 RATES = OptimizerSettings(learning_rate=1e-2)
@@ -53,10 +53,10 @@ def tiny():
     return LlamaForCausalLM(config).eval()
 
 
-def judged(stream, replies, places=1):
+def judged(stream, completions, places=1):
     prompt = torch.randint(2, 40, (int(torch.randint(2, 9, (), generator=stream)),), generator=stream).tolist()
     rows = []
-    for _ in range(replies):
+    for _ in range(completions):
         size = int(torch.randint(places, places + 6, (), generator=stream))
         row = (*prompt, *torch.randint(2, 40, (size,), generator=stream).tolist())
         rows.append(Judged(row, len(prompt), tuple(range(len(row) - places, len(row)))))
@@ -79,10 +79,10 @@ def labels():
     return [Verdict(judged(stream, 1, len(each)), (3,), labels=each) for each in given]
 
 
-def course(objective, rows, **changes):
-    settings = {"steps": 4, "rows_per_step": len(rows), "tokens_per_pass": 60, "packed": True, "seed": 3, **changes}
-    judge = scalar_model(split_model(tiny()), "sequence", 7)
-    return RewardModelCourse(judge, None, objective, Verdicts(rows, rows), RewardModelSettings(**settings), RATES)
+def trainer(objective, rows, **changes):
+    settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
+    judge = scalar_model(causal_lm(tiny()), "sequence", 7)
+    return RewardModelTrainer(judge, None, objective, Verdicts(rows, rows), RewardModelSettings(**settings), RATES)
 
 
 def gradient(made, monkeypatch):
@@ -92,8 +92,8 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[Pace.__module__], "stepped", note)
-    report, _ = made.step(1, Clock())
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
 
@@ -116,7 +116,7 @@ def grads(made):
 def test_pairs_are_bradley_and_terrys(monkeypatch):
     sure = (1.0, 0.7, 0.5)
     rows = [replace(row, preference=each) for row, each in zip(rankings(2, 2, 2, margin=0.3), sure, strict=True)]
-    made = course(RankLoss(AllPairs(), centre=0.01), rows)
+    made = trainer(RankLoss(AllPairs(), centre=0.01), rows)
     found, metrics = gradient(made, monkeypatch)
     made.model.zero_grad()
     losses = []
@@ -133,7 +133,7 @@ def test_pairs_are_bradley_and_terrys(monkeypatch):
 
 def test_labels_of_steps_are_cross_entropies(monkeypatch):
     rows = labels()
-    made = course(LabelLoss(), rows)
+    made = trainer(LabelLoss(), rows)
     found, metrics = gradient(made, monkeypatch)
     made.model.zero_grad()
     losses = []
@@ -152,29 +152,33 @@ def test_labels_of_steps_are_cross_entropies(monkeypatch):
     [
         (RankLoss(AllPairs()), rankings(2, 4, 3)),
         (RankLoss(PlackettLuce()), rankings(4, 2, 3)),
-        (LabelLoss(even_replies=True), labels()),
+        (LabelLoss(even_completions=True), labels()),
     ],
 )
 def test_passes_and_packing_never_change_the_gradient(objective, rows, monkeypatch):
-    wanted, metrics = gradient(course(objective, rows, tokens_per_pass=10_000, packed=False), monkeypatch)
-    for changes in ({"tokens_per_pass": 1}, {"tokens_per_pass": 10_000}, {"tokens_per_pass": 40, "packed": False}):
-        found, again = gradient(course(objective, rows, **changes), monkeypatch)
+    wanted, metrics = gradient(trainer(objective, rows, micro_batch_tokens=10_000, packed=False), monkeypatch)
+    for changes in (
+        {"micro_batch_tokens": 1},
+        {"micro_batch_tokens": 10_000},
+        {"micro_batch_tokens": 40, "packed": False},
+    ):
+        found, again = gradient(trainer(objective, rows, **changes), monkeypatch)
         close(found, wanted)
         assert again["accuracy"] == pytest.approx(metrics["accuracy"])
 
 
-def test_a_resumed_course_goes_on_to_the_same_bytes():
+def test_a_resumed_trainer_goes_on_to_the_same_bytes():
     rows = rankings(2, 3, 2, 2)
-    whole, halves = (course(RankLoss(AllPairs()), rows, rows_per_step=3) for _ in range(2))
+    whole, halves = (trainer(RankLoss(AllPairs()), rows, rows_per_step=3) for _ in range(2))
     for number in (1, 2, 3, 4):
-        whole.step(number, Clock())
+        whole.step(number, PhaseTimer())
     for number in (1, 2):
-        halves.step(number, Clock())
-    later = course(RankLoss(AllPairs()), rows, rows_per_step=3)
+        halves.step(number, PhaseTimer())
+    later = trainer(RankLoss(AllPairs()), rows, rows_per_step=3)
     later.model.load_state_dict(halves.model.state_dict())
     later.restore(halves.state(), halves.tensors())
     for number in (3, 4):
-        later.step(number, Clock())
+        later.step(number, PhaseTimer())
     assert all(torch.equal(value, later.model.state_dict()[key]) for key, value in whole.model.state_dict().items())
     assert later.state() == whole.state() and whole.evaluate() == later.evaluate()
 
@@ -183,18 +187,18 @@ def taught(rows, held_out, objective, kind="sequence", seed=0, steps=12):
     loaded = load_model("whetstone")
     lessons = verdicts(loaded.tokenizer, rows, loaded.context, "\n")[0]
     kept = verdicts(loaded.tokenizer, held_out, loaded.context, "\n")[0]
-    judge = reward_model_on(split_model(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
-    made = RewardModelCourse(
+    judge = reward_model_on(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
+    made = RewardModelTrainer(
         judge, loaded.tokenizer, objective, Verdicts(lessons, kept), RewardModelSettings(steps, 16, 4096, True, seed),
         OptimizerSettings(learning_rate=1e-3),
     )  # fmt: skip
     before = made.evaluate()
     for number in range(1, steps + 1):
-        made.step(number, Clock())
+        made.step(number, PhaseTimer())
     return made, before, made.evaluate()
 
 
-def reply(text):
+def completion(text):
     none = torch.zeros(0)
     return Sample(none.long(), none.bool(), none, (0, 0), StopReason.END, text)
 
@@ -214,7 +218,7 @@ def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
         _, scores = made._studied(made._lessons.held_out, learn=False)
         opinions.append([given[0][0] for given in scores])
     prompts = [pair.prompt for pair in held_out]
-    samples = [reply(pair.chosen) for pair in held_out]
+    samples = [completion(pair.chosen) for pair in held_out]
     alone = learned(folder=folders[0], device="cpu")(prompts, samples)
     assert alone == pytest.approx(opinions[0], abs=1e-4) and len({round(score, 3) for score in alone}) > 5
     worst = learned(folder=folders, ensemble="worst", scale="plain", device="cpu")(prompts, samples)
@@ -273,7 +277,7 @@ def test_verdict_marks_take_every_pair_of_a_ranking():
     assert found["accuracy"] == pytest.approx(2 / 3)
 
 
-def test_long_rows_are_left_out_whole_and_lengths_are_the_replies():
+def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
     tokenizer = load_model("whetstone").tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
     found, dropped = verdicts(tokenizer, [Preference(prompt, "5", "1" * 300), Preference(prompt, "5", "66", 1.0)], 100)
@@ -285,7 +289,7 @@ def test_padding_is_never_what_a_row_ends_in():
     loaded = load_model("whetstone")
     loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
     rows = verdicts(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 4, 0, 1), loaded.context)[0]
-    judge = reward_model_on(split_model(loaded.model), loaded.tokenizer, rows, "sequence", 0)
+    judge = reward_model_on(causal_lm(loaded.model), loaded.tokenizer, rows, "sequence", 0)
     ends = {each.tokens[-1] for row in rows for each in row.rows}
     assert judge.model.config.pad_token_id not in ends
     assert loaded.tokenizer.pad_token_id == judge.model.config.pad_token_id
@@ -303,7 +307,7 @@ def test_padding_is_never_what_a_row_ends_in():
 )
 def test_what_does_not_fit_together_is_refused(objective, rows, told):
     with pytest.raises(WhetError, match=told):
-        course(objective, rows)
+        trainer(objective, rows)
 
 
 def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp_path):
@@ -314,13 +318,13 @@ def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp
     rows = verdicts(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 8, 0, 1), loaded.context)[0]
 
     def fresh(seed):
-        policy = split_model(load_model("whetstone").model)
+        policy = causal_lm(load_model("whetstone").model)
         judge = reward_model_on(policy, loaded.tokenizer, rows, "sequence", seed)
         settings = RewardModelSettings(4, 8, 4096, True, 0)
-        return RewardModelCourse(judge, loaded.tokenizer, RankLoss(AllPairs()), Verdicts(rows, rows), settings, RATES)
+        return RewardModelTrainer(judge, loaded.tokenizer, RankLoss(AllPairs()), Verdicts(rows, rows), settings, RATES)
 
     made = fresh(0)
-    made.step(1, Clock())
+    made.step(1, PhaseTimer())
     path = save_checkpoint(tmp_path, 1, made.model, made.tokenizer, made.tensors(), made.state())
     other = fresh(1)
     assert other.evaluate() != made.evaluate()
@@ -328,7 +332,7 @@ def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp
     other.restore(state, tensors)
     assert other.evaluate() == made.evaluate()
     head = made.model.score.weight.detach().clone()
-    reports = [each.step(2, Clock())[0] for each in (made, other)]
+    reports = [each.step(2, PhaseTimer())[0] for each in (made, other)]
     assert reports[0].metrics == reports[1].metrics
-    critic = critic_on(split_model(load_model("whetstone").model), shared=False, start=str(path))
+    critic = critic_on(causal_lm(load_model("whetstone").model), shared=False, start=str(path))
     torch.testing.assert_close(critic.head.weight, head)

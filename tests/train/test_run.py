@@ -21,7 +21,7 @@ from whet import cli
 from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
 from whet.report import Record, read_metrics, read_samples
 from whet.report.record import read_summary
-from whet.train.run import RunFailed, Schedule, run_course
+from whet.train.run import RunFailed, Schedule, run_training
 from whet.types import StepReport, WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ class NoTokens:
 
 
 class Adding:
-    """A course that adds each step's number to its weight. `during` does something in the middle of a step."""
+    """A trainer that adds each step's number to its weight. `during` does something in the middle of a step."""
 
     def __init__(self, during=None, evaluating=None, held_out=True):
         self.model, self.tokenizer = Weights(), NoTokens()
@@ -93,10 +93,12 @@ class Diary:
         self.events.append("finished")
 
 
-def run(course, folder, *, steps=5, evaluate_every=0, save_every=2, keep=9, checkpoint=None, diary=None):
-    schedule = Schedule(steps, evaluate_every, save_every, keep)
-    watchers = [diary or Diary()]
-    return run_course(course, schedule, folder, Record(folder), watchers, {"title": "adding"}, checkpoint=checkpoint)
+def run(trainer, folder, *, steps=5, eval_every=0, save_every=2, keep=9, checkpoint=None, diary=None):
+    schedule = Schedule(steps, eval_every, save_every, keep)
+    callbacks = [diary or Diary()]
+    return run_training(
+        trainer, schedule, folder, Record(folder), callbacks, {"title": "adding"}, checkpoint=checkpoint
+    )
 
 
 def saved_steps(folder):
@@ -123,7 +125,7 @@ def interrupt(number=signal.SIGINT, times=1):
 
 def test_it_evaluates_before_on_schedule_and_after(tmp_path):
     diary = Diary()
-    outcome = run(Adding(), tmp_path, steps=5, evaluate_every=2, diary=diary)
+    outcome = run(Adding(), tmp_path, steps=5, eval_every=2, diary=diary)
     assert diary.events == ["started", (0, 0.0), 1, 2, (2, 0.03), 3, 4, (4, 0.1), 5, (5, 0.15)]
     assert (outcome.status, outcome.steps, outcome.tokens) == ("finished", 5, 50)
     assert (outcome.before, outcome.after) == ({"accuracy": 0.0}, {"accuracy": 0.15})
@@ -138,7 +140,7 @@ def test_evaluate_every_zero_is_before_and_after(tmp_path):
 
 def test_nothing_held_out_nothing_evaluated(tmp_path):
     diary = Diary()
-    outcome = run(Adding(held_out=False), tmp_path, steps=2, evaluate_every=1, diary=diary)
+    outcome = run(Adding(held_out=False), tmp_path, steps=2, eval_every=1, diary=diary)
     assert diary.events == ["started", 1, 2]
     assert outcome.before == outcome.after == {}
 
@@ -172,9 +174,9 @@ def test_a_polite_signal_finishes_the_step_and_saves(tmp_path, number):
     stray = []
     before = signal.signal(number, lambda *_: stray.append(number))
     try:
-        course = Adding(during={3: interrupt(number)})
-        outcome = run(course, tmp_path, steps=9, save_every=100)
-        assert (outcome.status, outcome.steps, course.done) == ("interrupted", 3, 3)
+        trainer = Adding(during={3: interrupt(number)})
+        outcome = run(trainer, tmp_path, steps=9, save_every=100)
+        assert (outcome.status, outcome.steps, trainer.done) == ("interrupted", 3, 3)
         assert saved_steps(tmp_path) == [3] and not stray
         os.kill(os.getpid(), number)  # after the run the earlier handler is back
         assert stray == [number]
@@ -184,7 +186,7 @@ def test_a_polite_signal_finishes_the_step_and_saves(tmp_path, number):
 
 def test_a_signal_between_two_steps_saves_too(tmp_path):
     """It comes while step 3 is evaluated: that step was reported and must not be lost."""
-    outcome = run(Adding(evaluating={3: interrupt()}), tmp_path, steps=9, evaluate_every=3, save_every=2)
+    outcome = run(Adding(evaluating={3: interrupt()}), tmp_path, steps=9, eval_every=3, save_every=2)
     assert (outcome.status, outcome.steps) == ("interrupted", 3)
     assert saved_steps(tmp_path) == [2, 3]
 
@@ -195,10 +197,10 @@ def test_a_signal_in_the_last_step_changes_nothing(tmp_path):
 
 
 def test_a_second_signal_interrupts_at_once(tmp_path):
-    before, course = signal.getsignal(signal.SIGINT), Adding(during={3: interrupt(times=2)})
+    before, trainer = signal.getsignal(signal.SIGINT), Adding(during={3: interrupt(times=2)})
     with pytest.raises(KeyboardInterrupt):
-        run(course, tmp_path, steps=9)
-    assert course.done == 2 and saved_steps(tmp_path) == [2]
+        run(trainer, tmp_path, steps=9)
+    assert trainer.done == 2 and saved_steps(tmp_path) == [2]
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -215,15 +217,15 @@ def test_it_runs_beside_the_main_thread(tmp_path):
 
 def test_an_interrupted_run_goes_on_to_what_an_unbroken_one_has(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = run(Adding(), whole, steps=8, evaluate_every=3)
-    run(Adding(during={3: interrupt()}), broken, steps=8, evaluate_every=3)
-    course, diary = Adding(), Diary()
+    expected = run(Adding(), whole, steps=8, eval_every=3)
+    run(Adding(during={3: interrupt()}), broken, steps=8, eval_every=3)
+    trainer, diary = Adding(), Diary()
     checkpoint = complete_checkpoints(broken / "checkpoints")[-1]
-    outcome = run(course, broken, steps=8, evaluate_every=3, checkpoint=checkpoint, diary=diary)
+    outcome = run(trainer, broken, steps=8, eval_every=3, checkpoint=checkpoint, diary=diary)
     assert diary.events[:3] == ["started", 4, 5]
     assert timeless(broken) == timeless(whole)
     assert (outcome.before, outcome.after, outcome.tokens) == (expected.before, expected.after, expected.tokens)
-    assert course.model.total.item() == 36
+    assert trainer.model.total.item() == 36
 
 
 def test_what_was_logged_after_the_checkpoint_is_cut_off(tmp_path):
@@ -266,7 +268,7 @@ SMALL = {
     "data": {"count": 40, "difficulty": [2]},
     "sampling": {"max_new_tokens": 12},
     "batch": {"prompts_per_step": 2, "group_size": 2},
-    "report": {"evaluate_prompts": 4, "evaluate_every": 0, "save_every": 2, "keep_checkpoints": 9},
+    "report": {"eval_prompts": 4, "eval_every": 0, "save_every": 2, "keep_checkpoints": 9},
 }
 
 
@@ -309,7 +311,7 @@ def command(monkeypatch, capsys, *words):
 @pytest.fixture(scope="module")
 def four_steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "four"
-    assert whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), watchers=[]).status == "finished"
+    assert whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), callbacks=[]).status == "finished"
     return folder
 
 
@@ -331,7 +333,7 @@ def test_resume_extends_a_run(monkeypatch, capsys, copied, tmp_path):
     assert code == 0 and saved_steps(copied) == [2, 4, 6]
     assert read_summary(copied)["status"] == "finished" and read_summary(copied)["total_steps"] == 6
     whole = tmp_path / "whole"
-    whet.train("reinforce", config=SMALL, steps=6, folder=str(whole), watchers=[])
+    whet.train("reinforce", config=SMALL, steps=6, folder=str(whole), callbacks=[])
     assert weights_of(copied, 6) == weights_of(whole, 6)
     assert read_samples(copied) == read_samples(whole)
     code, error = command(monkeypatch, capsys, "resume", str(copied))
@@ -361,7 +363,7 @@ def test_fewer_steps_than_are_done_is_a_mistake(monkeypatch, capsys, copied):
     assert files(copied) == before
 
 
-def test_a_damaged_checkpoint_is_named_with_its_mend_and_nothing_is_deleted(monkeypatch, capsys, copied):
+def test_a_damaged_checkpoint_is_named_with_its_fix_and_nothing_is_deleted(monkeypatch, capsys, copied):
     weights = copied / "checkpoints" / "step-000004" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
@@ -393,12 +395,12 @@ def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):
 
 def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
     folder = tmp_path / "run"
-    process = start(*small_arguments(folder, "--steps", "5000", "--set", "report.evaluate_prompts=0"))
+    process = start(*small_arguments(folder, "--steps", "5000", "--set", "report.eval_prompts=0"))
     try:
         wait_until(process, lambda: len(read_metrics(folder)) >= 3)
         for attempt in (
-            lambda: whet.resume(folder, watchers=[]),
-            lambda: whet.train("reinforce", config=SMALL, folder=str(folder), watchers=[]),
+            lambda: whet.resume(folder, callbacks=[]),
+            lambda: whet.train("reinforce", config=SMALL, folder=str(folder), callbacks=[]),
         ):
             with pytest.raises(WhetError, match=r"another process is training there|already holds a run"):
                 attempt()
@@ -414,7 +416,7 @@ def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
     step = saved_steps(folder)[-1]
     assert summary["status"] == "interrupted"
     assert step == read_metrics(folder)[-1]["step"] < 5000
-    resumed = whet.resume(folder, steps=step + 1, watchers=[])
+    resumed = whet.resume(folder, steps=step + 1, callbacks=[])
     assert (resumed.status, resumed.steps) == ("finished", step + 1)
 
 
@@ -422,12 +424,12 @@ def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
     reward = tmp_path / "slow.py"
     reward.write_text(
         "import pathlib, time\n"
-        "def slow(reply):\n"
+        "def slow(completion):\n"
         "    pathlib.Path(__file__).with_suffix('.called').touch()\n"
         "    time.sleep(60)\n"
         "    return 0.0\n"
     )
-    words = ["--reward", f"{reward}:slow", "--set", "report.evaluate_prompts=0", "--set", "reward.timeout=100"]
+    words = ["--reward", f"{reward}:slow", "--set", "report.eval_prompts=0", "--set", "reward.timeout=100"]
     process = start(*small_arguments(tmp_path / "run", *words))
     try:
         wait_until(process, reward.with_suffix(".called").exists)
@@ -453,7 +455,7 @@ def test_weights_that_explode_stop_the_run_and_the_last_checkpoint_stays(tmp_pat
     config = {**SMALL, "batch": batch, "optimizer": {"learning_rate": 1e30}}
     config["report"] = {**SMALL["report"], "save_every": 1}
     with pytest.raises(RunFailed) as error:
-        whet.train(method, config=config, steps=5, folder=str(folder), watchers=[])
+        whet.train(method, config=config, steps=5, folder=str(folder), callbacks=[])
     message = str(error.value)
     assert message.startswith("step 2: the gradient is not finite") and "optimizer.learning_rate" in message
     assert "last checkpoint are untouched" in message and "\n" not in message
@@ -475,19 +477,19 @@ def test_a_failing_step_is_repeated_by_resume(tmp_path, monkeypatch):
     def broken(self, *arguments):
         calls.append(1)
         loss = original(self, *arguments)
-        # two calls a step: one for the slope that is known before the pass
+        # two calls a step: one for the grad that is known before the pass
         return replace(loss, value=loss.value * math.nan) if len(calls) == 6 else loss
 
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "loss", broken)
         with pytest.raises(RunFailed, match=r"step 3: the loss is not finite: .*; samples of arithmetic/train/\d+, "):
-            whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), watchers=[])
+            whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), callbacks=[])
     assert saved_steps(folder) == [2]
-    assert whet.resume(folder, watchers=[]).status == "finished"
+    assert whet.resume(folder, callbacks=[]).status == "finished"
     assert [line["step"] for line in read_metrics(folder)] == [0, 1, 2, 3, 4, 4]
 
 
-def test_a_course_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path):
+def test_a_trainer_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path):
     """The KL budget is spent in the second step; resuming finds nothing left to do."""
     changes = {"control": {"kind": "budget", "nats": 1e-4}}
     settings = {
@@ -495,20 +497,20 @@ def test_a_course_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path):
         "sampling": {"max_new_tokens": 16},
         "batch": {"prompts_per_step": 4, "group_size": 4},
         "optimizer": {"learning_rate": 1e-3},
-        "report": {"evaluate_prompts": 8, "evaluate_every": 0},
+        "report": {"eval_prompts": 8, "eval_every": 0},
         "objective": changes,
     }
-    run = whet.train("grpo", steps=9, config=settings, folder=str(tmp_path / "run"), watchers=[])
+    run = whet.train("grpo", steps=9, config=settings, folder=str(tmp_path / "run"), callbacks=[])
     assert (run.status, run.steps) == ("finished", 2)
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir() and run.after
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
     assert "the KL budget is spent" in summary["ended"]
     assert "it ended early: the KL budget is spent" in run.report.read_text()
-    again = whet.resume(tmp_path / "run", steps=12, watchers=[])
+    again = whet.resume(tmp_path / "run", steps=12, callbacks=[])
     assert (again.status, again.steps) == ("finished", 2)
 
 
-def always_right(reply):
+def always_right(completion):
     return 1.0
 
 
@@ -517,8 +519,8 @@ def test_a_reward_that_never_varies_stops_a_row_that_refills_and_says_why(tmp_pa
         "model": {"threads": 1, "device": "cpu"},
         "sampling": {"max_new_tokens": 8},
         "batch": {"prompts_per_step": 3, "group_size": 2},
-        "report": {"evaluate_prompts": 0},
+        "report": {"eval_prompts": 0},
         "objective": {"keep": {"rounds": 3}},
     }
     with pytest.raises(RunFailed, match=r"each of 9 prompts had the same outcome, in 3 rounds.*keep=everything"):
-        whet.train("dapo", reward=always_right, steps=2, config=settings, folder=str(tmp_path / "run"), watchers=[])
+        whet.train("dapo", reward=always_right, steps=2, config=settings, folder=str(tmp_path / "run"), callbacks=[])

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 
 from whet.data.cursor import Cursor
 from whet.model import tree_attention
-from whet.model.split import SplitModel, split_model
+from whet.model.causal_lm import CausalLM, causal_lm
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.rollout.torch_engine import TorchEngine
 from whet.train import rl
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.train.rl import Cast, Judging, Questions, RLCourse, RLSettings, minibatches
-from whet.train.run import Clock, RunFailed
-from whet.train.sft import SFTCourse, SFTSettings
-from whet.train.update import Learner, NotFinite, scores, update
+from whet.train.rl import PromptDataset, RewardContext, RLModels, RLSettings, RLTrainer, minibatches
+from whet.train.run import PhaseTimer, RunFailed
+from whet.train.sft import SFTSettings, SFTTrainer
+from whet.train.update import NotFinite, TrainState, scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
@@ -80,10 +80,10 @@ def batch():
     """Ragged rows, a gap in some of them as a tool's answer would leave, and a policy that has drifted."""
     stream = torch.Generator().manual_seed(4)
     shapes = [(2, 5), (3, 1), (1, 7), (4, 4), (2, 2), (6, 3)]
-    width = max(prompt + reply for prompt, reply in shapes)
+    width = max(prompt + completion for prompt, completion in shapes)
     action = torch.zeros(len(shapes), width, dtype=torch.bool)
-    for row, (prompt, reply) in enumerate(shapes):
-        action[row, prompt : prompt + reply] = True
+    for row, (prompt, completion) in enumerate(shapes):
+        action[row, prompt : prompt + completion] = True
     action[2, 4] = False
 
     def noise(scale):
@@ -131,11 +131,11 @@ def flat_gradient(parameters):
     return torch.cat([parameter.grad.flatten() for parameter in parameters])
 
 
-def gradient(model, batch, name="grpo", tokens_per_pass=10_000, temperature=1.0, max_gradient_norm=1e9):
+def gradient(model, batch, name="grpo", micro_batch_tokens=10_000, temperature=1.0, max_gradient_norm=1e9):
     objective = row_of(name)
     batch, _ = objective.advantage(batch, MEMORY)
     spy = Spy(model)
-    learner = Learner(split_model(model), spy, temperature, tokens_per_pass, max_gradient_norm)
+    learner = TrainState(causal_lm(model), spy, temperature, micro_batch_tokens, max_gradient_norm)
     metrics, _ = update(learner, objective, batch, step_totals(batch, BUDGET))
     return spy.gradient, metrics
 
@@ -196,33 +196,35 @@ def test_the_gradient_of_truncated_sampling_is_renormalised_on_what_could_be_dra
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("tokens_per_pass", [1, 12, 30])
-def test_tokens_per_pass_is_memory_only(model, batch, name, tokens_per_pass):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 12, 30])
+def test_tokens_per_pass_is_memory_only(model, batch, name, micro_batch_tokens):
     whole, metrics = gradient(model, batch, name)
-    cut, cut_metrics = gradient(model, batch, name, tokens_per_pass)
+    cut, cut_metrics = gradient(model, batch, name, micro_batch_tokens)
     assert relative(cut, whole) < 1e-10
     assert cut_metrics == pytest.approx(metrics, rel=1e-6)
 
 
-@pytest.mark.parametrize("tokens_per_pass", [1, 20, 10_000])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 20, 10_000])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "simko"])
-def test_a_shared_prompt_is_computed_once_and_teaches_the_same(exact, model, batch, name, tokens_per_pass, monkeypatch):
+def test_a_shared_prompt_is_computed_once_and_teaches_the_same(
+    exact, model, batch, name, micro_batch_tokens, monkeypatch
+):
     tokens, action = batch.tokens.clone(), batch.action.clone()
     for row, other in ((1, 0), (3, 2), (5, 4)):
         tokens[row, :2] = tokens[other, :2]
         action[[row, other]] = False
         action[row, 2:6], action[other, 2:8] = True, True
     twins = replace(batch, tokens=tokens, action=action)
-    sizes, hidden = [], SplitModel.hidden
+    sizes, hidden = [], CausalLM.hidden
     monkeypatch.setattr(
-        SplitModel, "hidden", lambda self, tokens, **more: sizes.append(tokens.numel()) or hidden(self, tokens, **more)
+        CausalLM, "hidden", lambda self, tokens, **more: sizes.append(tokens.numel()) or hidden(self, tokens, **more)
     )
-    found, _ = gradient(model, twins, name, tokens_per_pass)
+    found, _ = gradient(model, twins, name, micro_batch_tokens)
     seen = sizes[-1]
-    monkeypatch.setattr(tree_attention, "_CHECKED", {model.base_model: {SplitModel.dtype: False}})
+    monkeypatch.setattr(tree_attention, "_CHECKED", {model.base_model: {CausalLM.dtype: False}})
     padded, _ = gradient(model, twins, name)
     assert relative(found, padded) < 1e-10
-    if tokens_per_pass == 10_000:
+    if micro_batch_tokens == 10_000:
         assert seen == 3 * (2 + 3 + 5) and sizes[-1] == 6 * 8
 
 
@@ -250,9 +252,9 @@ def test_the_gradient_is_clipped_and_reported_as_it_was(model, batch):
     assert clipped_metrics["gradient_norm"] == pytest.approx(metrics["gradient_norm"])
 
 
-@pytest.mark.parametrize("tokens_per_pass", [1, 30, 10_000])
-def test_scores_are_the_models_own(model, batch, tokens_per_pass):
-    found = scores(split_model(model), batch, 0.7, tokens_per_pass)
+@pytest.mark.parametrize("micro_batch_tokens", [1, 30, 10_000])
+def test_scores_are_the_models_own(model, batch, micro_batch_tokens):
+    found = scores(causal_lm(model), batch, 0.7, micro_batch_tokens)
     with torch.no_grad():
         expected = torch.where(batch.action, plain_logp(model, batch.tokens, 0.7), 0.0)
         every = (model(input_ids=batch.tokens).logits[:, :-1] / 0.7).log_softmax(-1)
@@ -271,7 +273,7 @@ def weights(model):
 
 def attempt(model, batch, objective=PRESETS["grpo"].objective):
     optimizer = adamw(model, OptimizerSettings(learning_rate=0.1))
-    update(Learner(split_model(model), optimizer, 1.0, 12, 1.0), objective, batch, step_totals(batch, BUDGET))
+    update(TrainState(causal_lm(model), optimizer, 1.0, 12, 1.0), objective, batch, step_totals(batch, BUDGET))
 
 
 def with_advantage(batch):
@@ -328,11 +330,11 @@ ROWS = [
 ]
 
 
-def supervised_gradient(model, packed, tokens_per_pass, rows=ROWS):
+def supervised_gradient(model, packed, micro_batch_tokens, rows=ROWS):
     model = copy.deepcopy(model)
-    settings = SFTSettings(10, len(rows), tokens_per_pass, packed, seed=0)
-    course = SFTCourse(split_model(model), None, rows, settings, OptimizerSettings(1e-3, max_gradient_norm=1e9))
-    report, _ = course.step(1, Clock())
+    settings = SFTSettings(10, len(rows), micro_batch_tokens, packed, seed=0)
+    trainer = SFTTrainer(causal_lm(model), None, rows, settings, OptimizerSettings(1e-3, max_gradient_norm=1e9))
+    report, _ = trainer.step(1, PhaseTimer())
     assert report.counts == {"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)}
     return flat_gradient(model.parameters()), report.metrics["loss"]
 
@@ -352,10 +354,10 @@ def labelled_gradient(model, rows=ROWS, extra_label=None):
     return flat_gradient(model.parameters()), total
 
 
-@pytest.mark.parametrize("tokens_per_pass", [1, 9, 10_000])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 9, 10_000])
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_imitation_is_the_same_however_it_is_packed(llama, packed, tokens_per_pass):
-    found, loss = supervised_gradient(llama, packed, tokens_per_pass)
+def test_imitation_is_the_same_however_it_is_packed(llama, packed, micro_batch_tokens):
+    found, loss = supervised_gradient(llama, packed, micro_batch_tokens)
     expected, expected_loss = labelled_gradient(llama)
     # transformers takes its loss in single precision
     assert relative(found, expected) < 1e-6
@@ -365,7 +367,7 @@ def test_imitation_is_the_same_however_it_is_packed(llama, packed, tokens_per_pa
     assert loss == pytest.approx(alone_loss, rel=1e-12)
 
 
-def test_only_the_reply_carries_loss(llama):
+def test_only_the_completion_carries_loss(llama):
     """One prompt token more among the labels and the gradient would be another."""
     found, _ = supervised_gradient(llama, False, 10_000)
     assert relative(labelled_gradient(llama, extra_label=(1, 1))[0], found) > 0.05
@@ -373,38 +375,38 @@ def test_only_the_reply_carries_loss(llama):
 
 def test_rows_are_packed_only_where_the_model_keeps_them_apart(llama, monkeypatch):
     widths = []
-    hidden = SplitModel.hidden
+    hidden = CausalLM.hidden
     monkeypatch.setattr(
-        SplitModel,
+        CausalLM,
         "hidden",
         lambda self, tokens, **more: widths.append(tuple(tokens.shape)) or hidden(self, tokens, **more),
     )
     for takes_positions, packed, expected in ((True, True, (1, 15)), (True, False, (4, 7)), (False, True, (4, 7))):
         model = copy.deepcopy(llama)
-        policy = replace(split_model(model), takes_positions=takes_positions)
-        course = SFTCourse(policy, None, ROWS, SFTSettings(1, 4, 100, packed, seed=0), OptimizerSettings(1e-3))
+        policy = replace(causal_lm(model), takes_positions=takes_positions)
+        trainer = SFTTrainer(policy, None, ROWS, SFTSettings(1, 4, 100, packed, seed=0), OptimizerSettings(1e-3))
         widths.clear()
-        course.step(1, Clock())
+        trainer.step(1, PhaseTimer())
         assert widths == [expected]
 
 
 def test_imitation_stops_on_a_loss_that_is_not_finite(model):
-    course = SFTCourse(split_model(model), None, ROWS, SFTSettings(5, 2, 100, False, 0), OptimizerSettings(1e-3))
+    trainer = SFTTrainer(causal_lm(model), None, ROWS, SFTSettings(5, 2, 100, False, 0), OptimizerSettings(1e-3))
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
     before = weights(model)
     with pytest.raises(RunFailed, match=r"step 4: the loss is not finite.*learning_rate.*last checkpoint"):
-        course.step(4, Clock())
+        trainer.step(4, PhaseTimer())
     after = weights(model)
     assert all(torch.equal(before[name].nan_to_num(7), after[name].nan_to_num(7)) for name in before)
 
 
 def test_held_out_loss_is_measured_without_learning(model):
-    course = SFTCourse(
-        split_model(model), None, ROWS[:2], SFTSettings(5, 2, 9, True, 0), OptimizerSettings(1e-2), held_out=ROWS[2:]
+    trainer = SFTTrainer(
+        causal_lm(model), None, ROWS[:2], SFTSettings(5, 2, 9, True, 0), OptimizerSettings(1e-2), held_out=ROWS[2:]
     )
     before = weights(model)
-    measured = course.evaluate()
+    measured = trainer.evaluate()
     assert measured == {"loss": pytest.approx(labelled_gradient(model, ROWS[2:])[1], rel=1e-6)}
     assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -500,15 +502,15 @@ def even_tokens(prompts, samples):
     return [sample.scored({"even": share}, share) for sample, share in zip(samples, shares, strict=True)]
 
 
-def course_of(model, updates, changes=None, rate=0.02, tokens_per_pass=1000):
-    policy = split_model(model)
+def trainer_of(model, updates, changes=None, rate=0.02, micro_batch_tokens=1000):
+    policy = causal_lm(model)
     prompts = [Prompt(f"q{number}", (), "?") for number in range(3)]
     objective = with_changes(PRESETS["dr_grpo"].objective, changes or {})
-    return RLCourse(
-        Cast(policy, None, TorchEngine(policy, Letters(), (1,), context=64)),
+    return RLTrainer(
+        RLModels(policy, None, TorchEngine(policy, Letters(), (1,), context=64)),
         objective,
-        Questions(prompts, [(2, 3), (4, 5, 6), (7,)], lambda progress: Judging(even_tokens)),
-        RLSettings(20, 3, 4, updates, tokens_per_pass, Sampling(max_new_tokens=BUDGET), seed=5),
+        PromptDataset(prompts, [(2, 3), (4, 5, 6), (7,)], lambda progress: RewardContext(even_tokens)),
+        RLSettings(20, 3, 4, updates, micro_batch_tokens, Sampling(max_new_tokens=BUDGET), seed=5),
         OptimizerSettings(rate),
     )
 
@@ -528,8 +530,8 @@ def seen_parts(monkeypatch):
 
 
 def test_several_updates_measure_the_move_since_the_batch_was_written(model, seen_parts):
-    course = course_of(model.float(), updates=4)
-    reports = [course.step(number, Clock())[0] for number in (1, 2, 3)]
+    trainer = trainer_of(model.float(), updates=4)
+    reports = [trainer.step(number, PhaseTimer())[0] for number in (1, 2, 3)]
     assert len(seen_parts) == 12
     for start in (0, 4, 8):
         first, *later = seen_parts[start : start + 4]
@@ -548,9 +550,9 @@ def test_several_updates_measure_the_move_since_the_batch_was_written(model, see
 
 
 def test_one_update_needs_no_old_logp_and_its_ratio_is_one(model, seen_parts):
-    course = course_of(model.float(), updates=1)
+    trainer = trainer_of(model.float(), updates=1)
     for number in (1, 2):
-        report, samples = course.step(number, Clock())
+        report, samples = trainer.step(number, PhaseTimer())
         assert report.metrics["ratio"] == pytest.approx(1.0) and report.metrics["reweighted"] == 0
         assert report.policy_version == number - 1 and {each.versions for _, each in samples} == {(number - 1,) * 2}
     assert all(part.old_logp is None for part, _, _ in seen_parts)
@@ -558,9 +560,9 @@ def test_one_update_needs_no_old_logp_and_its_ratio_is_one(model, seen_parts):
 
 def test_a_step_does_not_depend_on_tokens_per_pass(llama):
     found = []
-    for tokens_per_pass in (1, 40, 1000):
+    for micro_batch_tokens in (1, 40, 1000):
         model = copy.deepcopy(llama)
-        report, _ = course_of(model, 2, rate=1e-3, tokens_per_pass=tokens_per_pass).step(1, Clock())
+        report, _ = trainer_of(model, 2, rate=1e-3, micro_batch_tokens=micro_batch_tokens).step(1, PhaseTimer())
         found.append((report.metrics, weights(model)))
     for metrics, after in found[:2]:
         assert metrics == pytest.approx(found[2][0], rel=1e-5, abs=1e-6)
@@ -568,7 +570,7 @@ def test_a_step_does_not_depend_on_tokens_per_pass(llama):
 
 
 def test_the_failing_samples_are_named(model, monkeypatch):
-    course = course_of(model.float(), updates=2)
+    trainer = trainer_of(model.float(), updates=2)
 
     def broken(*arguments, **settings):
         raise NotFinite("the loss is not finite", "because", rows=(0,))
@@ -576,7 +578,7 @@ def test_the_failing_samples_are_named(model, monkeypatch):
     monkeypatch.setattr(rl, "update", broken)
     first = minibatches(12, 2, 5, 7)[0][0]
     with pytest.raises(RunFailed) as error:
-        course.step(7, Clock())
+        trainer.step(7, PhaseTimer())
     taken = [f"q{row}" for row in Cursor(3, 5).take(3)[0]]
     assert str(error.value) == (
         f"step 7: the loss is not finite: because; samples of {taken[first // 4]}; "
@@ -586,7 +588,7 @@ def test_the_failing_samples_are_named(model, monkeypatch):
 
 def test_an_objective_that_needs_a_reference_must_get_one(model):
     with pytest.raises(ValueError, match="needs a reference"):
-        course_of(model.float(), 1, {"kl": "k3"})
+        trainer_of(model.float(), 1, {"kl": "k3"})
 
 
 def test_minibatches_cover_every_row_once_and_are_seeded():
@@ -601,16 +603,16 @@ def test_minibatches_cover_every_row_once_and_are_seeded():
 
 def test_the_engine_is_handed_the_new_weights_after_every_step_and_on_resume(model):
     """An engine with weights of its own depends on it; one that shares the trainer's only notes the version."""
-    course = course_of(model.float(), updates=1)
+    trainer = trainer_of(model.float(), updates=1)
     handed = []
-    course._cast.engine.load = lambda weights, version: handed.append(
+    trainer._cast.engine.load = lambda weights, version: handed.append(
         (version, {n: w.clone() for n, w in weights.items()})
     )
-    course.step(1, Clock())
-    course.step(2, Clock())
+    trainer.step(1, PhaseTimer())
+    trainer.step(2, PhaseTimer())
     assert [version for version, _ in handed] == [1, 2]
     for name, weight in model.state_dict().items():
         assert torch.equal(handed[1][1][name], weight)
     assert any(not torch.equal(handed[0][1][name], handed[1][1][name]) for name in handed[0][1])
-    course.restore(course.state(), course.tensors())
+    trainer.restore(trainer.state(), trainer.tensors())
     assert handed[2][0] == 2 and handed[2][1].keys() == model.state_dict().keys()

@@ -1,0 +1,48 @@
+"""From a config to adapters: put on the model before training, and off again for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from whet.config.config import Config
+from whet.model.lora import LowRank, adapter_factors, add_adapters
+from whet.model.reference import BaseReference, HeldReference
+from whet.model.causal_lm import CausalLM
+from whet.types import WhetError
+
+
+def adapters_fact(config: Config, model: Any) -> dict[str, str]:
+    """Put adapters on the model where the config asks for them; what to tell of them."""
+    lora = config.model.lora
+    if not lora.rank:
+        return {}
+    if config.model.reference == "reload":
+        raise WhetError(
+            "model.reference=reload has no effect with model.lora: the adapters are switched off for it; drop it"
+        )
+    layers = add_adapters(model, LowRank(lora.rank, lora.alpha, lora.matrices, config.seed))
+    learned = sum(each.numel() for each in adapter_factors(model).values())
+    return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn)"}
+
+
+def first_policy(
+    config: Config, policy: CausalLM, rule: str, needs: Collection[str] = ()
+) -> HeldReference | BaseReference:
+    """The reference of a policy: a copy in memory, or with adapters the policy without them.
+
+    `rule` says whether it moves, `needs` are the objective's.
+    """
+    if not config.model.lora.rank:
+        return HeldReference(policy)
+    if rule != "frozen":
+        raise WhetError(
+            f"objective.reference={rule} moves the reference, and with model.lora it is the base, which stays; "
+            "give objective.reference=frozen, or model.lora=0"
+        )
+    if "divergence" in needs:
+        raise WhetError(
+            f"{config.method} asks policy and reference in one pass, and with model.lora they are one model; "
+            "give another objective.kl, such as k3, or model.lora=0"
+        )
+    return BaseReference(policy)

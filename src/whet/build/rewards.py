@@ -1,0 +1,246 @@
+"""From the reward section of a config to parts that score: names, templates, defences, the task's own, and judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from whet.config.config import FROM_PYTHON, Config, EvaluationConfig
+from whet.data.chat import prompt_tokens
+from whet.data.gym import PREFIX as GYM
+from whet.data.tasks import TASKS, Task
+from whet.objective import Objective
+from whet.protocols import Engine, Reward
+from whet.reward import (
+    BUILTIN,
+    Failures,
+    Gate,
+    Part,
+    PartSpec,
+    Schedule,
+    as_reward,
+    check_parts,
+    defended,
+    find_reward,
+    format_first,
+    in_shares,
+    score,
+    template,
+    weights_at,
+)
+from whet.reward.code_tests import CodeTests
+from whet.reward.find import ROWS
+from whet.reward.judge import check_company, engine_ask
+from whet.reward.learned.outcome import Learned
+from whet.reward.learned.process import LearnedSteps
+from whet.sandbox import active_protections
+from whet.rollout.collect import Score
+from whet.config.sections import RewardPart, RewardSection
+from whet.types import Prompt, Sampling, WhetError, did_you_mean
+
+DEFENCES = ROWS["robust"]
+
+
+def tasks_of(source: str) -> list[Task]:
+    """`task:arithmetic+lists` -> the tasks."""
+    found = []
+    for name in source.removeprefix("task:").split("+"):
+        if name not in TASKS:
+            raise WhetError(f"data.source={source}: no task is called {name!r}; there are {', '.join(TASKS)}")
+        found.append(TASKS[name])
+    return found
+
+
+def parts_of(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
+    """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
+
+    Defences and checks are the same for all of them.
+    """
+    section, source = config.reward, config.data.source
+    if (section.parts or given) and section.template:
+        raise WhetError("reward.template and reward.parts (or --reward) both name the rewards; give one of them")
+    if section.template:
+        specs = template(section.template)
+        if section.format_first:
+            specs = format_first(specs, until=section.format_first)
+    elif given is not None:
+        specs = tuple(_spec_of(part) for part in given)
+    elif section.parts:
+        specs = tuple(_spec(part) for part in section.parts)
+    elif source.startswith("task:"):
+        names = {task.reward for task in tasks_of(source)}
+        specs = (PartSpec(names.pop() if len(names) == 1 else TASK_ANSWER),)
+    elif source.startswith(GYM):
+        specs = (PartSpec("gym_answer"),)
+    elif wanted:
+        raise WhetError(
+            "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
+            "or --reward file.py:function"
+        )
+    else:
+        return []
+    if section.format_first and not section.template:
+        raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
+    _check_defences(section)
+    specs = defended(specs, section.defences, section.defence_weight, section.defences_as_gates)
+    made = {part.name: part.reward for part in given or ()}
+    parts = [spec.part(made[spec.reward]) if spec.reward in made else _part(spec) for spec in specs]
+    check_parts(parts)
+    check_company([part.reward for part in parts if any(part.weights)])
+    return parts
+
+
+TASK_ANSWER = "task_answer"
+
+
+def _check_defences(section: RewardSection) -> None:
+    """Refuse what is no defence, and settings of defences where there are none: the user believes in them."""
+    for name in section.defences:
+        if name not in DEFENCES and ":" not in name:
+            raise WhetError(
+                f"reward.defences: {name!r} is no defence{did_you_mean(name, DEFENCES, cutoff=0.7)}; there are "
+                f"{', '.join(DEFENCES)}; your own: path/to/file.py:function"
+            )
+    plain = RewardSection()
+    for key in ("defence_weight", "defences_as_gates"):
+        if not section.defences and getattr(section, key) != getattr(plain, key):
+            raise WhetError(f"reward.{key} has no effect without reward.defences; name some, or drop it")
+    if section.defences_as_gates and section.defence_weight != plain.defence_weight:
+        raise WhetError("reward.defence_weight has no effect on gates; drop it, or reward.defences_as_gates")
+
+
+def _part(spec: PartSpec) -> Part:
+    reward = as_reward(task_answer) if spec.reward == TASK_ANSWER else find_reward(spec.reward, spec.settings)
+    return spec.part(reward)
+
+
+def _spec_of(part: Part) -> PartSpec:
+    weight = part.weight if isinstance(part.weight, float | int | Schedule) else part.schedule
+    return PartSpec(
+        part.name, weight, gate=part.gate, cap=part.cap, normalise=part.normalise, penalty=part.penalty, adds_up=False
+    )
+
+
+def _spec(part: RewardPart) -> PartSpec:
+    if part.reward.startswith(FROM_PYTHON):
+        raise WhetError(
+            f"the reward {part.reward.removeprefix(FROM_PYTHON)!r} of this run was given from Python and is in "
+            "no file; give another with --reward"
+        )
+    if part.cap and len(part.cap) != 2:
+        raise WhetError(f"reward {part.reward!r}: cap is {list(part.cap)}; give two numbers, the least and the most")
+    if not part.gate and (part.gate_least, part.gate_otherwise) != (1.0, 0.0):
+        raise WhetError(
+            f"reward {part.reward!r}: gate_least and gate_otherwise have no effect without gate; name a part"
+        )
+    if isinstance(part.weight, float | int) and part.over == "steps":
+        raise WhetError(
+            f"reward {part.reward!r}: over='steps' has no effect on a constant weight; give weight points "
+            "[step, weight], or drop it"
+        )
+    weight = part.weight if isinstance(part.weight, float | int) else Schedule(part.weight, part.over)
+    return PartSpec(
+        part.reward,
+        weight,
+        part.settings,
+        Gate(part.gate, part.gate_least, part.gate_otherwise) if part.gate else None,
+        (part.cap[0], part.cap[1]) if part.cap else None,
+        part.normalise,
+        part.penalty,
+    )
+
+
+def task_answer(prompt: Prompt, completion: str) -> float:
+    """The reward of whichever built-in task the prompt comes from."""
+    task = TASKS[prompt.id.split("/")[0]]
+    return float(BUILTIN[task.reward](prompt, completion))
+
+
+def asking(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[Part]:
+    """Judges that name no server ask the engine of the policy; learned rewards are read now: a bad folder is told."""
+
+    def encode(messages: Sequence[Any]) -> tuple[int, ...]:
+        return prompt_tokens(tokenizer, Prompt("judge", tuple(dict(each) for each in messages)))
+
+    def settled(reward: Reward) -> Reward:
+        judge: Any = reward
+        if isinstance(judge, Learned | LearnedSteps):
+            judge.prepare()
+        if not getattr(judge, "needs_ask", False):
+            return reward
+        sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
+        found: Reward = judge.asking(engine_ask(engine, encode, sampling))
+        return found
+
+    return [replace(part, reward=settled(part.reward)) for part in parts]
+
+
+def scorer(config: Config | EvaluationConfig, parts: Sequence[Part], failures: Failures | None = None) -> Score:
+    """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
+    alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
+    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=failures or failures_of(config))
+
+
+def scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -> Callable[[float], Score]:
+    """share of the training done -> how completions are scored then."""
+    shared = in_shares(parts, _steps(config))
+
+    def at(progress: float) -> Score:
+        return partial(score, parts=shared, timeout=config.reward.timeout, on_error=failures, progress=progress)
+
+    return at
+
+
+def weights_of(config: Config, parts: Sequence[Part], progress: float) -> dict[str, float]:
+    return weights_at(in_shares(parts, _steps(config)), progress)
+
+
+def taken_notes(parts: Sequence[Part]) -> dict[str, float]:
+    """What rewards noticed besides their scores since they were last asked, such as how far members were apart."""
+    found: dict[str, float] = {}
+    for part in parts:
+        take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)
+        found |= take()
+    return found
+
+
+def failures_of(config: Config | EvaluationConfig) -> Failures:
+    return Failures(config.reward.on_error, config.reward.most_failures)
+
+
+def check_rewards(objective: Objective, parts: Sequence[Part]) -> None:
+    """Refuse rewards that the objective would read otherwise than they are meant."""
+    names = [part.name for part in parts if not part.is_plain]
+    if names and objective.baseline.needs & {"parts"}:
+        raise WhetError(
+            f"{objective.name} reads the raw parts, and {names[0]!r} has a schedule, gate, cap or norm; give it a "
+            "plain weight, or choose another method"
+        )
+    normed = [part.name for part in parts if part.normalise != "off"]
+    if normed and "greedy_reward" in objective.needs():
+        raise WhetError(
+            f"{objective.name} compares with one greedy completion, which has no company to be normalised in; drop "
+            f"normalise of {normed[0]!r}, or choose another method"
+        )
+
+
+def _steps(config: Config | EvaluationConfig) -> int:
+    return int(getattr(config, "steps", 1))
+
+
+def told(parts: Sequence[Part]) -> str:
+    """The sum in words, for the run's facts."""
+
+    def weight(part: Part) -> str:
+        return " to ".join(f"{each:g}" for each in part.weights)
+
+    return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
+
+
+def sandbox_fact(parts: Sequence[Part]) -> dict[str, str]:
+    """What protects the machine from model-written code, where a part runs any."""
+    if not any(isinstance(part.reward, CodeTests) for part in parts):
+        return {}
+    return {"sandbox": active_protections().summary()}

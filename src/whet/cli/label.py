@@ -1,0 +1,161 @@
+"""`whet label ...`: labels without people. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+label_app = typer.Typer(
+    name="label",
+    help="Label data by what comes of it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+PATIENCE = 5.0  # seconds between two lines of progress where there is no terminal
+
+Prompts = Annotated[
+    str | None, typer.Option("--data", help="Prompts that the model solves: task:NAME, a file or hub:owner/name.")
+]
+Solutions = Annotated[
+    str | None, typer.Option("--solutions", help="Given solutions instead: a file with `steps`, or task:NAME.")
+]
+Rollouts = Annotated[int, typer.Option("--rollouts", min=1, help="Completions from the end of each step.")]
+Count = Annotated[int, typer.Option("--count", min=1, help="Prompts, or given solutions.")]
+Each = Annotated[int, typer.Option("--each", min=1, help="Solutions that the model draws for a prompt.")]
+Out = Annotated[str, typer.Option("--out", help="The file; one that was begun is gone on with.")]
+Rewards = Annotated[
+    list[str] | None, typer.Option("--reward", help="Who judges a completion; default: the task's own. Repeatable.")
+]
+RightFrom = Annotated[float, typer.Option("--right-from", help="The score from which on a completion is right.")]
+Separator = Annotated[
+    str, typer.Option("--separator", help="Ends a step; default: the data's own, else an empty line.")
+]
+Truth = Annotated[str, typer.Option("--truth", help="A reward that judges steps, to compare with: working_steps.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Any config value, as sampling.temperature=0.7. Repeatable."),
+]
+
+
+@label_app.callback()
+def root() -> None:
+    pass
+
+
+@label_app.command()
+def steps(
+    model: Annotated[str, typer.Argument(help="Who writes the completions: a model or run folder.")] = "whetstone",
+    data: Prompts = None,
+    solutions: Solutions = None,
+    rollouts: Rollouts = 8,
+    count: Count = 200,
+    each: Each = 1,
+    out: Out = "steps.jsonl",
+    reward: Rewards = None,
+    right_from: RightFrom = 1.0,
+    separator: Separator = "",
+    truth: Truth = "",
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Label the steps of solutions by rollouts: a step is right where a completion from its end is right.
+
+    The file holds hard labels (any completion is right) and soft ones (the share that is); `whet train prm` reads it.
+
+    Examples:
+
+      whet label steps --data task:arithmetic --count 200 --out steps.jsonl
+
+      whet label steps runs/mine --solutions given.jsonl --reward math_answer --rollouts 16
+
+    Ctrl-C loses at most a chunk: the same command goes on.
+    """
+    from whet import api
+    from whet.config.config import from_settings, merged
+    from whet.label.run import LabelWish, label_steps
+    from whet.types import WhetError
+
+    if data is not None and solutions is not None:
+        raise WhetError("--data are prompts to solve and --solutions are solved; give one of them")
+    values = merged(from_settings(settings or []), {"seed": seed})
+    if reward:
+        values = merged(values, {"reward": {"parts": [{"reward": name} for name in reward]}})
+    config = api.evaluation_config(model, data or solutions, values)
+    mark = separator.encode().decode("unicode_escape") if "\\" in separator else separator
+    wish = LabelWish(Path(out), rollouts, count, each, solutions or "", mark, right_from, truth)
+    line = _Line()
+    try:
+        found = label_steps(config, wish, line.show)
+    except KeyboardInterrupt:
+        line.close()
+        typer.echo(f"whet: interrupted; the same command goes on with {out}", err=True)
+        raise typer.Exit(130) from None
+    line.close()
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.record(), indent=2))
+        return
+    typer.echo(_told(found.record(), wish.rollouts))
+
+
+class _Line:
+    """One line that is written over on a terminal; now and then a new one elsewhere."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._is_open = False
+
+    def show(self, progress: Any) -> None:
+        left = progress.seconds / progress.done_now * (progress.total - progress.chunks)
+        text = (
+            f"{100 * progress.chunks / progress.total:3.0f}%  {progress.completions:,} completions, "
+            f"{progress.tokens:,} tokens, {progress.seconds:.0f} s, about {left:.0f} s left"
+        )
+        if sys.stderr.isatty():
+            print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
+            self._is_open = True
+        elif time.monotonic() - self._last >= PATIENCE:
+            print(text, file=sys.stderr, flush=True)
+            self._last = time.monotonic()
+
+    def close(self) -> None:
+        if self._is_open:
+            print(file=sys.stderr)
+
+
+def _told(found: dict[str, Any], rollouts: int) -> str:
+    lines = [f"{found['file']}: {found['solutions']} solutions, {found['steps']} steps"]
+    for name, words in (
+        ("without_steps", "completions without a step left out"),
+        ("unlabelled", "steps without a label"),
+    ):
+        if found[name]:
+            lines.append(f"  {found[name]} {words}")
+    if found["right"] is None:
+        return "\n".join([*lines, "  no completion could be judged: is the reward right for this data?"])
+    lines.append(
+        f"  labels   {found['right']:.1%} right by any of {rollouts}; mean share {found['mean_share']:.2f}, "
+        f"in steps of {1 / rollouts:.3g}"
+    )
+    own = f", and {found['solution_tokens']:,} for the solutions" if found["solution_tokens"] else ""
+    lines.append(
+        f"  cost     {found['completions']:,} completions, {found['tokens']:,} tokens, "
+        f"{found['tokens_per_label']:.0f} tokens a label{own}; {found['seconds']:.1f} s this time"
+    )
+    truth = found["truth"]
+    if truth:
+        told = [f"  truth    {truth['agreement']:.1%} of {truth['steps']:.0f} known steps agree"]
+        told += [f"{truth['right_confirmed']:.1%} of the right confirmed"] if "right_confirmed" in truth else []
+        told += [f"{truth['wrong_found']:.1%} of the wrong found"] if "wrong_found" in truth else []
+        told += [f"shares: area under the curve {truth['area_under_curve']:.3f}"] if "area_under_curve" in truth else []
+        lines.append(", ".join(told))
+    return "\n".join([*lines, f"  next     whet train prm --data {found['file']}"])

@@ -1,0 +1,62 @@
+"""`whet pipeline ...`: runs made of stages. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+pipeline_app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@pipeline_app.command()
+def pipeline(
+    name: Annotated[str | None, typer.Argument(help="Which one; without a name they are listed.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="How often it goes round.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The policy to begin with, as in `whet train`.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the pipeline.")] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Default: the next free one under runs/.")] = None,
+    config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any setting that --show lists. Repeatable.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print every setting as TOML, and do nothing.")] = False,
+) -> None:
+    """Run stages one after another: completions, pairs, trainings and marks by round, with one page at the end.
+
+    Ctrl-C loses nothing: `whet resume FOLDER` goes on.
+    """
+    from whet.config.config import from_settings, merged, read_toml
+    from whet.pipeline.recipes import RECIPES, recipe_named
+    from whet.pipeline.run import run_pipeline
+    from whet.pipeline.sections import pipeline_toml, resolved_pipeline
+
+    if name is None:
+        width = max(map(len, RECIPES))
+        for recipe in RECIPES.values():
+            typer.echo(f"{recipe.name:{width}}  {recipe.about}")
+        typer.echo("\n`whet pipeline NAME` runs one, with --show it prints what can be set.")
+        return
+    flags: dict[str, Any] = {
+        key: value
+        for key, value in (("rounds", rounds), ("seed", seed), ("folder", folder), ("model", model), ("data", data))
+        if value is not None
+    }
+    for section, key in (("model", "name"), ("data", "source")):
+        if section in flags:
+            flags[section] = {key: flags[section]}
+    layer = merged(merged(read_toml(config) if config else {}, from_settings(settings or [])), flags)
+    if show:
+        typer.echo(pipeline_toml(resolved_pipeline(recipe_named(name), layer)), nl=False)
+        return
+    run = run_pipeline(name, layer, command=shlex.join(["whet", *sys.argv[1:]]))
+    if run.status == "interrupted":
+        raise typer.Exit(130)

@@ -1,0 +1,305 @@
+"""`whet reward ...`: try, version, compare and review rewards. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+reward_app = typer.Typer(
+    name="reward",
+    help="Try a reward before it trains, keep its history, and look at what it likes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Built-in name or file.py:function, each with =WEIGHT if you like; or a config's .toml file."),
+]
+Parts = Annotated[list[str] | None, typer.Option("--reward", help="A further part, NAME or NAME=WEIGHT. Repeatable.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="SETTING=VALUE of the reward, PART.SETTING=VALUE, reward.timeout=S or data.columns.YOURS=OURS.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Page = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")]
+Ledger = Annotated[
+    str | None, typer.Option("--ledger", metavar="FILE", help="The ledger; default: rewards.jsonl beside the runs.")
+]
+DEFAULT_RUNS = "runs"
+
+
+@reward_app.command()
+def test(
+    reward: Names = None,
+    parts: Parts = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Prompts: a file, task:NAME or hub:owner/name. Alone: gold answers.")
+    ] = None,
+    completions: Annotated[
+        str | None, typer.Option("--completions", help="A file of answers: `completion` and their prompts.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="A run folder: the answers it saved.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Whose tokenizer counts tokens; default: an estimate.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Only the first rows; 0 is all.")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Score once: no check that scores stay the same.")] = False,
+    page: Page = None,
+    as_json: AsJson = False,
+    settings: Settings = None,
+) -> None:
+    """Dry run: does every gold answer score 1, what varies, what fails, what is slow, what goes with length?
+
+    With --run and no REWARD, the run's own.
+
+    Exit code 1 where a gold answer is missed, a reward fails, or one that calls itself deterministic is not.
+
+    Examples:
+
+      whet reward test math_answer --data test.jsonl
+
+      whet reward test math_answer think_format=0.2 --run runs/first --html reward.html
+    """
+    from whet.report.reward_page import write_trial_page
+    from whet.report.trial import trial_record, trial_text
+    from whet.workbench.workbench import tried
+
+    names = [*(reward or ()), *(parts or ())]
+    if not names and run is not None:
+        names = [str(Path(run) / "config.toml")]
+    chosen, config = _chosen(names, settings)
+    found = tried(chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once)
+    if page:
+        write_trial_page(page, found)
+    _print_json(trial_record(found)) if as_json else typer.echo(trial_text(found))
+    if not found.is_sound():
+        raise typer.Exit(1)
+
+
+@reward_app.command()
+def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, settings: Settings = None) -> None:
+    """The content hash of a reward, and what it is made of: code, settings, data files, package versions."""
+    from whet.reward.version import parts_version
+    from whet.workbench.workbench import title_of
+
+    chosen, _ = _chosen([*(reward or ()), *(parts or ())], settings)
+    found = parts_version(chosen)
+    if as_json:
+        _print_json({"hash": found.hash, "title": title_of(chosen), "pieces": dict(found.pieces)})
+        return
+    typer.echo(f"{found.hash}  {title_of(chosen)}")
+    for piece, content in found.pieces.items():
+        typer.echo(f"  {piece:40} {content}")
+
+
+@reward_app.command("list")
+def list_rewards(
+    name: Annotated[str | None, typer.Argument(help="One reward, with its settings.")] = None, as_json: AsJson = False
+) -> None:
+    """The built-in rewards and what each is for; with a name, all about one."""
+    import inspect
+
+    from whet.report.trial import shortened
+    from whet.reward import BUILTIN, find_reward
+
+    if name is not None:
+        function = BUILTIN[name] if name in BUILTIN else getattr(find_reward(name), "function", None)
+        about = inspect.getdoc(function) or ""
+        keys = _settings_text(function) if callable(function) else {}
+        if as_json:
+            _print_json({"name": name, "about": about, "settings": keys})
+            return
+        lines = [name, "", about, "", *(f"  --set {key}=...  {text}" for key, text in keys.items())]
+        typer.echo("\n".join(lines).rstrip())
+        return
+    told = {each: (inspect.getdoc(function) or "").partition("\n\n")[0] for each, function in sorted(BUILTIN.items())}
+    if as_json:
+        _print_json(told)
+        return
+    for each, about in told.items():
+        typer.echo(f"{each:22} {shortened(about, 96)}")
+
+
+@reward_app.command()
+def note(
+    reward: Names = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why the reward was changed.")] = "",
+    expected: Annotated[str, typer.Option("--expected", help="What should come of it.")] = "",
+    ledger: Ledger = None,
+    settings: Settings = None,
+) -> None:
+    """Write into the ledger why a reward changed and what is expected of it; without REWARD, of the last entry."""
+    from whet.reward.ledger import note_change, note_reason
+    from whet.reward.version import parts_version
+    from whet.types import WhetError
+
+    if not reason and not expected:
+        raise WhetError("nothing to note; give --reason, --expected or both")
+    path = _ledger(ledger)
+    if reward:
+        chosen, _ = _chosen(reward, settings)
+        entry = note_change(path, parts_version(chosen), reason, expected)
+    else:
+        entry = note_reason(path, reason, expected)
+    typer.echo(f"{path}: {entry.old or 'first'} -> {entry.new}  {entry.reason}")
+
+
+@reward_app.command()
+def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
+    """The ledger as a table: each change with its reason, what was expected and what came of it."""
+    from dataclasses import asdict
+
+    from whet.report.history import history_text
+    from whet.reward.ledger import history as entries
+
+    path = _ledger(ledger)
+    found = entries(path)
+    if as_json:
+        _print_json([asdict(change) for change in found])
+        return
+    if not found:
+        typer.echo(f"{path}: no entry yet; a run writes one, and so does `whet reward note REWARD --reason ...`")
+        return
+    typer.echo(history_text([asdict(change) for change in found]))
+
+
+@reward_app.command()
+def rescore(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    new: Annotated[list[str], typer.Option("--with", help="The other reward, as for `whet reward test`. Repeatable.")],
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Only the first samples; 0 is all.")] = 0,
+    page: Page = None,
+    as_json: AsJson = False,
+    settings: Settings = None,
+) -> None:
+    """Score a run's saved samples with another reward and show what would have changed, without training."""
+    from whet.report.rescore import rescore_record, rescore_text
+    from whet.report.reward_page import write_rescore_page
+    from whet.workbench.answers import run_answers
+    from whet.workbench.workbench import rescored
+
+    chosen, config = _chosen(new, settings)
+    found = rescored(run, chosen, run_answers(run, limit), _timeout(config))
+    if page:
+        write_rescore_page(page, found)
+    _print_json(rescore_record(found)) if as_json else typer.echo(rescore_text(found))
+
+
+@reward_app.command()
+def review(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    marks: Annotated[
+        str | None, typer.Option("--marks", metavar="FILE", help="A downloaded review.jsonl to take marks from.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What people said of a run's best and worst answers: is the reward right? Takes downloaded marks in."""
+    from whet.report.record import read_lines
+    from whet.report.review import REVIEW, read_review, review_counts, review_verdict, with_marks, write_review
+    from whet.types import WhetError
+
+    rows = read_review(run)
+    if not rows:
+        raise WhetError(f"{run} has no {REVIEW}; a run writes one every report.review_every steps and at its end")
+    if marks is not None:
+        if not Path(marks).is_file():
+            raise WhetError(f"{marks}: no such file; give the review.jsonl that the page saved")
+        rows = with_marks(rows, read_lines(Path(marks)))
+    written = write_review(run, rows)
+    counts = review_counts(rows)
+    if as_json:
+        _print_json(counts)
+        return
+    typer.echo(f"{review_verdict(counts)}\n{written}")
+
+
+def _settings_text(function: Any) -> dict[str, str]:
+    """What each setting of a reward takes, and its default."""
+    import inspect
+
+    from whet.reward.settings import expected_text
+
+    try:
+        found = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError:  # an annotation that only a type checker can resolve
+        found = inspect.signature(function).parameters.values()
+    keys = [each for each in found if each.kind is each.KEYWORD_ONLY]
+    kinds = {each.name: "" if each.annotation is each.empty else expected_text(each.annotation) for each in keys}
+    defaults = {each.name: "needed" if each.default is each.empty else f"default {each.default!r}" for each in keys}
+    return {name: ", ".join(filter(None, (kind, defaults[name]))) for name, kind in kinds.items()}
+
+
+def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str, Any]]:
+    """The parts, and the settings that are not theirs."""
+    from collections import Counter
+
+    from whet.config.config import from_settings
+    from whet.types import WhetError
+    from whet.workbench.workbench import reward_parts
+
+    bare = Counter(name.partition("=")[0].rpartition(":")[2] for name in names)
+    repeated = [name for name, count in bare.items() if count > 1]
+    if repeated:
+        raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, drop or rename one")
+    values = from_settings(settings or [])
+    config: dict[str, Any] = {key: values.pop(key) for key in ("data", "reward") if key in values}
+    _check_config(config)
+    return reward_parts(names, values), config
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    from whet.types import WhetError, did_you_mean
+
+    known = {"reward": ("timeout",), "data": ("columns",)}
+    for section, keys in known.items():
+        for key in config.get(section, {}):
+            if key not in keys:
+                expected = " and ".join(f"{name}.{each}" for name, inner in known.items() for each in inner)
+                raise WhetError(
+                    f"--set {section}.{key}: has no effect here{did_you_mean(key, keys)}; there are {expected}"
+                )
+
+
+def _timeout(config: dict[str, Any]) -> float:
+    return float(config.get("reward", {}).get("timeout", 10.0))
+
+
+def _answers(
+    data: str | None, completions: str | None, run: str | None, limit: int, model: str | None, config: dict[str, Any]
+) -> Any:
+    from whet.types import WhetError
+    from whet.workbench.answers import estimated_tokens, given_answers, gold_answers, run_answers, tokenizer_encode
+
+    columns = config.get("data", {}).get("columns", {})
+    if run is not None:
+        if data is not None or completions is not None:
+            raise WhetError("--run brings its own prompts and answers; drop --data and --completions, or --run")
+        return run_answers(run, limit)
+    encode = tokenizer_encode(model) if model else estimated_tokens
+    if completions is not None:
+        return given_answers(completions, data, columns, limit, encode)
+    if data is None:
+        raise WhetError("nothing to score; give --data FILE (gold answers), --completions FILE or --run RUN")
+    return gold_answers(data, columns, limit, encode)
+
+
+def _ledger(given: str | None) -> Path:
+    from whet.reward.ledger import LEDGER
+
+    return Path(given) if given else Path(DEFAULT_RUNS) / LEDGER
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2))

@@ -1,0 +1,57 @@
+"""`whet study ...`: experiments that show a known effect on your machine. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+study_app = typer.Typer(
+    name="study",
+    help="Experiments that show a known effect on your own machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@study_app.callback()
+def root() -> None:
+    pass
+
+
+@study_app.command()
+def overoptimization(
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Repetitions with other comparisons and runs.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Less of everything: about two minutes.")] = False,
+    folder: Annotated[
+        str | None, typer.Option("--folder", help="Of the study; what is finished there is not done again.")
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting that --show lists. Repeatable.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="List every setting with its value, and do nothing.")] = False,
+) -> None:
+    """What becomes of the true score while a reward model is optimised: best of n, learning, KL, ensembles.
+
+    Leaves a table, overoptimization.html with the figure, and overoptimization.json. Ctrl-C loses nothing: the same
+    command with its --folder goes on.
+    """
+    from whet.config.config import from_settings, read_toml
+    from whet.experiments.overoptimization.settings import QUICK, settings_text, study_settings
+
+    flags: dict[str, Any] = {} if seeds is None else {"seeds": seeds}
+    layers = [dict(QUICK) if quick else {}, read_toml(config) if config else {}, from_settings(settings or []), flags]
+    if show:
+        typer.echo(settings_text(study_settings(*layers)))
+        return
+    from whet.experiments.overoptimization.run import study_overoptimization
+
+    done = study_overoptimization(*layers, folder=folder, command=shlex.join(["whet", *sys.argv[1:]]))
+    if done.status == "interrupted":
+        raise typer.Exit(130)

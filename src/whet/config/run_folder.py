@@ -1,0 +1,93 @@
+"""A run's folder: made, locked against a second process, and the config in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.config.config import Config, differing_keys, read_toml, resolved, toml_text
+from whet.types import WhetError
+
+CONFIG, ROWS = "config.toml", "data.jsonl"
+
+
+def read_config(folder: Path) -> Config:
+    """The config a run was started with."""
+    if not (folder / CONFIG).is_file():
+        raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `ls runs` lists yours")
+    values = read_toml(folder / CONFIG)
+    return resolved(str(values.get("method")), values)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    partial = folder / f".{CONFIG}"
+    partial.write_text(toml_text(config), encoding="utf-8")
+    os.replace(partial, folder / CONFIG)
+
+
+@contextlib.contextmanager
+def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Path, Config]]:
+    """The run's own folder, made and locked; never one that already holds a run."""
+    folder = Path(config.folder) if config.folder else _next_free(config.method)
+    if (folder / CONFIG).exists():
+        there = read_config(folder)
+        differing = differing_keys(config, there)
+        about = f"with another config ({', '.join(differing[:3])} differ)" if differing else "with this very config"
+        raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
+    if folder.is_dir() and any(path.name != "lock" for path in folder.iterdir()):
+        raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    except OSError as error:
+        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another --folder") from error
+    try:
+        with locked(folder):
+            values: dict[str, Any] = {"folder": str(folder)}
+            if rows is not None:
+                source = folder / ROWS
+                source.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
+                values["data"] = config.data.model_copy(update={"source": str(source)})
+            yield folder, config.model_copy(update=values)
+    except BaseException:
+        if not (folder / CONFIG).exists():  # a mistake found before the run began leaves nothing behind
+            for name in ("lock", ROWS):
+                (folder / name).unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a run folder."""
+    with open(folder / "lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WhetError(
+                f"{folder}: another process is training there; wait for it, or give another --folder"
+            ) from error
+        yield
+
+
+def _row_line(number: int, row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(row)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise WhetError(
+            f"data: row {number} is not a dictionary that JSON can hold ({error}); give text, numbers, lists and None"
+        ) from error
+
+
+def _next_free(method: str) -> Path:
+    number = 1
+    while (folder := Path("runs") / f"{method}-{number:03d}").exists():
+        number += 1
+    return folder

@@ -1,0 +1,186 @@
+"""Prompts and demonstrations become tokens. No other file touches chat templates.
+
+A completion is trained with the token that ends it, and with nothing the template writes after that token: what a
+sampler would have produced. The tokens of a prompt are always the ones `prompt_tokens` gives, also in a demonstration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from whet.types import Demonstration, Encoded, Message, Prompt, WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# stands for any completion when asking a template what it writes after one
+PROBE = "probe0completion"
+
+
+class _Turn(NamedTuple):
+    """One completion as the template writes it."""
+
+    opening: str  # everything before it, generation prompt included
+    completion: str  # up to and with the token that ends the turn
+    ended: bool  # False when the template writes no such token
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
+    """[prompt length]: what the model sees before its completion."""
+    if prompt.text is None:
+        return tuple(templated(tokenizer, prompt.messages, prompt.id, open_completion=True, tokenize=True))
+    tokens = tuple(tokenizer(prompt.text)["input_ids"])
+    # some tokenizers close every text; a prompt has to stay open
+    closed = (*text_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
+    return tokens[:-1] if tokens[-len(closed) :] == closed else tokens
+
+
+def demonstration_tokens(
+    tokenizer: PreTrainedTokenizerBase, demonstration: Demonstration, *, every_completion: bool = False
+) -> Encoded:
+    """The prompt's tokens, then the completion's, which carry the loss.
+
+    `every_completion` trains the earlier assistant turns too, except one that opens the conversation: it answers nothing.
+    """
+    prompt = demonstration.prompt
+    before = prompt_tokens(tokenizer, prompt)
+    if prompt.text is not None:
+        completion = (*text_tokens(tokenizer, demonstration.completion), _end_token(tokenizer, prompt.id))
+        return Encoded(before + completion, (False,) * len(before) + (True,) * len(completion))
+    last = _turn(tokenizer, (*prompt.messages, {"role": "assistant", "content": demonstration.completion}), prompt.id)
+    whole = text_tokens(tokenizer, last.opening + last.completion)
+    if whole[: len(before)] != before:
+        # a merge runs across the boundary; a sampler starts from the prompt's own tokens, so training does too
+        whole = before + text_tokens(tokenizer, last.completion)
+    if not last.ended:
+        whole = (*whole, _end_token(tokenizer, prompt.id))
+    action = [False] * len(before) + [True] * (len(whole) - len(before))
+    if every_completion:
+        for start, stop in _earlier_completions(tokenizer, prompt, last.opening, before):
+            action[start:stop] = [True] * (stop - start)
+    return Encoded(whole, tuple(action))
+
+
+def check_context(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_new_tokens: int, context: int) -> None:
+    """Raise unless every prompt of `lengths` tokens leaves room for its completion in the model's context."""
+    room = context - max_new_tokens
+    too_long = [(length, prompt) for prompt, length in zip(prompts, lengths, strict=True) if length > room]
+    if not too_long:
+        return
+    length, prompt = max(too_long, key=lambda pair: pair[0])
+    others = f" (and {len(too_long) - 1} more)" if len(too_long) > 1 else ""
+    fix = "shorten or drop the prompt, or use a model with a longer context"
+    if length < context:
+        fix = f"lower max_new_tokens to {context - length}, {fix}"
+    raise WhetError(
+        f"prompt {prompt.id!r}{others}: {length} tokens and max_new_tokens {max_new_tokens} make "
+        f"{length + max_new_tokens}; expected at most the model's context of {context}; {fix}"
+    )
+
+
+def _earlier_completions(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, written: str, tokens: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """(start, stop) of each earlier completion in the prompt's tokens; `written` is the prompt as text."""
+    spans = []
+    for index, message in enumerate(prompt.messages):
+        if message["role"] != "assistant" or index == 0:
+            continue
+        turn = _turn(tokenizer, prompt.messages[: index + 1], prompt.id)
+        through = turn.opening + turn.completion
+        if not written.startswith(through):
+            raise WhetError(
+                f"prompt {prompt.id!r}: the chat template writes messages[{index}] differently once turns follow it; "
+                "expected a template that keeps its history; pass every_completion=False, or give each completion its own row"
+            )
+        start = _shared(text_tokens(tokenizer, turn.opening), tokens)
+        spans.append((start, _shared(text_tokens(tokenizer, through), tokens)))
+    return spans
+
+
+def _turn(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt_id: str) -> _Turn:
+    """The last of `messages`, an assistant turn, as the template writes it."""
+    before = messages[:-1]
+    opening: str = templated(tokenizer, before, prompt_id, open_completion=True)
+    whole: str = templated(tokenizer, messages, prompt_id)
+    probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id)
+    _, found, closing = probe.rpartition(PROBE)
+    if not (found and whole.startswith(opening) and whole.endswith(closing)):
+        raise WhetError(
+            f"prompt {prompt_id!r}: the chat template rewrites the prompt once the completion is there, so the prompt's "
+            "tokens do not begin the demonstration; expected a template that only appends; "
+            "give the tokenizer a chat_template that writes the same text before a completion as its generation prompt"
+        )
+    body = whole[len(opening) : len(whole) - len(closing)]
+    end = _end_of_turn(tokenizer, closing)
+    return _Turn(opening, body + closing[:end], end > 0)
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase, closing: str) -> int:
+    """Where the first control token of `closing` stops, 0 when it holds none."""
+    candidates = (*_added_tokens(tokenizer, len(tokenizer)), *tokenizer.all_special_tokens)
+    # tokenizers also add runs of blanks, which end nothing
+    found = [token for token in candidates if token.strip() and token in closing]
+    if not found:
+        return 0
+    first = min(found, key=lambda token: (closing.index(token), -len(token)))
+    return closing.index(first) + len(first)
+
+
+@lru_cache(maxsize=2)
+def _added_tokens(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> tuple[str, ...]:
+    # thousands in some vocabularies, asked for with every row; a new token changes num_tokens, hence the answer
+    return tuple(str(token) for token in tokenizer.added_tokens_decoder.values())
+
+
+def templated(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    prompt_id: str,
+    *,
+    open_completion: bool = False,
+    tokenize: bool = False,
+) -> Any:
+    """The conversation as the template writes it: text, or tokens; `open_completion` adds the start of a completion."""
+    import jinja2
+
+    if not tokenizer.chat_template:
+        raise WhetError(
+            f"prompt {prompt_id!r}: is a conversation but the tokenizer has no chat template; "
+            "use plain text prompts, or set tokenizer.chat_template"
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            add_generation_prompt=open_completion,
+            tokenize=tokenize,
+            return_dict=False,
+        )
+    except (jinja2.TemplateError, ValueError) as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise WhetError(
+            f"prompt {prompt_id!r}: the chat template refuses the turns {roles} ({error}); "
+            "expected a conversation it can write; change the turns or the tokenizer's chat_template"
+        ) from error
+
+
+def _end_token(tokenizer: PreTrainedTokenizerBase, prompt_id: str) -> int:
+    if tokenizer.eos_token_id is None:
+        raise WhetError(
+            f"prompt {prompt_id!r}: the tokenizer has no eos_token to end the completion; expected one; "
+            "set tokenizer.eos_token"
+        )
+    return int(tokenizer.eos_token_id)
+
+
+def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens the two have in common."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

@@ -1,0 +1,161 @@
+"""Completions to one prompt as token rows that stay in one pass: pairs, rankings, or a single completion.
+
+For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration. For a
+classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
+from whet.data.packing import Rows, padded_rows
+from whet.types import Demonstration, Encoded, Prompt, WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Family = tuple[Encoded, ...]  # S completions to one prompt
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A row that a classifier scores at some of its tokens."""
+
+    tokens: tuple[int, ...]  # [L]
+    shared: int  # leading tokens that all rows of the family have
+    places: tuple[int, ...]  # positions of the scored tokens, ascending
+
+
+@dataclass(frozen=True)
+class JudgedRows:
+    """Rows of a classifier as tensors, right-padded."""
+
+    tokens: Tensor  # int64 [N, T]
+    shared: Tensor  # int64 [N]
+    scored: Tensor  # bool [N, T]
+
+
+def completion_family(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]) -> Family:
+    """Each completion after the prompt's own tokens."""
+    return tuple(demonstration_tokens(tokenizer, Demonstration(prompt, completion)) for completion in completions)
+
+
+def mismatched_family(family: Family, other: Family) -> Family:
+    """The prompt of one family with the completions of another."""
+    start = family[0].action.index(True)
+    completions = [row.tokens[row.action.index(True) :] for row in other]
+    opening = family[0].tokens[:start]
+    return tuple(
+        Encoded(opening + completion, (False,) * start + (True,) * len(completion)) for completion in completions
+    )
+
+
+def judged_family(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]) -> tuple[Judged, ...]:
+    """Prompt and completion as a classifier reads them, scored at the last token."""
+    rows = [_conversation_tokens(tokenizer, prompt, completion) for completion in completions]
+    shared = _common(rows)
+    return tuple(Judged(row, shared, (len(row) - 1,)) for row in rows)
+
+
+def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Sequence[str], separator: str) -> Judged:
+    """Steps behind one another, each closed by the separator and scored at its last token."""
+    if not separator:
+        raise WhetError("the separator of steps is empty; give a text that ends a step, such as a line break")
+    tokens = list(prompt_tokens(tokenizer, prompt))
+    shared, places = len(tokens), []
+    mark = text_tokens(tokenizer, separator)
+    for step in steps:
+        # one by one: no token may run across the end of a step
+        tokens += [*text_tokens(tokenizer, step.strip()), *mark]
+        places.append(len(tokens) - 1)
+    return Judged(tuple(tokens), shared, tuple(places))
+
+
+def family_passes(
+    families: Sequence[Sequence[Encoded | Judged]], micro_batch_tokens: int, packed: bool
+) -> list[list[int]]:
+    """The numbers of the families in each pass, whole families only: at most `micro_batch_tokens` computed tokens, or one.
+
+    Packed, a prompt is computed once a family and padding never; else every row is as wide as the widest.
+    """
+    order = sorted(range(len(families)), key=lambda number: (_widest(families[number]), number))
+    found: list[list[int]] = []
+    filled = 0
+    for number in order:
+        family = families[number]
+        if packed:
+            after = filled + _computed(family)
+        else:
+            members = sum(len(families[each]) for each in found[-1]) if found else 0
+            after = (members + len(family)) * _widest(family)
+        if found and after <= micro_batch_tokens:
+            found[-1].append(number)
+            filled = after
+        else:
+            found.append([number])
+            filled = _computed(family)
+    return found
+
+
+def family_rows(families: Sequence[Family]) -> Rows:
+    """All rows of the families, family after family."""
+    return padded_rows([row for family in families for row in family])
+
+
+def judged_rows(families: Sequence[Sequence[Judged]]) -> JudgedRows:
+    """All rows of the families, family after family."""
+    rows = [row for family in families for row in family]
+    width = max(len(row.tokens) for row in rows)
+    tokens = np.zeros((len(rows), width), np.int64)
+    scored = np.zeros((len(rows), width), np.bool_)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row.tokens)] = row.tokens
+        scored[number, list(row.places)] = True
+    shared = torch.tensor([row.shared for row in rows])
+    return JudgedRows(torch.from_numpy(tokens), shared, torch.from_numpy(scored))
+
+
+def fitting(families: Sequence[Sequence[Encoded | Judged]], context: int) -> tuple[list[int], int]:
+    """The numbers of the families whose rows all fit into the context, and how many do not.
+
+    A completion is never cut: the end of one would be taken for the end of the other.
+    """
+    kept = [number for number, family in enumerate(families) if _widest(family) <= context]
+    if families and not kept:
+        shortest = min(_widest(family) for family in families)
+        raise WhetError(
+            f"no row fits: the shortest has {shortest} tokens; expected at most the model's context of {context}; "
+            "shorten the prompts or use a model with a longer context"
+        )
+    return kept, len(families) - len(kept)
+
+
+def _common(rows: Sequence[tuple[int, ...]]) -> int:
+    """How many leading tokens all rows have in common."""
+    together = zip(*rows, strict=False)
+    return next((at for at, each in enumerate(together) if len(set(each)) > 1), min(map(len, rows)))
+
+
+def _widest(family: Sequence[Encoded | Judged]) -> int:
+    return max(len(row.tokens) for row in family)
+
+
+def _computed(family: Sequence[Encoded | Judged]) -> int:
+    first = family[0]
+    shared = first.shared if isinstance(first, Judged) else first.action.index(True)
+    return shared + sum(len(row.tokens) - shared for row in family)
+
+
+def _conversation_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: str) -> tuple[int, ...]:
+    """With all that the template writes after the completion: who scores a conversation later reads that too."""
+    if prompt.text is not None:
+        return tuple(tokenizer(prompt.text + completion)["input_ids"])
+    messages = (*prompt.messages, {"role": "assistant", "content": completion})
+    return text_tokens(tokenizer, templated(tokenizer, messages, prompt.id))

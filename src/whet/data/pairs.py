@@ -1,0 +1,141 @@
+"""Rows become what preferences and reward models are trained on: pairs, judged completions, rankings and labelled steps.
+
+Each reader takes the shapes of `whet.data.shapes` besides its own columns, and stops at the first bad row with its
+file, line and fix; `whet.data.usable` reads on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from whet.data.prompts import Labelled, labelled_from, pairs_from, prompts_from, renamed
+from whet.data.rows import Row, mistake
+from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows, shown
+from whet.types import Prompt
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two completions to one prompt, the first preferred."""
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+    margin: float = 0.0  # by how much, where the data says so
+    preference: float = 1.0  # the probability that the first is the better one
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Completions to one prompt, the best first."""
+
+    prompt: Prompt
+    completions: tuple[str, ...]  # K
+    ranks: tuple[int, ...]  # [K], 0 is the best; equal where two are as good
+
+    def pairs(self) -> list[Preference]:
+        """Every two completions of different rank."""
+        return [
+            Preference(self.prompt, self.completions[better], self.completions[worse])
+            for better, worse in combinations(range(len(self.completions)), 2)
+            if self.ranks[better] < self.ranks[worse]
+        ]
+
+
+def preferences_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[Preference]:
+    """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
+    found: list[Preference] = []
+    for row in renamed(rows, columns or {}):
+        if holds_ranking(row):
+            found += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
+            continue
+        (pair,) = pairs_from([pair_row(row)], as_chat=as_chat)
+        found.append(Preference(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
+    return found
+
+
+def judged_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[Labelled]:
+    """From `prompt`, `completion` (or `completion`) and `label` (or `right`), or `messages` and a label. Of both labels."""
+    found = [labelled_from([completion_row(row)], as_chat=as_chat)[0] for row in renamed(rows, columns or {})]
+    require_both(rows, [completion.label for completion in found])
+    return found
+
+
+def rankings_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[Ranked]:
+    """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
+    found = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
+    if not found and len(rows) > 1:
+        raise mistake(rows[0], "the data", "holds no ranked completions", "two or more a prompt", "give another file")
+    return found
+
+
+def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
+    """Raise unless good and bad completions are both there: a method that compares them learns nothing from one kind."""
+    if len(rows) > 1 and len(set(labels)) == 1:
+        given = f"is {str(labels[0]).lower()} in all {len(labels)} rows, from here to {rows[-1].where}"
+        raise mistake(
+            rows[0], "label", given, "good and bad completions", f"add rows with {str(not labels[0]).lower()}"
+        )
+
+
+def _rankings(row: Row, as_chat: bool) -> list[Ranked]:
+    found = []
+    for each in ranked_rows(row):
+        completions, ranks = each.values.get("completions"), each.values.get("ranks")
+        if completions is None or ranks is None:  # two whole conversations, whose opening is the prompt
+            (pair,) = pairs_from([each], as_chat=as_chat)
+            found.append(Ranked(pair.prompt, (pair.chosen, pair.rejected), (0, 1)))
+            continue
+        _require_completions(each, completions)
+        rest = {name: value for name, value in each.values.items() if name not in ("completions", "ranks")}
+        (prompt,) = prompts_from([Row(rest, each.where)], as_chat=as_chat)
+        order = sorted(range(len(completions)), key=lambda at: ranks[at])
+        found.append(Ranked(prompt, tuple(completions[at] for at in order), tuple(ranks[at] for at in order)))
+    return found
+
+
+def _require_completions(row: Row, completions: Any) -> None:
+    if not isinstance(completions, list | tuple) or len(completions) < 2:
+        raise mistake(
+            row, "completions", f"is {shown(completions)}", "two or more completions", "add completions or drop the row"
+        )
+    for at, completion in enumerate(completions):
+        if not isinstance(completion, str) or not completion.strip():
+            raise mistake(row, f"completions[{at}]", f"is {shown(completion)}", "some text", "fill it in or drop it")
+        if completion in completions[:at]:
+            given = f"is the same text as completions[{completions.index(completion)}]"
+            raise mistake(row, f"completions[{at}]", given, "different completions", "keep one of them")
+    if len(set(row.values["ranks"])) == 1:
+        raise mistake(
+            row, "scores", "are all equal", "a completion that is better", "drop the row: ties teach no order"
+        )
+
+
+def _margin(row: Row) -> float:
+    return _stated(row, "margin", (0.0, math.inf), "0 or more", 0.0)
+
+
+def _preference(row: Row) -> float:
+    return _stated(row, "preference", (0.5, 1.0), "a probability of 0.5 to 1", 1.0)
+
+
+def _stated(row: Row, name: str, bounds: tuple[float, float], expected: str, absent: float) -> float:
+    """A number that says how much the chosen completion is preferred; below its least the other one is."""
+    value = row.values.get(name)
+    if value is None:
+        return absent
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not bounds[0] <= value <= bounds[1]:
+        fix = "swap chosen and rejected" if number and value < bounds[0] else "write such a number or drop the column"
+        raise mistake(row, name, f"is {shown(value)}", expected, fix)
+    return float(value)

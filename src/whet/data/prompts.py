@@ -1,0 +1,333 @@
+"""Rows become prompts, demonstrations, preference pairs and labelled completions.
+
+The columns are those of TRL's dataset formats: `prompt` (text, or a list of {role, content}), `messages`,
+`completion`, `chosen`, `rejected`, `label`; `answer` and `id` are ours. `columns` renames the user's columns to
+these, `as_chat` sends a text prompt as a user message, and every column that is not used travels in `Prompt.meta`.
+A null counts as an absent value. The first bad row is an error, and then nothing is returned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.data.rows import BadRow, Row, mistake
+from whet.types import Demonstration, Message, Prompt, WhetError, nearest
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Opening = str | tuple[Message, ...]  # a plain text, or the conversation before the completion
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two completions to one prompt, the first preferred."""
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A completion that was judged on its own."""
+
+    prompt: Prompt
+    completion: str
+    label: bool  # True: a good completion
+
+
+def prompts_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[Prompt]:
+    """From `prompt`, or else `messages` without its closing assistant turn."""
+    prompts = []
+    for row in renamed(rows, columns or {}):
+        if _has(row, "prompt"):
+            prompts.append(_prompt(row, _opening(row, as_chat), "prompt"))
+        elif _has(row, "messages"):
+            turns = _conversation(row, "messages", row.values["messages"])
+            prompts.append(_prompt(row, turns[:-1] if turns[-1]["role"] == "assistant" else turns, "messages"))
+        else:
+            raise _missing(row, "prompt", "messages")
+    _require_unique_ids(rows, prompts)
+    return prompts
+
+
+def demonstrations_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[Demonstration]:
+    """From `prompt` and `completion`, or else `messages` that end in an assistant turn."""
+    demonstrations = [_demonstration(row, as_chat) for row in renamed(rows, columns or {})]
+    _require_unique_ids(rows, [demonstration.prompt for demonstration in demonstrations])
+    return demonstrations
+
+
+def pairs_from(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False) -> list[Pair]:
+    """From `prompt`, `chosen` and `rejected`; or from two conversations that differ in their last turn only.
+
+    A text `prompt` beside two such conversations repeats what they hold, and goes to `Prompt.meta`.
+    """
+    pairs = [_pair(row, as_chat) for row in renamed(rows, columns or {})]
+    _require_unique_ids(rows, [pair.prompt for pair in pairs])
+    return pairs
+
+
+def labelled_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[Labelled]:
+    """From the columns of a demonstration and `label`: true or false, also as text since CSV knows nothing else."""
+    labelled = []
+    for row in renamed(rows, columns or {}):
+        shown = _demonstration(row, as_chat, "label")
+        labelled.append(Labelled(shown.prompt, shown.completion, _label(row)))
+    _require_unique_ids(rows, [completion.prompt for completion in labelled])
+    return labelled
+
+
+def _demonstration(row: Row, as_chat: bool, *also_used: str) -> Demonstration:
+    if _has(row, "completion"):
+        _require(row, "prompt")
+        opening, completion = _completed(row, _opening(row, as_chat), "completion")
+        return Demonstration(_prompt(row, opening, "prompt", "completion", *also_used), completion)
+    if not _has(row, "messages"):
+        raise _missing(row, "completion") if _has(row, "prompt") else _missing(row, "prompt", "messages")
+    *before, last = _conversation(row, "messages", row.values["messages"])
+    _require_completion(row, "messages", last)
+    return Demonstration(_prompt(row, tuple(before), "messages", *also_used), last["content"])
+
+
+def _pair(row: Row, as_chat: bool) -> Pair:
+    _require(row, "chosen")
+    _require(row, "rejected")
+    sides = row.values["chosen"], row.values["rejected"]
+    whole = all(isinstance(side, list | tuple) and not _is_completion(side) for side in sides)
+    if whole and not isinstance(row.values.get("prompt"), list | tuple):
+        shared, chosen, rejected = _common_opening(row)
+        prompt = _prompt(row, shared, "chosen", "rejected", field="chosen")
+    else:
+        _require(row, "prompt")
+        stated = _opening(row, as_chat)
+        opening, chosen = _completed(row, stated, "chosen")
+        other, rejected = _completed(row, stated, "rejected")
+        if opening != other:
+            raise _apart(row)
+        prompt = _prompt(row, opening, "prompt", "chosen", "rejected")
+    if chosen == rejected:
+        raise mistake(
+            row, "rejected", "is the same text as 'chosen'", "two different completions", "drop the row or correct it"
+        )
+    return Pair(prompt, chosen, rejected)
+
+
+def _is_completion(turns: Sequence[Any]) -> bool:
+    """True for turns that answer a prompt held elsewhere, False for a conversation from its start."""
+    return bool(turns) and isinstance(turns[0], Mapping) and turns[0].get("role") == "assistant"
+
+
+def _common_opening(row: Row) -> tuple[tuple[Message, ...], str, str]:
+    *before, chosen = _conversation(row, "chosen", row.values["chosen"])
+    *other, rejected = _conversation(row, "rejected", row.values["rejected"])
+    _require_completion(row, "chosen", chosen)
+    _require_completion(row, "rejected", rejected)
+    if before != other:
+        raise _apart(row)
+    return tuple(before), chosen["content"], rejected["content"]
+
+
+def _apart(row: Row) -> WhetError:
+    return mistake(
+        row,
+        "rejected",
+        "leaves the conversation of 'chosen' before the last turn",
+        "two conversations that differ in their last assistant turn only",
+        "cut both after the first turn that differs",
+    )
+
+
+def _label(row: Row) -> bool:
+    _require(row, "label")
+    value = row.values["label"]
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise mistake(
+            row, "label", f"is {_short(value)}", "true or false", "write true for a good completion, else false"
+        )
+    return value
+
+
+def _opening(row: Row, as_chat: bool) -> Opening:
+    value = row.values["prompt"]
+    if not isinstance(value, str):
+        return _conversation(row, "prompt", value)
+    _require_text(row, "prompt", value)
+    return ({"role": "user", "content": value},) if as_chat else value
+
+
+def _completed(row: Row, opening: Opening, field: str) -> tuple[Opening, str]:
+    """The opening and the completion of one completion column; its earlier turns, if any, join the opening."""
+    value = row.values[field]
+    if isinstance(value, str):
+        _require_text(row, field, value)
+        return opening, value
+    turns = _conversation(row, field, value)
+    if isinstance(opening, str):
+        raise mistake(
+            row,
+            field,
+            "is a list of messages but 'prompt' is plain text",
+            "both as text or both as messages",
+            "pass as_chat=True to send the prompt as a user message, or write the completion as text",
+        )
+    _require_completion(row, field, turns[0])
+    _require_completion(row, field, turns[-1])
+    return (*opening, *turns[:-1]), turns[-1]["content"]
+
+
+def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        given = "is an empty list" if value in ([], ()) else f"is {_short(value)}"
+        expected = "a list of {role, content} messages"
+        if field != "messages":
+            expected = f"text, or {expected}"
+        raise mistake(row, field, given, expected, f"correct the {field!r} of this row")
+    return tuple(_message(row, f"{field}[{index}]", message) for index, message in enumerate(value))
+
+
+def _message(row: Row, field: str, message: Any) -> Message:
+    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+        given = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {_short(message)}"
+        raise mistake(row, field, given, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        close = nearest(role, ROLES) if isinstance(role, str) else None
+        fix = f"did you mean {close!r}?" if close else "use one of these names"
+        raise mistake(row, f"{field}.role", f"is {_short(role)}", f"one of {', '.join(ROLES)}", fix)
+    _require_text(row, f"{field}.content", content)
+    # tables fill absent keys with null; other text keys (a tool's name, say) are for the chat template
+    extra = {key: value for key, value in message.items() if value is not None}
+    for key, value in extra.items():
+        if not isinstance(value, str):
+            raise mistake(row, f"{field}.{key}", f"is {_short(value)}", "a string", "write it as text or drop the key")
+    return extra
+
+
+def _prompt(row: Row, opening: Opening, *used: str, field: str | None = None) -> Prompt:
+    """The prompt of a row; `used` are the columns already read, `field` the one to blame for the opening."""
+    field = field or used[0]
+    if not isinstance(opening, str):
+        if not any(message["role"] == "user" for message in opening):
+            raise mistake(
+                row, field, "has no user turn before the completion", "at least one", "add the user's message"
+            )
+        if opening[-1]["role"] == "assistant":
+            fix = (
+                "move the completion to 'completion', or name the column 'messages'" if field == "prompt" else "drop it"
+            )
+            raise mistake(row, field, "has an assistant turn right before the completion", "a user or tool turn", fix)
+    text, messages = (opening, ()) if isinstance(opening, str) else (None, opening)
+    read = {*used, "answer", "id"}
+    meta = {name: value for name, value in row.values.items() if name not in read}
+    return Prompt(_id(row), messages, text, row.values.get("answer"), meta)
+
+
+def _id(row: Row) -> str:
+    value = row.values.get("id")
+    if value is None:
+        return re.sub(r": (?:item|row) (?=\d+$)", ":", row.where)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise mistake(row, "id", f"is {_short(value)}", "text or a whole number", "correct it or drop the column")
+    return str(value)
+
+
+def _require_unique_ids(rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
+    first: dict[str, Row] = {}
+    for row, prompt in zip(rows, prompts, strict=True):
+        if prompt.id in first:
+            given = f"{prompt.id!r} is also the id of {first[prompt.id].where}"
+            raise mistake(row, "id", given, "a different id for each row", "change one, or rename the column")
+        first[prompt.id] = row
+
+
+def renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
+    known = {name: None for row in rows for name in row.values}
+    for source, target in columns.items():
+        if source not in known:
+            close = nearest(source, known)
+            fix = f"did you mean {close!r}?" if close else "name one of these"
+            raise WhetError(
+                f"columns: {source!r} (to become {target!r}) is not a column of the data; "
+                f"expected one of {_names(known)}; {fix}"
+            )
+    return [_renamed_row(row, columns) for row in rows] if columns else list(rows)
+
+
+def _renamed_row(row: Row, columns: Mapping[str, str]) -> Row:
+    values: dict[str, Any] = {}
+    source_of: dict[str, str] = {}
+    for source, value in row.values.items():
+        target = columns.get(source, source)
+        if target in values:
+            spare = source if source == target else source_of[target]
+            raise mistake(
+                row,
+                target,
+                f"would come from both {source_of[target]!r} and {source!r}",
+                "one column for each name",
+                f"rename the other one too, such as data.columns.{spare}=other_{spare}",
+            )
+        values[target], source_of[target] = value, source
+    return Row(values, row.where)
+
+
+def _has(row: Row, column: str) -> bool:
+    return row.values.get(column) is not None
+
+
+def _require(row: Row, column: str) -> None:
+    if not _has(row, column):
+        raise _missing(row, column)
+
+
+def _missing(row: Row, *wanted: str) -> WhetError:
+    expected = " or ".join(repr(column) for column in wanted)
+    if any(column in row.values for column in wanted):
+        return mistake(row, expected, "is null", "a value", "fill it in or drop the row")
+    guesses = ((nearest(column, row.values), column) for column in wanted)
+    close, column = next((guess for guess in guesses if guess[0]), (None, wanted[0]))
+    hint = f"did you mean {close!r}? " if close else ""
+    fix = f"{hint}rename the column, or set data.columns.{close or 'YOURS'}={column}"
+    told = f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {fix}"
+    return BadRow(told, f"{expected} is missing")
+
+
+def _require_text(row: Row, field: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise mistake(row, field, f"is {_short(value)}", "a string", "write the text itself")
+    if not value.strip():
+        raise mistake(row, field, "is empty", "some text", "fill it in or drop it")
+
+
+def _require_completion(row: Row, field: str, turn: Message) -> None:
+    if turn["role"] != "assistant":
+        raise mistake(
+            row,
+            field,
+            f"has a {turn['role']} turn where the completion should be",
+            "an assistant turn",
+            "add or move the completion",
+        )
+
+
+def _names(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "null"
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."

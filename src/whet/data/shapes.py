@@ -1,0 +1,283 @@
+"""Preference rows as others write them, rewritten to the columns of `whet.data.prompts`.
+
+Known shapes: explicit or implicit prompts, `conversations` of {from, value}, instruction and input, two numbered
+completions with a verdict, transcripts of "Human:" and "Assistant:", completions with scores or ranks, and message trees.
+Nothing is judged here beyond what the shape itself needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from whet.data.rows import Row, mistake
+
+SPEAKERS = {
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "function_call", "bot"), "assistant"),
+    **{"system": "system", "observation": "tool", "tool": "tool"},
+}
+QUESTIONS = ("question", "problem", "query", "input")
+RIVALS = (
+    ("output_1", "output_2"),
+    ("response1", "response2"),
+    ("response_a", "response_b"),
+    ("completion_1", "completion_2"),
+    ("reply_1", "reply_2"),
+)
+RANKED = ("completions", "replies", "responses")
+STEPPED = ("steps", "reasoning_steps", "modified_process")
+VERDICTS = ("label", "preference", "winner", "choice")
+FIRST, SECOND, TIE = ("1", "a", "model_a", "first"), ("2", "b", "model_b", "second"), ("0", "tie", "both", "none")
+TURN = re.compile(r"\n\n(Human|Assistant):[ \t]?")
+
+
+def shown(value: Any) -> str:
+    """A value as an error line quotes it."""
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def holds_pair(row: Row) -> bool:
+    """Two completions to one prompt, whichever was called better."""
+    values = row.values
+    return "chosen" in values or any(all(name in values for name in rivals) for rivals in RIVALS)
+
+
+def holds_ranking(row: Row) -> bool:
+    """A message tree, or several completions with scores or ranks."""
+    values, prompt = row.values, row.values.get("prompt")
+    if isinstance(prompt, Mapping):
+        return "replies" in prompt
+    return not holds_pair(row) and any(isinstance(values.get(name), list | tuple) for name in RANKED)
+
+
+def holds_completion(row: Row) -> bool:
+    """One completion that was judged on its own."""
+    values = row.values
+    judged = any(values.get(name) is not None for name in ("label", "right", "correct"))
+    return judged and not holds_pair(row) and not holds_steps(row)
+
+
+def holds_steps(row: Row) -> bool:
+    """A solution in steps."""
+    listed = [name for name, value in row.values.items() if isinstance(value, list | tuple)]
+    return any(name in listed for name in STEPPED) or {"completions", "labels"} <= set(listed)
+
+
+def with_prompt(row: Row) -> Row:
+    """The row with a `prompt`, where one of the known shapes holds it under another name."""
+    values = dict(row.values)
+    if _filled(values.get("prompt")):
+        values["prompt"] = _as_messages(_turns_of(values["prompt"]) or values["prompt"])
+        return Row(values, row.where)
+    completions_apart = any(
+        _filled(values.get(name)) for name in ("chosen", "completion", "reply", "completions", "replies", "steps")
+    )
+    if _filled(values.get("conversations")):
+        values["prompt"] = _as_messages(values.pop("conversations"))
+    elif _filled(values.get("messages")) and completions_apart:
+        values["prompt"] = _as_messages(values.pop("messages"))
+    elif _filled(values.get("instruction")):
+        asked = [values.pop("instruction"), values.pop("input", None)]
+        values["prompt"] = "\n\n".join(text for text in asked if isinstance(text, str) and text.strip())
+    else:
+        name = next((each for each in QUESTIONS if _filled(values.get(each))), None)
+        if name is not None:
+            values["prompt"] = values.pop(name)
+    return Row(values, row.where)
+
+
+def pair_row(row: Row) -> Row:
+    """The row with `prompt`, `chosen` and `rejected`, or two conversations that hold the prompt."""
+    row = with_prompt(_judged(row))
+    values = dict(row.values)
+    for side in ("chosen", "rejected"):
+        if side in values:
+            value = values[side]
+            values[side] = _as_messages([value] if isinstance(value, Mapping) else value)
+    chosen, rejected = values.get("chosen"), values.get("rejected")
+    if not _filled(values.get("prompt")) and isinstance(chosen, str) and isinstance(rejected, str):
+        turns = _turns_of(chosen, open_end=False), _turns_of(rejected, open_end=False)
+        if turns[0] and turns[1]:
+            values["chosen"], values["rejected"] = turns
+        else:
+            values.update(_parted(row, chosen, rejected))
+    return Row(values, row.where)
+
+
+def completion_row(row: Row) -> Row:
+    """The row of a single judged completion, with `prompt` and `completion` or `messages`, and `label`."""
+    values = dict(row.values)
+    if not _filled(values.get("messages")) and _filled(values.get("conversations")):
+        values["messages"] = _as_messages(values.pop("conversations"))
+    for wanted, names in (("completion", ("reply", "response", "output")), ("label", ("right", "correct"))):
+        name = next((each for each in names if values.get(each) is not None), None)
+        if values.get(wanted) is None and name is not None:
+            values[wanted] = values.pop(name)
+    if values.get("label") in (0, 1) and not isinstance(values["label"], bool):
+        values["label"] = bool(values["label"])
+    if "completion" in values:
+        value = values["completion"]
+        values["completion"] = _as_messages([value] if isinstance(value, Mapping) else value)
+    spoken = Row(values, row.where)
+    return spoken if _filled(values.get("messages")) and values.get("completion") is None else with_prompt(spoken)
+
+
+def ranked_rows(row: Row) -> Iterator[Row]:
+    """Rows with `prompt`, `completions` and `ranks` (0 is best); a message tree gives one for each ranked turn."""
+    root = row.values.get("prompt")
+    if isinstance(root, Mapping) and "replies" in root:
+        yield from _branches(row, root, [], str(row.values.get("message_tree_id") or root.get("message_id") or ""))
+        return
+    row = _judged(row)
+    values = dict(row.values)
+    name = next((each for each in RANKED if _filled(values.get(each))), None)
+    if name is None and "chosen" in values:
+        pair = pair_row(row)
+        both = dict(pair.values)
+        if _filled(both.get("prompt")):
+            both["completions"], both["ranks"] = [_text(both.pop("chosen")), _text(both.pop("rejected"))], [0, 1]
+        yield Row(both, row.where)
+        return
+    if name is None:
+        raise mistake(
+            row, "'completions'", "is missing", "a list of completions to the prompt", "name the column 'completions'"
+        )
+    completions = values.pop(name)
+    if isinstance(completions, list | tuple) and completions and isinstance(completions[0], Mapping):
+        values.setdefault("scores", [each.get("overall_score", each.get("score")) for each in completions])
+        completions = [each.get("response", each.get("content", each.get("text"))) for each in completions]
+    values["completions"] = completions
+    values["ranks"] = _ranks(row, values, completions)
+    yield with_prompt(Row(values, row.where))
+
+
+def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
+    name = next((each for each in ("ranks", "scores", "rewards", "order") if _filled(values.get(each))), None)
+    if name is None:
+        raise mistake(
+            row, "'scores'", "is missing", "a score for each completion, or their order", "add 'scores' or 'order'"
+        )
+    given = values.pop(name)
+    if (
+        not isinstance(completions, list | tuple)
+        or not isinstance(given, list | tuple)
+        or len(given) != len(completions)
+    ):
+        sizes = f"has {_size(given)} for {_size(completions)} completions"
+        raise mistake(row, name, sizes, "one for each completion", "correct the row or drop it")
+    if any(isinstance(each, bool) or not isinstance(each, int | float) or each != each for each in given):
+        raise mistake(row, name, f"is {shown(given)}", "numbers", "fill in the missing ones or drop the row")
+    if name == "order":
+        if sorted(given) != list(range(len(given))):
+            expected = f"each of 0 to {len(given) - 1} once, the best completion's number first"
+            raise mistake(row, name, f"is {shown(given)}", expected, "correct the row")
+        return [given.index(number) for number in range(len(given))]
+    ladder = sorted(set(given), reverse=name != "ranks")
+    return [ladder.index(each) for each in given]
+
+
+def _branches(row: Row, node: Mapping[str, Any], before: list[dict[str, str]], name: str) -> Iterator[Row]:
+    """One row for each user turn of a tree with at least two ranked answers."""
+    here = [*before, {"role": SPEAKERS.get(str(node.get("role")), "user"), "content": str(node.get("text") or "")}]
+    answers = [each for each in node.get("replies") or () if not each.get("deleted")]
+    ranked = [each for each in answers if each.get("rank") is not None]
+    if len(ranked) > 1:
+        completions = [each.get("text") for each in ranked]
+        number = node.get("message_id") or f"{name}/{len(here)}"
+        ranks = [int(each["rank"]) for each in ranked]
+        yield Row({"id": f"{number}", "prompt": here, "completions": completions, "ranks": ranks}, row.where)
+    for each in answers:
+        yield from _branches(row, each, here, name)
+
+
+def _judged(row: Row) -> Row:
+    """Two numbered completions and a verdict become `chosen` and `rejected`."""
+    values = dict(row.values)
+    rivals = next((pair for pair in RIVALS if all(name in values for name in pair)), None)
+    if rivals is None or "chosen" in values:
+        return row
+    first, second = (values.pop(name) for name in rivals)
+    winner = _winner(row, values)
+    for name in (*VERDICTS, *(name for name in list(values) if re.fullmatch(r"annotator_?\d+", name))):
+        values.pop(name, None)
+    values["chosen"], values["rejected"] = (first, second) if winner == 1 else (second, first)
+    return Row(values, row.where)
+
+
+def _winner(row: Row, values: Mapping[str, Any]) -> int:
+    votes = [value for name, value in values.items() if re.fullmatch(r"annotator_?\d+", name)]
+    field = (
+        "the annotators' vote" if votes else next((name for name in VERDICTS if values.get(name) is not None), "label")
+    )
+    votes = votes or [values.get(field)]
+    counted = Counter(_vote(row, field, vote) for vote in votes).most_common(2)
+    tied = counted[0][0] == 0 or (len(counted) > 1 and counted[0][1] == counted[1][1])
+    if tied:
+        raise mistake(
+            row, field, "calls it a tie", "a completion that is better", "drop the row: a tie teaches no order"
+        )
+    return counted[0][0]
+
+
+def _vote(row: Row, field: str, vote: Any) -> int:
+    word = str(vote).strip().lower()
+    for number, words in ((1, FIRST), (2, SECOND), (0, TIE)):
+        if word in words and not isinstance(vote, bool):
+            return number
+    raise mistake(row, field, f"is {shown(vote)}", "1 or 2, the better completion", "write 1, 2, or 0 for a tie")
+
+
+def _parted(row: Row, chosen: str, rejected: str) -> dict[str, str]:
+    """The words both texts begin with are the prompt; a word that goes on differently belongs to the completions."""
+    same = (first == second for first, second in zip(chosen, rejected, strict=False))
+    common = chosen[: sum(takewhile(bool, same))]
+    cut = max((at for at, letter in enumerate(common, 1) if letter.isspace()), default=0)
+    if chosen == rejected:
+        fix = "drop the row or correct it"
+        raise mistake(row, "rejected", "is the same text as 'chosen'", "two different completions", fix)
+    if not common[:cut].strip():
+        given = "begin differently and there is no 'prompt'"
+        raise mistake(row, "chosen and rejected", given, "a prompt that both continue", "add the column 'prompt'")
+    return {"prompt": common[:cut], "chosen": chosen[cut:], "rejected": rejected[cut:]}
+
+
+def _turns_of(text: Any, open_end: bool = True) -> list[dict[str, str]] | None:
+    """A transcript as messages; None for any other text. With `open_end` an empty last answer is left out."""
+    if not isinstance(text, str) or not TURN.match(text):
+        return None
+    pieces = TURN.split(text)[1:]
+    turns = [
+        {"role": SPEAKERS[speaker.lower()], "content": said.strip()}
+        for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+    unanswered = turns[-1]["role"] == "assistant" and not turns[-1]["content"]
+    return turns[:-1] if open_end and unanswered else turns
+
+
+def _as_messages(value: Any) -> Any:
+    """{from, value} turns as {role, content}; anything else as it is."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        return value
+    if not all("from" in each and "value" in each for each in value):
+        return value
+    return [{"role": SPEAKERS.get(str(each["from"]), str(each["from"])), "content": each["value"]} for each in value]
+
+
+def _text(completion: Any) -> Any:
+    """The words of a completion written as one message."""
+    if isinstance(completion, Sequence) and not isinstance(completion, str) and len(completion) == 1:
+        return completion[0].get("content") if isinstance(completion[0], Mapping) else completion[0]
+    return completion
+
+
+def _filled(value: Any) -> bool:
+    return value is not None and value != "" and value != [] and value != ()
+
+
+def _size(value: Any) -> str:
+    return str(len(value)) if isinstance(value, list | tuple) else shown(value)

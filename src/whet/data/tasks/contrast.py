@@ -1,0 +1,107 @@
+"""Right and wrong completions to the questions of a built-in task: pairs, rankings and labelled steps without any data.
+
+A wrong completion is the right one with a digit changed in a step of its working and in its answer, so that it has the
+same form and about the same length.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from whet.data.pairs import Preference, Ranked
+from whet.data.prompts import Labelled
+from whet.data.step_rows import Stepped
+from whet.data.tasks.item import Item, Task, as_prompt, distinct, gold_completion
+from whet.types import Prompt
+
+STEP = ";"  # between the steps of a working
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A question with its right completion and worse ones."""
+
+    prompt: Prompt
+    right: str
+    careless: str  # the right answer after a wrong step
+    wrong: str  # a wrong step and a wrong answer
+
+
+def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Contrast]:
+    """The first `count` different questions of the stream with completions, fewer where the task has no more."""
+    stream = random.Random(f"{task.name}/contrast/{split}/{seed}/{difficulty}")
+    return [
+        Contrast(
+            as_prompt(task, split, number, item),
+            gold_completion(item),
+            gold_completion(replace(item, working=_slipped(item.working, stream))),
+            gold_completion(replace(item, working=_slipped(item.working, stream), final=_changed(item.final, stream))),
+        )
+        for number, item in enumerate(distinct(task, split, count, seed, difficulty))
+    ]
+
+
+def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Preference]:
+    """Right against wrong."""
+    return [Preference(each.prompt, each.right, each.wrong) for each in contrasts(task, split, count, seed, difficulty)]
+
+
+def task_rankings(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Ranked]:
+    """Right, careless, wrong."""
+    found = contrasts(task, split, count, seed, difficulty)
+    return [Ranked(each.prompt, (each.right, each.careless, each.wrong), (0, 1, 2)) for each in found]
+
+
+def task_judged(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Labelled]:
+    """Completions judged by their answer, right and wrong ones in turn."""
+    found = contrasts(task, split, count, seed, difficulty)
+    return [
+        Labelled(each.prompt, each.right if number % 2 == 0 else each.wrong, number % 2 == 0)
+        for number, each in enumerate(found)
+    ]
+
+
+def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Stepped]:
+    """Completions cut at `STEP`, every second one with an error; what follows the error has no label.
+
+    The steps together are a whole completion, tags included: a model that learns from them reads completions later.
+    """
+    stream = random.Random(f"{task.name}/steps/{split}/{seed}/{difficulty}")
+    found = []
+    for number, item in enumerate(distinct(task, split, count, seed, difficulty)):
+        size = len(item.working.split(STEP))
+        at = stream.randrange(size) if number % 2 else None
+        labels: tuple[float | None, ...] = (1.0,) * size
+        if at is not None:
+            item = _with_error(item, at, stream)
+            labels = (1.0,) * at + (0.0,) + (None,) * (size - at - 1)
+        found.append(Stepped(as_prompt(task, split, number, item), tuple(gold_completion(item).split(STEP)), labels))
+    return found
+
+
+def _with_error(item: Item, at: int, stream: random.Random) -> Item:
+    """The item with a wrong result in one step of its working; in the last step the answer is wrong, or both are."""
+    steps = item.working.split(STEP)
+    is_last = at == len(steps) - 1
+    if not is_last or stream.random() < 0.5:
+        # a nought too: a result that is never wrong would tell a right step by itself
+        steps[at] = _changed(steps[at], stream, last=True, digits="0123456789")
+    final = _changed(item.final, stream) if is_last else item.final
+    return replace(item, working=STEP.join(steps), final=final)
+
+
+def _slipped(working: str, stream: random.Random) -> str:
+    """A working with a wrong result in one of its steps."""
+    steps = working.split(STEP)
+    at = stream.randrange(len(steps))
+    steps[at] = _changed(steps[at], stream, last=True)
+    return STEP.join(steps)
+
+
+def _changed(text: str, stream: random.Random, last: bool = False, digits: str = "123456789") -> str:
+    """The text with another digit in one place, or in its last one: never the text itself."""
+    places = [at for at, letter in enumerate(text) if letter.isdigit()]
+    at = places[-1] if last else stream.choice(places)
+    digit = stream.choice([each for each in digits if each != text[at]])
+    return text[:at] + digit + text[at + 1 :]

@@ -1,0 +1,71 @@
+"""Rows that cannot be read: the first is an error that says how many there are, or all are left out and counted.
+
+A reader is any function from rows to values. Rules about the data as a whole (ids that differ, labels of both kinds)
+are asked of the rows that are kept, by reading those together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from whet.data.rows import BadRow, Row
+from whet.types import WhetError
+
+Value = TypeVar("Value")
+MOST_REASONS = 4
+
+
+class Usable(list[Value]):
+    """What the usable rows became; `left_out` counts the others by reason."""
+
+    def __init__(self, values: Iterable[Value] = (), left_out: Mapping[str, int] | None = None) -> None:
+        super().__init__(values)
+        self.left_out = Counter(left_out or {})
+
+
+def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], drop: bool = False) -> Usable[Value]:
+    """What `read` makes of the rows; with `drop` of those it takes, and at least half of them must be."""
+    if not drop:
+        try:
+            return Usable(read(rows))
+        except BadRow as error:
+            raise WhetError(f"{error}{_others(rows, read)}") from error
+    kept, refused = _sorted_out(rows, read)
+    if 2 * len(refused) > len(rows):
+        raise WhetError(
+            f"{refused[0]}; {len(refused)} of {len(rows)} rows cannot be used, and data.unusable=drop leaves out at "
+            "most half; is it the right file, and do its columns have the right names (data.columns)?"
+        )
+    return Usable(read(kept), Counter(each.reason for each in refused))
+
+
+def left_out_words(left_out: Mapping[str, int]) -> str:
+    """`5 unusable: chosen is empty (3), label is null (2)`, the commonest first; nothing where none was left out."""
+    if not left_out:
+        return ""
+    ordered = Counter(left_out).most_common()
+    told = [f"{reason} ({count})" for reason, count in ordered[:MOST_REASONS]]
+    rest = sum(count for _, count in ordered[MOST_REASONS:])
+    told += [f"other reasons ({rest})"] if rest else []
+    return f"{sum(left_out.values())} unusable: {', '.join(told)}"
+
+
+def _sorted_out(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]]) -> tuple[list[Row], list[BadRow]]:
+    kept, refused = [], []
+    for row in rows:
+        try:
+            read([row])
+            kept.append(row)
+        except BadRow as error:
+            refused.append(error)
+    return kept, refused
+
+
+def _others(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]]) -> str:
+    """The fix for all bad rows at once, where leaving them out would be one."""
+    refused = _sorted_out(rows, read)[1]
+    if not refused or 2 * len(refused) > len(rows):
+        return ""
+    return f"; or leave out the {len(refused)} of {len(rows)} rows that cannot be used: data.unusable=drop"

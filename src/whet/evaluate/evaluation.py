@@ -1,0 +1,72 @@
+"""Asking a model: marks on held-out prompts, and completions to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from statistics import fmean
+
+from whet.build.assembly import Runtime, encoded_prompts, exam_of, prompts_of, runtime_of, sampling_of
+from whet.build.rewards import asking, parts_of, scorer
+from whet.config.config import EvaluationConfig
+from whet.rollout.collect import completions
+from whet.train.evaluate import Exam, marks
+from whet.types import Group, Prompt, WhetError
+
+
+def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
+    """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
+    return sat_groups(config, num_samples, *held_out_exam(config))
+
+
+def held_out_exam(config: EvaluationConfig) -> tuple[Runtime, Exam]:
+    """The model, and the held-out prompts with their judge."""
+    chosen = prompts_of(config, held_out=True)[: config.report.eval_prompts]
+    if not chosen:
+        raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
+    parts = parts_of(config, wanted=True)
+    machine = runtime_of(config)
+    judge = scorer(config, asking(parts, machine.engine, machine.loaded.tokenizer))
+    return machine, exam_of(machine, chosen, sampling_of(config.sampling), judge)
+
+
+def sat_groups(config: EvaluationConfig, num_samples: int, machine: Runtime, exam: Exam) -> list[Group]:
+    if num_samples < 1:
+        raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
+    if num_samples == 1:
+        return exam.sat(machine.engine)
+    if config.sampling.temperature == 0:
+        raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
+    return exam.sat(machine.engine, num_samples, config.sampling.temperature, config.seed)
+
+
+def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
+    return group_marks(held_out_groups(config, num_samples), num_samples)
+
+
+def group_marks(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+    found = marks(groups)
+    if num_samples > 1 and "accuracy" in found:
+        found.update(pass_at(groups, num_samples))
+    return {"prompts": float(len(groups)), **found}
+
+
+def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+    """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
+    found = {}
+    for k in sorted({2**power for power in range(num_samples.bit_length()) if 2**power <= num_samples} | {num_samples}):
+        missed = []
+        for group in groups:
+            right = sum(sample.outcome == 1.0 for sample in group.samples)
+            missed.append(comb(num_samples - right, k) / comb(num_samples, k))
+        found[f"pass@{k}"] = 1.0 - fmean(missed)
+    return found
+
+
+def written_completions(config: EvaluationConfig, questions: Sequence[Prompt], num_samples: int) -> list[list[str]]:
+    """Completions to prompts of the user's own."""
+    machine = runtime_of(config)
+    sampling = sampling_of(config.sampling)
+    tokens = encoded_prompts(machine, questions, sampling)
+    written = completions(machine.engine, tokens, num_samples, sampling, (config.seed,))
+    return [[sample.completion for sample in samples] for samples in written]

@@ -1,0 +1,252 @@
+"""Choosing among a model's completions by reward models and other scorers: best of n, votes, and search over steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from whet.build.assembly import Runtime
+from whet.build.rewards import asking, failures_of, scorer
+from whet.config.config import EvaluationConfig
+from whet.config.sections import RerankSection, ScorerChoice
+from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
+from whet.evaluate.search import SearchPlan, searched
+from whet.protocols import Reward
+from whet.report.rerank import Opinions, Pool, Reranking, SearchMark, choice_lines, search_mark
+from whet.reward import BUILTIN, Part, find_reward
+from whet.reward.answer import final_answer, normal_form
+from whet.reward.learned import LearnedSteps, aggregated
+from whet.reward.learned.ensemble import Aggregate
+from whet.reward.learned.members import model_folders
+from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
+from whet.reward.steps import steps_of
+from whet.rollout.collect import Score
+from whet.train.evaluate import Exam
+from whet.types import Group, Prompt, Sample, WhetError
+
+AGGREGATES = get_args(Aggregate)
+KINDS = {"ForSequenceClassification": "learned", "ForTokenClassification": "learned_steps"}
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A reward that chooses, under the name it was given by."""
+
+    name: str
+    reward: Reward
+
+    @property
+    def models(self) -> int:
+        """How many models read a completion."""
+        folder = getattr(getattr(self.reward, "settings", None), "folder", None)
+        return len(model_folders(folder)) if folder else int(hasattr(self.reward, "needs_ask"))
+
+
+def reranked(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, float], Reranking]:
+    """The usual marks, and what every way of choosing among the same completions would have scored."""
+    section = config.rerank
+    _check(section, num_samples, config.sampling.temperature)
+    scorers = scorers_of(section)
+    for each in scorers:
+        # before anything is written: a folder that is no reward model should not cost a pool of completions
+        prepare = getattr(each.reward, "prepare", None)
+        if callable(prepare):
+            prepare()
+    separators = {each.name: _separator(section, each) for each in scorers} if section.search == "steps" else {}
+    machine, exam = held_out_exam(config)
+    engine, tokenizer = machine.engine, machine.loaded.tokenizer
+    scorers = [
+        Scorer(each.name, part.reward)
+        for each, part in zip(scorers, asking([Part(each.reward) for each in scorers], engine, tokenizer), strict=True)
+    ]
+    groups = sat_groups(config, num_samples, machine, exam)
+    pools = [_pool(group) for group in groups]
+    by_scorer = [opinions_of(config, each, groups) for each in scorers]
+    marks = group_marks(groups, num_samples)
+    found = Reranking(
+        config.model.name,
+        config.data.source,
+        "accuracy" if "accuracy" in marks else "reward",
+        len(groups),
+        num_samples,
+        config.sampling.temperature,
+        choice_lines(pools, [each for several in by_scorer for each in several]),
+    )
+    searches = [
+        _search(config, each, separators[each.name], (machine, exam), (pools, opinions))
+        for each, opinions in zip(scorers, by_scorer, strict=True)
+        if each.name in separators
+    ]
+    return marks, replace(found, searches=tuple(searches))
+
+
+def _check(section: RerankSection, num_samples: int, temperature: float) -> None:
+    if not section.scorers:
+        raise WhetError(
+            "nothing to rerank by: --search, --html and rerank settings need a scorer; give --rerank RUN of a reward "
+            "model, or --rerank REWARD"
+        )
+    if num_samples < 2:
+        raise WhetError(
+            f"--rerank chooses among several completions, and --samples is {num_samples}; give --samples 16"
+        )
+    if temperature == 0:
+        raise WhetError(
+            "--rerank at temperature 0 would choose among equal completions; give --set sampling.temperature=1.0"
+        )
+    if section.settings and len(section.scorers) > 1:
+        raise WhetError(
+            f"rerank.settings is for one scorer, and there are {len(section.scorers)}; give each its own: --set "
+            "'rerank.scorers=[{reward=\"RUN\",settings={...}}, ...]'"
+        )
+    plain = RerankSection()
+    for key in ("beams", "branches", "separator"):
+        if section.search == "none" and getattr(section, key) != getattr(plain, key):
+            raise WhetError(f"rerank.{key} has no effect without a search; give --search steps, or drop it")
+    names = [each.reward for each in section.scorers]
+    for name in names:
+        if names.count(name) > 1 and section.search == "steps":
+            raise WhetError(f"--rerank {name} is given twice; a search needs one scorer of a name")
+
+
+def scorers_of(section: RerankSection) -> list[Scorer]:
+    """The scorers of the config, their folders found; nothing is loaded yet."""
+    return [_scorer(each, {**section.settings, **each.settings}) for each in section.scorers]
+
+
+def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Scorer:
+    name = choice.reward
+    if name in BUILTIN or ":" in name:
+        return Scorer(name, find_reward(name, settings))
+    if "/" in name and not Path(name).is_dir():
+        raise WhetError(
+            f"--rerank {name}: there is no such folder; give the run of a reward model, or a reward by name"
+        )
+    if not Path(name).is_dir():
+        find_reward(name)  # its complaint names the reward that was probably meant
+    kind = _kind_of(name)
+    return Scorer(name, find_reward(kind, {"folder": name, **settings}))
+
+
+def _kind_of(given: str) -> str:
+    """The built-in reward that reads such a model: a run's, a checkpoint's or the first of an ensemble."""
+    saved = _saved_config(given)
+    if saved is None:
+        raise WhetError(
+            f"--rerank {given}: no model is there (no readable config.json); give a run of `whet train rm`, orm or prm"
+        )
+    names = saved.get("architectures") or []
+    for name in names:
+        for ending, kind in KINDS.items():
+            if str(name).endswith(ending):
+                return kind
+    raise WhetError(
+        f"--rerank {given}: {', '.join(map(str, names)) or 'a model of no stated architecture'} is no reward model; "
+        "give a run of `whet train rm`, orm or prm, or a reward by name"
+    )
+
+
+def _saved_config(folder: str | Sequence[str]) -> dict[str, Any] | None:
+    try:
+        found = json.loads((Path(model_folders(folder)[0]) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _separator(section: RerankSection, each: Scorer) -> str:
+    """Where a step of a search ends."""
+    if steps_of(each.reward) is None:
+        raise WhetError(
+            f"--search steps needs scores of steps, and {each.name} scores whole completions; give --rerank RUN of "
+            "`whet train prm`"
+        )
+    if section.separator:
+        return section.separator
+    if not isinstance(each.reward, LearnedSteps):
+        raise WhetError(f"{each.name} does not say what ends a step; give --set rerank.separator=TEXT")
+    settings = each.reward.settings
+    return settings.separator or str((_saved_config(settings.folder) or {}).get(SEPARATOR) or EMPTY_LINE)
+
+
+def _pool(group: Group) -> Pool:
+    return Pool(
+        tuple(sample.outcome or 0.0 for sample in group.samples),
+        tuple(_answer(sample.completion) for sample in group.samples),
+        tuple(sample.num_actions for sample in group.samples),
+        tuple(len(sample.tokens) for sample in group.samples),
+    )
+
+
+def _answer(completion: str) -> str | None:
+    answer = final_answer(completion)
+    return None if answer is None else normal_form(answer)
+
+
+def opinions_of(config: EvaluationConfig, each: Scorer, groups: Sequence[Group]) -> list[Opinions]:
+    """One for a scorer of whole completions; for one of steps each aggregate of the same scores."""
+    prompts = [group.prompt for group in groups for _ in group.samples]
+    samples = [sample for group in groups for sample in group.samples]
+    scores = _scores(_judge(config, each), prompts, samples)
+    sizes = [len(group.samples) for group in groups]
+    steps = steps_of(each.reward)
+    if steps is None:
+        return [Opinions(each.name, _cut(scores, sizes), each.models)]
+    by_step = [
+        None if score is None else [value for _, value in steps(prompt, sample.completion)]
+        for prompt, sample, score in zip(prompts, samples, scores, strict=True)
+    ]
+    return [
+        Opinions(
+            each.name,
+            _cut([None if values is None else aggregated(values, how) for values in by_step], sizes),
+            each.models,
+            how,
+        )
+        for how in AGGREGATES
+    ]
+
+
+def _judge(config: EvaluationConfig, each: Scorer) -> Score:
+    return scorer(config, [Part(each.reward)], failures_of(config))
+
+
+def _scores(judge: Score, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+    return [sample.reward for sample in judge(prompts, samples)]
+
+
+def _cut(scores: Sequence[float | None], sizes: Sequence[int]) -> tuple[tuple[float | None, ...], ...]:
+    left = iter(scores)
+    return tuple(tuple(next(left) for _ in range(size)) for size in sizes)
+
+
+def _search(
+    config: EvaluationConfig,
+    each: Scorer,
+    separator: str,
+    asked: tuple[Runtime, Exam],
+    known: tuple[Sequence[Pool], Sequence[Opinions]],
+) -> SearchMark:
+    """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""
+    (machine, exam), (pools, opinions) = asked, known
+    section = config.rerank
+    sampling = replace(exam.sampling, temperature=config.sampling.temperature)
+    plan = SearchPlan(section.beams, section.branches, separator, sampling, machine.loaded.context, config.seed)
+    found = searched(
+        machine.engine,
+        exam.prompts,
+        exam.prompt_tokens,
+        partial(_scores, _judge(config, each)),
+        lambda tokens: str(machine.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
+        plan,
+    )
+    truth = exam.score(exam.prompts, [one.sample for one in found])
+    guide = getattr(getattr(each.reward, "settings", None), "aggregate", AGGREGATES[0])
+    mine = next(one for one in opinions if one.aggregate == guide)
+    written = sum(one.written for one in found) / len(found)
+    read = each.models * sum(one.read for one in found) / len(found)
+    return search_mark(pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches))

@@ -1,0 +1,165 @@
+"""Search over the steps of a completion: draw continuations up to the end of a step, keep the best, go on from there.
+
+The first round draws `beams * branches` openings a prompt, every later one `branches` continuations of each partial
+completion; the `beams` best different ones are kept, by the score of the steps so far. A finished completion stays and competes.
+A partial completion goes on from its own tokens: nothing is tokenised twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import torch
+
+from whet.protocols import Engine
+from whet.rollout.collect import request_seed
+from whet.types import Prompt, Request, Sample, Sampling, StopReason, Support
+
+Scores = Callable[[Sequence[Prompt], Sequence[Sample]], Sequence[float | None]]
+Decode = Callable[[list[int]], str]
+Beam = tuple[float, Sample]
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """How wide to search, and where a step ends."""
+
+    beams: int  # partial completions kept after a step
+    branches: int  # continuations of each
+    separator: str
+    sampling: Sampling  # its budget is that of the whole completion
+    context: int  # tokens
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best completion of a search, and what it cost."""
+
+    sample: Sample
+    score: float
+    written: int  # tokens drawn, kept or not
+    read: int  # tokens of prompt and completion that the scorer was given, all calls together
+
+
+@dataclass
+class _Tree:
+    """One prompt on its way."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    kept: list[Beam]  # the best first
+    written: int = 0
+    read: int = 0
+
+
+def searched(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    prompt_tokens: Sequence[tuple[int, ...]],
+    scores: Scores,
+    decode: Decode,
+    plan: SearchPlan,
+) -> list[Found]:
+    """One completion a prompt, the best that the search ends with; of equal ones the first drawn."""
+    trees = [_Tree(prompt, tokens, []) for prompt, tokens in zip(prompts, prompt_tokens, strict=True)]
+    number = 0
+    while growing := [tree for tree in trees if not tree.kept or _open(tree, plan)]:
+        drawn = _grow(engine, growing, decode, plan, number)
+        new = [_different(tree, each) for tree, each in zip(growing, drawn, strict=True)]
+        _judge(growing, new, scores, plan)
+        number += 1
+    return [Found(tree.kept[0][1], tree.kept[0][0], tree.written, tree.read) for tree in trees]
+
+
+def _open(tree: _Tree, plan: SearchPlan) -> list[Sample]:
+    """The partial completions, the best first."""
+    return [sample for _, sample in tree.kept if _goes_on(sample, tree, plan)]
+
+
+def _goes_on(sample: Sample, tree: _Tree, plan: SearchPlan) -> bool:
+    if sample.stop is StopReason.END or len(sample.tokens) - len(tree.tokens) >= plan.sampling.max_new_tokens:
+        return False
+    return not any(text in sample.completion for text in plan.sampling.stop)
+
+
+def _grow(engine: Engine, trees: Sequence[_Tree], decode: Decode, plan: SearchPlan, number: int) -> list[list[Sample]]:
+    """The continuations of each tree's partial completions, as whole completions."""
+    requests: list[Request] = []
+    origins: list[tuple[int, Sample | None]] = []  # the tree, and what is gone on with
+    for place, tree in enumerate(trees):
+        parents: list[Sample | None] = [one for one in _open(tree, plan) for _ in range(plan.branches)]
+        for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
+            tokens = tree.tokens if parent is None else tuple(parent.tokens.tolist())
+            requests.append(Request(tokens, request_seed(plan.seed, tree.prompt.id, number, at)))
+            origins.append((place, parent))
+    budget = plan.sampling.max_new_tokens
+    used = [len(each.tokens) - len(trees[place].tokens) for each, (place, _) in zip(requests, origins, strict=True)]
+    left = min(budget - min(used), plan.context - max(len(each.tokens) for each in requests))
+    sampling = replace(plan.sampling, max_new_tokens=left, stop=(*plan.sampling.stop, plan.separator))
+    drawn: list[list[Sample]] = [[] for _ in trees]
+    for (place, parent), request, sample in zip(origins, requests, engine.generate(requests, sampling), strict=True):
+        tree = trees[place]
+        whole = _whole(sample, parent, len(tree.tokens), budget, decode)
+        tree.written += len(whole.tokens) - len(request.tokens)
+        drawn[place].append(whole)
+    return drawn
+
+
+def _whole(sample: Sample, parent: Sample | None, start: int, budget: int, decode: Decode) -> Sample:
+    """The completion from its first token on, cut where its budget ends: rows of one batch have different rests."""
+    tokens = sample.tokens[: start + budget]
+    logp, support = sample.behavior_logp.clone(), sample.support
+    if parent is not None:
+        logp[: len(parent.tokens)] = parent.behavior_logp
+        if support is not None and parent.support is not None:
+            ids = torch.cat([parent.support.ids, support.ids])
+            support = Support(ids, torch.cat([parent.support.counts, support.counts]))
+    if support is not None:
+        counts = support.counts[: len(tokens) - start]
+        support = Support(support.ids[: int(counts.sum())], counts)
+    return replace(
+        sample,
+        tokens=tokens,
+        action=torch.arange(len(tokens)) >= start,
+        behavior_logp=logp[: len(tokens)],
+        stop=sample.stop if len(tokens) == len(sample.tokens) else StopReason.LENGTH,
+        completion=decode(tokens[start:].tolist()),
+        support=support,
+    )
+
+
+def _different(tree: _Tree, drawn: Sequence[Sample]) -> list[Sample]:
+    """The first of each, without those that are kept already."""
+    known = {tuple(one.tokens.tolist()) for _, one in tree.kept}
+    found: dict[tuple[int, ...], Sample] = {}
+    for sample in drawn:
+        tokens = tuple(sample.tokens.tolist())
+        if tokens not in known:
+            found.setdefault(tokens, sample)
+    return list(found.values())
+
+
+def _judge(trees: Sequence[_Tree], new: Sequence[Sequence[Sample]], scores: Scores, plan: SearchPlan) -> None:
+    """Score the new partial completions and keep the best; finished ones keep their score and their place in the order."""
+    prompts = [tree.prompt for tree, samples in zip(trees, new, strict=True) for _ in samples]
+    shown = [
+        _up_to_step(sample, plan.separator) if _goes_on(sample, tree, plan) else sample
+        for tree, samples in zip(trees, new, strict=True)
+        for sample in samples
+    ]
+    given = iter(scores(prompts, shown))
+    for tree, samples in zip(trees, new, strict=True):
+        beams = [(-inf if (score := next(given)) is None else score, sample) for sample in samples]
+        tree.read += sum(len(sample.tokens) for sample in samples)
+        finished = [beam for beam in tree.kept if not _goes_on(beam[1], tree, plan)]
+        # sorted keeps the order of equal ones
+        tree.kept = sorted([*finished, *beams], key=lambda beam: -beam[0])[: plan.beams]
+
+
+def _up_to_step(sample: Sample, separator: str) -> Sample:
+    """What the scorer is shown: a token may hold the end of a step and the opening of the next."""
+    end = sample.completion.rfind(separator)
+    return replace(sample, completion=sample.completion[: end + len(separator)]) if end >= 0 else sample

@@ -1,0 +1,365 @@
+"""`whet compare`: one task by several methods over several seeds, all else equal, and one page about it.
+
+Every run is an ordinary run folder below the comparison's own, so each can be looked at, sampled and resumed. What is
+finished there is never run again, and what was broken off goes on: the same call twice is the same as once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any, TextIO
+
+from whet import api
+from whet.config import run_folder
+from whet.config.config import PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
+from whet.report.compare import Comparison, Result, comparison_values, table_text
+from whet.report.compare_page import compare_page
+from whet.report.record import read_summary
+from whet.report.run import read_run
+from whet.report.text import duration, headline, measured, number
+from whet.types import Prompt, Sample, StepReport, WhetError
+
+PAGE, VALUES = "compare.html", "compare.json"
+OWN_KEYS = {"method": "--methods", "seed": "--seeds", "folder": "--folder"}
+RUN_NAME = re.compile(r".+-seed\d+")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison's folder after (or during) its runs."""
+
+    folder: Path
+    status: str  # finished, unfinished (a run failed) or interrupted
+    comparison: Comparison
+    report: Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the plan."""
+
+    method: str
+    seed: int
+    folder: Path
+    config: PolicyConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} seed {self.seed}"
+
+    @property
+    def is_begun(self) -> bool:
+        return (self.folder / run_folder.CONFIG).exists()
+
+    @property
+    def is_finished(self) -> bool:
+        with contextlib.suppress(WhetError):
+            return self.is_begun and read_summary(self.folder).get("status") == "finished"
+        return False
+
+
+class RunLine:
+    """A callback that keeps one line of a terminal up to date; elsewhere it is silent."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name, self._stream = name, stream
+        self._is_live = stream.isatty()
+        self._total, self._steps, self._began = 0, 0, time.monotonic()
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        self._total, self._began = int(summary.get("total_steps") or 0), time.monotonic()
+        self._show("starting")
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        self._steps += 1
+        left = (time.monotonic() - self._began) / self._steps * (self._total - report.step)
+        reward = number(report.reward.get("total"))
+        self._show(f"step {report.step}/{self._total}  reward {reward}  {duration(left)} left")
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        pass
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def clear(self) -> None:
+        if self._is_live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _show(self, text: str) -> None:
+        if self._is_live:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r\x1b[K{f'{self._name}  {text}'[:width]}")
+            self._stream.flush()
+
+
+def compare(
+    methods: str | Sequence[str],
+    seeds: int = 3,
+    *,
+    folder: str | Path | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    command: str = "",
+    **settings: Any,
+) -> Compared:
+    """Run every method with seeds 0, 1, ... on the same task, and draw compare.html with one table and one plot.
+
+    `config` is a TOML file or its nested values, `settings` are top-level keys that win over it: `steps=20,
+    batch={"group_size": 4}`; `model`, `data` and `reward` may be given by name, as on the command line. A folder that
+    already holds runs of this comparison is gone on with.
+    """
+    base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
+    names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
+    if seeds < 1:
+        raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
+    place = Path(folder) if folder else _next_free()
+    entries = plan(names, seeds, place, layer)
+    check_folder(place, entries)
+    output = sys.stdout
+    is_stopped, failures = False, {}
+    try:
+        # seed by seed: whenever this is interrupted, the methods have about as many runs each
+        for number, entry in enumerate(sorted(entries, key=lambda each: each.seed), 1):
+            words = "already finished"
+            if not entry.is_finished:
+                words, complaint = _run(entry, layer, output)
+                failures.update({entry.name: complaint} if complaint else {})
+                _draw(place, _comparison(entries, failures, command))
+            _say(output, f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
+            if is_stopped := words == INTERRUPTED:
+                break
+    except BaseException:
+        with contextlib.suppress(OSError):  # a mistake found before the first run began leaves nothing behind
+            place.rmdir()
+        raise
+    comparison = _comparison(entries, failures, command)
+    _draw(place, comparison)
+    return _closed(place, comparison, is_stopped, output)
+
+
+INTERRUPTED = "interrupted"
+
+
+def chosen_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
+    """The methods to compare; each one once."""
+    listed = methods.split(",") if isinstance(methods, str) else list(methods)
+    names = [name.strip() for name in listed if name.strip()]
+    if not names:
+        raise WhetError("no method to compare; give --methods FIRST,SECOND with rows of `whet algorithms`")
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise WhetError(f"--methods names {twice!r} twice; name each method once, and use --seeds for more runs of it")
+    return tuple(names)
+
+
+def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested config values; a model, data source or reward given by its name is put where the config has it."""
+    layer = dict(settings)
+    for key, flag in OWN_KEYS.items():
+        if key in layer:
+            raise WhetError(f"{key}={layer[key]!r} cannot be set for a comparison: it differs by run; use {flag}")
+    for section, key in (("model", "name"), ("data", "source")):
+        if isinstance(layer.get(section), str):
+            layer[section] = {key: layer[section]}
+    reward = layer.get("reward")
+    if reward is not None and not isinstance(reward, Mapping):
+        listed = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+        if not all(isinstance(each, str) for each in listed):
+            raise WhetError("reward: a comparison finds rewards again by name; give a built-in one or file.py:function")
+        layer["reward"] = {"parts": [{"reward": each} for each in listed]}
+    return layer
+
+
+def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[Entry]:
+    """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
+    from whet.build.assembly import row_of
+
+    entries = []
+    for method in methods:
+        if config_kind(method) is not PolicyConfig:
+            raise WhetError(
+                f"--methods: {method!r} imitates demonstrations and draws no completions, so its budget cannot be held "
+                "equal; compare rows of `whet algorithms`"
+            )
+        for seed in range(seeds):
+            place = folder / f"{method}-seed{seed}"
+            config = resolved(method, layer, {"seed": seed, "folder": str(place)})
+            assert isinstance(config, PolicyConfig)
+            entries.append(Entry(method, seed, place, config))
+        try:
+            row_of(entries[-1].config)
+        except WhetError as error:
+            raise WhetError(f"{method}: {error}") from error
+    return entries
+
+
+def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
+    """Refuse a folder with anything but this comparison in it."""
+    if folder.exists() and not folder.is_dir():
+        raise WhetError(f"{folder} is a file; give another --folder")
+    if (folder / run_folder.CONFIG).exists():
+        raise WhetError(f"{folder} holds a run, not a comparison; give another --folder")
+    if folder.is_dir() and not (folder / VALUES).exists():
+        strangers = [path.name for path in folder.iterdir() if not (path.is_dir() and RUN_NAME.fullmatch(path.name))]
+        if strangers:
+            raise WhetError(
+                f"{folder} is not empty and holds no comparison ({sorted(strangers)[0]} is there); "
+                "give an empty or new --folder"
+            )
+    for entry in entries:
+        if entry.is_begun:
+            differing = differing_keys(entry.config, run_folder.read_config(entry.folder))
+            if differing:
+                raise WhetError(
+                    f"{entry.folder} was run with other settings ({', '.join(differing[:3])} differ); give the same "
+                    "settings again, or another --folder"
+                )
+        elif entry.folder.exists() and (
+            not entry.folder.is_dir() or any(path.name != "lock" for path in entry.folder.iterdir())
+        ):
+            raise WhetError(f"{entry.folder} is not empty and not a run; move it away, or give another --folder")
+
+
+def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]]:
+    """What all methods share, in words; and the settings in which some differ, whatever the reason."""
+    first = entries[0].config
+    peers = [entry for entry in entries if entry.seed == entries[0].seed]
+    paths = sorted({path for peer in peers for path in differing_keys(first, peer.config)} - {"method"})
+    values = {peer.method: flattened(peer.config.model_dump(mode="json")) for peer in peers}
+    unequal = {path: ", ".join(f"{method} {each.get(path)}" for method, each in values.items()) for path in paths}
+    data, batch, sampling, optimizer = first.data, first.batch, first.sampling, first.optimizer
+    is_task = data.source.startswith("task:")
+    about = f" difficulty {', '.join(map(str, data.difficulty))}, {data.count} prompts" if is_task else ""
+    asked = first.report.eval_prompts
+    held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {data.held_out}"
+    is_examined = asked and (is_task or data.held_out)
+    updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
+    seeds = ", ".join(str(entry.seed) for entry in entries if entry.method == entries[0].method)
+    facts = (
+        ("model", ("model",), first.model.name),
+        ("data", ("data",), f"{data.source}{about}"),
+        ("seeds", (), f"{seeds}; a seed gives every method the same queue of prompts and the same random streams"),
+        (
+            "budget",
+            ("steps", "batch", "sampling"),
+            f"{first.steps} steps x {batch.prompts_per_step} prompts x {batch.group_size} completions of at most "
+            f"{sampling.max_new_tokens} tokens, {updates} a step",
+        ),
+        ("optimizer", ("optimizer",), f"learning rate {optimizer.learning_rate:g}, {optimizer.schedule}"),
+        ("held out", ("report", "data"), f"{held_out}, the same for every run" if is_examined else "nothing"),
+    )
+    unlike = {path.partition(".")[0] for path in paths}
+    return {name: words for name, sections, words in facts if not unlike & set(sections)}, unequal
+
+
+def result_of(entry: Entry) -> Result:
+    """What a finished run came to."""
+    run = read_run(entry.folder)
+    return Result(
+        entry.method,
+        entry.seed,
+        _marks(run.summary.get("before")),
+        _marks(run.summary.get("after")),
+        tuple((float(step.step), step.reward["total"]) for step in run.steps if "total" in step.reward),
+        run.tokens(),
+        # start-up apart: the imports of a process would be counted against its first run
+        sum(took for phase, took in run.seconds().items() if phase != "start_up"),
+        entry.folder.name,
+    )
+
+
+def _marks(values: Mapping[str, float | None] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (values or {}).items() if value is not None}
+
+
+def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, str]:
+    """Train or go on; what to say of it, and the complaint of a run that failed."""
+    from whet.train.run import RunFailed
+
+    line = RunLine(entry.name, output)
+    try:
+        if entry.is_begun:
+            run = api.resume(entry.folder, callbacks=[line])
+        else:
+            own = {"seed": entry.seed, "folder": str(entry.folder)}
+            run = api.train(entry.method, config=merged(layer, own), callbacks=[line])
+    except KeyboardInterrupt:
+        return INTERRUPTED, ""
+    except RunFailed as error:
+        # one method that breaks is a finding about it; the others are still worth comparing
+        return "failed", f"{entry.name} failed and is left out ({error})."
+    finally:
+        line.clear()
+    return (INTERRUPTED if run.status == "interrupted" else ""), ""
+
+
+def _outcome(entry: Entry) -> list[str]:
+    if not entry.is_finished:
+        return []
+    result = result_of(entry)
+    name = headline(result.after)
+    gain = f"{name} {measured(name, result.before.get(name))} to {measured(name, result.after[name])}" if name else ""
+    return [gain, duration(result.seconds)]
+
+
+def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> Comparison:
+    equal, unequal = held_equal(entries)
+    remarks = list(failures.values())
+    if len({entry.method for entry in entries}) > 1 and entries[0].config.batch.updates_per_step == 1:
+        remarks.append(
+            "With one update a step the ratio is always 1: methods that differ only in how they tame it are the same "
+            "here. --set batch.updates_per_step=4 lets them differ."
+        )
+    return Comparison(
+        tuple(dict.fromkeys(entry.method for entry in entries)),
+        tuple(dict.fromkeys(entry.seed for entry in entries)),
+        tuple(result_of(entry) for entry in entries if entry.is_finished),
+        equal,
+        unequal,
+        tuple(remarks),
+        command,
+    )
+
+
+def _draw(folder: Path, comparison: Comparison) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    values = dumps(comparison_values(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, text in ((VALUES, values), (PAGE, compare_page(comparison))):
+        partial = folder / f".{name}"
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(partial, folder / name)
+
+
+def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> Compared:
+    planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
+    _say(output, f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
+    if is_stopped:
+        _say(output, f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
+    status = "interrupted" if is_stopped else "finished" if done == planned else "unfinished"
+    return Compared(folder, status, comparison, folder / PAGE)
+
+
+def _say(output: TextIO, text: str) -> None:
+    encoding = getattr(output, "encoding", None) or "utf-8"
+    try:
+        "±".encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("±", "+-")
+    print(text.encode(encoding, "replace").decode(encoding), file=output, flush=True)
+
+
+def _next_free() -> Path:
+    number = 1
+    while (folder := Path("runs") / f"compare-{number:03d}").exists():
+        number += 1
+    return folder

@@ -1,0 +1,145 @@
+"""Reward models that differ by their seed alone: trained one after another in one folder, and judged together.
+
+Every member is an ordinary run below the ensemble's folder, `seed-0`, `seed-1`, and so on. What is finished there is
+never trained again, and what was broken off goes on: the same call twice is the same as once. The folder itself is what
+the rewards `learned` and `learned_steps` take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet import api
+from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
+from whet.config.run_folder import CONFIG, read_config
+from whet.report.eval_section import told_marks
+from whet.report.record import read_summary
+from whet.report.text import measured
+from whet.types import WhetError
+
+MARKS = "ensemble.json"
+
+
+@dataclass(frozen=True)
+class Members:
+    """An ensemble's folder after (or during) the training of its members."""
+
+    folder: Path
+    status: str  # finished or interrupted
+    runs: tuple[Path, ...]
+    marks: Mapping[str, float]  # of all members together, on the held-out rows; empty without any
+
+
+def train_members(
+    method: str,
+    seeds: int,
+    *,
+    folder: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    command: str = "",
+    **settings: Any,
+) -> Members:
+    """Train `seeds` reward models that differ by their seed, or go on with them, and judge them together.
+
+    `config` are nested values, `settings` are top-level keys that win over it; `model`, `data` and `reward` may be
+    given by name, as on the command line. `seed` is that of the first member.
+    """
+    if config_kind(method) is not RewardModelConfig:
+        raise WhetError(
+            f"--seeds makes an ensemble of reward models, and {method} trains a policy; drop it, or see several seeds "
+            f"of a method side by side with `whet compare --methods {method} --seeds {seeds}`"
+        )
+    place = Path(folder) if folder else _next_free(method)
+    values = merged(config or {}, _named(settings))
+    first = int(values.pop("seed", 0))
+    plan = [_member(method, values, place, first + number) for number in range(seeds)]
+    for number, member in enumerate(plan, 1):
+        run = Path(member.folder)
+        print(f"\n[{number}/{seeds}] {run}", flush=True)
+        if not (run / CONFIG).exists():
+            status = api.train(method, config=values, seed=member.seed, folder=str(run), command=command).status
+        elif read_summary(run).get("status") == "finished":
+            print("  already finished", flush=True)
+            continue
+        else:
+            status = api.resume(run, command=command).status
+        if status != "finished":
+            print(f"\ninterrupted; go on with the same command and --folder {place}")
+            return Members(place, status, tuple(Path(each.folder) for each in plan), {})
+    marks = ensemble_marks(plan)
+    _write(place / MARKS, {"members": [each.folder for each in plan], "held_out": marks})
+    _tell(place, method, marks)
+    return Members(place, "finished", tuple(Path(each.folder) for each in plan), marks)
+
+
+def ensemble_marks(plan: list[RewardModelConfig]) -> dict[str, float]:
+    """The marks of all members together, each with the weights of its newest checkpoint."""
+    from whet.build.assembly import assembled
+    from whet.model.checkpoint import complete_checkpoints, load_checkpoint
+    from whet.train.reward_model import RewardModelTrainer, members_marks
+
+    found: list[Any] = []
+    held_out: Any = ()
+    for config in plan:
+        trainer = assembled(config).trainer
+        assert isinstance(trainer, RewardModelTrainer)
+        if not trainer.held_out:
+            return {}
+        load_checkpoint(complete_checkpoints(Path(config.folder) / "checkpoints")[-1], trainer.model)
+        held_out = trainer.held_out
+        found.append(trainer.held_out_scores()[1])
+    together = [
+        [[value for given in each for value in given] for each in zip(*row, strict=True)]
+        for row in zip(*found, strict=True)
+    ]
+    return members_marks(held_out, together)
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values; what is given by its name is put where the config has it."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    for section, key in (("model", "name"), ("data", "source")):
+        if isinstance(given.get(section), str):
+            given[section] = {key: given[section]}
+    if isinstance(given.get("reward"), list):
+        given["reward"] = {"parts": [{"reward": each} for each in given["reward"]]}
+    return given
+
+
+def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> RewardModelConfig:
+    run = place / f"seed-{seed}"
+    config = resolved(method, values, {"seed": seed, "folder": str(run)})
+    assert isinstance(config, RewardModelConfig)
+    if (run / CONFIG).exists():
+        differing = differing_keys(config, read_config(run))
+        if differing:
+            raise WhetError(f"{run} was trained otherwise ({', '.join(differing[:3])} differ); give another --folder")
+    return config
+
+
+def _next_free(method: str) -> Path:
+    number = 1
+    while (folder := Path("runs") / f"{method}-seeds-{number:03d}").exists():
+        number += 1
+    return folder
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _tell(place: Path, method: str, marks: Mapping[str, float]) -> None:
+    from whet.config.config import STEP_SCORERS
+
+    print("\nall members together, on the held-out rows\n" if marks else "\nno held-out rows: nothing was measured")
+    for name, value in told_marks(marks).items():
+        print(f"  {name:28} {measured(name, value)}")
+    kind = "learned_steps" if method in STEP_SCORERS else "learned"
+    print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

@@ -1,0 +1,252 @@
+"""From a config to a file of labelled steps: solutions, completions, progress, and going on after a break."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, BinaryIO
+
+from whet.build.assembly import Runtime, encoded_prompts, prompts_of, runtime_of, sampling_of
+from whet.build.rewards import asking, parts_of, scorer, tasks_of, told
+from whet.build.rows import read_usable
+from whet.config.config import EvaluationConfig
+from whet.data.step_rows import Stepped, common_separator, stepped_from
+from whet.data.tasks.contrast import STEP, task_stepped
+from whet.label.steps import (
+    Completer,
+    Solution,
+    StepLabels,
+    agreement,
+    cut_completion,
+    given_solution,
+    labelled_row,
+    step_labels,
+)
+from whet.model.checkpoint import weights_digest
+from whet.reward import Part, find_reward
+from whet.reward.learned.process import EMPTY_LINE
+from whet.reward.steps import steps_of
+from whet.rollout.collect import completions
+from whet.types import Prompt, WhetError
+
+TOGETHER = 16  # prompts, or given solutions, of one chunk: always the same ones, so that a break changes nothing
+TASK = "task:"
+COSTS = ("completions", "tokens", "solution_tokens")
+
+
+@dataclass(frozen=True)
+class LabelWish:
+    """What to label, and how."""
+
+    out: Path
+    rollouts: int = 8
+    count: int = 200  # prompts, or given solutions
+    each: int = 1  # solutions drawn for a prompt
+    solutions: str = ""  # file or task whose solutions are labelled; empty: the model's own
+    separator: str = ""  # empty: the data's own
+    right_from: float = 1.0  # the outcome from which on a completion is right
+    truth: str = ""  # reward that judges steps, to compare with
+
+
+@dataclass(frozen=True)
+class Progress:
+    chunks: int  # in the file
+    total: int
+    done_now: int  # chunks of this call, as all that follows
+    completions: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LabelReport:
+    """What stands in the file and what it took; only `seconds` is of this call."""
+
+    out: Path
+    asked: int  # solutions; a completion without a single step is in no row
+    rows: tuple[Mapping[str, Any], ...]
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        cost = {name: sum(row["cost"][name] for row in self.rows) for name in COSTS}
+        labels = [StepLabels(tuple(row["shares"]), 0, 0) for row in self.rows]
+        shares = [share for label in labels for share in label.shares if share is not None]
+        steps = sum(len(label.shares) for label in labels)
+        return {
+            **{"file": str(self.out), "solutions": len(self.rows), "without_steps": self.asked - len(self.rows)},
+            **{"steps": steps, "unlabelled": steps - len(shares)},
+            "right": fmean([float(share > 0) for share in shares]) if shares else None,
+            "mean_share": fmean(shares) if shares else None,
+            **{**cost, "tokens_per_label": cost["tokens"] / max(len(shares), 1), "seconds": self.seconds},
+            "truth": agreement(labels, [row.get("truth", ()) for row in self.rows]),
+        }
+
+
+def label_steps(config: EvaluationConfig, wish: LabelWish, tell: Callable[[Progress], None]) -> LabelReport:
+    """Label the steps of solutions by rollouts, into `wish.out`; a file that was begun is gone on with."""
+    _check(config, wish)
+    config = _counted(config, wish)
+    parts = parts_of(config, wanted=True)
+    items: Sequence[Any] = _given(config) if wish.solutions else prompts_of(config, held_out=False)[: wish.count]
+    machine = runtime_of(config)
+    separator = wish.separator or _own_separator(config, items if wish.solutions else ())
+    completer = _completer(config, wish, machine, asking(parts, machine.engine, machine.loaded.tokenizer))
+    if not wish.solutions:
+        encoded_prompts(machine, items, completer.sampling)  # one that does not fit is told before the work begins
+    made = {**_made(config, wish, machine), "reward": told(parts), "separator": separator}
+    chunks = [items[start : start + TOGETHER] for start in range(0, len(items), TOGETHER)]
+    started = time.monotonic()
+    with _begun(wish.out, made) as (file, first):
+        completions = tokens = 0
+        for number in range(first, len(chunks)):
+            seed = (config.seed, number)
+            if wish.solutions:
+                solutions = [given_solution(machine.loaded.tokenizer, row, separator) for row in chunks[number]]
+            else:
+                solutions = _drawn(chunks[number], wish, machine, completer, seed, separator)
+            labels = step_labels(solutions, completer, seed)
+            rows = [labelled_row(*both, separator, made) for both in zip(solutions, labels, strict=True)]
+            lines = [json.dumps({**row, "chunk": number}, ensure_ascii=False) + "\n" for row in rows if row["steps"]]
+            file.write("".join(lines).encode())
+            file.flush()
+            completions += sum(label.completions for label in labels)
+            tokens += sum(label.tokens for label in labels)
+            now = number + 1
+            tell(Progress(now, len(chunks), now - first, completions, tokens, time.monotonic() - started))
+    written = tuple(json.loads(line) for line in wish.out.read_bytes().split(b"\n") if line)
+    return LabelReport(wish.out, len(items) * wish.each, written, time.monotonic() - started)
+
+
+def _completer(config: EvaluationConfig, wish: LabelWish, machine: Runtime, parts: Sequence[Part]) -> Completer:
+    tokenizer: Any = machine.loaded.tokenizer
+    return Completer(
+        machine.engine,
+        scorer(config, parts),
+        partial(tokenizer.decode, skip_special_tokens=True),
+        sampling_of(config.sampling),
+        wish.rollouts,
+        machine.loaded.context,
+        wish.right_from,
+    )
+
+
+def _made(config: EvaluationConfig, wish: LabelWish, machine: Runtime) -> dict[str, Any]:
+    """Who completes, and how: the same for every row of a file."""
+    return {
+        **{"model": config.model.name, "weights": weights_digest(machine.loaded.model)[:12]},
+        **{"rollouts": wish.rollouts, "temperature": config.sampling.temperature, "seed": config.seed},
+        **{"max_new_tokens": config.sampling.max_new_tokens, "right_from": wish.right_from},
+        **{"solutions": wish.solutions or config.data.source, "each": wish.each},
+    }
+
+
+def _check(config: EvaluationConfig, wish: LabelWish) -> None:
+    if config.sampling.temperature == 0:
+        raise WhetError(
+            "sampling.temperature is 0: all completions of a step would be equal; give --set sampling.temperature=1.0"
+        )
+    if wish.solutions and wish.each != 1:
+        raise WhetError(f"--each {wish.each} is how many solutions are drawn for a prompt; drop it with --solutions")
+    if wish.solutions and wish.truth:
+        raise WhetError("--truth judges the model's own solutions, and given ones bring their labels; drop one of them")
+    if wish.out.suffix != ".jsonl":
+        raise WhetError(f"--out {wish.out}: the labels are written as JSON lines; give a name that ends in .jsonl")
+    if not wish.out.parent.is_dir():
+        raise WhetError(f"--out {wish.out}: there is no folder {wish.out.parent}; make it, or give another")
+
+
+def _counted(config: EvaluationConfig, wish: LabelWish) -> EvaluationConfig:
+    changed: dict[str, Any] = {"count": wish.count, "limit": wish.count}
+    if wish.solutions:
+        changed["source"] = wish.solutions
+    return config.model_copy(update={"data": config.data.model_copy(update=changed)})
+
+
+def _given(config: EvaluationConfig) -> list[Stepped]:
+    """Solutions of a file, with or without labels; or of a task, with errors put in."""
+    data = config.data
+    if not data.source.startswith(TASK):
+        return read_usable(data, data.source, lambda _: partial(stepped_from, need_labels=False), data.limit)
+    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
+    count = -(-data.count // len(kinds))
+    rows = [row for task, difficulty in kinds for row in task_stepped(task, "train", count, config.seed, difficulty)]
+    return rows[: data.count]
+
+
+def _own_separator(config: EvaluationConfig, given: Sequence[Stepped]) -> str:
+    if config.data.source.startswith(TASK):
+        return STEP
+    return (common_separator(given) if given else None) or EMPTY_LINE
+
+
+def _drawn(
+    prompts: Sequence[Prompt],
+    wish: LabelWish,
+    machine: Runtime,
+    completer: Completer,
+    seed: tuple[int, ...],
+    separator: str,
+) -> list[Solution]:
+    """The model's own solutions, cut into steps."""
+    tokens = encoded_prompts(machine, prompts, completer.sampling)
+    written = completions(machine.engine, tokens, wish.each, completer.sampling, seed)
+    asked = [
+        prompt if wish.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
+        for prompt in prompts
+        for number in range(wish.each)
+    ]
+    scored = completer.score(asked, [sample for samples in written for sample in samples])
+    truth = None
+    if wish.truth:
+        truth = steps_of(find_reward(wish.truth))
+        if truth is None:
+            raise WhetError(f"--truth {wish.truth}: that reward judges no steps; give one that does, as working_steps")
+    return [
+        cut_completion(prompt, sample, separator, completer.decode, truth)
+        for prompt, sample in zip(asked, scored, strict=True)
+    ]
+
+
+@contextmanager
+def _begun(out: Path, made: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]:
+    """The file, cut to its whole chunks, and the number of the chunk that comes next."""
+    with open(out, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WhetError(f"{out}: another process writes it; wait for it, or give another --out") from error
+        file.seek(0)
+        # the last chunk may be torn: it is labelled again, to the same bytes
+        lines = file.read().split(b"\n")[:-1]
+        last = _chunk(out, len(lines), lines[-1], made) if lines else 0
+        kept = next((at for at, line in enumerate(lines) if _chunk(out, at + 1, line, made) == last), len(lines))
+        file.truncate(sum(len(line) + 1 for line in lines[:kept]))
+        file.seek(0, os.SEEK_END)
+        yield file, last
+
+
+def _chunk(out: Path, number: int, line: bytes, made: Mapping[str, Any]) -> int:
+    """The chunk that a line belongs to; one that this command would not have written is an error."""
+    try:
+        row = json.loads(line)
+        before, chunk = dict(row["labelled"]), int(row["chunk"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise WhetError(
+            f"{out}:{number}: was not written by `whet label steps`; give another --out, or remove the file"
+        ) from error
+    other = [name for name in made if before.get(name) != made[name]]
+    if other:
+        was, now = before.get(other[0]), made[other[0]]
+        raise WhetError(
+            f"{out}:{number}: was labelled with {other[0]} {was!r}, and now it is {now!r}; give another --out, or what "
+            "it was begun with"
+        )
+    return chunk

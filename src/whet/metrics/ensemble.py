@@ -1,0 +1,77 @@
+"""How good is an ensemble of reward models, and what does it know about its own mistakes? From scores alone.
+
+Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the standard
+deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+from whet.metrics.reward_model import area_under_curve
+from whet.reward.learned.ensemble import Ensemble, agreed, disagreement
+
+CAUTIOUS: tuple[Ensemble, ...] = ("worst", "mean_minus_std", "mean_minus_variance")
+VARIANCE_WEIGHT = 0.5  # Coste 2023 (2310.02743): for choosing among completions
+FLAT = 1e-6  # a member whose scores vary less has said nothing
+
+Scales = list[tuple[float, float]]
+Opinions = Sequence[float]  # K, one a member
+
+
+def member_scales(scores: Sequence[Opinions]) -> Scales | None:
+    """(mean, population std) of each member's scores; None where one of them does not vary."""
+    found = [(fmean(column), pstdev(column)) for column in zip(*scores, strict=True)]
+    return found if found and all(math.isfinite(scale) and scale > FLAT for _, scale in found) else None
+
+
+def pair_opinions(better: Sequence[Opinions], worse: Sequence[Opinions]) -> dict[str, float]:
+    """Marks of members on one scale, from their scores of the better and the worse completion of each pair."""
+    margins = [[one - two for one, two in zip(*pair, strict=True)] for pair in zip(better, worse, strict=True)]
+    cautious = {
+        how: [_agreed(one, how) - _agreed(two, how) for one, two in zip(better, worse, strict=True)] for how in CAUTIOUS
+    }
+    return opinion_marks(margins, cautious)
+
+
+def label_opinions(logits: Sequence[Opinions], labels: Sequence[float]) -> dict[str, float]:
+    """Marks of members that say right (above 0) or wrong, a row or step each."""
+    signs = [1 if label > 0.5 else -1 for label in labels]
+    margins = [[sign * value for value in row] for row, sign in zip(logits, signs, strict=True)]
+    cautious = {how: [sign * _agreed(row, how) for row, sign in zip(logits, signs, strict=True)] for how in CAUTIOUS}
+    return opinion_marks(margins, cautious)
+
+
+def opinion_marks(margins: Sequence[Opinions], cautious: Mapping[Ensemble, Sequence[float]]) -> dict[str, float]:
+    """Accuracy of each member and of the cautious aggregates; disagreement on right and on wrong rows.
+
+    `disagreement_finds_errors` is the chance that a wrong row has more of it than a right one, and
+    `small_margin_finds_errors` the same for how small the mean margin is: the first is worth its cost where it is
+    above the second.
+    """
+    means = [fmean(row) for row in margins]
+    apart = [disagreement(row) for row in margins]
+    wrong = [mean <= 0 for mean in means]
+    each = [_accuracy(column) for column in zip(*margins, strict=True)]
+    found = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(each, 1)}
+    found |= {"accuracy_lowest_member": min(each), "accuracy_highest_member": max(each)}
+    found |= {f"accuracy_{how}": _accuracy(values) for how, values in cautious.items()}
+    for name, which in (("right", False), ("wrong", True)):
+        values = [value for value, is_wrong in zip(apart, wrong, strict=True) if is_wrong is which]
+        if values:
+            found[f"disagreement_{name}"] = fmean(values)
+    areas = {
+        "disagreement_finds_errors": area_under_curve(apart, wrong),
+        "small_margin_finds_errors": area_under_curve([-abs(mean) for mean in means], wrong),
+    }
+    return {**found, **{name: area for name, area in areas.items() if area is not None}}
+
+
+def _agreed(opinions: Opinions, how: Ensemble) -> float:
+    return agreed(opinions, how, variance_weight=VARIANCE_WEIGHT)
+
+
+def _accuracy(margins: Sequence[float]) -> float:
+    return fmean([0.5 if margin == 0 else float(margin > 0) for margin in margins])

@@ -1,0 +1,112 @@
+"""A causal language model cut in two: a trunk that ends in hidden states and a vocabulary head.
+
+Training and sampling both go through this cut, so that logits are only ever built for the positions that need them,
+a chunk at a time. The cut is checked against the model's own forward once; a model that does more between trunk and
+logits than we know keeps its head in the trunk (the head is then the identity) and still works, with larger memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.head import VocabularyHead
+
+Recompute = Literal["none", "wide", "layers"]
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """`logits(hidden(...))` are the model's logits. Sampler and trainer share it, precision included."""
+
+    model: nn.Module
+    trunk: nn.Module
+    head: Callable[[Tensor], Tensor]  # [M, D] -> [M, V]
+    whole: bool  # True: the trunk is the whole model and the head the identity
+    takes_positions: bool
+    dtype: torch.dtype = torch.float32  # of the matrix products; the weights keep their own
+    recompute: Recompute = "none"  # what training computes a second time instead of keeping it
+
+    def hidden(
+        self,
+        tokens: Tensor,  # int64 [N, T]
+        attention_mask: Tensor | None = None,  # int64 [N, T including cache]
+        position_ids: Tensor | None = None,  # int64 [N, T]
+        cache: Any = None,
+    ) -> Tensor:
+        """Hidden states [N, T, D]; `cache` is a transformers cache that is read and extended in place."""
+        extra: dict[str, Any] = {}
+        if position_ids is not None and self.takes_positions:
+            extra["position_ids"] = position_ids
+        if cache is not None:
+            extra["past_key_values"] = cache
+        with self._precision():
+            output = self.trunk(input_ids=tokens, attention_mask=attention_mask, use_cache=cache is not None, **extra)
+        return output.logits if self.whole else output.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, D] -> [M, V], at least float32."""
+        with self._precision():
+            logits = self.head(hidden)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.dtype.itemsize >= 4:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the number of logits."""
+        return int(self.model.config.get_text_config().vocab_size)  # type: ignore[union-attr,operator]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompute = "none") -> CausalLM:
+    """The cut that reproduces the model's own logits; `dtype` is that of its matrix products."""
+    trunk = model.base_model
+    head = _head(model)
+    if head is not None and trunk is not model:
+        candidate = CausalLM(model, trunk, head, False, _takes_positions(trunk))
+        if _agrees(candidate):
+            return replace(candidate, dtype=dtype, recompute=recompute)
+    return CausalLM(model, model, _identity, True, _takes_positions(model), dtype, recompute)
+
+
+def _identity(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _takes_positions(module: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(module.forward).parameters
+
+
+def _head(model: Any) -> VocabularyHead | None:
+    layer = model.get_output_embeddings()
+    if layer is None:
+        return None
+    settings = model.config.get_text_config()
+    factor = getattr(settings, "logit_scale", None) or 1.0 / (getattr(settings, "logits_scaling", None) or 1.0)
+    return VocabularyHead(layer, factor, getattr(settings, "final_logit_softcapping", None))
+
+
+@torch.no_grad()
+def _agrees(split: CausalLM) -> bool:
+    device = split.device
+    tokens = (torch.arange(1, 7, device=device) % split.vocabulary)[None]
+    try:
+        ours = split.head(split.hidden(tokens)[0])
+    except (TypeError, AttributeError, RuntimeError):
+        return False
+    theirs = split.model(input_ids=tokens).logits[0]
+    tolerance = 1e-4 if ours.dtype == torch.float32 else 5e-2
+    return ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance)

@@ -1,0 +1,299 @@
+"""Checkpoints that are whole or not there, and that can prove it.
+
+A checkpoint is a folder `step-000040`: the model and tokenizer as transformers saves them (any tool can load the
+folder), the adapter of a model that has one, a safetensors file for each named set of tensors (the optimizer's, ...),
+`state.json`, and `manifest.json` with the size and sha256 of every file. It is written beside its final place under a
+hidden name and moved there in one step, so a folder of that name is complete however the process died. Equal weights
+and states give equal bytes: nothing here writes a time or a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.adapter_files import FOLDER as ADAPTER
+from whet.model.adapter_files import load_adapter, save_adapter
+from whet.model.lora import adapter_factors
+from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+NAME = re.compile(r"step-(\d{6,})")
+HIDDEN = re.compile(r"\.step-\d{6,}\.(partial|removed)")
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step in a checkpoint folder's name."""
+    found = NAME.fullmatch(path.name)
+    if found is None:
+        raise WhetError(f"{path}: not a checkpoint; expected a folder named like {checkpoint_name(40)}")
+    return int(found[1])
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+) -> Path:
+    """Write `folder/step-000040` in one atomic step; an older folder of that name is replaced. `state` is JSON."""
+    from safetensors import SafetensorError
+
+    final = folder / checkpoint_name(step)
+    partial = folder / f".{final.name}.partial"
+    state_text = json.dumps({"step": step, "state": dict(state)}, indent=1, sort_keys=True)
+    try:
+        remove_folder(partial)
+        partial.mkdir(parents=True)
+        with quiet_transformers():
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        save_adapter(model, partial / ADAPTER)
+        for name, values in tensors.items():
+            save_tensors(values, partial / tensors_file(name))
+        (partial / STATE).write_text(state_text + "\n", encoding="utf-8")
+        write_manifest(partial, step, sorted(tensors))
+        move_durably(partial, final)
+    except (OSError, SafetensorError) as error:  # a full disk comes as either
+        shutil.rmtree(partial, ignore_errors=True)
+        raise WhetError(
+            f"cannot write checkpoint {final} ({first_line(error)}); earlier checkpoints are untouched: "
+            f"free space or fix the folder, then resume the run"
+        ) from error
+    return final
+
+
+def tensors_file(name: str) -> str:
+    # transformers takes every model*.safetensors for a piece of the model
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.startswith("model"):
+        raise ValueError(f"{name!r} cannot name a set of tensors: lower-case words, and not model")
+    return f"{name}.safetensors"
+
+
+def save_tensors(values: Mapping[str, Tensor], file: Path) -> None:
+    from safetensors.torch import save_file
+
+    # the format refuses tensors that share memory; a set such as an optimizer's may hold views of one buffer
+    plain = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
+    save_file(plain, str(file))
+
+
+def write_manifest(folder: Path, step: int, tensors: list[str]) -> None:
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_digest(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    content = {"step": step, "tensors": tensors, "files": files}
+    manifest = {**content, "sha256": content_digest(content)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def file_digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def content_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def move_durably(partial: Path, final: Path) -> None:
+    """Everything on the disk first, then the new name: a power cut cannot leave a named folder with empty files."""
+    for path in sorted(partial.rglob("*")):
+        flush(path)
+    flush(partial)
+    if final.exists():
+        hide(final)
+    os.replace(partial, final)
+    flush(final.parent)
+    remove_folder(hidden_name(final))
+
+
+def flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hidden_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.removed")
+
+
+def hide(path: Path) -> None:
+    """Take a checkpoint off the list in one step, so that a deletion cut short never leaves half of one listed."""
+    remove_folder(hidden_name(path))
+    os.replace(path, hidden_name(path))
+
+
+def remove_folder(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; nothing that was only half written."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    return sorted(found, key=checkpoint_step)
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Delete what interrupted saves and deletions left behind. Only for the process that writes the run."""
+    if not folder.is_dir():
+        return []
+    leftovers = sorted(path for path in folder.iterdir() if HIDDEN.fullmatch(path.name))
+    for path in leftovers:
+        remove_folder(path)
+    return leftovers
+
+
+def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
+    """Delete all but the newest `keep` checkpoints; returns those deleted."""
+    if keep < 1:
+        raise WhetError(f"keep is {keep} checkpoints; give at least 1, or the run could not be resumed")
+    surplus = complete_checkpoints(folder)[:-keep]
+    for path in surplus:
+        hide(path)
+        remove_folder(hidden_name(path))
+    return surplus
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Raise, naming the file, unless every byte of the checkpoint is as it was written."""
+    problem = damage(path)
+    if problem is not None:
+        raise WhetError(f"checkpoint {path} is damaged: {problem}; {damage_fix(path)}")
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        stated = manifest.pop("sha256")
+        if stated != content_digest(manifest):
+            return f"{MANIFEST} was changed"
+        files = manifest["files"].items()
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return f"{MANIFEST} cannot be read"
+    for name, expected in files:
+        try:
+            size = (path / name).stat().st_size
+            if size != expected["size"]:
+                return f"{name} has {size} bytes, not {expected['size']}"
+            if file_digest(path / name) != expected["sha256"]:
+                return f"{name} has changed bytes (sha256 differs)"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({first_line(error)})"
+    return None
+
+
+def damage_fix(path: Path) -> str:
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    others = [other for other in complete_checkpoints(path.parent) if other.name != path.name]
+    for other in reversed(others):
+        if damage(other) is None:
+            return f"whet resume {run} --from {other.name}"
+    return "no other checkpoint is whole: start the run again"
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Put a verified checkpoint's weights into the model, in place and byte for byte; its tensors and state."""
+    from safetensors.torch import load_file
+
+    verify_checkpoint(path)
+    copy_weights(stored_weights(path, model), model, path)
+    load_adapter(model, path)
+    names = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["tensors"]
+    tensors = {name: load_file(str(path / tensors_file(name))) for name in names}
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))["state"]
+    return tensors, state
+
+
+def stored_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The saved weights under the model's own names."""
+    from safetensors.torch import load_file
+
+    stored: dict[str, Tensor] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        stored |= load_file(str(file))
+    if stored.keys() <= model.state_dict().keys():
+        return stored
+    # Some architectures are saved under the names of their first release; transformers can translate them back.
+    with quiet_transformers():
+        return read_model(str(path), next(model.parameters()).dtype, str(path)).state_dict()
+
+
+def copy_weights(stored: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
+    """Fill every weight of the model or raise before touching any; tied ones are one memory under several names."""
+    targets = model.state_dict()
+    for name in stored.keys() & targets.keys():
+        given, expected = described(stored[name]), described(targets[name])
+        if given != expected:
+            raise WhetError(f"checkpoint {path} holds {name} as {given}, the model as {expected}; load its own model")
+    places: dict[tuple[int, int], list[str]] = {}
+    for name, tensor in targets.items():
+        places.setdefault((tensor.data_ptr(), tensor.numel()), []).append(name)
+    absent = [names[0] for names in places.values() if not any(name in stored for name in names)]
+    surplus = stored.keys() - targets.keys()
+    if absent or surplus:
+        problem = f"lacks {listed(absent)}" if absent else f"holds {listed(surplus)} besides"
+        raise WhetError(f"checkpoint {path} {problem}; it was saved from another model: load its own")
+    for names in places.values():
+        saved = [stored[name] for name in names if name in stored]
+        if any(digest_of(other) != digest_of(saved[0]) for other in saved[1:]):
+            raise WhetError(f"checkpoint {path} holds {listed(names)} untied, the model ties them; load its own model")
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            targets[name].copy_(tensor)
+
+
+def described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def raw_bytes(tensor: Tensor) -> Any:
+    """The tensor's bytes as something hashlib takes without another copy."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def digest_of(tensor: Tensor) -> str:
+    return hashlib.sha256(raw_bytes(tensor)).hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over every parameter's name, type, shape and bytes: equal exactly when the policy is the same."""
+    total = hashlib.sha256()
+    learned = adapter_factors(model)  # they are in the weights already
+    found = [(name, parameter) for name, parameter in model.named_parameters() if name not in learned]
+    for name, parameter in sorted(found):
+        total.update(f"{name} {described(parameter)}\n".encode())
+        total.update(raw_bytes(parameter))
+    return total.hexdigest()

@@ -1,0 +1,129 @@
+"""The critic: what a state is worth. A scalar head on a trunk of its own, or on the policy's.
+
+The value that belongs to an action is that of the state before it: it may not have seen the token it judges.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.lora import adapter_factors
+from whet.model.pretrained import first_line, quiet_transformers
+from whet.model.token_logp import states_before
+from whet.types import WhetError
+
+
+@dataclass(frozen=True)
+class Critic:
+    """`trunk` is None for a head on the policy's own trunk: its states come with the policy's forward pass."""
+
+    head: nn.Linear  # hidden -> 1
+    trunk: CausalLM | None
+
+    def values(self, states: Tensor) -> Tensor:
+        """[A, D] -> [A], at least float32."""
+        return self.head(states.to(self.head.weight.dtype))[:, 0]
+
+    def states(self, policy: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:
+        """[A, D], of its own trunk or the policy's."""
+        return states_before(self.trunk or policy, tokens, action)
+
+    def modules(self) -> nn.ModuleDict:
+        """What the critic's own optimizer trains, by name."""
+        found = nn.ModuleDict({"head": self.head})
+        if self.trunk is not None:
+            found["trunk"] = self.trunk.trunk
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        modules = self.modules()
+        values = {**modules.state_dict(), **adapter_factors(modules)}
+        return {name: value.detach().cpu().contiguous() for name, value in values.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.modules().load_state_dict(dict(tensors))
+
+
+def critic_on(policy: CausalLM, *, shared: bool, start: str = "", tokenizer: Any = None) -> Critic:
+    """A critic that starts as the policy with a head of zeros (every state is worth 0), or as a reward model.
+
+    `start` is the folder of a sequence-classification model with one label, such as a reward model; it reads the
+    policy's own tokens, so a `tokenizer` of the policy's that numbers them otherwise is an error.
+    """
+    if policy.whole:
+        raise WhetError("this model's trunk cannot be told from its head, so a critic has nothing to stand on")
+    size = int(policy.model.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
+    if start and shared:
+        raise WhetError(f"critic.start={start} needs a trunk of its own; give critic.trunk=own")
+    if start:
+        critic = _from_reward_model(start, policy)
+        _check_tokens(start, tokenizer)
+        return critic
+    head = nn.Linear(size, 1, device=policy.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    if shared:
+        return Critic(head, None)
+    return Critic(head, _own_trunk(policy))
+
+
+def _own_trunk(policy: CausalLM) -> CausalLM:
+    twin: Any = copy.deepcopy(policy.model)
+    twin.train(policy.model.training)
+    return causal_lm(twin, policy.dtype)
+
+
+def _from_reward_model(folder: str, policy: CausalLM) -> Critic:
+    from transformers import AutoModelForSequenceClassification
+
+    if not Path(folder).is_dir():
+        raise WhetError(f"critic.start={folder}: no such folder; give one that holds a sequence-classification model")
+    try:
+        with quiet_transformers():
+            judge: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise WhetError(f"critic.start={folder}: not a sequence-classification model ({first_line(error)})") from error
+    layer = getattr(judge, "score", None)
+    if layer is None or layer.weight.shape[0] != 1:
+        raise WhetError(f"critic.start={folder}: a critic needs a `score` head of one label")
+    if judge.config.get_text_config().vocab_size != policy.vocabulary:
+        raise WhetError(
+            f"critic.start={folder}: its vocabulary has {judge.config.get_text_config().vocab_size} tokens and the "
+            f"policy's {policy.vocabulary}; give a reward model of the same tokenizer"
+        )
+    judge.to(policy.device)
+    head = nn.Linear(layer.weight.shape[1], 1, device=policy.device)
+    with torch.no_grad():
+        head.weight.copy_(layer.weight)
+        head.bias.zero_()
+    trunk = CausalLM(judge, judge.base_model, _no_logits, False, policy.takes_positions, policy.dtype)
+    return Critic(head, trunk)
+
+
+def _check_tokens(folder: str, tokenizer: Any) -> None:
+    from transformers import AutoTokenizer
+
+    if tokenizer is None or not (Path(folder) / "tokenizer_config.json").is_file():
+        return
+    with quiet_transformers():
+        own = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    known = tokenizer.get_vocab()
+    apart = sum(own.get(word) != number for word, number in known.items())
+    if apart:
+        raise WhetError(
+            f"critic.start={folder}: its tokenizer has {apart} of the policy's {len(known)} tokens not, or under "
+            "another number, and a critic reads the policy's tokens; give a reward model of the same tokenizer, or use "
+            "this one as the reward `learned`, which reads text"
+        )
+
+
+def _no_logits(hidden: Tensor) -> Tensor:
+    raise TypeError("a critic has no vocabulary head")

@@ -1,0 +1,228 @@
+"""Keys and values of a batch that is being written, in buffers that never move, and the attention that reads them.
+
+A prompt's keys are held once for all the rows that answer it; a row's own keys are written in place. Nothing in here
+asks the device for a value, no shape depends on data, and no Python runs for a row, so a step can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one batch needs room for."""
+
+    rows: int
+    prompts: int  # slots, each with one prompt that any number of rows answer
+    prompt_width: int
+    completion_width: int
+
+
+@dataclass(frozen=True)
+class Attended:
+    """The attention layers of a model, as its own forward showed them."""
+
+    num_layers: int
+    num_heads: int  # of keys and values
+    head_size: int
+    windows: tuple[int | None, ...]  # a layer's sliding window: how many keys it sees, its own included
+    dtype: torch.dtype
+
+
+class DecodeState:
+    """The buffers, who sits where in them, and how much of them the next step uses.
+
+    The tensors are only ever written in place. `rows`, `slots`, `share`, `prompt_width` and `completion_width` are plain
+    numbers: they fix the shapes of a step, and whoever captures one holds them still.
+    """
+
+    def __init__(self, shape: Shape, attended: Attended, state_size: int, device: torch.device) -> None:
+        self.shape, self.attended, self.device = shape, attended, device
+        heads, size = attended.num_heads, attended.head_size
+
+        def room(outer: int, width: int) -> list[Tensor]:
+            # zeros, not whatever was there: a masked value is multiplied by 0, and 0 * NaN is NaN
+            sizes = (2, outer, heads, width, size)
+            return [torch.zeros(sizes, dtype=attended.dtype, device=device) for _ in range(attended.num_layers)]
+
+        def numbers(*sizes: int) -> Tensor:
+            return torch.zeros(sizes, dtype=torch.long, device=device)
+
+        self.prompt_kv = room(shape.prompts, shape.prompt_width)  # a layer: [2, slots, heads, prompt width, size]
+        self.completion_kv = room(
+            shape.rows, shape.completion_width
+        )  # a layer: [2, rows, heads, completion width, size]
+        wide = torch.float64 if attended.dtype == torch.float64 else torch.float32
+        self.prompt_state = torch.zeros(
+            shape.prompts, state_size, dtype=wide, device=device
+        )  # after the prompt's last token
+        self.prompt_length = numbers(shape.prompts)
+        self.slot = numbers(shape.rows)  # where the row's prompt is
+        self.count = numbers(shape.rows)  # tokens of the completion that are in the buffers
+        self._table = numbers(shape.rows * shape.rows)  # rows by slot, `share` places for each slot
+        self._place = numbers(shape.rows)  # of a row in the table
+        self.rows = self.slots = self.share = 0
+        self.prompt_width = self.completion_width = 0
+        self.in_order = False  # the table is 0, 1, 2, ...: nothing needs to be gathered
+        self.ragged = True  # rows may differ in how much they see
+        # flat places in a buffer [2 * rows * heads * completion width, size], in the order (row, key or value, head)
+        head = torch.arange(2 * heads, device=device)
+        width = shape.completion_width
+        self._head_at = ((head // heads) * (shape.rows * heads * width) + (head % heads) * width)[None]
+        self._row_at = torch.arange(shape.rows, device=device) * (heads * width)
+        self._prompt_column = torch.arange(shape.prompt_width, device=device)[None]
+        self._completion_column = torch.arange(shape.completion_width, device=device)[None]
+        # views of the buffers as the products want them: transposed keys, and values; narrowed by `seat`
+        self._shared = [_flat(buffer) for buffer in self.prompt_kv]
+        self._own = [_flat(buffer) for buffer in self.completion_kv]
+        self._shared_now, self._own_now = self._shared, self._own
+        self.write_at: Tensor = numbers(0)
+        self._start = numbers(0)  # of each row's completion
+        self.masks: dict[int | None, Tensor | None] = {}
+
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Rows begin to answer the prompts in these slots."""
+        self.count[torch.tensor(rows, device=self.device)] = 0
+
+    def seat(self, slots: Sequence[int | None], prompt_width: int) -> None:
+        """Fix who is who for the coming steps: the slot of each row, None for a row that is no longer written."""
+        by_slot: list[list[int]] = [[] for _ in range(max((slot for slot in slots if slot is not None), default=0) + 1)]
+        place = [0] * len(slots)
+        for row, slot in enumerate(slots):
+            if slot is not None:
+                place[row] = len(by_slot[slot])
+                by_slot[slot].append(row)
+        share = max(map(len, by_slot))
+        table = [row for rows in by_slot for row in (*rows, *[0] * (share - len(rows)))]
+        place = [(slot or 0) * share + place[row] for row, slot in enumerate(slots)]
+        self.rows, self.slots, self.share, self.prompt_width = len(slots), len(by_slot), share, prompt_width
+        self.in_order = table == list(range(len(slots)))
+        heads = self.attended.num_heads
+        self._shared_now = [
+            (keys[: self.slots * heads, :, :prompt_width], values[: self.slots * heads, :prompt_width])
+            for keys, values in self._shared
+        ]
+        self._own_now = [(keys[: self.rows * heads], values[: self.rows * heads]) for keys, values in self._own]
+        self._table[: len(table)] = torch.tensor(table, device=self.device)
+        self._place[: len(place)] = torch.tensor(place, device=self.device)
+        self.slot[: len(slots)] = torch.tensor([slot or 0 for slot in slots], device=self.device)
+        self._start = self.prompt_length.index_select(0, self.slot[: self.rows])
+
+    def begin_step(self) -> None:
+        """Where this step's keys go and which keys each row sees: once for all layers."""
+        count = self.count[: self.rows]
+        self.write_at = ((self._row_at[: self.rows] + count)[:, None] + self._head_at).view(-1)
+        self.masks = {window: self._mask(window, count) for window in dict.fromkeys(self.attended.windows)}
+
+    def _mask(self, window: int | None, count: Tensor) -> Tensor | None:
+        if not self.ragged and (window is None or self.prompt_width + self.completion_width <= window):
+            return None
+        length = self._start[:, None]
+        count = count[:, None]
+        prompt, completion = (
+            self._prompt_column[:, : self.prompt_width],
+            self._completion_column[:, : self.completion_width],
+        )
+        seen_prompt, seen_completion = prompt < length, completion <= count
+        if window is not None:
+            seen_prompt = seen_prompt & (prompt > length + count - window)
+            seen_completion = seen_completion & (completion > count - window)
+        return ~torch.cat([seen_prompt, seen_completion], 1)[:, None]
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [rows]: of the token that a step reads."""
+        return self._start + self.count[: self.rows]
+
+    def attention(self, layer: int, query: Tensor, key_value: Tensor, scale: float) -> Tensor:
+        """query [rows, query heads, size], key_value [rows, 2, heads, size] -> [rows, query heads * size].
+
+        The new key and value are stored; a prompt's keys are read once for all the rows that answer it.
+        """
+        rows, size, heads = self.rows, self.attended.head_size, self.attended.num_heads
+        group = query.shape[1] // heads  # query heads that share a key
+        dtype = self.attended.dtype
+        written = key_value.reshape(-1, size)
+        own = self.completion_kv[layer].view(-1, size)
+        own.index_copy_(0, self.write_at, written if written.dtype == dtype else written.to(dtype))
+        query = query if scale == 1 else query * scale
+        query = query if query.dtype == dtype else query.to(dtype)
+        prompt_keys, prompt_values = self._shared_now[layer]
+        completion_keys, completion_values = self._own_now[layer]
+
+        to_prompt = torch.bmm(self._by_slot(query, group), prompt_keys)
+        to_completion = torch.bmm(
+            query.reshape(rows * heads, group, size), completion_keys.narrow(2, 0, self.completion_width)
+        )
+        to_completion = to_completion.reshape(rows, heads * group, self.completion_width)
+        scores = torch.cat([self._by_row(to_prompt, group), to_completion], -1)
+        mask = self.masks[self.attended.windows[layer]]
+        if mask is not None:
+            scores.masked_fill_(mask, float("-inf"))
+        weight = scores.softmax(-1, dtype=torch.promote_types(dtype, torch.float32))
+        weight = weight if weight.dtype == dtype else weight.to(dtype)
+        of_prompt, of_completion = weight.split([self.prompt_width, self.completion_width], -1)
+        from_prompt = torch.bmm(self._by_slot(of_prompt, group), prompt_values)
+        of_completion = of_completion.reshape(rows * heads, group, self.completion_width)
+        from_completion = torch.bmm(of_completion, completion_values.narrow(1, 0, self.completion_width))
+        return (self._by_row(from_prompt, group) + from_completion.reshape(rows, heads * group, size)).reshape(rows, -1)
+
+    def _by_slot(self, values: Tensor, group: int) -> Tensor:
+        """[rows, heads * group, X] -> [slots * heads, share * group, X]."""
+        width = values.shape[-1]
+        if not self.in_order:
+            values = values.index_select(0, self._table[: self.slots * self.share])
+        heads = self.attended.num_heads
+        values = values.unflatten(1, (heads, group)).unflatten(0, (self.slots, self.share)).transpose(1, 2)
+        return values.reshape(self.slots * heads, self.share * group, width)
+
+    def _by_row(self, values: Tensor, group: int) -> Tensor:
+        """[slots * heads, share * group, X] -> [rows, heads * group, X]."""
+        heads, width = self.attended.num_heads, values.shape[-1]
+        values = values.reshape(self.slots, heads, self.share, group, width).transpose(1, 2)
+        values = values.reshape(self.slots * self.share, heads * group, width)
+        return values if self.in_order else values.index_select(0, self._place[: self.rows])
+
+    def prefill_attention(self, layer: int, kv: tuple[Tensor, Tensor], query: Tensor, scale: float) -> Tensor:
+        """Prompts padded on the right, all [P, heads, L, size] -> [P, query heads, L, size]; fills slots `filling`."""
+        key, value = kv
+        width = query.shape[2]
+        self.prompt_kv[layer][0].narrow(2, 0, width).index_copy_(0, self.filling, key.to(self.attended.dtype))
+        self.prompt_kv[layer][1].narrow(2, 0, width).index_copy_(0, self.filling, value.to(self.attended.dtype))
+        window = self.attended.windows[layer]
+        repeats = query.shape[1] != key.shape[1]
+        if window is None or width <= window:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=repeats)
+        column = torch.arange(width, device=query.device)
+        behind = column[:, None] - column[None]
+        seen = (behind >= 0) & (behind < window)
+        return F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=repeats)
+
+    filling: Tensor  # int64 [P], the slots that a prefill fills
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy what rows have written to the places of rows that are gone."""
+        source, target = (torch.tensor(list(each), device=self.device) for each in (sources, targets))
+        for buffer in self.completion_kv:
+            part = buffer[:, :, :, : self.completion_width]
+            part[:, target] = part[:, source]
+        self.count[target] = self.count[source]
+
+    def move_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """The same for prompts."""
+        source, target = (torch.tensor(list(each), device=self.device) for each in (sources, targets))
+        for buffer in self.prompt_kv:
+            buffer[:, target] = buffer[:, source]
+        self.prompt_state[target] = self.prompt_state[source]
+        self.prompt_length[target] = self.prompt_length[source]
+
+
+def _flat(buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """[2, N, heads, width, size] -> keys [N * heads, size, width] and values [N * heads, width, size]."""
+    return buffer[0].flatten(0, 1).transpose(1, 2), buffer[1].flatten(0, 1)

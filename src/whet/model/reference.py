@@ -1,0 +1,83 @@
+"""The reference policy: what the trained one is held close to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.lora import adapters_off
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def frozen_copy(model: Model) -> Model:
+    """A copy with memory of its own, in eval mode, that can neither learn nor be changed by training the original."""
+    reference = copy.deepcopy(model)
+    reference.eval()
+    reference.requires_grad_(False)
+    return reference
+
+
+class HeldReference:
+    """A second copy in memory. It may be moved towards the policy."""
+
+    def __init__(self, policy: CausalLM) -> None:
+        self._split = causal_lm(frozen_copy(policy.model), policy.dtype)
+
+    @contextmanager
+    def split(self) -> Iterator[CausalLM]:
+        yield self._split
+
+    @torch.no_grad()
+    def follow(self, policy: CausalLM, kept: float) -> None:
+        """reference <- kept * reference + (1 - kept) * policy."""
+        for mine, theirs in zip(self._split.model.parameters(), policy.model.parameters(), strict=True):
+            # at kept = 0 the copy must be exact: lerp would leave rounding
+            mine.copy_(theirs if kept == 0 else mine * kept + theirs * (1 - kept))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its weights by name; a weight shared by two layers is there once."""
+        return {name: value.detach().cpu().contiguous() for name, value in self._split.model.named_parameters()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._split.model.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+class ReloadedReference:
+    """Read anew from its source whenever it is asked, and dropped again: slower, but no second copy while training."""
+
+    def __init__(self, load: Callable[[], CausalLM]) -> None:
+        self._load = load
+
+    @contextmanager
+    def split(self) -> Iterator[CausalLM]:
+        loaded = self._load()
+        loaded.model.eval()
+        loaded.model.requires_grad_(False)
+        yield loaded
+
+
+class BaseReference:
+    """The policy itself with its adapters off: the model it began as, bit for bit, and no second copy.
+
+    While it is asked there is no policy: a pass that needs both at once cannot have it.
+    """
+
+    def __init__(self, policy: CausalLM) -> None:
+        self._policy = policy
+
+    @contextmanager
+    def split(self) -> Iterator[CausalLM]:
+        with adapters_off(self._policy.model):
+            yield self._policy
+
+
+Reference = HeldReference | ReloadedReference | BaseReference

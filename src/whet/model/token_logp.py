@@ -1,0 +1,185 @@
+"""log pi(token | prefix) of the action tokens, without ever building [N, T, V] logits.
+
+Rows come padded and scores go back padded; in between, rows that share a prompt become a tree and padding is left out
+(`whet.model.tree`), where the model can walk a tree and that saves work. Only positions that carry loss reach the
+vocabulary head, a chunk of logits at a time (`whet.model.head`). What a method wants beyond log-probability and entropy
+takes a path of its own, whose chunks are dropped after the forward pass and built again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from whet.model.causal_lm import CausalLM
+from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
+from whet.model.plain_trunk import plain_states, plain_works
+from whet.model.tree import Tree, sent, tree_of
+from whet.model.tree_attention import tree_states, tree_works
+
+WORTHWHILE = 0.95  # a tree with a larger share of the padded tokens saves too little
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is wanted of the distribution beyond the log-probability of the chosen token, and how to get there."""
+
+    entropy_gradient: bool = False
+    num_top: int = 0  # log-probabilities of the likeliest tokens
+    reference: CausalLM | None = None  # for the KL to it over the whole vocabulary
+    states: bool = False  # the hidden states, for a critic on the same trunk
+    packed: bool = True  # False: always padded rows
+    coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """All [N, T, ...], 0 where not an action. `entropy` carries gradient only where asked for."""
+
+    logp: Tensor
+    entropy: Tensor
+    top_logp: Tensor | None = None  # [N, T, K], with gradient
+    chose_top: Tensor | None = None  # bool [N, T], the chosen token is the likeliest
+    divergence: Tensor | None = None  # [N, T], KL(policy, reference), with gradient
+    states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
+
+
+def token_logp(
+    split: CausalLM,
+    tokens: Tensor,  # int64 [N, T], right-padded: a causal trunk never looks at padding that comes later
+    action: Tensor,  # bool [N, T]
+    temperature: float = 1.0,
+    support: Tensor | None = None,  # int32 [N, T, S], -1 padding
+    details: Details | None = None,
+) -> TokenScores:
+    """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given.
+
+    Rows may be given on the CPU: then nothing here waits for the device, and the scores come on the device.
+    """
+    details = details or Details()
+    device = split.device
+    tree = _tree(split, tokens, action) if details.packed else None
+    targets = sent(tokens[:, 1:][action[:, 1:]], device)
+    kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
+    states = _states(split, tokens, action, tree)
+    others = None
+    if details.reference is not None:
+        with torch.no_grad():
+            others = _states(details.reference, tokens, action, tree)
+    found: tuple[Tensor, ...]
+    head = split.head
+    if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
+        found = chunked_logp(head, states, targets, temperature, split.dtype, details.coefficient)
+    else:
+        found = _scores(_Head(split, temperature, details), states, targets, kept, others)
+
+    flags = sent(action, device)
+
+    def placed(values: Tensor) -> Tensor:
+        rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=device)
+        mask = flags.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
+        return rows.masked_scatter(mask, values)
+
+    return TokenScores(
+        placed(found[0]),
+        placed(found[1]),
+        placed(found[2]) if details.num_top else None,
+        placed(found[3]) if details.num_top else None,
+        placed(found[4]) if others is not None else None,
+        states if details.states else None,
+    )
+
+
+def packs(split: CausalLM) -> bool:
+    """True where rows that share a prompt compute it once, and padding costs nothing."""
+    return plain_works(split) or tree_works(split)
+
+
+def states_before(split: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
+    """The trunk's hidden state before each action, in row order."""
+    return _states(split, tokens, action, _tree(split, tokens, action))
+
+
+def _tree(split: CausalLM, tokens: Tensor, action: Tensor) -> Tree | None:
+    """The rows as a tree, where that saves work."""
+    if not packs(split):
+        return None
+    tree = tree_of(tokens, action, split.device)
+    if plain_works(split):
+        return tree
+    return tree if tree is not None and tree.size <= WORTHWHILE * tokens.numel() else None
+
+
+def _states(split: CausalLM, tokens: Tensor, action: Tensor, tree: Tree | None) -> Tensor:
+    if bool(action[:, 0].any()):
+        raise ValueError("the first token of a row has no prefix: it cannot be an action")
+    if tree is not None and plain_works(split):
+        return plain_states(split, tree)
+    if tree is not None and tree_works(split):
+        return tree_states(split, tree)
+    tokens, action = tokens.to(split.device), action.to(split.device)
+    return split.hidden(tokens)[:, :-1][action[:, 1:]]
+
+
+def _wants_more(details: Details) -> bool:
+    return details.entropy_gradient or details.num_top > 0 or details.reference is not None
+
+
+@dataclass(frozen=True)
+class _Head:
+    split: CausalLM
+    temperature: float
+    details: Details
+
+    def logits(self, split: CausalLM, states: Tensor, kept: Tensor | None) -> Tensor:
+        logits = split.logits(states) / self.temperature
+        if kept is None:
+            return logits
+        return logits.gather(-1, kept.clamp(min=0).long()).masked_fill(kept < 0, float("-inf"))
+
+
+def _scores(
+    head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
+) -> tuple[Tensor, ...]:
+    rows = chunk_rows(head.split.vocabulary, states.device)
+    parts = []
+    for start in range(0, max(len(targets), 1), rows):
+        window = slice(start, start + rows)
+        chunk = [None if each is None else each[window] for each in (states, targets, kept, others)]
+        if len(targets) > rows and torch.is_grad_enabled():
+            parts.append(checkpoint(_chunk, head, *chunk, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(_chunk(head, *chunk))  # type: ignore[arg-type]
+    return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
+
+def _chunk(
+    head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
+) -> tuple[Tensor, ...]:
+    """logp, entropy, the likeliest tokens' logp, whether the target is one of them, KL; empty where not wanted."""
+    whole = head.split.logits(states) / head.temperature
+    picked = whole.gather(-1, targets[:, None])[:, 0]
+    logits = whole if kept is None else head.logits(head.split, states, kept)
+    norm = logits.logsumexp(-1)
+    if head.details.entropy_gradient:
+        entropy = _entropy(logits - norm[:, None])
+    else:
+        with torch.no_grad():
+            entropy = _entropy(logits - norm[:, None])
+    top = logits.topk(head.details.num_top, dim=-1).values - norm[:, None]
+    chose_top = picked >= logits.amax(-1)
+    divergence = norm.new_zeros(len(norm))
+    if others is not None and head.details.reference is not None:
+        with torch.no_grad():
+            reference = head.logits(head.details.reference, others, kept).log_softmax(-1)
+        logp = logits - norm[:, None]
+        gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
+        divergence = (logp.exp() * gap).sum(-1)
+    return picked - norm, entropy, top, chose_top, divergence
+
+
+def _entropy(logp: Tensor) -> Tensor:
+    return -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)

@@ -1,0 +1,347 @@
+"""Better than what? Baselines: the first half of a method.
+
+A baseline gives `centred(batch, memory) -> [N, T]`, each action's reward less what it is compared with. The ones here
+compare whole completions: `(batch, memory) -> [N]` is what each reward is compared with, and all tokens of a completion share
+the difference. They see all scored samples of the step, before any filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.component import Component
+from whet.objective.statistics import group_index, group_moments, sums_by
+from whet.types import TokenBatch, WhetError
+
+Memory = Mapping[str, float]  # what a row remembers from step to step; saved with every checkpoint
+
+
+class Baseline(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    per_token: ClassVar[
+        bool
+    ]  # True: it credits tokens one by one, from `batch.token_reward` and the completion's reward
+    sees_reward: ClassVar[bool]  # False: it looks at parts, outcomes or steps, not at the (shaped) reward
+
+    @property
+    def smallest_group(self) -> int: ...
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor: ...
+
+    def target(self, batch: TokenBatch) -> Tensor | None:
+        """What the critic should have said [N, T]; None without a critic."""
+        ...
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str:
+        """The difference as an expression, such as `R - mean_g(R)`."""
+        ...
+
+
+class Comparison(Component):
+    """What baselines have in common that forget every step and train no critic."""
+
+    per_token: ClassVar[bool] = False
+    sees_reward: ClassVar[bool] = True
+
+    @property
+    def smallest_group(self) -> int:
+        return 1
+
+    def target(self, batch: TokenBatch) -> Tensor | None:
+        return None
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        return memory
+
+
+class CompletionBaseline(Comparison):
+    """One number a completion: A is the same for all its tokens."""
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        raise NotImplementedError
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        return on_actions(batch.reward - self(batch, memory), batch)
+
+
+class GroupBaseline(CompletionBaseline):
+    """Compares with other completions to the same prompt."""
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
+
+
+def on_actions(each: Tensor, batch: TokenBatch) -> Tensor:
+    """A number a completion [N] on each of its action tokens [N, T]; 0 elsewhere."""
+    return torch.where(batch.action, each[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class GroupMean(GroupBaseline):
+    """b_i = mean_{j in group(i)} R_j. Shao 2024 (2402.03300), section 4.1.1.
+
+    The mean contains the sample itself, which shrinks the expected gradient by (G - 1) / G.
+    """
+
+    name: ClassVar[str] = "group_mean"
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        moments = group_moments(batch.reward, batch.group)
+        # the mean of equal rewards is that reward; the rounded sum would leave noise that a scale could blow up
+        return torch.where(moments.constant, batch.reward, moments.mean)
+
+    def words(self) -> str:
+        return "compare each completion with the mean of its group"
+
+    def symbols(self) -> str:
+        return "R - mean_g(R)"
+
+
+@dataclass(frozen=True)
+class RunningMean(CompletionBaseline):
+    """b = bias-corrected moving average of past mean rewards. Williams 1992, section 7 (reinforcement comparison).
+
+    Updated after use, so that no sample is part of its own baseline; 0 before the first step.
+    """
+
+    decay: float = 0.9
+    name: ClassVar[str] = "running_mean"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"baseline.decay is {self.decay}; give a share in [0, 1)")
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        mass = memory.get("running_mass", 0.0)
+        mean = memory.get("running_sum", 0.0) / mass if mass else 0.0
+        return torch.full_like(batch.reward, mean)
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        scored = batch.reward[~batch.reward.isnan()].double()
+        if not scored.numel():
+            return memory
+        kept = self.decay
+        return {
+            **memory,
+            "running_sum": kept * memory.get("running_sum", 0.0) + (1 - kept) * float(scored.mean()),
+            "running_mass": kept * memory.get("running_mass", 0.0) + (1 - kept),
+        }
+
+    def words(self) -> str:
+        return "compare each completion with a running mean of past rewards"
+
+    def symbols(self) -> str:
+        return f"R - ema_{self.decay:g}(R)"
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(GroupBaseline):
+    """b_i = mean of the other rewards of i's group. Kool 2019; Ahmadian 2024 (2402.14740), eq. 6.
+
+    Unbiased: the sample is not in its own baseline. R - b = G/(G-1) (R - mean).
+    """
+
+    name: ClassVar[str] = "leave_one_out"
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        moments = group_moments(batch.reward, batch.group)
+        others = (moments.count * moments.mean - batch.reward) / (moments.count - 1).clamp(min=1)
+        return torch.where(moments.constant, batch.reward, others)
+
+    def words(self) -> str:
+        return "compare each completion with the mean of the others in its group"
+
+    def symbols(self) -> str:
+        return "R - mean_{g, not i}(R)"
+
+
+@dataclass(frozen=True)
+class MixedMean(GroupBaseline):
+    """b_i = (1 - share) leave_one_out_i + share * running mean over all prompts. No canonical paper; whet's numbers.
+
+    A group that failed as a whole is pushed down by share * running mean: keep the share small and watch the entropy.
+    Before the first step there is no running mean, and the group stands alone.
+    """
+
+    share: float = 0.2
+    decay: float = 0.9
+    name: ClassVar[str] = "mixed_mean"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"baseline.share is {self.share}; give a share in (0, 1]")
+        RunningMean(self.decay)
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        group = LeaveOneOut()(batch, memory)
+        if not memory.get("running_mass", 0.0):
+            return group
+        return (1 - self.share) * group + self.share * RunningMean(self.decay)(batch, memory)
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        return RunningMean(self.decay).remembered(batch, memory)
+
+    def words(self) -> str:
+        return f"compare each completion with the others in its group and, {self.share:g} of it, with past steps"
+
+    def symbols(self) -> str:
+        return f"R - {1 - self.share:g} mean_{{g, not i}}(R) - {self.share:g} ema_{self.decay:g}(R)"
+
+
+@dataclass(frozen=True)
+class LengthWeightedMean(GroupBaseline):
+    """b_g = SUM_j n_j R_j / SUM_j n_j. Hao 2025 (2505.23585): variance-optimal if grad-norm^2 grows with length.
+
+    The advantages of a group no longer sum to 0.
+    """
+
+    name: ClassVar[str] = "length_weighted_mean"
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        index, count = group_index(batch.group)
+        scored = ~batch.reward.isnan()
+        length = torch.where(scored, batch.lengths.to(batch.reward.dtype), 0.0)
+        earned = sums_by(index, count, length * torch.where(scored, batch.reward, 0.0))
+        moments = group_moments(batch.reward, batch.group)
+        mean = (earned / sums_by(index, count, length).clamp(min=1))[index]
+        return torch.where(moments.constant, batch.reward, mean)
+
+    def words(self) -> str:
+        return "compare each completion with the mean of its group, weighted by length"
+
+    def symbols(self) -> str:
+        return "R - SUM_g(n R) / SUM_g(n)"
+
+
+@dataclass(frozen=True)
+class Greedy(CompletionBaseline):
+    """b_i = R(greedy completion to the same prompt). Li 2023 (2310.10505), eq. 6.
+
+    Unbiased: the greedy completion does not depend on the sample. One extra completion a prompt, of the same policy version and
+    length budget. No KL is taken off the greedy reward. An unscorable greedy completion leaves its prompt out.
+    """
+
+    name: ClassVar[str] = "greedy"
+    needs: ClassVar[frozenset[str]] = frozenset({"greedy_reward"})
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        if batch.greedy_reward is None:
+            raise ValueError("the greedy baseline needs greedy_reward and the batch has none")
+        return torch.where(batch.greedy_reward.isnan(), batch.reward, batch.greedy_reward)
+
+    def words(self) -> str:
+        return "compare each completion with the greedy completion to the same prompt"
+
+    def symbols(self) -> str:
+        return "R - R(greedy)"
+
+
+@dataclass(frozen=True)
+class DrawnMean(GroupBaseline):
+    """b = mean of every reward drawn for the prompt, trained on or not. RLHFlow 2025 (2510.04996).
+
+    A group drawn until it holds both outcomes has a biased mean of its own; the pool of all draws is the honest one.
+    """
+
+    name: ClassVar[str] = "drawn_mean"
+    needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        if batch.drawn is None:
+            raise ValueError("drawn_mean needs the moments of all rewards drawn and the batch has none")
+        return torch.where(batch.drawn[:, 0] > 1, batch.drawn[:, 1], batch.reward)
+
+    def words(self) -> str:
+        return "compare each completion with the mean of all completions drawn for its prompt"
+
+    def symbols(self) -> str:
+        return "R - mean_drawn(R)"
+
+
+@dataclass(frozen=True)
+class PromptTracker(CompletionBaseline):
+    """b = a / (a + b) of a Beta tracker a prompt keeps from visit to visit. Xu 2025 (2509.13232), single-stream.
+
+    After use: a <- keep a + SUM R, b <- keep b + SUM (1 - R). Rewards must be in [0, 1]; works with one completion a prompt.
+    The paper lets `keep` fall with the policy's KL since the last visit; here it is one number.
+    """
+
+    keep: float = 0.9
+    name: ClassVar[str] = "prompt_tracker"
+    needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"baseline.keep is {self.keep}; give a share in (0, 1]")
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        known = [self._counts(key, memory) for key in self._keys(batch)]
+        return batch.reward.new_tensor([won / (won + lost) for won, lost in known])
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        known = batch.reward[~batch.reward.isnan()]
+        if ((known < 0) | (known > 1)).any():
+            raise WhetError("objective.baseline=prompt_tracker counts successes: give a reward within 0 to 1")
+        fresh: dict[str, tuple[float, float]] = {}
+        for key, reward in zip(self._keys(batch), batch.reward.tolist(), strict=True):
+            if reward == reward:  # NaN is unscorable
+                won, lost = fresh.get(key) or tuple(self.keep * each for each in self._counts(key, memory))
+                fresh[key] = (won + reward, lost + 1 - reward)
+        noted = {
+            f"{key}/{side}": number for key, pair in fresh.items() for side, number in zip("wl", pair, strict=True)
+        }
+        return {**memory, **noted}
+
+    def _keys(self, batch: TokenBatch) -> list[str]:
+        if batch.prompt is None:
+            raise ValueError("prompt_tracker needs the prompt's number and the batch has none")
+        return [f"prompt/{number}" for number in batch.prompt.tolist()]
+
+    def _counts(self, key: str, memory: Memory) -> tuple[float, float]:
+        return memory.get(f"{key}/w", 0.5), memory.get(f"{key}/l", 0.5)
+
+    def words(self) -> str:
+        return "compare each completion with what its prompt earned on earlier visits"
+
+    def symbols(self) -> str:
+        return "R - tracked(R of this prompt)"
+
+
+@dataclass(frozen=True)
+class PartwiseGroup(GroupBaseline):
+    """A = SUM_k w_k (r_k - mean_g r_k) / (std_g r_k + 1e-6), part by part. Liu 2026 (2601.05242).
+
+    A part with a small spread counts as much as one with a large; a nearly constant one is amplified. Needs two parts.
+    """
+
+    name: ClassVar[str] = "partwise_group"
+    sees_reward: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset({"parts"})
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        if batch.parts is None or batch.part_weight is None:
+            raise ValueError("partwise_group needs the reward's parts and the batch has none")
+        total = torch.zeros_like(batch.reward)
+        for values, weight in zip(batch.parts.T, batch.part_weight.T, strict=True):
+            part = torch.where(batch.reward.isnan(), float("nan"), values.to(batch.reward.dtype))
+            moments = group_moments(part, batch.group)
+            centre = torch.where(moments.constant, part, moments.mean)
+            total = total + weight * (part - centre) / (moments.std + 1e-6)
+        return on_actions(total, batch)
+
+    def words(self) -> str:
+        return "compare each part of the reward with its own mean and spread in the group, then add the parts"
+
+    def symbols(self) -> str:
+        return "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"

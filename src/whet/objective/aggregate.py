@@ -1,0 +1,182 @@
+"""Who counts how much? Shares: `(batch, totals) -> [N, T]`.
+
+n_i trained tokens of sequence i; N sequences with n_i > 0 and M = SUM n_i, both of the WHOLE optimizer step: a share
+never depends on how the batch is cut. A sequence without a trained token has no share and is not in N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.advantage import Memory
+from whet.objective.component import Component
+from whet.objective.statistics import STD_FLOOR, group_index, sums_by
+from whet.types import TokenBatch, Totals
+
+
+class Aggregate(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    counts_tokens: ClassVar[bool]  # True: a long completion counts more than a short one
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor: ...
+
+    def importance(self, batch: TokenBatch, memory: Memory) -> Tensor | None:
+        """[N, 2], a factor of each completion's share and its grad, from the whole batch; None without one."""
+        ...
+
+    def learned(self, memory: Memory, grad: float) -> Memory:
+        """The memory after a step whose objective rises by `grad` with the learned number."""
+        ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
+    """The denominators of one optimizer step, from the whole of its batch on this rank; add them over ranks."""
+    lengths = batch.lengths
+    correct = 0 if batch.correct is None else int(lengths[batch.correct].sum())
+    return Totals(int(lengths.sum()), int((lengths > 0).sum()), max_new_tokens, correct)
+
+
+class _Fixed(Component):
+    counts_tokens: ClassVar[bool] = False
+
+    def importance(self, batch: TokenBatch, memory: Memory) -> Tensor | None:
+        return None
+
+    def learned(self, memory: Memory, grad: float) -> Memory:
+        return memory
+
+
+def _share(action: Tensor, each: Tensor | float) -> Tensor:
+    # double: shares are tiny, and their sum over the batch is asserted to be what the row says
+    return torch.where(action, torch.as_tensor(each, dtype=torch.float64, device=action.device), 0.0)
+
+
+@dataclass(frozen=True)
+class TokenMean(_Fixed):
+    """share = 1 / M."""
+
+    name: ClassVar[str] = "token_mean"
+    counts_tokens: ClassVar[bool] = True
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        return _share(batch.action, 1.0 / max(totals.tokens, 1))
+
+    def words(self) -> str:
+        return "every token of the step counts the same"
+
+    def symbols(self) -> str:
+        return "1/M SUM_i SUM_t"
+
+
+@dataclass(frozen=True)
+class SequenceMean(_Fixed):
+    """share = 1 / (N n_i)."""
+
+    name: ClassVar[str] = "sequence_mean"
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        lengths = batch.action.sum(-1, keepdim=True).clamp(min=1).double()
+        return _share(batch.action, 1.0 / (max(totals.sequences, 1) * lengths))
+
+    def words(self) -> str:
+        return "every completion counts the same, whatever its length"
+
+    def symbols(self) -> str:
+        return "1/N SUM_i 1/n_i SUM_t"
+
+
+@dataclass(frozen=True)
+class FixedLength(_Fixed):
+    """share = 1 / (N L), L = the generation budget. Liu 2025 (2503.20783), section 3.2.
+
+    L is `max_new_tokens`, never the padded width, so a learning rate tuned for one budget does not carry to another.
+    """
+
+    name: ClassVar[str] = "fixed_length"
+    counts_tokens: ClassVar[bool] = True
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        return _share(batch.action, 1.0 / (max(totals.sequences, 1) * totals.max_new_tokens))
+
+    def words(self) -> str:
+        return "every token counts the same, divided by completions times the generation budget L"
+
+    def symbols(self) -> str:
+        return "1/(N L) SUM_i SUM_t"
+
+
+@dataclass(frozen=True)
+class SequenceSum(_Fixed):
+    """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
+
+    name: ClassVar[str] = "sequence_sum"
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        return _share(batch.action, 1.0 / max(totals.sequences, 1))
+
+    def words(self) -> str:
+        return "every completion counts with the sum of its tokens"
+
+    def symbols(self) -> str:
+        return "1/N SUM_i SUM_t"
+
+
+@dataclass(frozen=True)
+class LearnedLength(Component):
+    """share = f_i / M, f_i = G softmax_g(h^lambda)_i, h_i = 1 + spread * z_i, z the completion's standardised length.
+
+    Wang 2025 (2510.06870): lambda is learned by gradient, from the value of the surrogate: lambda 0 is token_mean,
+    below 0 short completions count more. h is held above 0.01. The constants were read in a third-party implementation.
+    """
+
+    spread: float = 1 / 9
+    start: float = 0.0
+    rate: float = 0.1
+    name: ClassVar[str] = "learned_length"
+    counts_tokens: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.spread <= 0 or self.rate < 0:
+            raise ValueError(f"aggregate.spread is {self.spread}, rate {self.rate}; give numbers above 0")
+
+    def importance(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        power = memory.get("length_power", self.start)
+        index, count = group_index(batch.group)
+        length = batch.lengths.double()
+        counted = (length > 0) & ~batch.reward.isnan()
+        one = counted.double()
+        size = sums_by(index, count, one).clamp(min=1)
+        mean = sums_by(index, count, length * one) / size
+        deviation = (length - mean[index]) * one
+        std = (sums_by(index, count, deviation**2) / (size - 1).clamp(min=1)).sqrt()
+        height = (1 + self.spread * deviation / (std[index] + STD_FLOOR)).clamp(min=0.01)
+        logit = height**power
+        share = torch.where(counted, logit.exp(), 0.0)
+        share = share / sums_by(index, count, share).clamp(min=1e-300)[index]
+        rise = logit * height.log()
+        mean_rise = sums_by(index, count, share * rise)[index]
+        factor = size[index] * share
+        return torch.stack([torch.where(counted, factor, 1.0), factor * (rise - mean_rise)], dim=1)
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        if batch.importance is None:
+            raise ValueError("the learned share needs whole groups: call Objective.advantage on the whole step first")
+        return _share(batch.action, 1.0 / max(totals.tokens, 1)) * batch.importance[:, :1]
+
+    def learned(self, memory: Memory, grad: float) -> Memory:
+        return {**memory, "length_power": memory.get("length_power", self.start) + self.rate * grad}
+
+    def words(self) -> str:
+        return "every token counts the same, times a factor of its completion's length that is learned"
+
+    def symbols(self) -> str:
+        return "1/M SUM_i f_i(lambda) SUM_t"

@@ -1,0 +1,47 @@
+"""What every component of a row has: a name, what it needs annotated, and itself in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+from whet.types import WhetError, did_you_mean
+
+
+class Component:
+    """One choice on one axis of a row. A frozen dataclass whose fields are its numbers."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()  # fields of TokenBatch or Extras beyond rewards
+
+    def words(self) -> str:
+        """The component in a sentence; empty where there is nothing to say."""
+        return ""
+
+
+def with_number(axis: str, component: Any, name: str, value: Any) -> Any:
+    """The component of an axis with one of its numbers set; a mistake is told in the words of the config."""
+    settable = [field.name for field in fields(component)]
+    if name not in settable:
+        known, close = ", ".join(settable) or "nothing", did_you_mean(name, settable)
+        raise WhetError(f"objective.{axis}.{name}: {component.name} has no such number{close}; it has {known}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise WhetError(f"objective.{axis}.{name} is {value!r}; give a number")
+    return replace(component, **{name: float(value)})
+
+
+def departures(original: Any, row: Any, axes: Iterable[str]) -> dict[str, str]:
+    """Where a row departs from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
+    found: dict[str, str] = {}
+    for axis in axes:
+        before, after = getattr(original, axis), getattr(row, axis)
+        if type(before) is not type(after):
+            found[axis] = f"{before.name} -> {after.name}"
+            continue
+        for field in fields(after):
+            old, new = getattr(before, field.name), getattr(after, field.name)
+            if old != new:
+                found[f"{axis}.{field.name}"] = f"{old:g} -> {new:g}"
+    return found

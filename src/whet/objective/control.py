@@ -1,0 +1,165 @@
+"""Who turns the KL's coefficient? Controllers read the step's metrics and write the row's memory.
+
+`kl_completion` is the mean of SUM_t log(pi/ref) over completions (k1, in nats), `kl_old` the mean over tokens of
+(r - 1) - log r in the last update of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from whet.objective.advantage import Memory
+from whet.objective.component import Component
+
+
+class Control(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    turns_beta: ClassVar[bool]
+
+    def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        """The memory after a step; `beta` is the row's own, where the memory has none yet."""
+        ...
+
+    def ends_updates(self, metrics: Mapping[str, float]) -> bool:
+        """True when the batch has moved the policy far enough: the update at hand is dropped, and those left."""
+        ...
+
+    def ends_run(self, memory: Memory) -> str | None:
+        """Why the run is over, or None."""
+        ...
+
+    def words(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Fixed(Component):
+    """beta stays what it is."""
+
+    name: ClassVar[str] = "fixed"
+    turns_beta: ClassVar[bool] = False
+
+    def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        return memory
+
+    def ends_updates(self, metrics: Mapping[str, float]) -> bool:
+        return False
+
+    def ends_run(self, memory: Memory) -> str | None:
+        return None
+
+
+def _above_zero(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number > 0:
+            raise ValueError(f"control.{name} is {number}; give a number above 0")
+
+
+@dataclass(frozen=True)
+class Proportional(Fixed):
+    """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, n completions a step. Ziegler 2019 (1909.08593), 2.2.
+
+    KL is that of a whole completion to the reference, in nats.
+    """
+
+    target: float = 6.0
+    horizon: float = 10000.0
+    name: ClassVar[str] = "proportional"
+    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    turns_beta: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _above_zero(target=self.target, horizon=self.horizon)
+
+    def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        error = min(max(metrics["kl_completion"] / self.target - 1, -0.2), 0.2)
+        return {**memory, "beta": memory.get("beta", beta) * (1 + error * num_completions / self.horizon)}
+
+    def words(self) -> str:
+        return f"turn the KL's coefficient so that a completion strays {self.target:g} nats"
+
+
+@dataclass(frozen=True)
+class Doubling(Fixed):
+    """beta / 2 when KL(old, pi) < target / 1.5, beta * 2 when it is > 1.5 target. Schulman 2017 (1707.06347).
+
+    Section 4. The constants are quoted from memory of the paper, not read in it.
+    """
+
+    target: float = 0.01
+    name: ClassVar[str] = "doubling"
+    needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+    turns_beta: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _above_zero(target=self.target)
+
+    def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        now, moved = memory.get("beta", beta), metrics["kl_old"]
+        if moved < self.target / 1.5:
+            now /= 2
+        elif moved > 1.5 * self.target:
+            now *= 2
+        return {**memory, "beta": min(max(now, 1e-6), 1e6)}
+
+    def words(self) -> str:
+        return f"halve or double the KL's coefficient so that a batch moves the policy {self.target:g} nats a token"
+
+
+@dataclass(frozen=True)
+class Budget(Fixed):
+    """The run ends when the moving average of a completion's KL to the reference passes `nats`.
+
+    Gao 2022 (2210.10760): a penalty walks along the same frontier of gold reward against KL, so it acts like stopping.
+    """
+
+    nats: float = 20.0
+    decay: float = 0.5
+    name: ClassVar[str] = "budget"
+    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+
+    def __post_init__(self) -> None:
+        _above_zero(nats=self.nats)
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"control.decay is {self.decay}; give a share in [0, 1)")
+
+    def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        mass = self.decay * memory.get("kl_mass", 0.0) + 1 - self.decay
+        total = self.decay * memory.get("kl_sum", 0.0) + (1 - self.decay) * metrics["kl_completion"]
+        return {**memory, "kl_mass": mass, "kl_sum": total}
+
+    def ends_run(self, memory: Memory) -> str | None:
+        if not memory.get("kl_mass"):
+            return None
+        spent = memory["kl_sum"] / memory["kl_mass"]
+        if spent <= self.nats:
+            return None
+        return (
+            f"the KL budget is spent: completions stray {spent:.3g} nats from the reference, {self.nats:g} are allowed"
+        )
+
+    def words(self) -> str:
+        return f"stop when completions stray {self.nats:g} nats from the reference"
+
+
+@dataclass(frozen=True)
+class EndUpdates(Fixed):
+    """The remaining updates of a batch are dropped once KL(old, pi) > limit. After Schulman 2015 (1502.05477).
+
+    A check, not an update rule: with one update a batch it is 0 by construction.
+    """
+
+    limit: float = 0.015
+    name: ClassVar[str] = "end_updates"
+    needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+
+    def __post_init__(self) -> None:
+        _above_zero(limit=self.limit)
+
+    def ends_updates(self, metrics: Mapping[str, float]) -> bool:
+        return metrics["kl_old"] > self.limit
+
+    def words(self) -> str:
+        return f"leave a batch once it has moved the policy by {self.limit:g} nats a token"

@@ -1,0 +1,111 @@
+"""Which groups are worth training on? Verdicts on one group at a time; the loop draws more where a row asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from whet.objective.component import Component
+
+
+class Keep(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    refills: ClassVar[bool]  # True: groups that are left out are replaced by new ones
+    grows: ClassVar[bool]  # True: a group that is not yet worth it gets more completions instead
+
+    @property
+    def most_rounds(self) -> int:
+        """How many times the loop may draw for one step."""
+        ...
+
+    def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
+        """Is a group worth it, by the first reward part of its scored completions and how old its oldest policy is?"""
+        ...
+
+    def words(self) -> str: ...
+
+
+class _Once(Component):
+    refills: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
+
+    @property
+    def most_rounds(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Everything(_Once):
+    name: ClassVar[str] = "everything"
+
+    def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
+        return True
+
+
+def mixed(outcomes: Sequence[float]) -> bool:
+    """Not all the same, beyond float noise."""
+    return len(outcomes) > 1 and max(outcomes) - min(outcomes) > 1e-6 * max(1.0, abs(sum(outcomes) / len(outcomes)))
+
+
+@dataclass(frozen=True)
+class MixedOutcome(_Once):
+    """Keep a group whose completions are neither all right nor all wrong; draw new prompts for the rest.
+
+    Yu 2025 (2503.14476), section 3.2. Judged by the first part of the reward, never by the shaped sum: a length
+    penalty would make uniform groups look mixed. At most `rounds` draws a step.
+    """
+
+    rounds: float = 10
+    name: ClassVar[str] = "mixed_outcome"
+    refills: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"keep.rounds is {self.rounds:g}; give at least 1")
+
+    @property
+    def most_rounds(self) -> int:
+        return int(self.rounds)
+
+    def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
+        return mixed(outcomes)
+
+    def words(self) -> str:
+        return f"train on groups with both outcomes, drawing new prompts for the others up to {self.rounds:g} times"
+
+
+@dataclass(frozen=True)
+class Balanced(MixedOutcome):
+    """Draw more completions to a prompt until both outcomes are there, then train on a balanced group of the usual size.
+
+    RLHFlow 2025 (2510.04996), its idea; the number of rounds is whet's. The statistics of a group drawn this way are
+    biased: use it with baseline drawn_mean, which sees every completion drawn.
+    """
+
+    rounds: float = 4
+    name: ClassVar[str] = "balanced"
+    refills: ClassVar[bool] = False
+    grows: ClassVar[bool] = True
+
+    def words(self) -> str:
+        return f"draw more completions to a prompt until both outcomes are there, up to {self.rounds:g} times"
+
+
+@dataclass(frozen=True)
+class Fresh(_Once):
+    """Leave out groups whose oldest policy is more than `max_staleness` versions behind."""
+
+    max_staleness: float = 1
+    name: ClassVar[str] = "fresh"
+
+    def __post_init__(self) -> None:
+        if self.max_staleness < 0:
+            raise ValueError(f"keep.max_staleness is {self.max_staleness:g}; give 0 or more versions")
+
+    def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
+        return staleness <= self.max_staleness
+
+    def words(self) -> str:
+        return f"train on completions at most {self.max_staleness:g} policy versions old"

@@ -1,0 +1,330 @@
+"""Tied to the reference how? u = logp - ref_logp, r = exp(logp - old_logp).
+
+A KL term in the loss is a weight too: the derivative of the estimator with respect to logp, detached, with the same
+shares as the policy's term. A KL in the reward is a cost of each token, taken off before the baseline.
+There is no k1 in the loss: its expected gradient is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.component import Component
+from whet.types import TokenBatch
+
+
+class KL(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    to_old: ClassVar[bool]  # True: the term is to the policy before the updates, not to the reference
+    immediate: ClassVar[bool]  # True: the cost is taken off each token's advantage, not off the reward
+    in_reward: ClassVar[bool]  # True: the cost is taken off the reward
+
+    def cost(self, batch: TokenBatch) -> Tensor | None:
+        """What each token pays at sampling time: [N, T]; None for a term in the loss."""
+        ...
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor: ...
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoKL(Component):
+    """No tie to the reference."""
+
+    name: ClassVar[str] = "none"
+    to_old: ClassVar[bool] = False
+    immediate: ClassVar[bool] = False
+    in_reward: ClassVar[bool] = False
+
+    def cost(self, batch: TokenBatch) -> Tensor | None:
+        return None
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return torch.zeros_like(u)
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return u
+
+    def words(self) -> str:
+        return "no tie to a reference"
+
+    def symbols(self) -> str:
+        return ""
+
+
+class _Tied(NoKL):
+    beta: float
+    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+
+    def __post_init__(self) -> None:
+        if not self.beta > 0:
+            raise ValueError(
+                f"kl.beta is {self.beta}: it would have no effect; give a number above 0, or set objective.kl=none"
+            )
+
+
+@dataclass(frozen=True)
+class K2(_Tied):
+    """beta u^2 / 2, kl_weight = beta u. Schulman 2020 note. Its gradient is the per-token gradient of KL(pi, ref)."""
+
+    beta: float = 0.04
+    name: ClassVar[str] = "k2"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * u
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return 0.5 * u**2
+
+    def words(self) -> str:
+        return f"pull towards the reference with {self.beta:g} times half the squared log-ratio"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} u^2/2, u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class K3(_Tied):
+    """beta (exp(-u) - 1 + u), kl_weight = beta (1 - exp(-u)). Shao 2024 (2402.03300), eq. 4.
+
+    As a loss it pulls with the gradient of the forward KL: bounded above by 1, unbounded below.
+    """
+
+    beta: float = 0.04
+    name: ClassVar[str] = "k3"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * -torch.expm1(-u)
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return torch.expm1(-u) + u
+
+    def words(self) -> str:
+        return f"pull towards the reference with {self.beta:g} times the k3 estimate of the KL"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class K3Corrected(_Tied):
+    """beta r (exp(-u) - 1 + u) with r differentiable, kl_weight = beta r u. DeepSeek-V3.2 (2512.02556).
+
+    Unbiased for samples of the old policy; the same gradient as ratio-weighted k2. With r detached it would not be.
+    """
+
+    beta: float = 0.04
+    name: ClassVar[str] = "k3_corrected"
+    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "old_logp"})
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * ratio * u
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return ratio * (torch.expm1(-u) + u)
+
+    def words(self) -> str:
+        return f"pull towards the reference with {self.beta:g} times k3, corrected for the policy's own move"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class Absolute(_Tied):
+    """beta |u|, kl_weight = beta sign(u). Not a KL: at least as large as one."""
+
+    beta: float = 0.04
+    name: ClassVar[str] = "abs"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * u.sign()
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return u.abs()
+
+    def words(self) -> str:
+        return f"pull towards the reference with {self.beta:g} times the absolute log-ratio"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} |u|, u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class Full(_Tied):
+    """beta SUM_v pi_v log(pi_v / ref_v), exact at each state, through the logits of both models."""
+
+    beta: float = 0.04
+    name: ClassVar[str] = "full"
+    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "divergence"})
+
+    def words(self) -> str:
+        return f"pull towards the reference with {self.beta:g} times the exact KL at each token"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} SUM_v pi_v log(pi_v/ref_v)"
+
+
+class _Cost(_Tied):
+    in_reward: ClassVar[bool] = True
+
+    def estimate(self, u: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def cost(self, batch: TokenBatch) -> Tensor | None:
+        sampled = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
+        if sampled is None or batch.ref_logp is None:
+            raise ValueError(f"{self.name} needs ref_logp and the log-probabilities of the policy that sampled")
+        u = (sampled - batch.ref_logp).masked_fill(~batch.action, 0.0)
+        return self.beta * self.estimate(u).to(batch.reward.dtype)
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.estimate(u)
+
+
+@dataclass(frozen=True)
+class K1Reward(_Cost):
+    """r_t -= beta u_t, u at sampling time. Ahmadian 2024 (2402.14740), eq. 3; Ouyang 2022 (2203.02155), eq. 2.
+
+    In the reward k1 does work: summed over the completion, or to go, its expected gradient is that of the completion's KL.
+    The baseline and the scale act on it, so this beta cannot be compared with one in the loss.
+    """
+
+    beta: float = 0.05
+    name: ClassVar[str] = "k1_reward"
+
+    def estimate(self, u: Tensor) -> Tensor:
+        return u
+
+    def words(self) -> str:
+        return f"take {self.beta:g} times the completion's log-ratio to the reference off its reward"
+
+    def symbols(self) -> str:
+        return f", R -= {self.beta:g} SUM_t log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class K2Reward(_Cost):
+    """r_t -= beta u_t^2 / 2, u at sampling time."""
+
+    beta: float = 0.05
+    name: ClassVar[str] = "k2_reward"
+
+    def estimate(self, u: Tensor) -> Tensor:
+        return 0.5 * u**2
+
+    def words(self) -> str:
+        return f"take {self.beta:g} times half the squared log-ratios to the reference off the reward"
+
+    def symbols(self) -> str:
+        return f", R -= {self.beta:g} SUM_t u^2/2, u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class K3Reward(_Cost):
+    """r_t -= beta (exp(-u) - 1 + u), u at sampling time: never negative, unlike k1."""
+
+    beta: float = 0.05
+    name: ClassVar[str] = "k3_reward"
+
+    def estimate(self, u: Tensor) -> Tensor:
+        return torch.expm1(-u) + u
+
+    def words(self) -> str:
+        return f"take {self.beta:g} times the k3 estimate of the KL off the reward"
+
+    def symbols(self) -> str:
+        return f", R -= {self.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
+
+
+@dataclass(frozen=True)
+class AbsoluteReward(_Cost):
+    """r_t -= beta |u_t|, u at sampling time."""
+
+    beta: float = 0.05
+    name: ClassVar[str] = "abs_reward"
+
+    def estimate(self, u: Tensor) -> Tensor:
+        return u.abs()
+
+    def words(self) -> str:
+        return f"take {self.beta:g} times the absolute log-ratios to the reference off the reward"
+
+    def symbols(self) -> str:
+        return f", R -= {self.beta:g} SUM_t |log(pi/ref)|"
+
+
+@dataclass(frozen=True)
+class K1Immediate(K1Reward):
+    """A_t -= beta u_t, each token for itself. Li 2023 (2310.10505), the authors' code.
+
+    What a token costs is not summed to go: the gradient is that of a KL at fixed states, not of the completion's.
+    """
+
+    name: ClassVar[str] = "k1_immediate"
+    immediate: ClassVar[bool] = True
+    in_reward: ClassVar[bool] = False
+
+    def words(self) -> str:
+        return f"take {self.beta:g} times each token's log-ratio to the reference off its own advantage"
+
+    def symbols(self) -> str:
+        return f", A_t -= {self.beta:g} log(pi/ref)"
+
+
+class _ToOld(_Tied):
+    to_old: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+
+
+@dataclass(frozen=True)
+class K3Old(_ToOld):
+    """beta ((r - 1) - log r), kl_weight = beta (r - 1): KL(old, pi). Schulman 2017 (1707.06347), eq. 8.
+
+    0 at the first update; it bounds how far a batch moves the policy, not how far it strays from a reference.
+    """
+
+    beta: float = 1.0
+    name: ClassVar[str] = "k3_old"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * (ratio - 1)
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return (ratio - 1) - ratio.log()
+
+    def words(self) -> str:
+        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times their KL"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} (r - 1 - log r)"
+
+
+@dataclass(frozen=True)
+class AbsoluteOld(_ToOld):
+    """beta |log r|, kl_weight = beta sign(log r). Cui 2025 (2505.22617). Exactly 0 at the first update of a batch."""
+
+    beta: float = 1.0
+    name: ClassVar[str] = "abs_old"
+
+    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return self.beta * ratio.log().sign()
+
+    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        return ratio.log().abs()
+
+    def words(self) -> str:
+        return f"hold the policy near the one that wrote the batch, with {self.beta:g} times |log r|"
+
+    def symbols(self) -> str:
+        return f" - {self.beta:g} |log r|"

@@ -1,0 +1,171 @@
+"""Did the trainer's policy write this? Weights for the gap between the sampler and the trainer.
+
+A rule is `(log_mismatch, log_staleness, advantage, action) -> [N, T]`, a factor on the policy's weight without gradient:
+log_mismatch = old_logp - behavior_logp (engine and staleness), log_staleness = logp - behavior_logp (updates included).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.component import Component
+
+
+class Mismatch(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+class _FromSampler(Component):
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp", "old_logp"})
+
+
+def _band(low: float, high: float) -> None:
+    if not 0 <= low <= 1 <= high:
+        raise ValueError(f"mismatch.low, high are {low}, {high}; give a band that contains 1")
+
+
+def _completion_mean(values: Tensor, action: Tensor) -> Tensor:
+    total = values.masked_fill(~action, 0.0).sum(-1, keepdim=True)
+    return total / action.sum(-1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class NoMismatch(Component):
+    """factor = 1: the sampler is the trainer, to float noise. Measured on every step and reported."""
+
+    name: ClassVar[str] = "none"
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        return torch.ones_like(log_mismatch)
+
+    def symbols(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Truncate(_FromSampler):
+    """factor = min(rho, ceiling), token by token. Yao 2025: truncated importance sampling.
+
+    Biased by O(T^2) with small variance.
+    """
+
+    ceiling: float = 2.0
+    name: ClassVar[str] = "truncate"
+
+    def __post_init__(self) -> None:
+        if self.ceiling < 1:
+            raise ValueError(f"mismatch.ceiling is {self.ceiling}; give 1 or more")
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        return log_mismatch.masked_fill(~action, 0.0).exp().clamp(max=self.ceiling)
+
+    def words(self) -> str:
+        return f"correct each token for the sampler's probability, by at most {self.ceiling:g}"
+
+    def symbols(self) -> str:
+        return f"min(rho, {self.ceiling:g}) "
+
+
+@dataclass(frozen=True)
+class TruncateCompletion(_FromSampler):
+    """factor = min(PROD_t rho_t, ceiling) on all tokens of a completion: unbiased below the ceiling, of huge variance."""
+
+    ceiling: float = 2.0
+    name: ClassVar[str] = "truncate_completion"
+
+    def __post_init__(self) -> None:
+        Truncate(self.ceiling)
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        product = log_mismatch.masked_fill(~action, 0.0).sum(-1, keepdim=True)
+        return product.clamp(max=10.0).exp().clamp(max=self.ceiling).expand_as(log_mismatch)
+
+    def words(self) -> str:
+        return f"correct each completion for the sampler's probability of it, by at most {self.ceiling:g}"
+
+    def symbols(self) -> str:
+        return f"min(prod rho, {self.ceiling:g}) "
+
+
+@dataclass(frozen=True)
+class MaskTokens(_FromSampler):
+    """factor = rho where low <= rho <= high, else 0. IcePop: Ring 2025 (2510.18855); 0.5 and 5 as read in NeMo-RL."""
+
+    low: float = 0.5
+    high: float = 5.0
+    name: ClassVar[str] = "mask"
+
+    def __post_init__(self) -> None:
+        _band(self.low, self.high)
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        rho = log_mismatch.masked_fill(~action, 0.0).exp()
+        return torch.where((rho >= self.low) & (rho <= self.high), rho, 0.0)
+
+    def words(self) -> str:
+        return f"correct each token for the sampler's probability; drop those beyond {self.low:g} to {self.high:g}"
+
+    def symbols(self) -> str:
+        return f"rho [{self.low:g} <= rho <= {self.high:g}] "
+
+
+@dataclass(frozen=True)
+class MaskCompletions(_FromSampler):
+    """factor = rho_t for the tokens of a completion whose geometric-mean rho is in [low, high], else 0. Liu and Li 2025.
+
+    The bounds are for a mean over the completion: they are close to 1.
+    """
+
+    low: float = 0.99
+    high: float = 1.01
+    name: ClassVar[str] = "sequence_mask"
+
+    def __post_init__(self) -> None:
+        _band(self.low, self.high)
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        mean = _completion_mean(log_mismatch, action).exp()
+        kept = (mean >= self.low) & (mean <= self.high)
+        return torch.where(kept, log_mismatch.masked_fill(~action, 0.0).exp(), 0.0)
+
+    def words(self) -> str:
+        return f"drop completions whose mean ratio to the sampler left {self.low:g} to {self.high:g}"
+
+    def symbols(self) -> str:
+        return f"rho [{self.low:g} <= geomean rho <= {self.high:g}] "
+
+
+@dataclass(frozen=True)
+class MaskStale(_FromSampler):
+    """factor = 0 for a completion with A < 0 and mean_t(behavior_logp - logp) > limit, else 1. DeepSeek-V3.2 (2512.02556).
+
+    The paper gives no limit and the code bases differ by 5000 times: set it. Looked at anew in every update.
+    """
+
+    limit: float = 0.0
+    name: ClassVar[str] = "stale_mask"
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ValueError(f"mismatch.limit is {self.limit}; give nats a token above 0, such as 0.5")
+
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        strayed = -_completion_mean(log_staleness, action) > self.limit
+        return torch.where(strayed & (advantage < 0), 0.0, torch.ones_like(log_staleness))
+
+    def words(self) -> str:
+        return f"drop bad completions that the policy has left by more than {self.limit:g} nats a token"
+
+    def symbols(self) -> str:
+        return f"[not (A < 0 and mean log(mu/pi) > {self.limit:g})] "

@@ -1,0 +1,140 @@
+"""Baselines for the chance that one of k completions is right. Three estimators with three meanings, each under its name.
+
+n scored completions of a group, c of them right. Right means: the reward's first part is 1 (or the reward itself, where
+the batch has no parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from whet.objective.advantage import GroupBaseline, Memory, on_actions
+from whet.objective.statistics import group_index
+from whet.types import TokenBatch, WhetError
+
+
+def right_completions(batch: TokenBatch) -> Tensor:
+    """float [N]: 1 right, 0 wrong, NaN unscorable."""
+    score = batch.reward if batch.parts is None else batch.parts[:, 0].to(batch.reward.dtype)
+    score = torch.where(batch.reward.isnan(), float("nan"), score)
+    scored = score[~score.isnan()]
+    if not ((scored == 0) | (scored == 1)).all():
+        raise WhetError("pass@k is defined for completions that are right or wrong; use a first reward of 0 or 1")
+    return score
+
+
+class _RightAmongK(GroupBaseline):
+    k: float
+    sees_reward: ClassVar[bool] = False
+
+    @property
+    def smallest_group(self) -> int:
+        return max(2, int(self.k))
+
+    def _check(self) -> None:
+        if self.k < 1 or self.k != int(self.k):
+            raise ValueError(f"baseline.k is {self.k:g}; give a whole number from 1")
+
+    def members(self, outcomes: Sequence[float]) -> list[float]:
+        """The advantage of each scored completion of one group, from its 0s and 1s."""
+        raise NotImplementedError
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        right = right_completions(batch)
+        index, count = group_index(batch.group)
+        found = torch.zeros_like(batch.reward)
+        for number in range(count):
+            rows = ((index == number) & ~right.isnan()).nonzero()[:, 0]
+            if len(rows) >= self.smallest_group:
+                found[rows] = torch.tensor(self.members(right[rows].tolist()), dtype=found.dtype, device=found.device)
+        return on_actions(found, batch)
+
+
+@dataclass(frozen=True)
+class PassAtK(_RightAmongK):
+    """rho = 1 - C(n-c,k)/C(n,k), sd = sqrt(rho (1 - rho)). Chen 2025 (2508.10751), the analytic form.
+
+    Right: (1 - rho) / sd. Wrong: (1 - rho - C(n-c-1,k-1)/C(n-1,k-1)) / sd. All 0 where sd = 0; they sum to 0.
+    """
+
+    k: float = 4
+    name: ClassVar[str] = "pass_at_k"
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def members(self, outcomes: Sequence[float]) -> list[float]:
+        n, k = len(outcomes), int(self.k)
+        wrong = n - int(sum(outcomes))
+        failure = comb(wrong, k) / comb(n, k)
+        spread = sqrt(failure * (1 - failure))
+        if spread == 0:
+            return [0.0] * n
+        beside = comb(wrong - 1, k - 1) / comb(n - 1, k - 1) if wrong else 0.0
+        return [(failure if each else failure - beside) / spread for each in outcomes]
+
+    def words(self) -> str:
+        return f"compare the chance that one of {self.k:g} completions is right with and without this one"
+
+    def symbols(self) -> str:
+        return f"(pass@{self.k:g} given this completion - pass@{self.k:g}) / sd"
+
+
+@dataclass(frozen=True)
+class PassAtKMarginal(_RightAmongK):
+    """s = C(n-c,k-1)/C(n-1,k-1) for a right completion, 0 for a wrong one; A = s - mean of the others.
+
+    What a right completion adds to the chance of k - 1 others: after Walder 2025 (2505.15201), as a code base has it.
+    Biased for k > 1: the scores of the others depend on this completion.
+    """
+
+    k: float = 4
+    name: ClassVar[str] = "pass_at_k_marginal"
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def members(self, outcomes: Sequence[float]) -> list[float]:
+        n, k = len(outcomes), int(self.k)
+        wrong = n - int(sum(outcomes))
+        added = [comb(wrong, k - 1) / comb(n - 1, k - 1) if each else 0.0 for each in outcomes]
+        total = sum(added)
+        return [each - (total - each) / (n - 1) for each in added]
+
+    def words(self) -> str:
+        return f"credit a right completion with what it adds to {self.k:g} - 1 others, less the mean of the others"
+
+    def symbols(self) -> str:
+        return f"s - mean_{{g, not i}}(s), s = what the completion adds to pass@{self.k:g}"
+
+
+@dataclass(frozen=True)
+class BestMinusSecond(GroupBaseline):
+    """Only the best completion of a group learns, with R_best - R_second. Tang 2025 (2503.19595).
+
+    Two right completions leave no gradient at all.
+    """
+
+    name: ClassVar[str] = "best_minus_second"
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        index, count = group_index(batch.group)
+        found = torch.zeros_like(batch.reward)
+        for number in range(count):
+            rows = ((index == number) & ~batch.reward.isnan()).nonzero()[:, 0]
+            if len(rows) >= 2:
+                best = batch.reward[rows].topk(2)
+                found[rows[best.indices[0]]] = best.values[0] - best.values[1]
+        return on_actions(found, batch)
+
+    def words(self) -> str:
+        return "only the best completion of a group learns, by how much it beats the second"
+
+    def symbols(self) -> str:
+        return "[best of the group] (R - R_second)"

@@ -1,0 +1,230 @@
+"""The one loss of every policy method.
+
+    loss = - SUM_it share_it (weight_it A_it - kl_weight_it) logp_it    (- entropy, + exact KL, same shares)
+
+Only `logp` carries gradient, and the `Extras` of rows that need more. A method is a row of components, one an axis;
+nothing here knows a method by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from whet.objective.advantage import Baseline, Memory
+from whet.objective.aggregate import Aggregate
+from whet.objective.clip import Clip
+from whet.objective.control import Control, Fixed
+from whet.objective.keep import Everything, Keep
+from whet.objective.kl import KL
+from whet.objective.mismatch import Mismatch, NoMismatch
+from whet.objective.ratio import Ratio
+from whet.objective.reference import Frozen, Reference
+from whet.objective.scale import Scale
+from whet.objective.select import AllTokens, Select
+from whet.objective.shape import AsScored, Shape
+from whet.objective.terms import (
+    Bonus,
+    Entropy,
+    Imitate,
+    NoBonus,
+    NoCritic,
+    NoImitation,
+    NoSmoothing,
+    Smooth,
+    Value,
+)
+from whet.types import Extras, TokenBatch, Totals
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`value` is differentiable. `sums` are those of this pass: added over passes and ranks they are the step's."""
+
+    value: Tensor  # []
+    sums: Mapping[str, Tensor]  # [] each, where the loss was computed
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The sums as numbers. On a device this waits for it."""
+        return {name: float(number) for name, number in self.sums.items()}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A method as a row of orthogonal components."""
+
+    name: str
+    baseline: Baseline
+    scale: Scale
+    ratio: Ratio
+    clip: Clip
+    aggregate: Aggregate
+    kl: KL
+    shape: Shape = field(default_factory=AsScored)
+    keep: Keep = field(default_factory=Everything)
+    mismatch: Mismatch = field(default_factory=NoMismatch)
+    select: Select = field(default_factory=AllTokens)
+    smooth: Smooth = field(default_factory=NoSmoothing)
+    imitate: Imitate = field(default_factory=NoImitation)
+    entropy: Entropy = field(default_factory=NoBonus)
+    value: Value = field(default_factory=NoCritic)
+    control: Control = field(default_factory=Fixed)
+    reference: Reference = field(default_factory=Frozen)
+
+    def needs(self) -> frozenset[str]:
+        """What the loop must annotate beyond rewards; `old_logp` only matters once the policy has moved."""
+        components = [getattr(self, axis.name) for axis in fields(self)[1:]]
+        needed = frozenset().union(*(component.needs for component in components))
+        return needed | {self.ratio.against} if self.clip.uses_ratio else needed
+
+    def tuned(self, memory: Memory) -> Objective:
+        """The row of this step: with the coefficients its controllers have arrived at."""
+        kl, weight = self.kl, self.entropy.coefficient(memory)
+        if self.control.turns_beta and "beta" in memory:
+            kl = replace(kl, beta=memory["beta"])  # type: ignore[type-var, call-arg]
+        return replace(self, kl=kl, entropy=Bonus(weight) if weight > 0 else NoBonus())
+
+    def advantage(self, batch: TokenBatch, memory: Memory) -> tuple[TokenBatch, Memory]:
+        """The batch with A = scale(R - b) on its action tokens, and what to remember for the next step.
+
+        Give it the whole collected batch, never a part: statistics and choices of tokens are taken over all of it.
+        """
+        row = self.tuned(memory)
+        cost = row.kl.cost(batch)
+        reward, earned = row.shape(batch), batch.step_reward if row.baseline.per_token else None
+        token_reward = None if earned is None else earned.nan_to_num().to(reward.dtype)
+        if cost is not None and not row.kl.immediate:
+            token_reward = -cost if token_reward is None else token_reward - cost
+        if token_reward is not None and not row.baseline.per_token:
+            reward = reward + torch.where(batch.action, token_reward, 0.0).sum(-1)
+        paid = replace(batch, reward=reward, token_reward=token_reward)
+        scored = batch.action & ~batch.reward.isnan()[:, None]
+        scaled = row.scale(row.baseline.centred(paid, memory), paid)
+        if cost is not None and row.kl.immediate:
+            scaled = scaled - cost
+        known = replace(paid, reward=batch.reward, advantage=torch.where(scored, scaled, 0.0))
+        known = replace(known, target=row.baseline.target(paid), importance=row.aggregate.importance(paid, memory))
+        return row.select(known), row.baseline.remembered(paid, memory)
+
+    def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals, extras: Extras | None = None) -> Loss:
+        """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
+        if batch.advantage is None:
+            raise ValueError("the batch has no advantage yet: call Objective.advantage on the whole step first")
+        extras, action = extras or Extras(), batch.action
+        current = logp.detach().masked_fill(~action, 0.0)
+        old = current if batch.old_logp is None else batch.old_logp.masked_fill(~action, 0.0)
+        moved = (current - old).exp()
+        ratio = self.ratio(current - self._against(batch, old), batch)
+        advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
+        weight = self.clip(ratio, advantage, action, current)
+        surrogate = self.clip.surrogate(ratio, advantage, action, current)
+        metrics = {"ratio": torch.where(action, ratio, 0.0).sum(), "reweighted": ((weight != ratio) & action).sum()}
+        if self.mismatch.needs:
+            sampled = self._sampled(batch)
+            factor = self.mismatch(old - sampled, current - sampled, advantage, action)
+            weight, surrogate = weight * factor, surrogate * factor
+            metrics["mismatch_dropped"] = ((factor == 0) & action).sum()
+        if batch.learns is not None:
+            weight, surrogate = (torch.where(batch.learns, each, 0.0) for each in (weight, surrogate))
+        share = self.aggregate(batch, totals).to(logp.dtype)
+        pull = weight * advantage
+        metrics["kl_old"] = torch.where(action, moved - 1 - (current - old), 0.0).sum()
+        metrics.update(self._kl_metrics(batch, current, moved))
+        metrics = {name: number / max(totals.tokens, 1) for name, number in metrics.items()}
+        metrics["surrogate"] = (share * surrogate).sum()
+        if batch.importance is not None:
+            grad = torch.where(action, surrogate, 0.0).sum(-1) * batch.importance[:, 1]
+            metrics["share_grad"] = grad.sum() / max(totals.tokens, 1)
+        if batch.ref_logp is not None:
+            strayed = torch.where(action, current - batch.ref_logp, 0.0).sum()
+            metrics["kl_completion"] = strayed / max(totals.sequences, 1)
+        value = self._weighted(batch, logp, share, pull, extras) + self._ties(batch, logp, share, moved, extras)
+        imitated = self.imitate(batch, totals)
+        if imitated is not None:
+            value = value - (imitated.to(logp.dtype) * logp.masked_fill(~action, 0.0)).sum()
+        return Loss(value, metrics)
+
+    def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own completions, and no
+        term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
+        looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs
+        if batch.old_logp is not None or self.ratio.against != "old_logp" or looking:
+            return None
+        with torch.enable_grad():
+            logp = torch.zeros(batch.tokens.shape, device=batch.tokens.device, requires_grad=True)
+            (found,) = torch.autograd.grad(self.loss(batch, logp, totals).value, logp)
+        return found
+
+    def critic_loss(self, batch: TokenBatch, value: Tensor, totals: Totals) -> Loss:
+        """The critic's error of this pass, as a share of the whole step's. `value` [N, T] carries the gradient."""
+        counted = batch.action & ~batch.reward.isnan()[:, None]
+        error = torch.where(counted, self.value.error(value.masked_fill(~counted, 0.0), batch), 0.0).sum()
+        error = error / max(totals.tokens, 1)
+        return Loss(self.value.coefficient * error, {"value_error": error.detach()})
+
+    def learned(self, memory: Memory, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        """What to remember after the updates of a step; `metrics` are those of its last update."""
+        beta = getattr(self.kl, "beta", 0.0)
+        memory = self.control.adjusted(memory, beta, metrics, num_completions)
+        memory = self.entropy.adjusted(memory, metrics)
+        return self.aggregate.learned(memory, metrics.get("share_grad", 0.0))
+
+    def _against(self, batch: TokenBatch, old: Tensor) -> Tensor:
+        return old if self.ratio.against == "old_logp" else self._sampled(batch)
+
+    def _sampled(self, batch: TokenBatch) -> Tensor:
+        if batch.behavior_logp is None:
+            raise ValueError(f"the row {self.name} needs behavior_logp and the batch has none")
+        return batch.behavior_logp.masked_fill(~batch.action, 0.0)
+
+    def _weighted(self, batch: TokenBatch, logp: Tensor, share: Tensor, pull: Tensor, extras: Extras) -> Tensor:
+        """- SUM share pull logp; where a row smooths, part of the pull goes to the likeliest tokens."""
+        coefficient = torch.where(batch.action, share * pull, 0.0)
+        moved = self.smooth.spread(batch, extras)
+        if moved is None:
+            return -(coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
+        if extras.top_logp is None:
+            raise ValueError(f"the row {self.name} needs top_logp and the pass has none")
+        moved = moved.to(logp.dtype)
+        own = ((1 - moved) * coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
+        top = extras.top_logp.masked_fill(~batch.action[..., None], 0.0).mean(-1)
+        return -own - (moved * coefficient * top).sum()
+
+    def _ties(self, batch: TokenBatch, logp: Tensor, share: Tensor, moved: Tensor, extras: Extras) -> Tensor:
+        """The KL and entropy terms."""
+        action = batch.action
+        tied = action if batch.tied is None else batch.tied & action
+        value = logp.new_zeros(())
+        if "divergence" in self.kl.needs:
+            if extras.divergence is None:
+                raise ValueError(f"the {self.kl.name} term needs the divergence of the pass and got none")
+            beta = getattr(self.kl, "beta", 0.0)
+            value = value + beta * torch.where(tied, share * extras.divergence, 0.0).sum()
+        elif self.kl.needs:
+            u = self._strayed(batch, logp.detach())
+            coefficient = torch.where(tied, share * self.kl.weight(u, moved), 0.0)
+            value = value + (coefficient * logp.masked_fill(~action, 0.0)).sum()
+        weight = self.entropy.coefficient({})
+        if weight > 0:
+            if extras.entropy is None:
+                raise ValueError(f"the row {self.name} needs the entropy of the pass")
+            value = value - weight * torch.where(action, share * extras.entropy, 0.0).sum()
+        return value
+
+    def _strayed(self, batch: TokenBatch, current: Tensor) -> Tensor:
+        """u = logp - ref_logp; 0 for a term that does not look at the reference."""
+        if self.kl.to_old:
+            return torch.zeros_like(current)
+        if batch.ref_logp is None:
+            raise ValueError(f"the {self.kl.name} term needs ref_logp and the batch has none")
+        return (current - batch.ref_logp).masked_fill(~batch.action, 0.0)
+
+    def _kl_metrics(self, batch: TokenBatch, current: Tensor, moved: Tensor) -> dict[str, Tensor]:
+        if not self.kl.needs:
+            return {}
+        value = self.kl.value(self._strayed(batch, current), moved)
+        return {"kl": torch.where(batch.action, value, 0.0).sum()}

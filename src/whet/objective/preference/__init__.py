@@ -1,0 +1,52 @@
+"""Losses on preferences: pairs, labelled completions, ranked answers and step labels. Pure functions on tensors.
+
+`PairObjective` is the contract; the rows are in `whet.objective.presets.preference`. Importing this package brings
+no row along: `whet.objective.preference.axes` and `.table` do.
+"""
+
+from whet.objective.preference.batch import (
+    PairBatch,
+    PairExtras,
+    PairTotals,
+    balanced_weights,
+    mismatched_rows,
+    pair_totals,
+)
+from whet.objective.preference.diagnosis import diagnosis
+from whet.objective.preference.metrics import length_correlation
+from whet.objective.preference.objective import PairObjective, check_row
+from whet.objective.preference.reward_model import (
+    AllPairs,
+    LabelBatch,
+    LabelLoss,
+    PlackettLuce,
+    RankBatch,
+    RankLoss,
+    RewardTotals,
+    pair_ranks,
+    reward_totals,
+    until_first_wrong,
+)
+
+__all__ = [
+    "AllPairs",
+    "LabelBatch",
+    "LabelLoss",
+    "PairBatch",
+    "PairExtras",
+    "PairObjective",
+    "PairTotals",
+    "PlackettLuce",
+    "RankBatch",
+    "RankLoss",
+    "RewardTotals",
+    "balanced_weights",
+    "check_row",
+    "diagnosis",
+    "length_correlation",
+    "mismatched_rows",
+    "pair_ranks",
+    "pair_totals",
+    "reward_totals",
+    "until_first_wrong",
+]

@@ -1,0 +1,111 @@
+"""What is a single completion compared with? Anchors: a number of the whole step, in units of the score, without gradient.
+
+Before the losses of a step, `sums` of all its passes and ranks are added; `value` makes the anchor of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.advantage import Memory
+from whet.objective.component import Component
+from whet.objective.preference.batch import PairBatch
+
+
+class Anchor(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
+        """float64 [4]: sum and count over the good completions, sum and count over the others."""
+        ...
+
+    def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+def _sums(score: Tensor, batch: PairBatch) -> Tensor:
+    counted = batch.counted[:, None]
+    found = []
+    for chosen in (counted & batch.good, counted & ~batch.good):
+        found += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
+    return torch.stack(found)
+
+
+@dataclass(frozen=True)
+class Zero(Component):
+    """s as it is."""
+
+    name: ClassVar[str] = "zero"
+
+    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
+        return _sums(score, batch)
+
+    def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
+        return 0.0, memory
+
+    def symbols(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Mismatched(Component):
+    """z = max(0, mean of d over prompts with the completion to another prompt). Ethayarajh 2024 (2402.01306).
+
+    Its sums are those of a batch of mismatched completions, made by `mismatched_rows` over the whole step.
+    """
+
+    name: ClassVar[str] = "mismatched"
+    needs: ClassVar[frozenset[str]] = frozenset({"mismatched_logp"})
+
+    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
+        return _sums(score, batch)
+
+    def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
+        good, num_good, bad, num_bad = sums.tolist()
+        return max(0.0, (good + bad) / max(num_good + num_bad, 1)), memory
+
+    def words(self) -> str:
+        return "completions are compared with how far the policy has strayed, estimated from mismatched pairs"
+
+    def symbols(self) -> str:
+        return "max(0, mean over mismatched pairs)"
+
+
+@dataclass(frozen=True)
+class RunningMean(Component):
+    """delta = (mean of s over good completions + mean over bad ones) / 2, averaged over the steps, this one included.
+
+    Jung 2024 (2404.04656). decay 1 weighs all steps alike; below 1 old ones fade.
+    """
+
+    decay: float = 1.0
+    name: ClassVar[str] = "running_mean"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"anchor.decay is {self.decay:g}; give the share of the past that is kept, in [0, 1]")
+
+    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
+        return _sums(score, batch)
+
+    def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
+        good, num_good, bad, num_bad = sums.tolist()
+        means = [total / count for total, count in ((good, num_good), (bad, num_bad)) if count]
+        total, mass = memory.get("anchor_sum", 0.0), memory.get("anchor_mass", 0.0)
+        if means:
+            total, mass = self.decay * total + sum(means) / len(means), self.decay * mass + 1
+        return total / mass if mass else 0.0, {**memory, "anchor_sum": total, "anchor_mass": mass}
+
+    def words(self) -> str:
+        return "completions are compared with the running mean of what completions are worth"
+
+    def symbols(self) -> str:
+        return "running mean of s"

@@ -1,0 +1,127 @@
+"""The one loss of every preference method.
+
+    loss = SUM_i w_i [ share_i curve(contrast(s_w - z, s_l - z)) - imitation ]
+
+Only `logp` carries gradient, and the `PairExtras` of rows that need more. A method is a row of components, one an axis;
+nothing here knows a method by name. Every number of the whole step comes in as `PairTotals`, so that cutting a step
+into passes, its order, its padding and its ranks never change the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from whet.objective.advantage import Memory
+from whet.objective.policy import Loss
+from whet.objective.preference.anchor import Anchor, Zero
+from whet.objective.preference.batch import Completions, PairBatch, PairExtras, PairTotals, completions_of
+from whet.objective.preference.contrast import Contrast, Difference
+from whet.objective.preference.curve import Curve, Scores
+from whet.objective.preference.imitate import ImitateGood, NoImitation
+from whet.objective.preference.metrics import pair_sums
+from whet.objective.preference.score import Score
+from whet.objective.preference.weigh import Alike, Weigh
+from whet.objective.reference import Frozen, Reference
+from whet.types import WhetError
+
+
+@dataclass(frozen=True)
+class PairObjective:
+    """A preference method as a row of orthogonal components."""
+
+    name: str
+    score: Score
+    curve: Curve
+    contrast: Contrast = field(default_factory=Difference)
+    anchor: Anchor = field(default_factory=Zero)
+    weigh: Weigh = field(default_factory=Alike)
+    imitate: ImitateGood = field(default_factory=NoImitation)
+    reference: Reference = field(default_factory=Frozen)
+
+    def needs(self) -> frozenset[str]:
+        """What the loop must provide beyond logp: `pairs` (not labelled completions), `ref_logp`, `token_logp` (log-
+        probabilities of tokens instead of sums), `mismatched_logp`, `log_square`, `rival_logp`."""
+        return frozenset().union(*(getattr(self, axis.name).needs for axis in fields(self)[1:]))
+
+    def tuned(self, progress: float) -> PairObjective:
+        """The row when this share of the run, in [0, 1], is done."""
+        return replace(self, contrast=self.contrast.at(progress))
+
+    def anchor_sums(self, batch: PairBatch, logp: Tensor) -> Tensor:
+        """float64 [4], to be added over the passes and ranks of the step, before its first loss.
+
+        Where the row needs `mismatched_logp`, the batch and logp are those of the mismatched completions.
+        """
+        return self.anchor.sums(self.score(completions_of(batch, logp.detach())), batch)
+
+    def anchored(self, totals: PairTotals, sums: Tensor, memory: Memory) -> tuple[PairTotals, Memory]:
+        """The step's totals with its anchor, and what to remember for the next step."""
+        value, memory = self.anchor.value(sums, memory)
+        return replace(totals, anchor=value), memory
+
+    def loss(self, batch: PairBatch, logp: Tensor, totals: PairTotals, extras: PairExtras | None = None) -> Loss:
+        """The step's loss restricted to the rows of this pass. `logp` [B, S] or [B, S, T] carries the gradient."""
+        self._refuse(batch)
+        completions = completions_of(batch, logp, extras)
+        scores = self._scores(completions, totals)
+        cost = self.curve(scores) * self.curve.share(scores, totals)
+        each = cost.sum(-1) if cost.dim() == 2 else cost
+        imitated = self.imitate(completions, totals)
+        if imitated is not None:
+            each = each + imitated
+        for weight in (batch.weight, self.weigh(completions)):
+            each = each if weight is None else each * weight.to(each.dtype)
+        value = torch.where(batch.counted, each, 0.0).sum()
+        sums = pair_sums(completions, scores.each.detach() * self.curve.reward_unit, totals)
+        return Loss(value, {"loss": value.detach(), **sums})
+
+    def grad(
+        self, batch: PairBatch, logp: Tensor, totals: PairTotals, extras: PairExtras | None = None
+    ) -> tuple[Tensor, Loss]:
+        """d loss / d logp, shaped as logp, and the loss: who has read logp without a graph weighs the second reading
+        of the tokens with it and never builds both completions' graphs at once."""
+        if "rival_logp" in self.needs():
+            raise ValueError(f"the row {self.name} also has a grad in rival_logp: differentiate its loss")
+        with torch.enable_grad():
+            leaf = logp.detach().requires_grad_()
+            found = self.loss(batch, leaf, totals, extras)
+            (gradient,) = torch.autograd.grad(found.value, leaf)
+        return gradient, Loss(found.value.detach(), found.sums)
+
+    def _scores(self, completions: Completions, totals: PairTotals) -> Scores:
+        each = self.score(completions) - totals.anchor
+        contrasted = self.contrast(each[:, 0], each[:, 1]) if completions.batch.paired else None
+        return Scores(each, contrasted, completions)
+
+    def _refuse(self, batch: PairBatch) -> None:
+        if "pairs" in self.needs() and not batch.paired:
+            raise ValueError(f"the row {self.name} needs pairs and the batch has single completions with labels")
+        for name in ("margin", "preference"):
+            if getattr(batch, name) is not None and name not in self.curve.takes:
+                raise WhetError(
+                    f"the data states a {name} for each pair, which {self.curve.name} does not look at; "
+                    "drop the column or take the curve logistic"
+                )
+
+
+def check_row(objective: PairObjective) -> None:
+    """Refuse components that would have no effect, or not the one they promise."""
+    row = objective
+    if not row.curve.contrasts and row.contrast != Difference():
+        raise WhetError(
+            f"objective.contrast={row.contrast.name} has no effect: {row.curve.name} judges completions one by one; "
+            "give contrast=difference"
+        )
+    if not row.curve.anchors and row.anchor != Zero():
+        raise WhetError(
+            f"objective.anchor={row.anchor.name} has no effect: {row.curve.name} compares two completions, and what both "
+            "are compared with cancels; give anchor=zero"
+        )
+    if row.reference != Frozen() and "ref_logp" not in row.needs():
+        raise WhetError(
+            f"objective.reference={row.reference.name} has no effect: {row.score.name} does not look at a reference; "
+            "give reference=frozen"
+        )

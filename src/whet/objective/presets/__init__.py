@@ -1,0 +1,22 @@
+"""The rows: each method once, with its paper, its defaults and what whet chose where the paper is silent.
+
+The only room of the package where methods have names. Adding a method made of known components is adding a row here.
+"""
+
+from whet.objective.presets import far, group, variants
+from whet.objective.presets.preset import Preset
+
+ROWS = (
+    *(group.REINFORCE, group.RLOO, group.REMAX, group.REINFORCE_PP, group.REINFORCE_PP_BASELINE),
+    *(group.GRPO, group.GRPO_R1, group.DR_GRPO, group.DAPO),
+    *(variants.GSPO, variants.GSPO_TOKEN, variants.LUSPO, variants.CISPO, variants.GMPO, variants.SAPO),
+    *(variants.GRPO_SEGMENT, variants.LAMBDA_GRPO, variants.OPO, variants.MAXRL, variants.PASS_AT_K, variants.SIMKO),
+    *(far.DPPO_TV, far.DPPO_KL, far.VESPO, far.CLIP_COV, far.KL_COV),
+    *(far.PPO, far.PPO_DUAL, far.PPO_PENALTY, far.VAPO, far.VTRACE),
+    *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
+)
+
+# every method by the name that the command line takes
+PRESETS: dict[str, Preset] = {preset.objective.name: preset for preset in ROWS}
+
+__all__ = ["PRESETS", "Preset"]

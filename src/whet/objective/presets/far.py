@@ -1,0 +1,235 @@
+"""Rows with a critic, rows that measure the move in other ways, rows that credit steps."""
+
+from __future__ import annotations
+
+from whet.objective.advantage import GroupMean
+from whet.objective.aggregate import FixedLength, SequenceMean, TokenMean
+from whet.objective.clip import DualClip, OnPolicy, PPOClip, Unclipped
+from whet.objective.control import Doubling
+from whet.objective.credit import GAE, DecoupledGAE, VTrace
+from whet.objective.gates import DivergenceMask, GammaGate, VariationMask
+from whet.objective.keep import Fresh
+from whet.objective.kl import K3, AbsoluteOld, K1Reward, K3Old, NoKL
+from whet.objective.policy import Objective
+from whet.objective.presets.preset import Preset
+from whet.objective.ratio import SamplerProduct, SamplerTokenRatio, TokenRatio
+from whet.objective.scale import GroupStd, NoScale, WhitenTokens
+from whet.objective.select import ClipCovariance, TieCovariance
+from whet.objective.steps import AnchoredSteps, StepSum
+from whet.objective.terms import ImitateRight, SquaredError
+
+SMALL_CRITIC = {"critic": {"learning_rate": 1e-3}}  # it starts from nothing and has 40 steps
+
+PPO = Preset(
+    Objective(
+        "ppo",
+        GAE(1.0, 0.95),
+        WhitenTokens(),
+        TokenRatio(),
+        PPOClip(0.2, 0.2),
+        TokenMean(),
+        K1Reward(0.02),
+        value=SquaredError(0.1),
+    ),
+    title="PPO",
+    paper="Schulman et al. 2017, arXiv 1707.06347; for language models Ouyang et al. 2022, arXiv 2203.02155",
+    formula="J = E min(r A, clip(r, 0.8, 1.2) A) - c (V - T)^2 / 2,  A = GAE(1, 0.95),  r_t -= beta log(pi/ref)",
+    fixes="credit for each token",
+    breaks="a badly fitted critic poisons every advantage without a sign; two trained models",
+    deviations=(
+        "gamma 1: a completion has one terminal reward; beta 0.02 is InstructGPT's; lam 0.95 and c 0.1 are TRL's",
+        "no clipping of the value by default (objective.value=clipped_error has it), no entropy bonus",
+        "V behind the last token is 0, for truncated completions too",
+    ),
+    run={"batch": {"updates_per_step": 4}},
+    small_run=SMALL_CRITIC,
+)
+
+PPO_DUAL = Preset(
+    Objective(
+        "ppo_dual",
+        GAE(1.0, 0.95),
+        WhitenTokens(),
+        TokenRatio(),
+        DualClip(0.2, 0.2, 3.0),
+        TokenMean(),
+        K1Reward(0.02),
+        value=SquaredError(0.1),
+    ),
+    title="PPO, dual clip",
+    paper="Ye et al. 2020, arXiv 1912.09729",
+    formula="for A < 0: max(min(r A, clip(r) A), 3 A)",
+    fixes="huge updates on stale bad tokens",
+    breaks="those tokens can no longer be pulled down",
+    deviations=("all but the clip is this package's PPO",),
+    run={"batch": {"updates_per_step": 4}},
+    small_run=SMALL_CRITIC,
+)
+
+PPO_PENALTY = Preset(
+    Objective(
+        "ppo_penalty",
+        GAE(1.0, 0.95),
+        WhitenTokens(),
+        TokenRatio(),
+        Unclipped(),
+        TokenMean(),
+        K3Old(1.0),
+        value=SquaredError(0.1),
+        control=Doubling(0.01),
+    ),
+    title="PPO, adaptive KL penalty",
+    paper="Schulman et al. 2017, section 4, arXiv 1707.06347",
+    formula="J = E[ r A - beta KL(old, pi) ],  beta halved or doubled to keep the KL near its target",
+    fixes="the dead zones of a clip",
+    breaks="holds to the policy that wrote the batch, not to a reference; inert with one update a batch",
+    deviations=(
+        "the KL is the estimate r - 1 - log r on sampled tokens: 0 at ratio 1 and quieter than log(old/pi)",
+        "the factors 2 and 1.5, the target 0.01 and beta 1 at the start are not read in the paper",
+    ),
+    run={"batch": {"updates_per_step": 4}},
+    small_run=SMALL_CRITIC,
+)
+
+VAPO = Preset(
+    Objective(
+        "vapo",
+        DecoupledGAE(0.05, 1.0),
+        WhitenTokens(),
+        TokenRatio(),
+        PPOClip(0.2, 0.28),
+        TokenMean(),
+        NoKL(),
+        imitate=ImitateRight(0.1),
+        value=SquaredError(0.1, warmup=10),
+    ),
+    title="VAPO",
+    paper="Yue et al. 2025, VAPO, arXiv 2504.05118",
+    formula="PPO with lam_i = 1 - 1/(0.05 n_i), critic lam 1, clip 0.2/0.28, + 0.1 NLL of right completions",
+    fixes="the critic's bias on long completions, mixed lengths, sparse rewards",
+    breaks="everything a critic costs; completions under 20 tokens get lam 0",
+    deviations=(
+        "10 steps in which only the critic learns (a summary says about 50), whitening and c = 0.1 are whet's choice",
+        "right means that the reward's first part is 1",
+    ),
+    run={"batch": {"updates_per_step": 4}},
+    small_run={**SMALL_CRITIC, "objective": {"baseline": {"alpha": 1.0}, "value": {"warmup": 5}}},
+)
+
+VTRACE = Preset(
+    Objective(
+        "vtrace",
+        VTrace(),
+        NoScale(),
+        TokenRatio(),
+        OnPolicy(),
+        TokenMean(),
+        NoKL(),
+        keep=Fresh(4),
+        value=SquaredError(0.1),
+    ),
+    title="V-trace",
+    paper="Espeholt et al. 2018, IMPALA, arXiv 1802.01561",
+    formula="A_t = rho_t (r_t + v_{t+1} - V_t),  v by the truncated traces rho, c = min(1, pi/mu)",
+    fixes="completions of an older policy: both the critic's target and the advantage are corrected",
+    breaks="a product of thousands of c leaves nothing of the terminal reward at the first tokens",
+    deviations=("at most 4 versions of staleness and c = 0.1 are whet's choice",),
+    run={"batch": {"staleness": 1}},
+    small_run=SMALL_CRITIC,
+)
+
+DPPO_TV = Preset(
+    Objective("dppo_tv", GroupMean(), NoScale(), SamplerTokenRatio(), VariationMask(0.15, 0.15), FixedLength(), NoKL()),
+    title="DPPO (total variation)",
+    paper="Qi et al. 2026, DPPO, arXiv 2602.04879",
+    formula="J = 1/(N L) SUM mask r A,  mask 0 if the probability moved by more than 0.15 with A",
+    fixes="a ratio clip holds rare tokens too tightly and frequent ones too loosely",
+    breaks="needs exact probabilities of the sampler",
+    deviations=("the ratio is capped at 10000 as in the authors' script",),
+)
+
+DPPO_KL = Preset(
+    Objective("dppo_kl", GroupMean(), NoScale(), SamplerTokenRatio(), DivergenceMask(0.05), FixedLength(), NoKL()),
+    title="DPPO (KL)",
+    paper="Qi et al. 2026, DPPO, arXiv 2602.04879",
+    formula="J = 1/(N L) SUM mask r A,  mask 0 if the binary KL(mu, pi) > 0.05 and the token moved with A",
+    fixes="a ratio clip holds rare tokens too tightly and frequent ones too loosely",
+    breaks="needs exact probabilities of the sampler",
+    deviations=("the ratio is capped at 10000 as in the authors' script",),
+)
+
+VESPO = Preset(
+    Objective("vespo", GroupMean(), GroupStd(), SamplerProduct(), GammaGate(), TokenMean(), NoKL()),
+    title="VESPO",
+    paper="VESPO 2026, arXiv 2602.10693",
+    formula="J = 1/M SUM sg[w^k exp(lam (1 - w))] A log pi,  w = pi(completion) / mu(completion)",
+    fixes="off-policy completions fade smoothly instead of being cut",
+    breaks="a product ratio drifts with the length: long completions tend to vanish",
+    deviations=("the aggregate is TRL's; the paper was not read on this point",),
+)
+
+CLIP_COV = Preset(
+    Objective(
+        "clip_cov",
+        GroupMean(),
+        GroupStd(),
+        TokenRatio(),
+        PPOClip(1.0, 1.0),
+        TokenMean(),
+        NoKL(),
+        select=ClipCovariance(),
+    ),
+    title="Clip-Cov",
+    paper="Cui et al. 2025, The Entropy Mechanism, arXiv 2505.22617",
+    formula="a random 2e-4 of the tokens with 1 < cov(A, log pi) < 5 get no gradient",
+    fixes="entropy collapse: the few tokens that cost most of it are left out",
+    breaks="random; the bounds belong to the scale of A",
+    deviations=(
+        "means, count and draw belong to the whole batch and use the log-probabilities it was written with",
+        "the authors' dual clip of 10 is left out",
+    ),
+)
+
+KL_COV = Preset(
+    Objective(
+        "kl_cov",
+        GroupMean(),
+        GroupStd(),
+        TokenRatio(),
+        Unclipped(),
+        TokenMean(),
+        AbsoluteOld(1.0),
+        select=TieCovariance(2e-3),
+    ),
+    title="KL-Cov",
+    paper="Cui et al. 2025, The Entropy Mechanism, arXiv 2505.22617",
+    formula="J = r A - |log r| on the 0.2 % of tokens with the largest cov(A, log pi)",
+    fixes="entropy collapse: the few tokens that cost most of it are held back",
+    breaks="with one update a batch the term is exactly 0",
+    deviations=("means and share belong to the whole batch and use the log-probabilities it was written with",),
+    run={"batch": {"updates_per_step": 4}},
+)
+
+GRPO_PROCESS = Preset(
+    Objective("grpo_process", StepSum(), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), SequenceMean(), K3(0.04)),
+    title="GRPO with process rewards",
+    paper="Shao et al. 2024, DeepSeekMath section 4.1.3, arXiv 2402.03300",
+    formula="A_t = SUM over steps ending at or after t of (r - mean) / std of the group's steps",
+    fixes="one credit for all tokens: each step is judged",
+    breaks="|A| grows with the steps that remain; many steps own the statistics",
+    deviations=("epsilon 0.2 is PPO's; step_mean and step_delta are whet's variants",),
+    run={"reward": {"parts": [{"reward": "exact_answer"}, {"reward": "working_steps", "weight": 0.0}]}},
+)
+
+GIGPO = Preset(
+    Objective("gigpo", AnchoredSteps(1.0, 0.95), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), NoKL()),
+    title="GiGPO",
+    paper="Feng et al. 2025, GiGPO, arXiv 2505.10978",
+    formula="A = (R - mean_g) + w (step return - mean over steps from the same state)",
+    fixes="long completions and agents: steps taken from the same state are compared with each other",
+    breaks="a state seen once adds nothing",
+    deviations=(
+        "gamma 0.95 and the aggregate were not read in the paper",
+        "in a single completion a step is a sentence and its state the text before it",
+    ),
+)

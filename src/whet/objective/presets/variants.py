@@ -1,0 +1,178 @@
+"""Rows that tame the ratio, the shares or the credit in other ways."""
+
+from __future__ import annotations
+
+from whet.objective.advantage import (
+    GroupMean,
+    LengthWeightedMean,
+    PartwiseGroup,
+    PromptTracker,
+)
+from whet.objective.aggregate import LearnedLength, SequenceMean, SequenceSum, TokenMean
+from whet.objective.clip import Cap, OnPolicy, PPOClip
+from whet.objective.gates import GeometricMean, SoftGate
+from whet.objective.kl import NoKL
+from whet.objective.pass_at_k import PassAtK
+from whet.objective.policy import Objective
+from whet.objective.presets.preset import Preset
+from whet.objective.ratio import SegmentRatio, SequenceRatio, TokenRatio
+from whet.objective.scale import GroupMeanScale, GroupStd, NoScale, WhitenCompletions
+from whet.objective.terms import TopK
+
+GSPO = Preset(
+    Objective("gspo", GroupMean(), GroupStd(), SequenceRatio(), PPOClip(3e-4, 4e-4), SequenceMean(), NoKL()),
+    title="GSPO",
+    paper="Zheng et al. 2025, Group Sequence Policy Optimization, arXiv 2507.18071",
+    formula="J = 1/G SUM_i min(s A, clip(s, 1-l, 1+h) A),  s = (pi(completion) / pi_old(completion))^(1/n)",
+    fixes="the noise of token ratios, and the instability it causes in mixtures of experts",
+    breaks="a completion is clipped whole or not at all; a clip share of most completions is normal",
+    deviations=("log s is capped at 10 against overflow",),
+)
+
+GSPO_TOKEN = Preset(
+    Objective("gspo_token", GroupMean(), GroupStd(), SequenceRatio(), PPOClip(3e-4, 4e-4), SequenceMean(), NoKL()),
+    title="GSPO-token",
+    paper="Zheng et al. 2025, Group Sequence Policy Optimization, arXiv 2507.18071",
+    formula="J = 1/G SUM_i 1/n SUM_t min(s_t A_t, clip(s_t) A_t),  s_t = sg[s] pi/sg[pi]",
+    fixes="GSPO where tokens have advantages of their own: the clip looks at the sign of A_t",
+    breaks="with one advantage a completion its gradient is GSPO's, exactly",
+    deviations=("the row differs from GSPO only with a baseline that credits tokens, such as step_sum",),
+)
+
+LUSPO = Preset(
+    Objective("luspo", GroupMean(), GroupStd(), SequenceRatio(), PPOClip(2e-3, 2.5e-3), SequenceSum(), NoKL()),
+    title="LUSPO",
+    paper="LUSPO 2026, arXiv 2602.05261",
+    formula="J = 1/G SUM_i n_i min(s A, clip(s, 1-l, 1+h) A),  s as in GSPO",
+    fixes="GSPO's dilution of long completions: each token counts the same again",
+    breaks="long completions dominate the gradient",
+    deviations=("l and h were read in a framework's documentation that quotes the paper, not in the paper",),
+)
+
+CISPO = Preset(
+    Objective("cispo", GroupMean(), GroupStd(), TokenRatio(), Cap(5.0), TokenMean(), NoKL()),
+    title="CISPO",
+    paper="MiniMax 2025, MiniMax-M1, arXiv 2506.13585",
+    formula="J = 1/M SUM_i SUM_t sg[min(r, cap)] A log pi",
+    fixes="rare tokens with a large ratio keep learning instead of being clipped away",
+    breaks="no trust region at all: drift is not bounded",
+    deviations=(
+        "the paper does not disclose its cap; 5 is ScaleRL's (arXiv 2510.13786)",
+        "the paper also filters groups and punishes overlong completions; this row is its loss alone",
+    ),
+)
+
+GMPO = Preset(
+    Objective("gmpo", GroupMean(), GroupStd(), TokenRatio(), GeometricMean(0.4), SequenceMean(), NoKL()),
+    title="GMPO",
+    paper="Zhao et al. 2025, Geometric-Mean Policy Optimization, arXiv 2507.20673",
+    formula="J = 1/G SUM_i A exp(1/n SUM_t clip(log r, -w, w)),  clipped on the side A pushes to",
+    fixes="outlier tokens: one large ratio no longer dominates a completion",
+    breaks="one scale for a whole completion",
+)
+
+SAPO = Preset(
+    Objective("sapo", GroupMean(), GroupStd(), TokenRatio(), SoftGate(1.0, 1.05), SequenceMean(), NoKL()),
+    title="SAPO",
+    paper="Gao et al. 2025, Soft Adaptive Policy Optimization, arXiv 2511.20347",
+    formula="J = 1/G SUM_i 1/n SUM_t (4/tau) sigmoid(tau (r - 1)) A,  tau by the sign of A",
+    fixes="the dead zones of a hard clip",
+    breaks="the weight never reaches zero: drift is slowed, not stopped",
+)
+
+GRPO_SEGMENT = Preset(
+    Objective("grpo_segment", GroupMean(), GroupStd(), SegmentRatio(), PPOClip(0.2, 0.2), SequenceMean(), NoKL()),
+    title="GRPO with sentence ratios (after SSPO)",
+    paper="Yang et al. 2025, SSPO, arXiv 2511.04256",
+    formula="J = 1/G SUM_i 1/n SUM_t min(s_j A, clip(s_j) A),  s_j the geometric mean ratio of t's sentence",
+    fixes="the noise of token ratios without dropping whole completions",
+    breaks="depends on where a sentence ends",
+    deviations=(
+        "not the paper's method: its split rule and entropy-dependent bounds could not be read, only the level is its",
+        "sentences end at punctuation; clip 0.2 and the aggregate are whet's choice",
+    ),
+)
+
+LAMBDA_GRPO = Preset(
+    Objective("lambda_grpo", GroupMean(), GroupStd(), TokenRatio(), PPOClip(0.2, 0.2), LearnedLength(), NoKL()),
+    title="lambda-GRPO (2510.06870)",
+    paper="Wang et al. 2025, lambda-GRPO, arXiv 2510.06870",
+    formula="J = 1/M SUM_i f_i SUM_t min(r A, clip(r) A),  f = G softmax_g(h^lambda),  h = 1 + z(n) / 9",
+    fixes="the choice between length rules: lambda is learned, 0 is the token mean",
+    breaks="lambda learns to weigh whatever length had a positive advantage",
+    deviations=(
+        "1/9, lambda 0 at the start and its rate 0.1 were read in a third-party implementation",
+        "two other papers use this name (2509.21154, 2510.00194): they are other methods",
+    ),
+)
+
+OPO = Preset(
+    Objective("opo", LengthWeightedMean(), NoScale(), TokenRatio(), OnPolicy(), TokenMean(), NoKL()),
+    title="OPO",
+    paper="Hao et al. 2025, On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
+    formula="J = 1/M SUM_i (R_i - b) SUM_t log pi,  b = SUM_j n_j R_j / SUM_j n_j",
+    fixes="variance: the optimal baseline if the squared gradient norm grows with the length",
+    breaks="the advantages of a group do not sum to 0; exactly one update a batch",
+    deviations=("token_mean is verl's aggregate for it; the paper was not read on this point",),
+)
+
+MAXRL = Preset(
+    Objective("maxrl", GroupMean(), GroupMeanScale(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), NoKL()),
+    title="MaxRL",
+    paper="MaxRL 2026, arXiv 2602.02710",
+    formula="A = (R - mean) / mean,  R in {0, 1};  a group without success has A = 0",
+    fixes="the emphasis on what is already easy: a prompt counts with 1 / its success rate",
+    breaks="rewards other than 0 and 1 are undefined; one success in 64 has A = 63",
+    deviations=(
+        "clip and aggregate are whet's choice",
+        "with 0 for groups without success the estimator targets the order G - 1 of the paper's series, not G",
+    ),
+)
+
+PASS_AT_K = Preset(
+    Objective("pass_at_k", PassAtK(4), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), NoKL()),
+    title="pass@k",
+    paper="Chen et al. 2025, Pass@k Training, arXiv 2508.10751",
+    formula="rho = 1 - C(n-c,k)/C(n,k);  A = (rho given the completion - rho) / sqrt(rho (1 - rho))",
+    fixes="the loss of exploration when only the mean success counts",
+    breaks="prompts that are solved by half teach little; entropy rises",
+    deviations=(
+        "clip and aggregate are whet's choice; k = 4",
+        "other estimators of the same aim: objective.baseline=pass_at_k_marginal, best_minus_second",
+    ),
+)
+
+SIMKO = Preset(
+    Objective("simko", GroupMean(), GroupStd(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), NoKL(), smooth=TopK()),
+    title="SimKO",
+    paper="Peng et al. 2025, SimKO, arXiv 2510.14807",
+    formula="at forking tokens of right completions r -> 0.99 r + 0.01/3 SUM_k r_k; wrong top tokens: A * 1.1",
+    fixes="probability piling up on one token, and with it the loss of pass@k",
+    breaks="one more quantity of the forward pass",
+    deviations=("the top 3 are those of the policy at the update; their ratio has the value of the sampled token's",),
+)
+
+GDPO = Preset(
+    Objective("gdpo", PartwiseGroup(), WhitenCompletions(), TokenRatio(), PPOClip(0.2, 0.2), SequenceMean(), NoKL()),
+    title="GDPO",
+    paper="Liu et al. 2026, GDPO, arXiv 2601.05242",
+    formula="A_k = (R_k - mean_g) / std_g per part;  A = whiten(SUM_k w_k A_k)",
+    fixes="reward parts with a small spread drowned by those with a large one",
+    breaks="amplifies a part that hardly varies; needs at least two parts",
+    deviations=("whitened over completions; clip and aggregate are whet's choice",),
+    run={"reward": {"parts": [{"reward": "exact_answer"}, {"reward": "think_format", "weight": 0.5}]}},
+)
+
+SPO = Preset(
+    Objective("spo", PromptTracker(), WhitenCompletions(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), NoKL()),
+    title="SPO (single-stream, 2509.13232)",
+    paper="Xu et al. 2025, Single-stream Policy Optimization, arXiv 2509.13232",
+    formula="A = whiten(R - v(prompt)),  v a Beta tracker of the prompt's past rewards",
+    fixes="groups: one completion a prompt is enough, and none is wasted on prompts that agree",
+    breaks="needs to see a prompt again for its tracker to mean anything; rewards must be in [0, 1]",
+    deviations=(
+        "the tracker forgets by one factor, 0.9, not by the policy's KL since the last visit",
+        "clip and aggregate are whet's choice",
+    ),
+    run={"batch": {"group_size": 1}},
+)

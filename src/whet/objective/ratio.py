@@ -1,0 +1,155 @@
+"""How far has the policy moved since the batch was written? The level at which that is measured.
+
+A ratio is `(log_ratio, batch) -> [N, T]`, with log_ratio = logp - old_logp (or behavior_logp, where `against` says
+so); no gradient flows through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.component import Component
+from whet.types import TokenBatch
+
+LARGEST_LOG = 10.0
+
+
+class Ratio(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    against: ClassVar[str]  # the field of the batch the policy is measured against
+    whole_completion: ClassVar[bool]
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+class _AgainstOld(Component):
+    against: ClassVar[str] = "old_logp"
+    whole_completion: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class TokenRatio(_AgainstOld):
+    """r_it = exp(logp_it - old_logp_it). Schulman 2017 (1707.06347), section 3."""
+
+    name: ClassVar[str] = "token"
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+        return log_ratio.masked_fill(~batch.action, 0.0).exp()
+
+    def words(self) -> str:
+        return "measure the policy's move token by token"
+
+    def symbols(self) -> str:
+        return "r = pi(a_t) / pi_old(a_t)"
+
+
+@dataclass(frozen=True)
+class SequenceRatio(_AgainstOld):
+    """s_i = exp(1/n_i SUM_t log r_it), on every token of i. Zheng 2025 (2507.18071), eq. 7.
+
+    The mean runs over the trained tokens only. log s is capped at 10: past it a float32 product with A overflows.
+    """
+
+    name: ClassVar[str] = "sequence"
+    whole_completion: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+        action = batch.action
+        total = log_ratio.masked_fill(~action, 0.0).sum(-1, keepdim=True)
+        mean = total / action.sum(-1, keepdim=True).clamp(min=1)
+        return mean.clamp(max=LARGEST_LOG).exp().expand_as(log_ratio).masked_fill(~action, 1.0)
+
+    def words(self) -> str:
+        return "measure the policy's move by the geometric mean over the whole completion"
+
+    def symbols(self) -> str:
+        return "r = (pi(completion) / pi_old(completion))^(1/n_i)"
+
+
+@dataclass(frozen=True)
+class SequenceProduct(_AgainstOld):
+    """Pi_i = exp(SUM_t log r_it), on every token of i: the importance ratio of the completion as one action.
+
+    Unbiased and of huge variance: it drifts with the length of the completion. Its log is capped at 10.
+    """
+
+    name: ClassVar[str] = "sequence_product"
+    whole_completion: ClassVar[bool] = True
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+        action = batch.action
+        total = log_ratio.masked_fill(~action, 0.0).sum(-1, keepdim=True)
+        return total.clamp(max=LARGEST_LOG).exp().expand_as(log_ratio).masked_fill(~action, 1.0)
+
+    def words(self) -> str:
+        return "measure the policy's move by the probability ratio of the whole completion"
+
+    def symbols(self) -> str:
+        return "r = pi(completion) / pi_old(completion)"
+
+
+@dataclass(frozen=True)
+class SegmentRatio(_AgainstOld):
+    """s_ij = exp(mean_{t in segment j} log r_it), on every token of segment j of completion i.
+
+    The level between token and sequence that Yang 2025 (2511.04256) argues for; the paper's rule for cutting a completion
+    and its entropy-dependent bounds could not be read, so this is the ratio alone, cut at punctuation.
+    """
+
+    name: ClassVar[str] = "segment"
+    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
+        if batch.segment is None:
+            raise ValueError("the segment ratio needs segment and the batch has none")
+        action, inside = batch.action, batch.segment.clamp(min=0)
+        zeros = torch.zeros(len(inside), int(inside.max()) + 1, dtype=log_ratio.dtype, device=log_ratio.device)
+        total = zeros.scatter_add(1, inside, log_ratio.masked_fill(~action, 0.0))
+        count = zeros.scatter_add(1, inside, action.to(log_ratio.dtype))
+        mean = (total / count.clamp(min=1)).gather(1, inside)
+        return mean.clamp(max=LARGEST_LOG).exp().masked_fill(~action, 1.0)
+
+    def words(self) -> str:
+        return "measure the policy's move by the geometric mean over each sentence"
+
+    def symbols(self) -> str:
+        return "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
+
+
+@dataclass(frozen=True)
+class SamplerTokenRatio(TokenRatio):
+    """r_it = exp(logp_it - behavior_logp_it): against the policy that sampled, so staleness and mismatch are in it."""
+
+    name: ClassVar[str] = "sampler_token"
+    against: ClassVar[str] = "behavior_logp"
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+
+    def words(self) -> str:
+        return "measure the policy's move token by token from the policy that sampled"
+
+    def symbols(self) -> str:
+        return "r = pi(a_t) / mu(a_t), mu the sampler"
+
+
+@dataclass(frozen=True)
+class SamplerProduct(SequenceProduct):
+    """Pi_i = exp(SUM_t (logp - behavior_logp)): the importance ratio of the completion against the policy that sampled."""
+
+    name: ClassVar[str] = "sampler_product"
+    against: ClassVar[str] = "behavior_logp"
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
+
+    def words(self) -> str:
+        return "measure the policy's move by the probability ratio of the whole completion to the sampler's"
+
+    def symbols(self) -> str:
+        return "r = pi(completion) / mu(completion), mu the sampler"

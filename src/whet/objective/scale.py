@@ -1,0 +1,170 @@
+"""In which unit is the difference measured? Scales: `(centred, batch) -> [N, T]`, over all scored samples of the step.
+
+`centred` is [N, T], 0 where not an action. Statistics are taken once, over the whole collected batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.component import Component
+from whet.objective.statistics import STD_FLOOR, group_moments, spread
+from whet.types import TokenBatch, WhetError
+
+
+class Scale(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self, centred: str) -> str: ...
+
+
+def _divided(centred: Tensor, std: Tensor) -> Tensor:
+    # without a spread there is nothing to measure by: the floor alone would blow a difference up a million times
+    return torch.where(std > 0, centred / (std + STD_FLOOR), 0.0)
+
+
+@dataclass(frozen=True)
+class NoScale(Component):
+    """A = R - b."""
+
+    name: ClassVar[str] = "none"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        return centred
+
+    def words(self) -> str:
+        return "keep the difference as it is"
+
+    def symbols(self, centred: str) -> str:
+        return centred
+
+
+@dataclass(frozen=True)
+class GroupStd(Component):
+    """A = (R - b) / (std_g(R) + 1e-6), Bessel's std. Shao 2024 (2402.03300), section 4.1.1 (ddof, floor unstated)."""
+
+    name: ClassVar[str] = "group_std"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        return _divided(centred, group_moments(batch.reward, batch.group).std[:, None])
+
+    def words(self) -> str:
+        return "divide the difference by the spread of the group"
+
+    def symbols(self, centred: str) -> str:
+        return f"({centred}) / (std_g(R) + {STD_FLOOR:g})"
+
+
+@dataclass(frozen=True)
+class DrawnStd(Component):
+    """A = (R - b) / (std + 1e-6), over every reward drawn for the prompt, trained on or not. Goes with drawn_mean."""
+
+    name: ClassVar[str] = "drawn_std"
+    needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        if batch.drawn is None:
+            raise ValueError("drawn_std needs the moments of all rewards drawn and the batch has none")
+        return _divided(centred, batch.drawn[:, 2:])
+
+    def words(self) -> str:
+        return "divide the difference by the spread of all completions drawn for the prompt"
+
+    def symbols(self, centred: str) -> str:
+        return f"({centred}) / (std_drawn(R) + {STD_FLOOR:g})"
+
+
+@dataclass(frozen=True)
+class GroupMeanScale(Component):
+    """A = (R - b) / mean_g(R); 0 for a group without success. arXiv 2602.02710 (2026). Rewards must be 0 or 1."""
+
+    name: ClassVar[str] = "group_mean"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        scored = batch.reward[~batch.reward.isnan()]
+        if not ((scored == 0) | (scored == 1)).all():
+            raise WhetError("objective.scale=group_mean is defined for rewards of 0 or 1 only; use an accuracy reward")
+        mean = group_moments(batch.reward, batch.group).mean[:, None]
+        return torch.where(mean > 0, centred / mean.clamp(min=1e-12), 0.0)
+
+    def words(self) -> str:
+        return "divide the difference by the share of right completions: rare successes count most"
+
+    def symbols(self, centred: str) -> str:
+        return f"({centred}) / mean_g(R)"
+
+
+def _tokens(batch: TokenBatch) -> Tensor:
+    return batch.action & ~batch.reward.isnan()[:, None]
+
+
+@dataclass(frozen=True)
+class TokenStd(Component):
+    """A = (R - b) / (std over all action tokens of the batch + 1e-6). Hu 2025 (2501.03262), the baseline form.
+
+    One scale for easy and hard prompts; a long completion weighs with its length.
+    """
+
+    name: ClassVar[str] = "token_std"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        return _divided(centred, spread(centred[_tokens(batch)])[1])
+
+    def words(self) -> str:
+        return "divide the difference by its spread over all tokens of the batch"
+
+    def symbols(self, centred: str) -> str:
+        return f"({centred}) / (std_tokens + {STD_FLOOR:g})"
+
+
+@dataclass(frozen=True)
+class WhitenTokens(Component):
+    """A = (x - mean) / (std + 1e-6), both over all action tokens of the batch. Hu 2025 (2501.03262).
+
+    Small advantages may change their sign, and a KL in the reward loses its scale. Bessel's std: the difference to
+    the population std of some code bases is 1 / (2 M).
+    """
+
+    name: ClassVar[str] = "whiten_tokens"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        tokens = _tokens(batch)
+        mean, std = spread(centred[tokens])
+        return torch.where(tokens & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
+
+    def words(self) -> str:
+        return "move and scale the differences to mean 0 and spread 1 over all tokens of the batch"
+
+    def symbols(self, centred: str) -> str:
+        return f"whiten_tokens({centred})"
+
+
+@dataclass(frozen=True)
+class WhitenCompletions(Component):
+    """A = (x - mean) / (std + 1e-6), both over the completions of the batch, each counted once. Liu 2026 (2601.05242).
+
+    Defined where every token of a completion has the same difference.
+    """
+
+    name: ClassVar[str] = "whiten_completions"
+
+    def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
+        each = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)
+        counted = ~batch.reward.isnan() & (batch.lengths > 0)
+        mean, std = spread(each[counted])
+        return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
+
+    def words(self) -> str:
+        return "move and scale the differences to mean 0 and spread 1 over the completions of the batch"
+
+    def symbols(self, centred: str) -> str:
+        return f"whiten_completions({centred})"

@@ -1,0 +1,309 @@
+"""Terms beside the policy's: the entropy bonus, the critic's error, imitation of right completions, top-k smoothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.objective.advantage import Memory
+from whet.objective.component import Component
+from whet.types import Extras, TokenBatch, Totals
+
+
+class Entropy(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def coefficient(self, memory: Memory) -> float: ...
+
+    def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory: ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoBonus(Component):
+    name: ClassVar[str] = "none"
+
+    def coefficient(self, memory: Memory) -> float:
+        return 0.0
+
+    def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
+        return memory
+
+    def symbols(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Bonus(NoBonus):
+    """J += weight * H(pi) at each action, with the policy's shares. Schulman 2017 (1707.06347), eq. 9."""
+
+    weight: float = 0.01
+    name: ClassVar[str] = "bonus"
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"entropy.weight is {self.weight}; give a number above 0, or objective.entropy=none")
+
+    def coefficient(self, memory: Memory) -> float:
+        return self.weight
+
+    def words(self) -> str:
+        return f"reward the policy's entropy with {self.weight:g}"
+
+    def symbols(self) -> str:
+        return f" + {self.weight:g} H"
+
+
+@dataclass(frozen=True)
+class BonusToTarget(NoBonus):
+    """J += c H while H <= target; after a step c moves by `step`, up if H <= target, else down, within [0, most].
+
+    The controller of Skywork-OR1 (2505.22312) as whet reads it; its constants depend on the model.
+    """
+
+    target: float = 0.2
+    step: float = 0.005
+    most: float = 0.1
+    name: ClassVar[str] = "bonus_to_target"
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
+
+    def __post_init__(self) -> None:
+        if min(self.target, self.step, self.most) <= 0:
+            raise ValueError("entropy.target, step and most must be numbers above 0")
+
+    def coefficient(self, memory: Memory) -> float:
+        return memory.get("entropy_weight", 0.0) if memory.get("entropy_low", 0.0) else 0.0
+
+    def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
+        low = metrics["entropy"] <= self.target
+        now = memory.get("entropy_weight", 0.0) + (self.step if low else -self.step)
+        return {**memory, "entropy_weight": min(max(now, 0.0), self.most), "entropy_low": float(low)}
+
+    def words(self) -> str:
+        return f"hold the policy's entropy at {self.target:g} nats or more by a bonus that is turned up as needed"
+
+    def symbols(self) -> str:
+        return " + c H"
+
+
+class Value(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    @property
+    def coefficient(self) -> float: ...
+
+    @property
+    def warmup(self) -> float: ...
+
+    def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
+        """[N, T], for each action."""
+        ...
+
+    def words(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoCritic(Component):
+    name: ClassVar[str] = "none"
+
+    @property
+    def coefficient(self) -> float:
+        return 0.0
+
+    @property
+    def warmup(self) -> float:
+        return 0.0
+
+    def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
+        return torch.zeros_like(value)
+
+
+@dataclass(frozen=True)
+class SquaredError(Component):
+    """coefficient * (V - target)^2 / 2, the mean over the step's actions. Schulman 2017 (1707.06347), eq. 9.
+
+    For the first `warmup` steps only the critic learns.
+    """
+
+    coefficient: float = 0.1
+    warmup: float = 0.0
+    name: ClassVar[str] = "squared_error"
+    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+
+    def __post_init__(self) -> None:
+        if not self.coefficient > 0 or self.warmup < 0:
+            raise ValueError(f"value.coefficient is {self.coefficient}, warmup {self.warmup}; give > 0 and >= 0")
+
+    def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
+        if batch.target is None:
+            raise ValueError("the critic's error needs a target: call Objective.advantage with a baseline of a critic")
+        return 0.5 * (value - batch.target.to(value.dtype)) ** 2
+
+    def words(self) -> str:
+        first = f"; alone for the first {self.warmup:g} steps" if self.warmup else ""
+        return f"train the critic on its squared error, times {self.coefficient:g}{first}"
+
+
+@dataclass(frozen=True)
+class ClippedError(SquaredError):
+    """max((V - T)^2, (clip(V, V_old - width, V_old + width) - T)^2) / 2. Folklore: not in a paper."""
+
+    width: float = 0.2
+    name: ClassVar[str] = "clipped_error"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.width > 0:
+            raise ValueError(f"value.width is {self.width}; give a number above 0")
+
+    def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
+        if batch.value is None or batch.target is None:
+            raise ValueError("the clipped error needs the critic's value before the update and its target")
+        before, target = batch.value.to(value.dtype), batch.target.to(value.dtype)
+        held = torch.clamp(value, before - self.width, before + self.width)
+        return 0.5 * torch.maximum((value - target) ** 2, (held - target) ** 2)
+
+    def words(self) -> str:
+        return super().words() + f", held within {self.width:g} of what it said before"
+
+
+class Imitate(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        """What is added to share * weight * A in front of logp: [N, T]; None for nothing."""
+        ...
+
+    def words(self) -> str: ...
+
+    def symbols(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoImitation(Component):
+    name: ClassVar[str] = "none"
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        return None
+
+    def symbols(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class ImitateRight(Component):
+    """J += weight / M_right SUM_{right completions} SUM_t log pi, M_right their tokens in the whole step.
+
+    Yue 2025 (2504.05118), the positive-example loss. Right means that the reward's first part is 1.
+    """
+
+    weight: float = 0.1
+    name: ClassVar[str] = "right_completions"
+    needs: ClassVar[frozenset[str]] = frozenset({"parts"})
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"imitate.weight is {self.weight}; give a number above 0, or objective.imitate=none")
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        if batch.correct is None:
+            raise ValueError("imitation of right completions needs the reward's parts and the batch has none")
+        each = self.weight / max(totals.correct_tokens, 1)
+        return (batch.action & batch.correct[:, None]).double() * each
+
+    def words(self) -> str:
+        return f"imitate right completions with {self.weight:g}"
+
+    def symbols(self) -> str:
+        return f" + {self.weight:g}/M_right SUM_right log pi"
+
+
+class Smooth(Protocol):
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    @property
+    def num_top(self) -> int: ...
+
+    def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
+        """The advantage as the loss uses it."""
+        ...
+
+    def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
+        """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
+        ...
+
+    def words(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NoSmoothing(Component):
+    name: ClassVar[str] = "none"
+
+    @property
+    def num_top(self) -> int:
+        return 0
+
+    def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
+        return advantage
+
+    def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class TopK(Component):
+    """At forking tokens a right completion teaches the `top` likeliest tokens too. Peng 2025 (2510.14807).
+
+    Forking: entropy above the completion's `quantile`. Right completions (first reward part 1): the sampled token gets
+    (1 - share) of its pull, each of the top tokens share / top. Wrong ones (A < 0) whose sampled token was the
+    likeliest: A *= push. Not an entropy bonus: the pull is spread, its sum stays.
+    """
+
+    share: float = 0.01
+    top: float = 3
+    quantile: float = 0.8
+    push: float = 1.1
+    name: ClassVar[str] = "top_k"
+    needs: ClassVar[frozenset[str]] = frozenset({"top_logp", "parts"})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1 or self.top < 1 or not 0 <= self.quantile < 1 or self.push <= 0:
+            raise ValueError("smooth: give 0 < share < 1, top >= 1, 0 <= quantile < 1 and push > 0")
+
+    @property
+    def num_top(self) -> int:
+        return int(self.top)
+
+    def forking(self, batch: TokenBatch, extras: Extras) -> Tensor:
+        if extras.entropy is None:
+            raise ValueError("top_k needs the entropy of the forward pass and got none")
+        entropy = extras.entropy.detach().masked_fill(~batch.action, float("nan"))
+        threshold = entropy.nanquantile(self.quantile, dim=-1, keepdim=True)
+        return batch.action & (entropy > threshold)
+
+    def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
+        if extras.chose_top is None:
+            raise ValueError("top_k needs to know where the sampled token was the likeliest")
+        harder = self.forking(batch, extras) & extras.chose_top & (advantage < 0)
+        return torch.where(harder, self.push * advantage, advantage)
+
+    def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
+        if batch.correct is None:
+            raise ValueError("top_k needs the reward's parts and the batch has none")
+        right = self.forking(batch, extras) & batch.correct[:, None]
+        return right.double() * self.share
+
+    def words(self) -> str:
+        return f"where the policy was unsure, right completions lift its {self.top:g} likeliest tokens too"

@@ -1,0 +1,141 @@
+"""A judge's preferences between two completions, asked in both orders. Pure.
+
+A verdict is how likely the completion that stands first is the better one: 1, 0, 1/2 for a tie, anything between for a judge
+that is asked for its log-probabilities, None where it could not be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.pipeline.pairs import pair_row
+from whet.types import Message, Prompt
+
+FIRST, SECOND = "A", "B"
+Verdict = float | None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two different completions to one prompt."""
+
+    row: Mapping[str, Any]  # id and prompt, as pairs have them
+    one: str
+    other: str
+    truth: float | None = None  # 1: `one` is better, 0: `other`, 1/2: neither; None: unknown
+
+
+@dataclass(frozen=True)
+class Label:
+    """What both orders came to."""
+
+    preference: float | None  # of `one` over `other`; None: no verdict
+    flipped: bool = False  # the judge preferred a place to a completion
+
+
+def short_question(prompt: Prompt, first: str, second: str) -> tuple[Message, ...]:
+    """A comparison that fits a small model: no rubric, no fences."""
+    return ({"role": "user", "content": f"{prompt.question()}\n{FIRST}:{first}\n{SECOND}:{second}\n?"},)
+
+
+def contests(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Contest], dict[str, int]]:
+    """The first two completions to each prompt that differ, with the truth where they were scored."""
+    found: list[Contest] = []
+    counts = {"prompts": len(rows), "same_completions": 0}
+    for row in rows:
+        completions = list(row["completions"])
+        at = next((at for at, completion in enumerate(completions) if completion != completions[0]), None)
+        if at is None or not completions[0].strip() or not completions[at].strip():
+            counts["same_completions"] += 1
+            continue
+        scores = row.get("scores")
+        truth = None if scores is None else preferred(scores[0], scores[at])
+        found.append(Contest({"id": row["id"], "prompt": row["prompt"]}, completions[0], completions[at], truth))
+    return found, counts
+
+
+def preferred(one: float | None, other: float | None) -> float | None:
+    """Which of two scores is higher, as a verdict."""
+    if one is None or other is None:
+        return None
+    return 0.5 if one == other else float(one > other)
+
+
+def normalised(first: float, second: float) -> float:
+    """P(first) from the log-probabilities of naming the first or the second: e^a / (e^a + e^b)."""
+    gap = second - first
+    return 1 / (1 + math.exp(gap)) if gap < 700 else 0.0
+
+
+def agreed(forth: Verdict, back: Verdict) -> Label:
+    """The mean over both orders; `back` was asked with the completions exchanged. Orders that contradict each other tie.
+
+    Lee 2023 (2309.00267) averages the two; here a contradiction is counted as a flip and teaches nothing.
+    """
+    if forth is None or back is None:
+        return Label(None)
+    turned = 1 - back
+    if (forth - 0.5) * (turned - 0.5) < 0:
+        return Label(0.5, flipped=True)
+    return Label((forth + turned) / 2)
+
+
+def judged_pairs(
+    fought: Sequence[Contest], labels: Sequence[Label], least: float = 0.0, soft: bool = True
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Pairs of those with a winner, at least `least` from 1/2; and what was counted on the way. Only `soft` ones say
+    how sure the judge was: the loss then weighs them by it."""
+    pairs: list[dict[str, Any]] = []
+    counts = dict.fromkeys(("asked", "pairs", "unreadable", "flips", "ties", "unsure", "truth_known", "truth_met"), 0)
+    counts["asked"] = len(fought)
+    for contest, label in zip(fought, labels, strict=True):
+        if label.preference is None:
+            counts["unreadable"] += 1
+        elif label.preference == 0.5:
+            counts["flips" if label.flipped else "ties"] += 1
+        elif abs(label.preference - 0.5) < least:
+            counts["unsure"] += 1
+        else:
+            first_wins = label.preference > 0.5
+            sides = (contest.one, contest.other) if first_wins else (contest.other, contest.one)
+            sure: dict[str, Any] = {"preference": max(label.preference, 1 - label.preference)} if soft else {}
+            pairs.append(pair_row(contest.row, *sides, **sure))
+            if contest.truth is not None and contest.truth != 0.5:
+                counts["truth_known"] += 1
+                counts["truth_met"] += first_wins == (contest.truth == 1)
+    counts["pairs"] = len(pairs)
+    return pairs, counts
+
+
+def judge_marks(fought: Sequence[Contest], labels: Sequence[Label]) -> dict[str, float]:
+    """How a judge does where the truth is known: `judge_accuracy` counts a flip, a tie and silence as misses."""
+    decided = [
+        (contest.truth, label)
+        for contest, label in zip(fought, labels, strict=True)
+        if contest.truth not in (None, 0.5)
+    ]
+    met = [
+        label.preference is not None and (label.preference - 0.5) * (float(truth or 0) - 0.5) > 0
+        for truth, label in decided
+    ]
+    return {
+        "judge_accuracy": sum(met) / len(met) if met else math.nan,
+        "flip_rate": sum(label.flipped for label in labels) / max(1, len(labels)),
+        "tie_rate": sum(label.preference == 0.5 and not label.flipped for label in labels) / max(1, len(labels)),
+        "unreadable": sum(label.preference is None for label in labels) / max(1, len(labels)),
+    }
+
+
+def judge_examples(fought: Sequence[Contest], prompts: Mapping[str, Prompt]) -> list[dict[str, Any]]:
+    """Demonstrations of judging: the letter of the better completion, each contest in both orders."""
+    rows = []
+    for contest in fought:
+        sides = {"straight": (contest.one, contest.other), "turned": (contest.other, contest.one)}
+        for order, (first, second) in sides.items():
+            messages = [dict(message) for message in short_question(prompts[contest.row["id"]], first, second)]
+            letter = FIRST if (contest.truth == 1) == (order == "straight") else SECOND
+            rows.append({"id": f"{contest.row['id']}/{order}", "prompt": messages, "completion": letter})
+    return rows

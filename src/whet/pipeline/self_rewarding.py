@@ -1,0 +1,343 @@
+"""Rounds in which the policy marks its own completions, learns from the marks, and is watched for collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from whet.config.config import SUPERVISED
+from whet.config.sections import RewardSection, Section
+from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks
+from whet.pipeline.bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
+from whet.pipeline.own_scores import (
+    judge_example,
+    mean_score,
+    own_pairs,
+    rubric_question,
+    score_in,
+    short_score_question,
+)
+from whet.pipeline.pairs import prompt_row
+from whet.pipeline.parts import (
+    CHUNK,
+    PAIRS,
+    ROWS,
+    check_training,
+    evaluation,
+    is_marked,
+    marks_stage,
+    model_of,
+    run_told,
+    stage_settings,
+    trained,
+    training,
+    write_rows,
+)
+from whet.pipeline.rounds import POLICY, RoundSettings, checked_method, pair_training, paired, round_prompts, steps_for
+from whet.pipeline.sections import TRAIN_KEYS
+from whet.pipeline.signs import Signs, order_accuracy, prognosis, round_signs, warnings
+from whet.report.text import percent
+from whet.types import Prompt, Sampling
+
+JUDGED, EXAM = "judged.jsonl", "exam.jsonl"
+
+
+class TeachSection(Section):
+    count: int = Field(1024, ge=0, description="demonstrations of a task that keep it answering; 0: none")
+    share_worked: float = Field(0.35, ge=0, le=1, description="of those, the share that shows its working")
+    file: str = Field("", description="demonstrations of your own, with prompt and completion")
+    train: dict[str, Any] = Field({}, description=f"of this first training: {TRAIN_KEYS}")
+
+
+class OwnJudgeSection(Section):
+    question: Literal["rubric", "short"] = Field(
+        "rubric", description="how the policy is asked for a mark: by a rubric of 0 to 5, or as the task teaches it"
+    )
+    times: int = Field(3, ge=1, description="that each completion is judged; the mean counts")
+    temperature: float = Field(0.7, ge=0, description="of judging")
+    max_new_tokens: int = Field(200, ge=1, description="of a judgement: a reason, then the mark")
+    examples: int = Field(
+        512, ge=0, description="questions of a task whose completions teach judging; 0: it is not taught"
+    )
+    file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
+    exam: int = Field(64, ge=0, description="held-out questions of a task that the judge is examined on in every round")
+
+
+class SelfRewardingSettings(RoundSettings):
+    """The policy's own marks, and an anchor if wanted."""
+
+    prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
+    completions: int = Field(4, ge=2, description="that the policy writes to each prompt and judges")
+    teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
+    judge: OwnJudgeSection = Field(OwnJudgeSection(), description="how the policy judges itself")
+    anchor: RewardSection = Field(
+        RewardSection(), description="a reward that is mixed into the policy's own marks; empty: none"
+    )
+    anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own marks get the rest")
+    stop: bool = Field(True, description="end the pipeline when a round is called a collapse")
+
+    small_run: ClassVar[Mapping[str, Any]] = {
+        "prompts_per_round": 128,
+        "completions": 8,
+        "sampling": {"max_new_tokens": 64},
+        "teach": {"train": {"steps": 200, "optimizer": {"learning_rate": 2e-3}, "batch": {"rows_per_step": 64}}},
+        "judge": {"question": "short", "max_new_tokens": 60},
+        "train": {"batch": {"rows_per_step": 32}},
+    }
+
+    def idle(self) -> dict[str, str]:
+        found = super().idle()
+        if not _has_anchor(self):
+            found["anchor_weight"] = "has no effect without anchor.parts; name a reward there, or drop it"
+        if not self.data.source.startswith("task:"):
+            reason = "has no effect: only a task writes examples; give a file instead"
+            found |= dict.fromkeys(("teach.count", "teach.share_worked", "judge.examples", "judge.exam"), reason)
+        return found
+
+
+def _has_anchor(settings: SelfRewardingSettings) -> bool:
+    return bool(settings.anchor.parts or settings.anchor.template)
+
+
+def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
+    reference = checked_method(settings)
+    if not settings.data.source.startswith("task:"):  # too few prompts are told before the first round
+        round_prompts(evaluation(settings, settings.model.name), settings.rounds, settings.prompts_per_round)
+    same = stage_settings(settings)
+    stages = []
+    if _is_taught(settings):
+        check_training(SUPERVISED, _teaching(settings, "rows.jsonl"), "teach.train")
+        stages = [
+            Stage(
+                "examples", "examples of answering and of judging", lambda folder, _: _examples(settings, folder), same
+            ),
+            Stage(
+                "teach",
+                f"{SUPERVISED} on both together: the first policy that judges itself",
+                lambda folder, done: _taught(settings, folder, done),
+                same,
+            ),
+        ]
+    if is_marked(settings):
+        stages.append(marks_stage(settings, POLICY, 0, "teach" if _is_taught(settings) else None))
+    about = "the first policy as a judge, on completions with a known truth"
+    stages.append(Stage("judge0", about, lambda folder, done: _examined(settings, folder, done, 0), same))
+    for number in range(1, settings.rounds + 1):
+        stages += _round(settings, number, reference)
+    return stages
+
+
+def _is_taught(settings: SelfRewardingSettings) -> bool:
+    from_task = settings.data.source.startswith("task:") and (settings.judge.examples or settings.teach.count)
+    return bool(from_task or settings.teach.file or settings.judge.file)
+
+
+def _teaching(settings: SelfRewardingSettings, rows: str) -> dict[str, Any]:
+    return training(settings, settings.model.name, {"data": {"source": rows}}, settings.teach.train, "teach.train")
+
+
+def _examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any]:
+    from whet.data import demonstrations_from, read_rows
+    from whet.data.tasks import demonstrations
+    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+
+    kinds, seed = task_kinds(settings), settings.seed + EXAMPLE_SEED
+    shown = rows_of_kinds(
+        kinds,
+        settings.teach.count if kinds else 0,
+        lambda task, count, level: demonstrations(task, count, seed, level, settings.teach.share_worked),
+    )
+    files = [
+        demonstrations_from(read_rows(file)) if file else [] for file in (settings.teach.file, settings.judge.file)
+    ]
+    answering = [{**prompt_row(row.prompt), "completion": row.completion} for row in (*shown, *files[0])]
+    reviewed: list[Reviewed] = rows_of_kinds(
+        kinds,
+        settings.judge.examples if kinds else 0,
+        lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
+    )
+    judging = [
+        judge_example(each.prompt, each.completion, each.quality, each.reason) for each in reviewed if each.is_plain
+    ]
+    judging += [{**prompt_row(row.prompt), "completion": row.completion} for row in files[1]]
+    rows = [{**row, "id": str(number)} for number, row in enumerate((*answering, *judging))]
+    write_rows(folder / ROWS, rows)
+    counts = {"answering": len(answering), "judging": len(judging)}
+    return found(f"{len(answering)} of answering and {len(judging)} of judging in {ROWS}", counts=counts)
+
+
+def _taught(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+    trained(folder, SUPERVISED, _teaching(settings, str((done["examples"].folder / ROWS).resolve())))
+    return found(run_told(folder))
+
+
+def _model(settings: SelfRewardingSettings, done: Mapping[str, Done], number: int) -> str:
+    """The policy after a round; 0: the first one."""
+    if number:
+        return model_of(done[f"round{number}-train"])
+    return model_of(done["teach"]) if "teach" in done else settings.model.name
+
+
+def _judgings(
+    settings: SelfRewardingSettings, bench: Bench, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
+) -> list[list[float | None]]:
+    """Each completion judged `times` times: marks, None where none could be read."""
+    judge = settings.judge
+    question = rubric_question if judge.question == "rubric" else short_score_question
+    sampling = Sampling(max_new_tokens=judge.max_new_tokens, temperature=judge.temperature)
+    answers = bench.texts([question(prompt, completion) for prompt, completion in asked], judge.times, sampling, seed)
+    return [[score_in(answer) for answer in each] for each in answers]
+
+
+def _examined(
+    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int
+) -> Mapping[str, Any]:
+    """The policy after a round as a judge of the same completions as ever, written by the task."""
+    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+
+    kinds = task_kinds(settings)
+    rows: list[Reviewed] = rows_of_kinds(
+        kinds,
+        settings.judge.exam if kinds else 0,
+        lambda task, count, level: reviewed_completions(task, "held_out", count, EXAMPLE_SEED, level),
+    )
+    rows = [each for each in rows if each.is_plain]
+    if not rows:
+        return found("no exam: the data tells no truth about ready-made completions")
+    bench: list[Bench] = []
+
+    def rows_of(chunk: int, part: Sequence[Reviewed]) -> list[dict[str, Any]]:
+        if not bench:
+            bench.append(Bench(settings, _model(settings, done, number)))
+        seed = (settings.seed, number, chunk)
+        judged = _judgings(settings, bench[0], [(each.prompt, each.completion) for each in part], seed)
+        return [{"id": each.prompt.id, "judgings": marks} for each, marks in zip(part, judged, strict=True)]
+
+    lines = read_json_lines(written_in_chunks(folder / EXAM, rows, 5 * CHUNK, rows_of))
+    by_question: dict[str, list[tuple[float | None, float]]] = {}
+    for line, each in zip(lines, rows, strict=True):
+        by_question.setdefault(each.prompt.question(), []).append((mean_score(line["judgings"]), each.quality))
+    right = order_accuracy([tuple(zip(*pairs, strict=True)) for pairs in by_question.values()])  # type: ignore[misc]
+    silent = [mark is None for line in lines for mark in line["judgings"]]
+    said = (
+        f"the judge orders {percent(right)} of the exam's pairs right; {percent(sum(silent) / len(silent))} unreadable"
+    )
+    return found(said, {"judge_accuracy": right, "judge_unreadable": sum(silent) / len(silent)})
+
+
+def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list[Stage]:
+    same = stage_settings(settings)
+    mixed = f", {settings.anchor_weight:g} anchor" if _has_anchor(settings) else ""
+    asked = f"{settings.completions} completions to each of {settings.prompts_per_round} new prompts"
+    stages = [
+        Stage(
+            f"round{number}-pairs",
+            f"the policy of round {number - 1} writes {asked}, and judges each {settings.judge.times} times{mixed}",
+            lambda folder, done: _paired(settings, folder, done, number),
+            same,
+        ),
+        Stage(
+            f"round{number}-train",
+            f"{settings.method} on these pairs; begins with the policy of round {number - 1}, reference: "
+            f"{reference.format(number - 1)}",
+            lambda folder, done: _learnt(settings, folder, done, number),
+            same,
+        ),
+    ]
+    if is_marked(settings):
+        stages.append(marks_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-marks"))
+    about = f"signs of collapse after round {number}"
+    signs = Stage(f"round{number}-signs", about, lambda folder, done: _watched(settings, folder, done, number), same)
+    return [*stages, signs]
+
+
+def _paired(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
+    chosen = round_prompts(evaluation(settings, settings.model.name), number, settings.prompts_per_round)
+    bench: list[Bench] = []
+
+    def rows_of(chunk: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+        if not bench:
+            bench.append(Bench(settings, _model(settings, done, number - 1)))
+        return _judged(settings, bench[0], prompts, (settings.seed, number, chunk))
+
+    rows = read_json_lines(written_in_chunks(folder / JUDGED, chosen, CHUNK, rows_of))
+    weight = settings.anchor_weight if _has_anchor(settings) else 0.0
+    pairs, counts = own_pairs(rows, weight)
+    signs = round_signs(number, rows, counts["ties"])
+    said = f"dropped where best and worst are marked the same: {counts['ties']}; mean own mark {percent(signs.mark)}"
+    if "meets_truth" in signs.known():
+        said += f"; of right and wrong completions it orders {percent(signs.meets_truth)} right"
+    result = paired(folder, pairs, counts, said)
+    if not pairs:
+        result["over"] = "; ".join(warnings(None, signs, signs)) or "every pair is a tie"
+    return {**result, "signs": signs.known()}
+
+
+def _judged(
+    settings: SelfRewardingSettings, bench: Bench, prompts: Sequence[Prompt], seed: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    """Rows of completions with the policy's own marks, the truth and the anchor's."""
+    written = bench.completions(prompts, settings.completions, own_sampling(settings), (*seed, 0))
+    nothing: list[list[float | None]] = [[] for _ in prompts]
+    truth = bench.scores(None)(prompts, written) if is_marked(settings) else nothing
+    anchor = bench.scores(settings.anchor)(prompts, written) if _has_anchor(settings) else nothing
+    flat = [(prompt, sample.completion) for prompt, samples in zip(prompts, written, strict=True) for sample in samples]
+    marks = iter(_judgings(settings, bench, flat, (*seed, 1)))
+    return [
+        {
+            **prompt_row(prompt),
+            "completions": [sample.completion for sample in samples],
+            "finished": [sample.stop != "length" for sample in samples],
+            "judgings": [next(marks) for _ in samples],
+            "truth": true,
+            "anchor": tied,
+        }
+        for prompt, samples, true, tied in zip(prompts, written, truth, anchor, strict=True)
+    ]
+
+
+def _learnt(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
+    pairs, model = done[f"round{number}-pairs"], _model(settings, done, number - 1)
+    file = str((pairs.folder / PAIRS).resolve())
+    config = check_training(settings.method, pair_training(settings, model, file, 1))
+    steps = steps_for(pairs.result["counts"]["pairs"], settings.epochs, config.batch.rows_per_step)
+    trained(folder, settings.method, pair_training(settings, model, file, steps))
+    return found(run_told(folder), steps=steps)
+
+
+def _watched(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
+    """The signs of the rounds so far, and whether they add up to a collapse."""
+    exam = _examined(settings, folder, done, number)
+    before = _after(Signs(0), done["judge0"].result, done.get("marks0"))
+    trainer = [
+        _after(
+            Signs(at, **done[f"round{at}-pairs"].result["signs"]),
+            exam if at == number else done[f"round{at}-signs"].result,
+            done.get(f"round{at}-marks"),
+        )
+        for at in range(1, number + 1)
+    ]
+    passed = warnings(before, trainer[0], trainer[-1])
+    asked = int(done["marks0"].result["asked"]) if "marks0" in done else 0
+    judged = prognosis(before, trainer, passed, asked)
+    over = judged.said if judged.is_collapse and settings.stop else ""
+    marks = {**trainer[-1].known(), **exam["marks"]}
+    return found(judged.said, marks, {"signs_past_threshold": len(passed)}, over, warnings=passed)
+
+
+def _after(signs: Signs, exam: Mapping[str, Any], marked: Done | None) -> Signs:
+    judge = exam["marks"].get("judge_accuracy", float("nan"))
+    accuracy = marked.result["marks"].get("accuracy", float("nan")) if marked else float("nan")
+    return replace(signs, judge=judge, accuracy=accuracy)
+
+
+SELF_REWARDING = Recipe(
+    "self_rewarding",
+    "the policy marks its own completions and learns from the marks, with an anchor if wanted; watched for collapse",
+    SelfRewardingSettings,
+    self_rewarding_stages,
+)

@@ -1,0 +1,57 @@
+"""The four things a user replaces. Anything with these methods will do; nothing needs to be inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from whet.types import Message, Prompt, Request, Sample, Sampling, StepReport
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Writes completions. The one in `whet.rollout.torch_engine` shares the trainer's weights."""
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        """One sample a request, in order. Requests with equal tokens next to each other share one prefill."""
+        ...
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Take over the policy's weights. An engine that shares them only notes the version."""
+        ...
+
+
+@runtime_checkable
+class Env(Protocol):
+    """A conversation partner for multi-turn work: tools, games, simulators. One object a conversation."""
+
+    def start(self, prompt: Prompt) -> Sequence[Message]: ...
+
+    def step(self, completion: str) -> Sequence[Message] | float:
+        """The messages that answer the completion, or the final reward when the conversation is over."""
+        ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Scores samples, part by part. Plain functions are turned into one by `whet.reward.as_reward`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        """One score a sample, in order; None where a sample cannot be judged."""
+        ...
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """Watches a run. The console, the record on disk and trackers are callbacks."""
+
+    def started(self, summary: Mapping[str, Any]) -> None: ...
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None: ...
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None: ...
+
+    def finished(self, summary: Mapping[str, Any]) -> None: ...

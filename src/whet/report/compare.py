@@ -1,0 +1,342 @@
+"""Methods side by side: what their runs say, and what noise allows to be said. Pure.
+
+Noise is what the seed changes. Every method is held against the best one by Welch's t-test over seeds, and p is
+corrected for the number of tests: of many equal methods the luckiest would otherwise seem to beat some. Where there is
+nothing to test with (one seed, no spread at all) the words say so instead of a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from textwrap import indent, wrap
+from typing import Any
+
+from whet.metrics.significance import corrected, welch_p
+from whet.report.svg import Point
+from whet.report.text import ABSENT, ACCURACY_NAMES, duration, headline, measured, quantity
+
+BEYOND_NOISE = 0.05  # p below which a difference counts
+NOTEWORTHY_COST = 1.1  # ratio of generated tokens from which a difference in cost is put into words
+LAST_QUARTER = "reward, last quarter"
+NO_RUN, HIGHEST = "no finished run", "highest"
+COLUMNS = ("method", "runs", "before", "after", LAST_QUARTER, "tokens a run", "time a run", "verdict")
+SHORT_HEADS = ("method", "runs", "before", "after", "reward", "tokens", "time")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run."""
+
+    method: str
+    seed: int
+    before: Mapping[str, float]  # marks on held-out prompts, empty where there are none
+    after: Mapping[str, float]
+    rewards: tuple[Point, ...]  # (step, mean reward), steps ascending
+    tokens: int  # generated
+    seconds: float
+    folder: str = ""  # beside the page
+
+    @property
+    def last_quarter(self) -> float | None:
+        """Mean reward of the last quarter of the steps."""
+        values = [reward for _, reward in self.rewards if math.isfinite(reward)]
+        return fmean(values[-math.ceil(len(values) / 4) :]) if values else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that was planned, and the runs finished so far."""
+
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    results: tuple[Result, ...]
+    equal: Mapping[str, str] = field(default_factory=dict)  # what was held equal, in words
+    unequal: Mapping[str, str] = field(default_factory=dict)  # settings that differ besides the method
+    remarks: tuple[str, ...] = ()  # sentences a reader must not miss: failed runs, a setting that hides differences
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number of a method, over its seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds, Bessel's; None below two runs."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    def text(self, name: str) -> str:
+        spread = "" if self.spread is None else f" ± {measured(name, self.spread)}"
+        return f"{measured(name, self.mean)}{spread}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of the table."""
+
+    method: str
+    results: tuple[Result, ...]
+    before: Estimate
+    after: Estimate
+    reward: Estimate  # of the last quarter of steps
+    tokens: Estimate
+    seconds: Estimate
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a method stands to the best one."""
+
+    relation: str  # the best method's name goes where the braces are
+    best: str = ""
+    detail: str = ""
+    p: float | None = None  # corrected for the number of tests; None where nothing was tested
+
+    @property
+    def words(self) -> str:
+        return self.relation.format(self.best) + (f" ({self.detail})" if self.detail else "")
+
+
+def mark_name(results: Sequence[Result]) -> str | None:
+    """The held-out mark to compare by: one that every run has; an accuracy where there is one."""
+    if not results:
+        return None
+    shared = [
+        name for name in results[0].after if all(math.isfinite(result.after.get(name, math.nan)) for result in results)
+    ]
+    return headline(dict.fromkeys(shared))
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """One row a method, in the order asked for; methods without a finished run too."""
+    name = mark_name(comparison.results) or ""
+    found = []
+    for method in comparison.methods:
+        results = tuple(result for result in comparison.results if result.method == method)
+        found.append(
+            Row(
+                method,
+                results,
+                _estimate([result.before.get(name) for result in results]),
+                _estimate([result.after.get(name) for result in results]),
+                _estimate([result.last_quarter for result in results]),
+                _estimate([result.tokens for result in results]),
+                _estimate([result.seconds for result in results]),
+            )
+        )
+    return found
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate:
+    return Estimate(tuple(float(value) for value in values if value is not None and math.isfinite(value)))
+
+
+def judged(row: Row, name: str | None) -> Estimate:
+    """What a method is compared by: its final held-out mark, or the reward where nothing was held out."""
+    return row.after if name is not None else row.reward
+
+
+def best_row(table: Sequence[Row], name: str | None) -> Row | None:
+    measured_rows = [row for row in table if judged(row, name).values]
+    return max(measured_rows, key=lambda row: judged(row, name).mean or 0.0) if measured_rows else None
+
+
+def standings(comparison: Comparison) -> dict[str, Standing]:
+    """Every method against the best."""
+    name, table = mark_name(comparison.results), rows(comparison)
+    best = best_row(table, name)
+    if best is None:
+        return {row.method: Standing(NO_RUN) for row in table}
+    top = judged(best, name).values
+    others = {row.method: judged(row, name).values for row in table if row.method != best.method}
+    raw = {method: p for method, values in others.items() if (p := welch_p(values, top)) is not None}
+    tested = dict(zip(raw, corrected(list(raw.values()), len(others)), strict=True))
+    found = {method: standing(values, top, best.method, tested.get(method)) for method, values in others.items()}
+    rivals = [found[method] for method, values in others.items() if values]
+    relation = HIGHEST if rivals else "nothing to compare with"
+    if rivals and all(each.p is not None and each.p >= BEYOND_NOISE for each in rivals):
+        relation = f"{HIGHEST}, within noise"
+    return {row.method: found.get(row.method, Standing(relation)) for row in table}
+
+
+def standing(values: Sequence[float], best_values: Sequence[float], best: str, p: float | None) -> Standing:
+    """One method against the best; `p` is None where Welch's test cannot be made."""
+    if not values:
+        return Standing(NO_RUN)
+    level = math.isclose(fmean(values), fmean(best_values), rel_tol=1e-12)
+    if len(values) < 2 or len(best_values) < 2:
+        return Standing("level with {}, noise unknown" if level else "below {}, noise unknown", best)
+    if p is None and level:
+        return Standing("within noise of {}", best, "equal in every seed", 1.0)
+    if p is None:
+        return Standing("below {} in every seed", best, "no spread to test against")
+    return Standing("below {} beyond noise" if p < BEYOND_NOISE else "within noise of {}", best, p_text(p), p)
+
+
+def p_text(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """The comparison in a few short sentences."""
+    name, table = mark_name(comparison.results), rows(comparison)
+    best = best_row(table, name)
+    if best is None:
+        return "No run has finished yet."
+    what = f"held-out {name.replace('_', ' ')}" if name else f"mean {LAST_QUARTER}"
+    reached = judged(best, name).text(name or "")
+    if len(comparison.methods) == 1:
+        return f"{best.method} reached {what} {reached}. It ran alone: there is nothing to compare it with."
+    others = [row for row in table if row.method != best.method and row.results]
+    if others and all(math.isclose(judged(row, name).mean or 0.0, judged(best, name).mean or 0.0) for row in others):
+        return f"No method is ahead: each has {what} {measured(name or '', judged(best, name).mean)}."
+    found = standings(comparison)
+    alike: dict[str, list[str]] = {}
+    for row in others:
+        each = found[row.method]
+        alike.setdefault(each.relation.format("it"), []).append(
+            f"{row.method} ({each.detail})" if each.detail else row.method
+        )
+    said = [f"{relation[0].upper()}{relation[1:]}: {', '.join(names)}." for relation, names in alike.items()]
+    return " ".join([f"{best.method} has the highest {what}, {reached}.", *said])
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to trust the table."""
+    name, table = mark_name(comparison.results), rows(comparison)
+    said = list(comparison.remarks)
+    if comparison.results and name is None:
+        said.append("Nothing was held out: methods are compared by the reward they were trained on.")
+    if len(comparison.methods) > 1 and name in ACCURACY_NAMES and all(set(row.after.values) == {1.0} for row in table):
+        said.append(
+            "Every run reached the top: the task is too easy to tell the methods apart. Give fewer steps, or a harder "
+            "task."
+        )
+    if len(comparison.seeds) < 2:
+        said.append("One seed: nothing can be said about noise. Give --seeds 3 or more.")
+    elif sum(len(judged(row, name).values) > 1 for row in table) < min(2, len(table)):
+        said.append("Too few runs are finished: nothing can be said about noise yet.")
+    elif len(comparison.methods) > 1:
+        tests = len(comparison.methods) - 1
+        several = f", corrected for {tests} tests (Holm)" if tests > 1 else ""
+        said.append(
+            f"Noise is what the seed changes: p is of Welch's t-test against the best over {len(comparison.seeds)} "
+            f"seeds{several}, and p < {BEYOND_NOISE} is beyond noise. Within noise does not mean equal: few seeds "
+            "show only large differences."
+        )
+    costs = sorted((row.tokens.mean, row.method) for row in table if row.tokens.mean)
+    if len(costs) > 1 and costs[-1][0] > NOTEWORTHY_COST * costs[0][0]:
+        said.append(
+            f"The steps are equal, the cost is not: {costs[-1][1]} generated {costs[-1][0] / costs[0][0]:.2g} times "
+            f"the tokens of {costs[0][1]}."
+        )
+    return said
+
+
+def cells(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The table as text, without its head: one tuple of `COLUMNS` a method."""
+    name, found = mark_name(comparison.results) or "", standings(comparison)
+    planned = len(comparison.seeds)
+    return [
+        (
+            row.method,
+            str(planned) if len(row.results) == planned else f"{len(row.results)} of {planned}",
+            row.before.text(name),
+            row.after.text(name),
+            row.reward.text(""),
+            ABSENT if row.tokens.mean is None else quantity(row.tokens.mean),
+            duration(row.seconds.mean),
+            found[row.method].words,
+        )
+        for row in rows(comparison)
+    ]
+
+
+def heads(comparison: Comparison) -> tuple[str, ...]:
+    """`COLUMNS` with the name of the mark."""
+    name = (mark_name(comparison.results) or "held out").replace("_", " ")
+    return tuple(f"{name} {column}" if column in ("before", "after") else column for column in COLUMNS)
+
+
+def table_text(comparison: Comparison, width: int = 78) -> str:
+    """The table, the verdict, what was held equal and the notes, as plain lines."""
+    # on a terminal the verdict stands below the table, and a legend instead of long heads: eighty columns are few
+    lines = [SHORT_HEADS, *(line[: len(SHORT_HEADS)] for line in cells(comparison))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(text.rjust(room) for text, room in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    ]
+    legend = (
+        f"before, after: held-out {mark_name(comparison.results) or 'mark'}; reward: of the last quarter of steps; "
+        "means over seeds ± standard deviation; tokens, time: a run"
+    )
+    blocks = [("", ["\n".join(drawn), "", *_folded(legend, width)]), ("", _folded(verdict(comparison), width))]
+    for title, facts in (("Held equal", comparison.equal), ("Not equal, besides the method", comparison.unequal)):
+        if facts:
+            blocks.append((title, [line for fact in facts.items() for line in _folded(fact[1], width, fact[0])]))
+    blocks.append(("", [line for note in notes(comparison) for line in _folded(note, width)]))
+    texts = ["\n".join([title] * bool(title) + [indent(line, "  ") for line in body]) for title, body in blocks if body]
+    return "\n\n".join(texts)
+
+
+def _folded(text: str, width: int, name: str = "") -> list[str]:
+    start = f"{name:<10} " if name else ""
+    return wrap(f"{start}{text}", width - 2, subsequent_indent=" " * len(start), break_long_words=False)
+
+
+def comparison_values(comparison: Comparison) -> dict[str, Any]:
+    """compare.json: everything the page shows, as JSON holds it."""
+    found = standings(comparison)
+    finished = {(result.method, result.seed) for result in comparison.results}
+    whole = len(finished) == len(comparison.methods) * len(comparison.seeds)
+    return {
+        "status": "finished" if whole else "unfinished",
+        "methods": list(comparison.methods),
+        "seeds": list(comparison.seeds),
+        "mark": mark_name(comparison.results),
+        "verdict": verdict(comparison),
+        "equal": dict(comparison.equal),
+        "unequal": dict(comparison.unequal),
+        "notes": notes(comparison),
+        "rows": [
+            {
+                "method": row.method,
+                "runs": len(row.results),
+                **{
+                    key: {"mean": each.mean, "spread": each.spread, "values": list(each.values)}
+                    for key, each in (
+                        ("before", row.before),
+                        ("after", row.after),
+                        ("reward_last_quarter", row.reward),
+                        ("tokens", row.tokens),
+                        ("seconds", row.seconds),
+                    )
+                },
+                "verdict": found[row.method].words,
+                "p": found[row.method].p,
+            }
+            for row in rows(comparison)
+        ],
+        "runs": [
+            {
+                "method": result.method,
+                "seed": result.seed,
+                "folder": result.folder,
+                "rewards": [value if math.isfinite(value) else None for _, value in result.rewards],
+            }
+            for result in comparison.results
+        ],
+        "command": comparison.command,
+    }

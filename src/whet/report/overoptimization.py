@@ -1,0 +1,255 @@
+"""What becomes of the true score while a learned one is optimised: the laws, their fit, and the table. Pure.
+
+Distances are d = sqrt(KL) of the optimised policy from the start, KL in nats a completion. Scores are in standard
+deviations of the start's completions, around their mean: the start is at 0.
+Gao et al. 2022 (2210.10760).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+from whet.metrics.selection import best_of
+from whet.report.text import ABSENT, number
+
+Kind = Literal["best_of_n", "rl"]
+LAWS: dict[Kind, str] = {"best_of_n": "R = d (alpha - beta d)", "rl": "R = d (alpha - beta log d)"}
+FITTING = 0.8  # R^2 from which a law is said to fit
+FALLEN = 0.1  # standard deviations below the peak from which a score is said to have fallen
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation."""
+
+    d: float  # sqrt of the KL to the start
+    gold: float
+    proxy: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """What optimising one proxy did: the points of one seed, from the start on."""
+
+    name: str  # "256 pairs", "beta 0.1", "worst of 4"
+    kind: Kind
+    group: str  # the panel: "best_of_n", "rl", "kl", "ensemble"
+    seed: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Law:
+    """A fitted law; `peak` is None where it does not turn down."""
+
+    kind: Kind
+    alpha: float
+    beta: float
+    r_squared: float  # on the points it was fitted to
+    num_points: int
+    reach: float  # the largest d it was fitted to
+    nearest: float = 0.0  # the smallest
+
+    def __call__(self, d: float) -> float:
+        return d * (self.alpha - self.beta * _bend(self.kind, d)) if d > 0 else 0.0
+
+    @property
+    def peak(self) -> float | None:
+        """alpha / (2 beta), or exp(alpha / beta - 1): where the law is highest."""
+        if self.beta <= 0 or (self.kind == "best_of_n" and self.alpha <= 0):
+            return None
+        exponent = self.alpha / self.beta - 1
+        return self.alpha / (2 * self.beta) if self.kind == "best_of_n" else math.exp(min(exponent, 50.0))
+
+    @property
+    def fits(self) -> bool:
+        return self.r_squared >= FITTING
+
+
+@dataclass(frozen=True)
+class Finding:
+    """All seeds of one proxy together."""
+
+    name: str
+    kind: Kind
+    group: str
+    mean: tuple[Point, ...]  # over the seeds, evaluation by evaluation
+    courses: tuple[Course, ...]
+    law: Law | None  # None: too few points beyond the least distance
+    peak: Point  # of the mean course, measured
+    end: Point
+
+    @property
+    def lost(self) -> float:
+        """How far the true score is below its peak in the end."""
+        return self.peak.gold - self.end.gold
+
+
+def best_of_n_kl(n: int) -> float:
+    """KL(best of n, start) = log n - (n - 1) / n. Exact for scores without ties, else the most it can be."""
+    return math.log(n) - (n - 1) / n
+
+
+def best_of_points(
+    gold: Sequence[Sequence[float]], proxy: Sequence[Sequence[float]], sizes: Sequence[int]
+) -> tuple[Point, ...]:
+    """The best of n by the proxy, for each n: means over prompts, each over every subset of its pool."""
+    found = []
+    for n in sizes:
+        chosen = [best_of(true, said, n) for true, said in zip(gold, proxy, strict=True)]
+        claimed = [best_of(said, said, n) for said in proxy]
+        found.append(Point(math.sqrt(best_of_n_kl(n)), fmean(chosen), fmean(claimed)))
+    return tuple(found)
+
+
+def from_start(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The same points with both scores counted from the first: other questions, another mean."""
+    first = points[0]
+    return tuple(Point(point.d, point.gold - first.gold, point.proxy - first.proxy) for point in points)
+
+
+def binned(rows: Sequence[Mapping[str, float]], width: int) -> tuple[Point, ...]:
+    """Means of `width` rows of {kl, gold, proxy} after one another; a remainder of less than half joins the last."""
+    edges = list(range(0, len(rows), width))
+    if len(edges) > 1 and len(rows) - edges[-1] < width / 2:
+        edges.pop()
+    stretches = [rows[start:stop] for start, stop in zip(edges, [*edges[1:], len(rows)], strict=True)]
+    return tuple(
+        Point(math.sqrt(max(0.0, _mean(part, "kl"))), _mean(part, "gold"), _mean(part, "proxy")) for part in stretches
+    )
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
+    return fmean(row[name] for row in rows)
+
+
+def _bend(kind: Kind, d: float) -> float:
+    return d if kind == "best_of_n" else math.log(d)
+
+
+def fitted_law(points: Sequence[Point], kind: Kind, least: float) -> Law | None:
+    """alpha and beta by least squares on the points with d > `least`; None for fewer than three, or all at one d.
+
+    Near the start the law is poor: its slope for learning grows without bound as d goes to 0.
+    """
+    used = [point for point in points if point.d > max(least, 0.0)]
+    if len(used) < 3:
+        return None
+    first = [point.d for point in used]
+    second = [-point.d * _bend(kind, point.d) for point in used]
+    gold = [point.gold for point in used]
+    aa, ab, bb = _product(first, first), _product(first, second), _product(second, second)
+    ag, bg = _product(first, gold), _product(second, gold)
+    determinant = aa * bb - ab * ab
+    if determinant <= 1e-9 * aa * bb:
+        return None
+    alpha, beta = (ag * bb - bg * ab) / determinant, (bg * aa - ag * ab) / determinant
+    law = Law(kind, alpha, beta, 0.0, len(used), max(first), min(first))
+    middle = fmean(gold)
+    spread = sum((each - middle) ** 2 for each in gold)
+    missed = sum((law(point.d) - point.gold) ** 2 for point in used)
+    return replace(law, r_squared=1 - missed / spread if spread > 0 else 0.0)
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+
+
+def mean_course(courses: Sequence[Course]) -> tuple[Point, ...]:
+    """The mean over the courses, evaluation by evaluation, as far as all of them go."""
+    return tuple(
+        Point(*(fmean(getattr(point, part) for point in points) for part in ("d", "gold", "proxy")))
+        for points in zip(*(course.points for course in courses), strict=False)
+    )
+
+
+def findings(courses: Sequence[Course], least: Mapping[Kind, float]) -> list[Finding]:
+    """One a name and group, in the order in which they come; each kind's law is fitted beyond its least distance."""
+    together: dict[tuple[str, str], list[Course]] = {}
+    for course in courses:
+        together.setdefault((course.group, course.name), []).append(course)
+    found = []
+    for (group, name), mine in together.items():
+        kind = mine[0].kind
+        mean = mean_course(mine)
+        law = fitted_law([point for course in mine for point in course.points], kind, least[kind])
+        peak = max(mean, key=lambda point: point.gold)
+        found.append(Finding(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
+    return found
+
+
+HEADS = ("", "peak d", "gold there", "end d", "gold there", "proxy there", "alpha", "beta", "R^2", "law's peak d")
+
+
+def cells(finding: Finding) -> list[str]:
+    """One row of the table."""
+    law = finding.law
+    fitted = [ABSENT] * 4 if law is None else [number(law.alpha), number(law.beta), number(law.r_squared), _turn(law)]
+    measured = (finding.peak.d, finding.peak.gold, finding.end.d, finding.end.gold, finding.end.proxy)
+    return [finding.name, *map(number, measured), *fitted]
+
+
+def _turn(law: Law) -> str:
+    if not law.fits:
+        return "does not fit"
+    if law.peak is None:
+        return "none"
+    if law.peak < law.nearest:
+        return f"before {number(law.nearest)}"
+    return number(law.peak) if law.peak <= law.reach else f"beyond {number(law.reach)}"
+
+
+def sentence(finding: Finding) -> str:
+    """What happened to the true score, in words."""
+    peak, end = finding.peak, finding.end
+    if finding.lost < FALLEN:
+        words = f"gold rose to {number(end.gold)} and did not fall" if end.gold >= FALLEN else "gold did not rise"
+    elif peak.gold < FALLEN:
+        words = f"gold only fell, to {number(end.gold)}"
+    else:
+        words = f"gold rose to {number(peak.gold)} at d = {number(peak.d)}, then fell to {number(end.gold)}"
+    return f"{finding.name}: {words}, while the proxy went to {number(end.proxy)}"
+
+
+def table_text(found: Sequence[Finding]) -> str:
+    """The findings of one group as an aligned table."""
+    rows = [list(HEADS), *map(cells, found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    lines = [
+        "  ".join(text.ljust(width) if not column else text.rjust(width) for column, (text, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def finding_values(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON."""
+
+    def listed(points: Sequence[Point]) -> list[dict[str, float]]:
+        return [{"d": point.d, "gold": point.gold, "proxy": point.proxy} for point in points]
+
+    law = finding.law
+    fitted = None
+    if law is not None:
+        fitted = {
+            "law": LAWS[law.kind],
+            "alpha": law.alpha,
+            "beta": law.beta,
+            "r_squared": law.r_squared,
+            "fits": law.fits,
+            "peak": law.peak,
+            "points": law.num_points,
+        }
+    return {
+        "name": finding.name,
+        "group": finding.group,
+        "peak": listed([finding.peak])[0],
+        "end": listed([finding.end])[0],
+        "fit": fitted,
+        "mean": listed(finding.mean),
+        "seeds": {str(course.seed): listed(course.points) for course in finding.courses},
+    }

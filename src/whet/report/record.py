@@ -1,0 +1,298 @@
+"""What a run leaves on disk: two append-only logs and a summary that is replaced whole.
+
+`metrics.jsonl` has one line a step and one an evaluation, `samples.jsonl` one line a recorded sample,
+`run.json` the summary. The trainer stores `Record.position()` in each checkpoint and calls `Record.truncate` when
+it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from whet.types import Prompt, Sample, StepReport, WhetError
+
+METRICS, SAMPLES, SUMMARY = "metrics.jsonl", "samples.jsonl", "run.json"
+LOGS = (METRICS, SAMPLES)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation as it is recorded."""
+
+    step: int  # 0 is before the first step
+    name: str
+    result: Mapping[str, float]
+    seconds: float
+
+
+class Record:
+    """A callback that writes the run folder."""
+
+    def __init__(self, folder: Path | str, samples_per_step: int = 1, reward_hash: str = "") -> None:
+        """`samples_per_step`: 0 records none, n those of a step's first n groups, its best and its worst."""
+        self._reward_hash = reward_hash
+        if samples_per_step < 0:
+            raise WhetError(f"samples_per_step is {samples_per_step}; give 0 (none) or a number of groups")
+        self.folder = Path(folder)
+        self.samples_per_step = samples_per_step
+        self._summary: dict[str, Any] = {}
+        self._logs: dict[str, BinaryIO] = {}
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        self._summary = {"status": "running", "finished": None, **summary}
+        replace_summary(self.folder, self._summary)
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        chosen = recorded_samples(samples, self.samples_per_step)
+        # samples first: a metrics line then always has its samples, whenever the process dies
+        self._append(
+            SAMPLES, [sample_line(report.step, prompt, sample, self._reward_hash) for prompt, sample in chosen]
+        )
+        self._append(METRICS, [step_line(report)])
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        self._append(METRICS, [evaluation_line(Evaluation(step, name, result, seconds))])
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._summary = {**self._summary, "status": "finished", **summary}
+        self.sync()
+        replace_summary(self.folder, self._summary)
+        self.close()
+
+    def sync(self) -> None:
+        """Force what was appended onto the disk."""
+        for log in self._logs.values():
+            log.flush()
+            os.fsync(log.fileno())
+
+    def position(self) -> dict[str, int]:
+        """The byte length of each log, all of it on the disk."""
+        self.sync()
+        paths = {name: self.folder / name for name in LOGS}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+
+    @staticmethod
+    def truncate(folder: Path | str, position: Mapping[str, int]) -> None:
+        """Cut the logs back to a position; nothing is touched unless all of them reach it."""
+        sizes = {}
+        for name in LOGS:
+            path = Path(folder) / name
+            sizes[name] = path.stat().st_size if path.exists() else 0
+            if sizes[name] < position.get(name, 0):
+                raise WhetError(
+                    f"{path} has {sizes[name]} bytes but the checkpoint was saved at {position[name]}: lines were"
+                    " lost; restore the file, or start a new run in another folder"
+                )
+        for name, size in sizes.items():
+            if size > position.get(name, 0):
+                with (Path(folder) / name).open("r+b") as log:
+                    log.truncate(position.get(name, 0))
+                    os.fsync(log.fileno())
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+    def _append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        if not lines:
+            return
+        if name not in self._logs:
+            self._logs[name] = _open_log(self.folder / name)
+        self._logs[name].write(b"".join(_encoded(line) for line in lines))
+        self._logs[name].flush()
+
+
+def step_line(report: StepReport) -> dict[str, Any]:
+    """A step as written to metrics.jsonl. Inner keys are sorted: equal runs write equal bytes."""
+    return {
+        "step": int(report.step),
+        "policy_version": int(report.policy_version),
+        "counts": {name: int(report.counts[name]) for name in sorted(report.counts)},
+        "reward": _floats(report.reward),
+        "metrics": _floats(report.metrics),
+        "health": list(report.health),
+        "spread": {name: _floats(values) for name, values in sorted(report.spread.items())},
+        "seconds": _floats(report.seconds),
+    }
+
+
+def evaluation_line(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "step": int(evaluation.step),
+        "eval": evaluation.name,
+        "result": _floats(evaluation.result),
+        "seconds": _floats({"evaluate": evaluation.seconds}),
+    }
+
+
+def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = "") -> dict[str, Any]:
+    return {
+        "step": int(step),
+        "prompt_id": prompt.id,
+        "question": prompt.question(),
+        "answer": _plain(prompt.answer),
+        "completion": sample.completion,
+        "stop": str(sample.stop),
+        "parts": _floats(sample.parts),
+        "reward": None if sample.reward is None else _finite(sample.reward),
+        "tokens": sample.num_actions,
+        "versions": [int(version) for version in sample.versions],
+        "reward_hash": reward_hash,
+    }
+
+
+def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:
+    """The samples of the first groups and, wherever they are, the best and the worst; in order."""
+    if samples_per_step == 0:
+        return []
+    first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
+    chosen = {place for place, (prompt, _) in enumerate(samples) if prompt.id in first}
+    scored = [
+        (float(sample.reward), -place)
+        for place, (_, sample) in enumerate(samples)
+        if sample.reward is not None and math.isfinite(sample.reward)
+    ]
+    if scored:
+        chosen |= {-max(scored)[1], -min(scored, key=lambda item: (item[0], -item[1]))[1]}
+    return [samples[place] for place in sorted(chosen)]
+
+
+def replace_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write run.json so that a reader finds the old one or the new one, never half of one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / (SUMMARY + ".temporary")
+    text = json.dumps(_plain(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with temporary.open("wb") as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / SUMMARY)
+
+
+def read_summary(folder: Path | str) -> dict[str, Any]:
+    path = Path(folder) / SUMMARY
+    try:
+        summary = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise WhetError(f"{folder} has no {SUMMARY}; give the folder of a run") from None
+    except ValueError as error:
+        raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
+    if not isinstance(summary, dict):
+        raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
+    return summary
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, steps and evaluations as they came; no file, no lines."""
+    return list(read_lines(Path(folder) / METRICS))
+
+
+def read_samples(folder: Path | str) -> list[dict[str, Any]]:
+    return list(read_lines(Path(folder) / SAMPLES))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a log. A last line without its newline was torn by a kill and is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as log:
+        for place, line in enumerate(log, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                raise WhetError(f"{path}:{place} is not a JSON object; delete the line or restore the file")
+            yield value
+
+
+def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
+    """The steps among the lines of metrics.jsonl; null comes back as NaN."""
+    return [
+        StepReport(
+            line["step"],
+            line["policy_version"],
+            line["counts"],
+            _with_nan(line["reward"]),
+            _with_nan(line["metrics"]),
+            tuple(line["health"]),
+            _with_nan(line["seconds"]),
+            {name: _with_nan(values) for name, values in line.get("spread", {}).items()},
+        )
+        for line in lines
+        if "eval" not in line
+    ]
+
+
+def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
+    """The evaluations among the lines of metrics.jsonl."""
+    return [
+        Evaluation(line["step"], line["eval"], _with_nan(line["result"]), _with_nan(line["seconds"])["evaluate"])
+        for line in lines
+        if "eval" in line
+    ]
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open for appending, first cutting a torn last line so that the next line does not grow onto it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        with path.open("r+b") as log:
+            log.truncate(_complete_bytes(log))
+    return path.open("ab")
+
+
+def _complete_bytes(log: BinaryIO, block: int = 1 << 16) -> int:
+    """The length up to and with the last newline."""
+    end = log.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - block)
+        log.seek(start)
+        found = log.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+    # a lone surrogate cannot be UTF-8; its backslash form is the JSON escape of the same character
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _finite(value: float) -> float | None:
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _floats(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _finite(values[name]) for name in sorted(values)}
+
+
+def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types; what JSON does not know becomes its text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return str(value)

@@ -1,0 +1,211 @@
+"""What another reward would have said of the samples a run saved. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from whet.metrics.distribution import TOTAL, is_flat
+from whet.report.text import number, percent
+from whet.report.trial import shortened
+
+SHOWN = 5
+MOST_STEPS = 20  # lines of the terminal's table
+
+
+@dataclass(frozen=True)
+class Rejudged:
+    """A saved sample with the scores it was trained on and those of the other reward."""
+
+    step: int
+    prompt_id: str
+    question: str
+    answer: str
+    completion: str
+    old_parts: Mapping[str, float | None]
+    old: float | None
+    new_parts: Mapping[str, float | None]
+    new: float | None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.old is None or self.new is None else self.new - self.old
+
+
+@dataclass(frozen=True)
+class Rescore:
+    """A run's saved samples under two rewards."""
+
+    run: str
+    old_title: str
+    old_hash: str  # "unknown" for a run that did not record one
+    new_title: str
+    new_hash: str
+    changed: tuple[str, ...]  # what differs between the rewards, where that is known
+    notes: tuple[str, ...]
+    rows: tuple[Rejudged, ...]
+
+    @property
+    def compared(self) -> list[Rejudged]:
+        """Samples that both rewards could score."""
+        return [row for row in self.rows if row.difference is not None]
+
+    def by_step(self) -> list[tuple[int, float, float]]:
+        """(step, mean of the old reward, mean of the new one) over the samples that both could score."""
+        found: dict[int, list[Rejudged]] = {}
+        for row in self.compared:
+            found.setdefault(row.step, []).append(row)
+        return [
+            (step, fmean(row.old or 0.0 for row in rows), fmean(row.new or 0.0 for row in rows))
+            for step, rows in sorted(found.items())
+        ]
+
+    def part_means(self) -> dict[str, tuple[float | None, float | None]]:
+        """The mean of the total and of each part of either reward, old and new; None where one has no such part."""
+        olds = [{TOTAL: row.old, **row.old_parts} for row in self.rows]
+        news = [{TOTAL: row.new, **row.new_parts} for row in self.rows]
+        names = dict.fromkeys(name for each in (*olds, *news) for name in each)
+        return {
+            name: (_mean(each.get(name) for each in olds), _mean(each.get(name) for each in news)) for name in names
+        }
+
+    def groups(self) -> list[list[Rejudged]]:
+        """The samples of one prompt in one step, where two or more were saved and compared."""
+        found: dict[tuple[int, str], list[Rejudged]] = {}
+        for row in self.compared:
+            found.setdefault((row.step, row.prompt_id), []).append(row)
+        return [group for group in found.values() if len(group) > 1]
+
+    def flipped_share(self) -> float | None:
+        """The share of grouped samples that change places with another of their group: better becomes worse."""
+        grouped = self.groups()
+        if not grouped:
+            return None
+        flips = sum(_is_flipped(row, group) for group in grouped for row in group)
+        return flips / sum(map(len, grouped))
+
+    def gained_spread(self) -> list[list[Rejudged]]:
+        """Groups that taught nothing under the old reward and would under the new one."""
+        return [group for group in self.groups() if is_flat(_olds(group)) and not is_flat(_news(group))]
+
+    def lost_spread(self) -> list[list[Rejudged]]:
+        return [group for group in self.groups() if not is_flat(_olds(group)) and is_flat(_news(group))]
+
+    def largest(self, count: int = SHOWN) -> list[Rejudged]:
+        changed = [row for row in self.compared if row.difference]
+        return sorted(changed, key=lambda row: -abs(row.difference or 0.0))[:count]
+
+    def num_newly(self, unscorable: bool) -> int:
+        """Samples that only the old reward could score, or only the new one."""
+        lost = [row for row in self.rows if row.new is None and row.old is not None]
+        won = [row for row in self.rows if row.old is None and row.new is not None]
+        return len(lost if unscorable else won)
+
+
+def rescore_record(found: Rescore) -> dict[str, Any]:
+    """The comparison as JSON."""
+    return {
+        "run": found.run,
+        "old": {"title": found.old_title, "hash": found.old_hash},
+        "new": {"title": found.new_title, "hash": found.new_hash},
+        "changed": list(found.changed),
+        "notes": list(found.notes),
+        "samples": len(found.rows),
+        "compared": len(found.compared),
+        "newly_unscorable": found.num_newly(unscorable=True),
+        "newly_scorable": found.num_newly(unscorable=False),
+        "means": {name: {"old": old, "new": new} for name, (old, new) in found.part_means().items()},
+        "by_step": [{"step": step, "old": old, "new": new} for step, old, new in found.by_step()],
+        "groups": len(found.groups()),
+        "flipped_share": found.flipped_share(),
+        "gained_spread": len(found.gained_spread()),
+        "lost_spread": len(found.lost_spread()),
+        "largest": [
+            {
+                "step": row.step,
+                "prompt_id": row.prompt_id,
+                "old": row.old,
+                "new": row.new,
+                "old_parts": dict(row.old_parts),
+                "new_parts": dict(row.new_parts),
+                "answer": row.answer,
+                "completion": row.completion,
+            }
+            for row in found.largest(20)
+        ],
+    }
+
+
+def rescore_text(found: Rescore) -> str:
+    """The comparison for a terminal."""
+    lines = [
+        f"{found.run}: {len(found.rows)} saved samples, none trained on again",
+        f"old  {found.old_title}  {found.old_hash}",
+        f"new  {found.new_title}  {found.new_hash}",
+        *(f"  {each}" for each in (*found.changed, *found.notes)),
+        "",
+        f"{'mean':16} {'old':>8} {'new':>8}",
+        *(f"  {name:14} {number(old):>8} {number(new):>8}" for name, (old, new) in found.part_means().items()),
+        "",
+        verdict(found),
+    ]
+    for title, unscorable in (("only the old reward can score", True), ("only the new reward can score", False)):
+        if count := found.num_newly(unscorable):
+            lines.append(f"{title} {count} samples")
+    lines += ["", f"{'step':>6} {'old':>8} {'new':>8}"]
+    lines += [f"{step:6} {number(old):>8} {number(new):>8}" for step, old, new in thinned_steps(found.by_step())]
+    if found.largest():
+        lines += ["", "largest differences"]
+    for row in found.largest():
+        lines.append(
+            f"  step {row.step}, {row.prompt_id}: {number(row.old)} -> {number(row.new)}, "
+            f"gold {shortened(row.answer, 30)}"
+        )
+        lines.append(f"    {shortened(row.completion, 100)}")
+    return "\n".join(lines)
+
+
+def verdict(found: Rescore) -> str:
+    """The comparison in two sentences."""
+    same = sum(row.difference == 0 for row in found.compared)
+    told = f"{same} of {len(found.compared)} samples keep their score."
+    flipped = found.flipped_share()
+    if flipped is None:
+        return f"{told} No group has two saved samples, so nothing can be said about their order."
+    gained, lost = len(found.gained_spread()), len(found.lost_spread())
+    return (
+        f"{told} Within the {len(found.groups())} groups, {percent(flipped)} of the samples change places with "
+        f"another; {gained} groups gain a spread and {lost} lose it."
+    )
+
+
+def thinned_steps(steps: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+    """At most as many as a terminal shows, the first and the last among them."""
+    if len(steps) <= MOST_STEPS:
+        return list(steps)
+    places = sorted({round(place * (len(steps) - 1) / (MOST_STEPS - 1)) for place in range(MOST_STEPS)})
+    return [steps[place] for place in places]
+
+
+def _is_flipped(row: Rejudged, group: Sequence[Rejudged]) -> bool:
+    return any(
+        ((row.old or 0.0) - (other.old or 0.0)) * ((row.new or 0.0) - (other.new or 0.0)) < 0
+        and not is_flat([row.old or 0.0, other.old or 0.0])
+        and not is_flat([row.new or 0.0, other.new or 0.0])
+        for other in group
+    )
+
+
+def _olds(group: Sequence[Rejudged]) -> list[float]:
+    return [row.old for row in group if row.old is not None]
+
+
+def _news(group: Sequence[Rejudged]) -> list[float]:
+    return [row.new for row in group if row.new is not None]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,288 @@
+"""A reward tried on saved or given answers: what a dry run found, and how it reads in a terminal. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.metrics.distribution import TOTAL, correlations, distribution, histogram, is_flat
+from whet.report.text import duration, number, percent
+
+GOLD = ("gold answer", "gold solution")
+BAR = 28  # characters of a text histogram's longest bar
+SHOWN = 5  # slowest samples, failures, ...
+STRONG = 0.5  # a correlation from here on is worth a word
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer and what the reward said of it."""
+
+    where: str  # file and line, or the run and step
+    kind: str  # "gold answer", "gold solution", "completion"
+    prompt_id: str
+    question: str
+    answer: str  # the gold one; empty without
+    completion: str
+    tokens: int
+    parts: Mapping[str, float | None]  # None: unscorable, or failed
+    total: float | None
+    seconds: float = 0.0
+    failures: Mapping[str, str] = field(default_factory=dict)  # part -> what went wrong
+    step: int = 0  # of the run it comes from
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """What is known of a part besides its scores."""
+
+    name: str
+    weight: str
+    hash: str
+    deterministic: bool = True  # what it says of itself
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A sample that was scored differently the second time."""
+
+    where: str
+    part: str
+    first: float | None
+    second: float | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A dry run."""
+
+    title: str
+    hash: str
+    source: str  # what was scored
+    notes: tuple[str, ...]  # assumptions made on the way
+    parts: tuple[PartFacts, ...]
+    judged: tuple[Judged, ...]
+    differences: tuple[Difference, ...] | None  # None: scored once only
+    seconds: float
+    pieces: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, list[float | None]]:
+        """Scores of the total and of each part, in the order of the samples."""
+        found: dict[str, list[float | None]] = {TOTAL: [each.total for each in self.judged]}
+        return found | {part.name: [each.parts.get(part.name) for each in self.judged] for part in self.parts}
+
+    @property
+    def gold(self) -> list[Judged]:
+        return [each for each in self.judged if each.kind in GOLD]
+
+    @property
+    def gold_misses(self) -> list[Judged]:
+        """Gold answers that the first part, the one that says whether a completion is right, does not give 1."""
+        first = self.parts[0].name
+        return [each for each in self.gold if each.parts.get(first) is not None and each.parts[first] != 1]
+
+    @property
+    def unscorable(self) -> list[Judged]:
+        return [each for each in self.judged if each.total is None and not each.failures]
+
+    @property
+    def failed(self) -> list[Judged]:
+        return [each for each in self.judged if each.failures]
+
+    @property
+    def slowest(self) -> list[Judged]:
+        return sorted(self.judged, key=lambda each: -each.seconds)[:SHOWN]
+
+    def never_vary(self) -> list[str]:
+        """Parts with one score for everything: they cannot teach anything here."""
+        columns = self.shown_columns()
+        return [name for name, scores in columns.items() if len(_known(scores)) > 1 and is_flat(_known(scores))]
+
+    def shown_columns(self) -> dict[str, list[float | None]]:
+        """The columns, without the total where it only repeats the one part."""
+        columns = self.columns
+        return {name: columns[name] for name in columns if name != TOTAL or len(self.parts) > 1}
+
+    def with_length(self) -> list[tuple[str, float | None, float | None]]:
+        """(part, Pearson, Spearman) of each part's scores with the length of the completions."""
+        lengths: list[float | None] = [float(each.tokens) for each in self.judged]
+        return [
+            (name, *correlations({"length": lengths, name: scores})[0][2:])
+            for name, scores in self.shown_columns().items()
+        ]
+
+    def with_each_other(self) -> list[tuple[str, str, float | None, float | None]]:
+        return correlations({name: scores for name, scores in self.columns.items() if name != TOTAL})
+
+    def gold_rate(self) -> float | None:
+        first = self.parts[0].name
+        scored = [each for each in self.gold if each.parts.get(first) is not None]
+        return 1 - len(self.gold_misses) / len(scored) if scored else None
+
+    def is_sound(self) -> bool:
+        """True when nothing failed, no gold answer was missed, and every reward kept its word on determinism."""
+        unsteady = {part.name for part in self.parts if not part.deterministic}
+        broken = [each for each in self.differences or () if each.part not in unsteady]
+        return not (self.failed or self.gold_misses or broken)
+
+
+def trial_record(trial: Trial) -> dict[str, Any]:
+    """The trial as JSON."""
+    return {
+        "title": trial.title,
+        "hash": trial.hash,
+        "source": trial.source,
+        "notes": list(trial.notes),
+        "samples": len(trial.judged),
+        "seconds": trial.seconds,
+        "parts": {
+            part.name: {
+                "weight": part.weight,
+                "hash": part.hash,
+                "deterministic": part.deterministic,
+                "distribution": distribution(_known(trial.columns[part.name])),
+                "histogram": [list(each) for each in histogram(_known(trial.columns[part.name]))],
+            }
+            for part in trial.parts
+        },
+        "total": distribution(_known(trial.columns[TOTAL])),
+        "gold": {
+            "samples": len(trial.gold),
+            "rate": trial.gold_rate(),
+            "misses": [_brief(each) for each in trial.gold_misses],
+        },
+        "unscorable": [_brief(each) for each in trial.unscorable],
+        "failures": [_brief(each) | {"failures": dict(each.failures)} for each in trial.failed],
+        "slowest": [_brief(each) | {"seconds": each.seconds} for each in trial.slowest],
+        "never_vary": trial.never_vary(),
+        "with_length": [list(each) for each in trial.with_length()],
+        "with_each_other": [list(each) for each in trial.with_each_other()],
+        "deterministic": None if trial.differences is None else not trial.differences,
+        "differences": [[each.where, each.part, each.first, each.second] for each in trial.differences or ()],
+        "sound": trial.is_sound(),
+        "pieces": dict(trial.pieces),
+    }
+
+
+def trial_text(trial: Trial, most: int = SHOWN) -> str:
+    """The trial for a terminal."""
+    lines = [
+        f"{trial.title}    version {trial.hash}",
+        f"{trial.source}: {len(trial.judged)} samples in {duration(trial.seconds)}",
+        *(f"  {note}" for note in trial.notes),
+    ]
+    for name, scores in trial.shown_columns().items():
+        lines += ["", *_histogram_lines(name, scores, trial)]
+    lines += ["", *_gold_lines(trial, most)]
+    for title, found in (("unscorable", trial.unscorable), ("failed", trial.failed)):
+        lines.append(f"{title:14} {len(found)} of {len(trial.judged)}")
+        lines += [f"  {each.where}: {_why(each)}" for each in found[:most]]
+        lines += [f"  and {len(found) - most} more"] if len(found) > most else []
+    lines.append(f"{'never vary':14} {', '.join(trial.never_vary()) or 'none'}")
+    lines += _steady_lines(trial, most)
+    lines += ["", *_correlation_lines(trial), "", "slowest"]
+    lines += [
+        f"  {duration(each.seconds):>8}  {each.where}  {shortened(each.completion, 60)}" for each in trial.slowest
+    ]
+    return "\n".join(lines)
+
+
+def _histogram_lines(name: str, scores: Sequence[float | None], trial: Trial) -> list[str]:
+    known = _known(scores)
+    facts = next((part for part in trial.parts if part.name == name), None)
+    about = f"  weight {facts.weight}  {facts.hash}" if facts is not None else ""
+    if not known:
+        return [f"{name}{about}: no scores"]
+    spread = distribution(known)
+    marks = ", ".join(f"{label} {number(spread[label])}" for label in ("min", "q1", "median", "q3", "max", "mean"))
+    bins = histogram(known)
+    highest = max(count for *_, count in bins)
+    labels = [number(low) if low == high else f"{number(low)} to {number(high)}" for low, high, _ in bins]
+    width = max(map(len, labels))
+    return [
+        f"{name}{about}",
+        f"  {marks}",
+        *(
+            f"  {label:>{width}}  {_bar(count / highest)}  {count} ({percent(count / len(known))})"
+            for label, (*_, count) in zip(labels, bins, strict=True)
+        ),
+    ]
+
+
+def _bar(share: float) -> str:
+    return ("#" * math.ceil(BAR * share)).ljust(BAR)
+
+
+def _gold_lines(trial: Trial, most: int) -> list[str]:
+    if not trial.gold:
+        return []
+    first, misses = trial.parts[0].name, trial.gold_misses
+    scored = sum(each.parts.get(first) is not None for each in trial.gold)
+    lines = [f"{'gold = 1':14} {percent(trial.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
+    lines += [
+        f"  {each.where} ({each.kind}): {number(each.parts[first])} for {shortened(each.answer, 40)}"
+        for each in misses[:most]
+    ]
+    return lines + ([f"  and {len(misses) - most} more"] if len(misses) > most else [])
+
+
+def _steady_lines(trial: Trial, most: int) -> list[str]:
+    stated = [part.name for part in trial.parts if not part.deterministic]
+    said = f"; {', '.join(stated)} says it is not" if stated else ""
+    if trial.differences is None:
+        return [f"{'deterministic':14} not checked{said}"]
+    if not trial.differences:
+        return [f"{'deterministic':14} yes, scored twice{said}"]
+    lines = [f"{'deterministic':14} no: {len(trial.differences)} scores differ the second time{said}"]
+    return lines + [
+        f"  {each.where}: {each.part} {_score(each.first)}, then {_score(each.second)}"
+        for each in trial.differences[:most]
+    ]
+
+
+def _correlation_lines(trial: Trial) -> list[str]:
+    pairs = [(name, "length", linear, ranked) for name, linear, ranked in trial.with_length()]
+    pairs += trial.with_each_other()
+    width = max(len(f"{one}, {two}") for one, two, *_ in pairs)
+    lines = [f"{'correlation':{width + 2}}   Pearson  Spearman"]
+    for one, two, linear, ranked in pairs:
+        cells = "".join(f"{'-':>10}" if value is None else f"{value:>+10.2f}" for value in (linear, ranked))
+        strong = max(abs(linear or 0.0), abs(ranked or 0.0)) >= STRONG
+        lines.append(f"  {f'{one}, {two}':{width}}{cells}{'  strong' if strong else ''}")
+    return lines
+
+
+def _why(judged: Judged) -> str:
+    if judged.failures:
+        return next(iter(judged.failures.values()))
+    parts = ", ".join(name for name, value in judged.parts.items() if value is None)
+    return f"{parts} cannot judge it, gold {shortened(judged.answer, 40)}"
+
+
+def _brief(judged: Judged) -> dict[str, Any]:
+    return {
+        "where": judged.where,
+        "kind": judged.kind,
+        "prompt_id": judged.prompt_id,
+        "answer": judged.answer,
+        "completion": shortened(judged.completion, 200),
+        "parts": dict(judged.parts),
+        "total": judged.total,
+    }
+
+
+def _score(value: float | None) -> str:
+    return "unscorable" if value is None else number(value)
+
+
+def _known(scores: Sequence[float | None]) -> list[float]:
+    return [score for score in scores if score is not None and math.isfinite(score)]
+
+
+def shortened(text: str, most: int) -> str:
+    """One line of at most `most` characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 3]}..."

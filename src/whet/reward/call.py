@@ -1,0 +1,271 @@
+"""Plain functions as rewards.
+
+A function that takes `completions` is called once on all samples, in TRL's shapes. Any other is called sample
+by sample and its parameters are filled by name:
+
+    completion                 the completion's text
+    prompt                the question's text (`Prompt.question()`)
+    any name: Prompt      the whole prompt, when the parameter is annotated with `Prompt` itself
+    answer                the gold answer
+    num_tokens            how many tokens the policy wrote, as the tokenizer counted them
+    finished              False where the token budget cut the completion off
+    any other name        the column of that name in `Prompt.meta`
+    **columns             every column that is not named
+
+A parameter with a default keeps it where the data has no such column. A keyword-only parameter with a default is a
+setting: it is given when the reward is made (`find_reward(name, settings)`) and never filled from a column.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from whet.protocols import Reward
+from whet.reward.failure import RewardFailure, call_name, sample_name
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+ABOUT = ("num_tokens", "finished")
+FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT))
+SEES_THE_COMPLETION = frozenset(("completion", *ABOUT))
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """A function of one prompt and one completion."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: tuple[inspect.Parameter, ...]
+
+    @property
+    def deterministic(self) -> bool:
+        return is_deterministic(self.function)
+
+    def prepare(self) -> None:
+        prepare_function(self.function)
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        return [self._one(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]
+
+    def _one(self, prompt: Prompt, sample: Sample) -> float | None:
+        given = {**columns(prompt), "prompt": prompt.question(), "completion": sample.completion, **about(sample)}
+        for parameter in self.parameters:
+            if _wants_prompt(parameter):
+                given[parameter.name] = prompt
+        positional, named = _arguments(self.parameters, given, self.name, sample_name(prompt, sample))
+        return score_of(self.function(*positional, **named), self.name, prompt, sample)
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A function of all samples at once, in TRL's shapes: every column is a list with one entry a sample."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: tuple[inspect.Parameter, ...]
+
+    @property
+    def deterministic(self) -> bool:
+        return is_deterministic(self.function)
+
+    def prepare(self) -> None:
+        prepare_function(self.function)
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        if not samples:
+            return []
+        given = self._columns(prompts, samples)
+        given["prompts"] = [_trl_prompt(prompt) for prompt in prompts]
+        given["completions"] = [_trl_completion(*pair) for pair in zip(prompts, samples, strict=True)]
+        given["completion_ids"] = [sample.tokens[sample.action].tolist() for sample in samples]
+        given |= {name: [about(sample)[name] for sample in samples] for name in ABOUT}
+        positional, named = _arguments(self.parameters, given, self.name, call_name(prompts, samples))
+        return scores_of(self.function(*positional, **named), self.name, prompts, samples)
+
+    def _columns(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:
+        rows = [columns(prompt) for prompt in prompts]
+        required = {parameter.name for parameter in self.parameters if _is_required(parameter)}
+        for prompt, sample, row in zip(prompts, samples, rows, strict=True):
+            for name in sorted(required - FROM_SAMPLES - set(row)):
+                raise _missing_column(name, row, self.name, sample_name(prompt, sample))
+        # dict, not set: the order of the columns must not change between runs
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+
+def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) -> Reward:
+    """A `Reward` made of a function (the module's docstring has the accepted forms); a `Reward` as it is."""
+    if inspect.isclass(function):
+        raise WhetError(f"{function.__name__} is a class, not a reward; give an instance, as in {function.__name__}()")
+    if isinstance(function, Reward):
+        if name not in (None, function.name):
+            if is_dataclass(function) and "name" in function.__dataclass_fields__:
+                return replace(function, name=name)
+            raise WhetError(f"reward {function.name!r} cannot be called {name!r}: rename it where it is made")
+        return function
+    if not callable(function):
+        raise WhetError(f"{reprlib.repr(function)} is not a reward; give a function such as f(prompt, completion)")
+    name = name or _own_name(function)
+    parameters = parameters_of(function, name)
+    names = {parameter.name for parameter in parameters}
+    if inspect.iscoroutinefunction(function):
+        raise WhetError(f"reward {name!r} is an async function; give a plain one (def instead of async def)")
+    if "completions" in names:
+        return Batched(name, function, parameters)
+    if not SEES_THE_COMPLETION & names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        taken = ", ".join(str(parameter.name) for parameter in parameters)
+        raise WhetError(
+            f"reward {name!r} takes ({taken}) and so never sees the completion; "
+            "name a parameter `completion`, as in f(prompt, completion), or `completions` for a call on the whole batch"
+        )
+    return PerSample(name, function, parameters)
+
+
+def is_deterministic(function: Any) -> bool:
+    """False for a reward that says `deterministic = False`: the same completion may score differently."""
+    while isinstance(function, functools.partial) and not hasattr(function, "deterministic"):
+        function = function.func
+    return bool(getattr(function, "deterministic", True))
+
+
+def prepare_function(function: Callable[..., Any]) -> None:
+    """Run the function's own `prepare` attribute, if it has one: slow imports belong outside the time limit."""
+    prepare = getattr(function, "prepare", None)
+    if callable(prepare):
+        prepare()
+
+
+def about(sample: Sample) -> dict[str, Any]:
+    """What a reward may ask by name of how the completion was written."""
+    return {"num_tokens": sample.num_actions, "finished": sample.stop is not StopReason.LENGTH}
+
+
+def columns(prompt: Prompt) -> dict[str, Any]:
+    """What a prompt's row offers by name; `answer` only where there is one."""
+    return dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
+
+
+def score_of(value: Any, name: str, prompt: Prompt, sample: Sample) -> float | None:
+    """The finite float a reward returned, or None; anything else is a failure that names the sample."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()  # numpy and torch scalars
+    if value is None:
+        return None
+    if isinstance(value, numbers.Real):
+        try:
+            score = float(value)
+        except OverflowError:
+            score = math.inf
+        if math.isfinite(score):
+            return score
+        shown = str(score)
+    else:
+        shown = f"{reprlib.repr(value)} ({type(value).__name__})"
+    raise RewardFailure(
+        f"reward {name!r} returned {shown} for {sample_name(prompt, sample)}; "
+        "return a finite number, or None for a sample that cannot be judged"
+    )
+
+
+def scores_of(values: Any, name: str, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+    """One checked score a sample, from what a call on several samples returned."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        raise RewardFailure(
+            f"reward {name!r} returned a {type(values).__name__} for {call_name(prompts, samples)}; "
+            "return a list with one number a sample"
+        )
+    if len(values) != len(samples):
+        raise RewardFailure(
+            f"reward {name!r} returned {len(values)} scores for {len(samples)} samples "
+            f"({call_name(prompts, samples)}); return one number a sample, in order"
+        )
+    return [score_of(*row) for row in zip(values, [name] * len(samples), prompts, samples, strict=True)]
+
+
+def _own_name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None) or type(function).__name__
+    if name == "<lambda>":
+        raise WhetError("a lambda has no name to report its scores under; give one: as_reward(f, name='...')")
+    return str(name)
+
+
+def parameters_of(function: Callable[..., Any], name: str) -> tuple[inspect.Parameter, ...]:
+    """The parameters, their annotations evaluated where that is possible."""
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception:  # annotations may name what exists only for the type checker
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            raise WhetError(
+                f"reward {name!r} does not tell its parameters; wrap it: def {name}(prompt, completion): ..."
+            ) from None
+    return tuple(signature.parameters.values())
+
+
+def _wants_prompt(parameter: inspect.Parameter) -> bool:
+    wanted = parameter.annotation
+    return wanted is Prompt or (isinstance(wanted, str) and wanted.split(".")[-1] == "Prompt")
+
+
+def is_setting(parameter: inspect.Parameter) -> bool:
+    """True for a keyword-only parameter with a default, unless its name is one that every sample fills."""
+    optional = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty
+    filled = {"prompt", *SEES_THE_COMPLETION, *FROM_SAMPLES}
+    return optional and parameter.name not in filled and not _wants_prompt(parameter)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variadic
+
+
+def _arguments(
+    parameters: Sequence[inspect.Parameter], given: Mapping[str, Any], name: str, where: str
+) -> tuple[list[Any], dict[str, Any]]:
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            taken = {*ABOUT, *(other.name for other in parameters)}
+            named |= {column: value for column, value in given.items() if column not in taken}
+            continue
+        if parameter.name not in given and _is_required(parameter):
+            raise _missing_column(parameter.name, given, name, where)
+        value = parameter.default if is_setting(parameter) else given.get(parameter.name, parameter.default)
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(value)
+        else:
+            named[parameter.name] = value
+    return positional, named
+
+
+def _missing_column(column: str, given: Mapping[str, Any], name: str, where: str) -> WhetError:
+    known = ", ".join(sorted(str(key) for key in given)) or "none"
+    return WhetError(
+        f"reward {name!r} asks for the column {column!r}, which the data lacks ({where}); "
+        f"available: {known}; rename the parameter, give it a default, or add the column"
+    )
+
+
+def _trl_prompt(prompt: Prompt) -> str | list[dict[str, str]]:
+    return prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
+
+
+def _trl_completion(prompt: Prompt, sample: Sample) -> str | list[dict[str, str]]:
+    if prompt.text is not None:
+        return sample.completion
+    return [{"role": "assistant", "content": sample.completion}]

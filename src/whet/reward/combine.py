@@ -1,0 +1,313 @@
+"""Named parts into one number: weights that may change over training, gates, caps, and parts normalised on their own.
+
+`combined` is pure. For one sample the total is SUM_k weight_k(progress) * counted_k, where counted_k is made of the
+raw score of part k in this order:
+
+1. cap: the score moved into [least, most];
+2. gate: `otherwise` in its place where the part the gate names did not pass, or is itself shut out by a gate;
+3. normalise: (x - mean) / (std + 1e-6) over what the part counted in the group (the samples of one prompt) or in
+   the batch (the samples of one call), Bessel's std, unscorable samples left out; exactly 0 where the spread is
+   float noise, and for a sample without company.
+
+A sample with a part that could not be judged has no total, whatever the gates say: were it scored where a gate is
+shut, only the failing completions of such a prompt would be left to learn from.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeGuard, get_args
+
+from whet.protocols import Reward
+from whet.types import WhetError, did_you_mean
+
+Normalise = Literal["off", "group", "batch"]
+Over = Literal["share", "steps"]
+
+STD_FLOOR = 1e-6
+SPREAD_FLOOR = 1e-6  # of the mean's size, at least 1: a smaller spread is float noise
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A weight that changes over training: straight lines between the points, flat before the first and after the last.
+
+    A point is (position, weight). Positions are shares of the training done, 0 to 1, or steps done; `in_shares`
+    turns the second kind into the first once the number of steps is known.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    over: Over = "share"
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(Over):
+            raise WhetError(f"a schedule runs over {self.over!r}; give one of {', '.join(get_args(Over))}")
+        if not self.points or not all(_is_pair(point) for point in self.points):
+            raise WhetError(
+                f"the schedule {self.points!r} is no list of points; give pairs of numbers (position, weight), "
+                "as in ((0.0, 1.0), (0.3, 0.2))"
+            )
+        positions = [position for position, _ in self.points]
+        if positions != sorted(set(positions)):
+            raise WhetError(f"the schedule's positions {_listed(positions)} do not rise; sort them, each once")
+        most = 1.0 if self.over == "share" else math.inf
+        if not 0 <= positions[0] <= positions[-1] <= most:
+            expected = "shares of the training in [0, 1] (or over='steps')" if self.over == "share" else "steps from 0"
+            raise WhetError(f"the schedule's positions are {_listed(positions)}; give {expected}")
+
+    def at(self, position: float) -> float:
+        positions = [point[0] for point in self.points]
+        right = bisect.bisect_right(positions, position)
+        if right == 0 or right == len(self.points):
+            return self.points[min(right, len(self.points) - 1)][1]
+        (start, low), (end, high) = self.points[right - 1], self.points[right]
+        share = (position - start) / (end - start)
+        return low * (1 - share) + high * share
+
+    def shared(self, num_steps: int) -> Schedule:
+        """The same schedule over shares of a run of so many steps; what lies behind its end is cut off."""
+        if self.over == "share":
+            return self
+        inside = [(step / num_steps, weight) for step, weight in self.points if step < num_steps]
+        return Schedule((*inside, (1.0, self.at(num_steps))))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A part counts only where part `part` scores at least `least`; elsewhere it counts `otherwise`."""
+
+    part: str
+    least: float = 1.0
+    otherwise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field, value in (("least", self.least), ("otherwise", self.otherwise)):
+            if not math.isfinite(value):
+                raise WhetError(f"the gate on {self.part!r} has {field} {value}; give a finite number")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One named reward and how it enters the sum; weight 0 reports it (and lets gates look at it) without a say.
+
+    `penalty` says that a negative weight is meant. A reward that is itself at most 0 needs none: its weight is
+    positive.
+    """
+
+    reward: Reward
+    weight: float | Schedule | Sequence[tuple[float, float]] = 1.0  # bare points are a schedule over shares
+    gate: Gate | None = None
+    cap: tuple[float, float] | None = None  # least, most
+    normalise: Normalise = "off"
+    penalty: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weight, int | float | Schedule):
+            try:
+                points = tuple((float(position), float(weight)) for position, weight in self.weight)
+            except (TypeError, ValueError):
+                raise WhetError(
+                    f"reward {self.name!r} has weight {self.weight!r}; give a number, or points (position, weight)"
+                ) from None
+            object.__setattr__(self, "weight", Schedule(points))
+        for weight in self.weights:
+            _check_weight(self.name, weight, self.penalty or "penalty" in self.name.lower())
+        if self.cap is not None:
+            _check_cap(self.name, self.cap)
+        if self.normalise not in get_args(Normalise):
+            raise WhetError(
+                f"reward {self.name!r} is normalised by {self.normalise!r}; "
+                f"give one of {', '.join(get_args(Normalise))}"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.reward.name
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Every corner of the schedule; the weight itself without one."""
+        if isinstance(self.weight, int | float):
+            return (self.weight,)
+        return tuple(weight for _, weight in self.schedule.points)
+
+    @property
+    def schedule(self) -> Schedule:
+        if isinstance(self.weight, Schedule):
+            return self.weight
+        assert isinstance(self.weight, int | float)
+        return Schedule(((0.0, float(self.weight)),))
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the part enters the sum as weight times raw score, always."""
+        return not isinstance(self.weight, Schedule) and (self.gate, self.cap, self.normalise) == (None, None, "off")
+
+    def weight_at(self, progress: float) -> float:
+        """The weight when this share of the training is done."""
+        if self.schedule.over == "steps":
+            raise WhetError(
+                f"the weight of reward {self.name!r} runs over steps, and the number of steps is not known here; "
+                "give its positions as shares of the training"
+            )
+        return self.schedule.at(progress)
+
+
+def combined(
+    scores: Mapping[str, Sequence[float | None]],
+    parts: Sequence[Part],
+    progress: float = 1.0,
+    groups: Sequence[Hashable] | None = None,
+) -> list[float | None]:
+    """One total a sample, None where a part is None. `scores` has the raw scores of each part by name, [N].
+
+    `groups[i]` is equal for the samples of one prompt; without it, all samples are one group.
+    """
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress is {progress}; give the share of the training done, 0 to 1")
+    columns = [scores[part.name] for part in parts]
+    num_samples = len(columns[0]) if columns else 0
+    rows = [{part.name: column[i] for part, column in zip(parts, columns, strict=True)} for i in range(num_samples)]
+    known = {i: row for i, row in enumerate(rows) if _is_known(row)}
+    totals: list[float | None] = [None] * num_samples
+    for i in known:
+        totals[i] = 0.0
+    for part in parts:
+        counted = _counted(part, parts, known, groups)
+        weight = part.weight_at(progress)
+        for i, value in counted.items():
+            totals[i] = (totals[i] or 0.0) + weight * value
+    for i, row in known.items():
+        if not math.isfinite(totals[i] or 0.0):
+            raise WhetError(f"the weighted sum of {row} is not finite; give smaller scores or weights")
+    return totals
+
+
+def weights_at(parts: Sequence[Part], progress: float) -> dict[str, float]:
+    """What each part counts when this share of the training is done."""
+    return {part.name: part.weight_at(progress) for part in parts}
+
+
+def in_shares(parts: Sequence[Part], num_steps: int) -> list[Part]:
+    """The parts with every schedule over shares of a run of `num_steps` steps."""
+    return [
+        replace(part, weight=part.weight.shared(num_steps)) if isinstance(part.weight, Schedule) else part
+        for part in parts
+    ]
+
+
+def check_parts(parts: Sequence[Part]) -> None:
+    """Refuse a sum that cannot be told apart, that is always 0, or whose gates lead nowhere."""
+    if not parts:
+        raise WhetError("no reward is given; name at least one")
+    counts = Counter(part.name for part in parts)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, rename one")
+    _check_silence(parts)
+    _check_gates(parts)
+
+
+def _counted(
+    part: Part, parts: Sequence[Part], known: Mapping[int, Mapping[str, float]], groups: Sequence[Hashable] | None
+) -> dict[int, float]:
+    """What the part counts for each scorable sample, before its weight."""
+    by_name = {each.name: each for each in parts}
+    values: dict[int, float] = {}
+    for i, row in known.items():
+        value = row[part.name]
+        if part.cap is not None:
+            value = min(max(value, part.cap[0]), part.cap[1])
+        values[i] = value if _is_open(part, by_name, row) else _otherwise(part)
+    if part.normalise == "off":
+        return values
+    members: dict[Hashable, list[int]] = {}
+    for i in values:
+        members.setdefault(groups[i] if groups is not None and part.normalise == "group" else None, []).append(i)
+    for together in members.values():
+        values |= zip(together, _normalised([values[i] for i in together]), strict=True)
+    return values
+
+
+def _is_open(part: Part, by_name: Mapping[str, Part], row: Mapping[str, float]) -> bool:
+    if part.gate is None:
+        return True
+    return row[part.gate.part] >= part.gate.least and _is_open(by_name[part.gate.part], by_name, row)
+
+
+def _otherwise(part: Part) -> float:
+    return part.gate.otherwise if part.gate is not None else 0.0
+
+
+def _normalised(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / len(values)
+    if max(values) - min(values) <= SPREAD_FLOOR * max(abs(mean), 1.0):
+        return [0.0] * len(values)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return [(value - mean) / (std + STD_FLOOR) for value in values]
+
+
+def _is_known(row: Mapping[str, float | None]) -> TypeGuard[Mapping[str, float]]:
+    return all(value is not None for value in row.values())
+
+
+def _check_weight(name: str, weight: float, negative: bool) -> None:
+    if not math.isfinite(weight):
+        raise WhetError(f"reward {name!r} has weight {weight}; give a finite number")
+    if weight < 0 and not negative:
+        raise WhetError(
+            f"reward {name!r} has weight {weight:g}, which pays for doing badly; give a positive weight (also where "
+            "its scores are at most 0), or penalty = true where a high score is to be punished"
+        )
+
+
+def _check_cap(name: str, cap: tuple[float, float]) -> None:
+    if not (len(cap) == 2 and all(math.isfinite(end) for end in cap) and cap[0] < cap[1]):
+        raise WhetError(f"reward {name!r} has cap {cap!r}; give (least, most), two finite numbers that rise")
+
+
+def _check_silence(parts: Sequence[Part]) -> None:
+    """At every corner of a schedule some weight must speak; between corners the sum of the sizes is linear."""
+    corners = sorted({position for part in parts for position, _ in part.schedule.points} | {0.0})
+    overs = {part.schedule.over for part in parts if isinstance(part.weight, Schedule)}
+    if len(overs) > 1:
+        raise WhetError("one schedule runs over shares and another over steps; give all of them the same way")
+    names = ", ".join(part.name for part in parts)
+    for corner in corners:
+        if all(part.schedule.at(corner) == 0 for part in parts):
+            when = "" if not overs else f" at {corner:g} {'steps' if overs == {'steps'} else 'of the training'}"
+            raise WhetError(f"every reward has weight 0{when} ({names}); nothing could be learned, give one a weight")
+
+
+def _check_gates(parts: Sequence[Part]) -> None:
+    gates = {part.name: part.gate.part for part in parts if part.gate is not None}
+    names = [part.name for part in parts]
+    for name, target in gates.items():
+        if target not in names:
+            raise WhetError(
+                f"the gate of reward {name!r} looks at {target!r}, which is no part{did_you_mean(target, names)}; "
+                f"name one of {', '.join(each for each in names if each != name) or 'its neighbours (it has none)'}"
+            )
+    for name in gates:
+        path = [name]
+        while path[-1] in gates and gates[path[-1]] not in path:
+            path.append(gates[path[-1]])
+        if path[-1] in gates:
+            circle = [*path[path.index(gates[path[-1]]) :], gates[path[-1]]]
+            raise WhetError(f"the gates form a circle ({' -> '.join(circle)}); take one of them away")
+
+
+def _is_pair(point: object) -> bool:
+    return (
+        isinstance(point, tuple | list)
+        and len(point) == 2
+        and all(isinstance(number, int | float) and math.isfinite(number) for number in point)
+    )
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)

@@ -1,0 +1,82 @@
+"""A completion as the defences read it: its thinking, its working, its sentences and words; and how a suspicion counts."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from whet.reward.answer import boxed, tagged
+from whet.types import WhetError
+
+Kind = Literal["penalty", "gate"]
+
+FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+MARKUP = re.compile(
+    r"\[asy\].*?(?:\[/asy\]|\Z)|\$\$.*?(?:\$\$|\Z)|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)"
+    r"|\\begin\{(\w+\*?)\}.*?(?:\\end\{\1\}|\Z)|\$[^$]{1,300}(?:\$|\Z)"
+    r"|\\[A-Za-z]+|<<[^<>]*>>|</?[A-Za-z_]+>|https?://\S+",
+    re.DOTALL,
+)
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+LAST_MARK = re.compile(r"\\(?:boxed|fbox)\b|<answer>|####|\banswer(?:\*\*)?\s*(?:is\b|:)", re.IGNORECASE)
+
+
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def judged(suspicion: float, kind: Kind) -> float:
+    """A suspicion in [0, 1] as a score: minus it for a penalty, 1 minus it for a gate."""
+    if kind not in ("penalty", "gate"):
+        raise WhetError(f"a defence of kind {kind!r} is asked for; give penalty (0 to -1) or gate (1 to 0)")
+    return 1.0 - suspicion if kind == "gate" else 0.0 - suspicion
+
+
+def thinking(completion: str) -> str:
+    """What stands before the last </think>, tags left out; of an unfinished thought, all of it."""
+    if "</think>" in completion:
+        text = completion.rpartition("</think>")[0]
+    elif "<think>" in completion:
+        text = completion.partition("<think>")[2]
+    else:
+        return ""
+    return re.sub(r"</?think>", " ", text)
+
+
+def working(completion: str) -> str:
+    """The thinking, or, without one, what stands before the last mark of an answer; all of it without a mark."""
+    if "<think>" in completion or "</think>" in completion:
+        return thinking(completion)
+    marks = list(LAST_MARK.finditer(completion))
+    return completion[: marks[-1].start()] if marks else completion
+
+
+def prose(text: str) -> str:
+    """The text without code, formulas, links and tags."""
+    return MARKUP.sub(" ", FENCED.sub(" ", text))
+
+
+def words(text: str) -> list[str]:
+    return [word.casefold() for word in WORD.findall(text)]
+
+
+def terms(text: str) -> list[str]:
+    """Words and figures."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def sentences(text: str) -> list[str]:
+    """Sentences and lines, white space and case aside."""
+    return [plain for piece in SENTENCE.split(text) if (plain := " ".join(piece.split()).casefold())]
+
+
+def hard_answers(text: str) -> list[str]:
+    """Contents of the boxes and answer tags: marks that nobody sets in passing."""
+    return boxed(text) + [answer for answer in tagged(text) if answer not in boxed(text)]
+
+
+def squeezed(text: str) -> str:
+    """A formula without spaces, braces, dollar signs and commands that only change its looks."""
+    plain = re.sub(r"\\[dt]frac", r"\\frac", text)
+    return re.sub(r"\\(?:left|right|text|mathrm|displaystyle|quad|[,!; ])|[\s${}]+", "", plain).casefold().rstrip(".")

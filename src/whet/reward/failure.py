@@ -1,0 +1,55 @@
+"""What went wrong while scoring, said in one line that names the reward and the sample."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+from whet.types import Prompt, Sample, WhetError
+
+EXCERPT = 200  # characters of a completion or message that an error repeats
+
+
+class RewardFailure(WhetError):
+    """A reward could not judge a sample. `reward.on_error=exclude` leaves such samples out of training."""
+
+
+def one_line(text: str, length: int = EXCERPT) -> str:
+    return " ".join(text[: 4 * length].split())[:length]
+
+
+def sample_name(prompt: Prompt, sample: Sample) -> str:
+    """How errors refer to a sample: the prompt's id and the beginning of the completion."""
+    return f"prompt {prompt.id!r}, completion {sample.completion[:EXCERPT]!r}"
+
+
+def call_name(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> str:
+    """How errors refer to one call of a reward, which may have been about many samples."""
+    first = sample_name(prompts[0], samples[0])
+    return first if len(samples) == 1 else f"one call on {len(samples)} samples, the first: {first}"
+
+
+def positions(frames: Iterable[tuple[FrameType, int]]) -> tuple[tuple[str, int], ...]:
+    """(file, line) of each frame. Frames themselves would keep the locals of a stopped reward alive."""
+    return tuple((frame.f_code.co_filename, line) for frame, line in frames)
+
+
+def source_file(function: Any) -> str | None:
+    """The file the user wrote the function in, seen through partials, decorators and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    return None if code is None else code.co_filename
+
+
+def place(innermost_first: Sequence[tuple[str, int]], file: str | None) -> str:
+    """file:line nearest to the trouble that lies in the user's file; the nearest of all when none does."""
+    mine = [position for position in innermost_first if position[0] == file]
+    path, line = (mine or list(innermost_first) or [("an unknown place", 0)])[0]
+    return f"{path}:{line}"

@@ -1,0 +1,160 @@
+"""Rewards by name: a built-in, `module:function`, or `path/to/file.py:function`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from whet.protocols import Reward
+from whet.reward.failure import one_line, place, positions
+from whet.reward.settings import reward_with
+from whet.types import WhetError, did_you_mean
+
+ROOM = "whet.reward"
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+
+# module of this room -> the rewards it holds: functions of (prompt, completion), and makers
+ROWS: Mapping[str, tuple[str, ...]] = {
+    "answer": ("exact_answer",),
+    "choice_answer": ("choice_answer",),
+    "citations": ("citations",),
+    "code_tests": ("code_tests",),
+    "coherence": ("coherence",),
+    "countdown": ("countdown",),
+    "efficiency": ("efficiency",),
+    "format": ("agent_format",),
+    "gym": ("gym_answer",),
+    "judge": ("judge",),
+    "language": ("language",),
+    "learned": ("learned", "learned_steps"),
+    "length": ("soft_overlong", "length_cost", "cosine_length"),
+    "math_answer": ("math_answer",),
+    "repetition": ("repetition",),
+    "robust": (
+        *("incoherent_reasoning", "padding", "redundant_calls", "unsupported_answer", "guessing", "hollow_answer"),
+        *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes", "judge_injection"),
+        "self_grading",
+    ),
+    "safety": ("safety",),
+    "set_answer": ("set_answer",),
+    "think_format": ("think_format",),
+    "tool_calls": ("tool_calls",),
+    "working_steps": ("working_steps",),
+}
+
+
+class Builtin(Mapping[str, Callable[..., Any]]):
+    """The built-in rewards by name. A reward's file is imported when it is asked for, not before."""
+
+    def __init__(self, rows: Mapping[str, tuple[str, ...]]) -> None:
+        self._modules = {name: module for module, names in rows.items() for name in names}
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+BUILTIN = Builtin(ROWS)
+
+
+def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:
+    """The reward of that name with these settings; a file's or module's reward is imported, so its code runs."""
+    if name_or_path in BUILTIN:
+        return reward_with(BUILTIN[name_or_path], settings, name_or_path, strict=True)
+    source, _, attribute = name_or_path.rpartition(":")
+    if not source or not attribute:
+        raise WhetError(_unknown(name_or_path))
+    module = _file_module(source) if source.endswith(".py") else _named_module(source, name_or_path)
+    if not hasattr(module, attribute):
+        raise WhetError(
+            f"{source} has no {attribute!r}{did_you_mean(attribute, _functions(module))}; "
+            f"it has: {', '.join(_functions(module)) or 'no functions'}"
+        )
+    return reward_with(getattr(module, attribute), settings, attribute)
+
+
+def _unknown(name: str) -> str:
+    if name.rstrip(":").endswith(".py"):
+        return f"reward {name!r} names a file but no function; add it, as in {name.rstrip(':')}:my_reward"
+    return (
+        f"no reward is called {name!r}{did_you_mean(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
+        "your own: path/to/file.py:function or module:function"
+    )
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """What a user could have meant: the callables the module itself defines."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not inspect.isclass(value) and not name.startswith("_")
+        if getattr(value, "__module__", None) == module.__name__
+    )
+
+
+def _file_module(source: str) -> ModuleType:
+    path = Path(source).resolve()
+    if not path.is_file():
+        near = sorted(str(other.name) for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        there = f"{path.parent} has: {', '.join(near)}" if near else f"{path.parent} has no .py files"
+        raise WhetError(f"there is no reward file {source}{did_you_mean(path.name, near)}; {there}; correct the path")
+    name = f"whet_reward:{path}"
+    if name in sys.modules:  # two parts may come from one file
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise WhetError(f"{source} cannot be imported as Python; give a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    _make_importable(path.parent)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(source, error, str(path)) from error
+    return module
+
+
+def _named_module(source: str, name_or_path: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
+            raise WhetError(
+                f"reward {name_or_path!r}: there is no module {source!r} here or among the installed packages; "
+                "correct the name, or give the file: path/to/file.py:function"
+            ) from None
+        raise _broken(source, error, None) from error
+    except Exception as error:
+        raise _broken(source, error, None) from error
+
+
+def _make_importable(folder: Path) -> None:
+    # appended: a user's neighbour files are found, and nothing installed is shadowed
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _broken(source: str, error: Exception, file: str | None) -> WhetError:
+    frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
+    where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else place(frames, file)
+    return WhetError(
+        f"{source} fails when imported, at {where}: {type(error).__name__}: {one_line(str(error))}; fix that line"
+    )

@@ -1,0 +1,252 @@
+"""Who answers a judge's questions: an OpenAI-compatible endpoint, an engine, or any callable.
+
+All are told the same way: `answers(questions)` yields (number of the question, answer or trouble) as they arrive.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from whet.protocols import Engine
+from whet.reward.failure import one_line
+from whet.reward.judge.cache import Budget
+from whet.types import Message, Request, Sampling, WhetError
+
+Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str]]
+"""Conversations in, one answer each, in order."""
+
+RETRIED = frozenset((408, 409, 425, 429))  # and every 5xx
+LONGEST_WAIT = 60.0  # seconds between two attempts, also when the server asks for more
+LARGEST_ANSWER = 8 * 2**20  # bytes
+CHARACTERS_PER_TOKEN = 4  # where the other side does not count
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a question has no answer."""
+
+    reason: str
+    is_budget: bool = False
+
+
+class Source(Protocol):
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, Answer | Trouble]]: ...
+
+
+@dataclass(frozen=True)
+class Callee:
+    """Any callable that answers a list of conversations, an engine behind it for instance."""
+
+    ask: Ask
+    budget: Budget
+
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, Answer | Trouble]]:
+        paid = [number for number in range(len(questions)) if self.budget.take()]
+        given = self.ask([questions[number] for number in paid]) if paid else []
+        if len(given) != len(paid):
+            raise WhetError(f"the judge's ask returned {len(given)} answers to {len(paid)} questions; return one each")
+        for number, text in zip(paid, given, strict=True):
+            if not isinstance(text, str):
+                raise WhetError(f"the judge's ask returned a {type(text).__name__}; return one text a question")
+            tokens = estimated_tokens(questions[number], text)
+            self.budget.add_tokens(tokens)
+            yield number, Answer(text, tokens)
+        for number in sorted(set(range(len(questions))) - set(paid)):
+            yield number, Trouble("the budget is spent", is_budget=True)
+
+
+def engine_ask(
+    engine: Engine, encode: Callable[[Sequence[Message]], Sequence[int]], sampling: Sampling, seed: int = 0
+) -> Ask:
+    """An `Ask` of an engine: `encode` writes a conversation as tokens, the opening of the completion included."""
+
+    def ask(questions: Sequence[Sequence[Message]]) -> list[str]:
+        requests = [Request(tuple(encode(question)), seed) for question in questions]
+        return [sample.completion for sample in engine.generate(requests, sampling)]
+
+    return ask
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server with POST /chat/completions. The key is read from the environment for each call, and kept nowhere."""
+
+    base_url: str
+    model: str
+    budget: Budget
+    key_variable: str = ""
+    payload: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens and whatever else it takes
+    timeout: float = 60.0  # seconds, of one attempt
+    retries: int = 5
+    concurrency: int = 8
+    first_wait: float = 1.0  # seconds; doubled after each attempt
+
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, Answer | Trouble]]:
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(max(1, min(self.concurrency, len(questions))), "whet-judge")
+        try:
+            futures = {pool.submit(self._answer, question, stop): number for number, question in enumerate(questions)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            # an interrupted run must not wait for a server that is slow to answer
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, question: Sequence[Message], stop: threading.Event) -> Answer | Trouble:
+        jitter = random.Random()
+        reason = "stopped"
+        for attempt in range(self.retries + 1):
+            if stop.is_set():
+                return Trouble("stopped")
+            if not self.budget.take():
+                return Trouble("the budget is spent", is_budget=True)
+            try:
+                answer = self._attempt(question)
+            except _Retryable as trouble:
+                reason = str(trouble)
+                wait = min(LONGEST_WAIT, self.first_wait * 2**attempt) * (0.5 + jitter.random() / 2)
+                if attempt < self.retries:
+                    stop.wait(max(wait, min(LONGEST_WAIT, trouble.asked_wait)))
+                continue
+            self.budget.add_tokens(answer.tokens)
+            return answer
+        return Trouble(f"{reason} ({self.retries + 1} attempts)")
+
+    def _attempt(self, question: Sequence[Message]) -> Answer:
+        body = {"model": self.model, "messages": [dict(message) for message in question], **self.payload}
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        key = self._key()
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        try:
+            with _OPENER.open(request, timeout=self.timeout) as response:
+                content = _read(response, time.monotonic() + self.timeout)
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error, key) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise _Retryable(one_line(f"{type(error).__name__}: {reason}")) from None
+        return _answer_of(content, question)
+
+    @property
+    def url(self) -> str:
+        return f"{self.base_url.rstrip('/')}/chat/completions"
+
+    def _key(self) -> str:
+        if not self.key_variable:
+            return ""
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise WhetError(
+                f"the judge's key is to be in the environment variable {self.key_variable}, which is not set; "
+                f"export {self.key_variable}=..., or set key_variable to another name"
+            )
+        return key
+
+    def _refusal(self, error: urllib.error.HTTPError, key: str) -> Exception:
+        with error:
+            said = error.read(2000).decode("utf-8", "replace")
+        said = one_line(said.replace(key, "***") if key else said) or str(error.reason)
+        if error.code in RETRIED or error.code >= 500:
+            return _Retryable(f"HTTP {error.code}: {said}", _seconds_of(error.headers.get("Retry-After")))
+        fix = {
+            401: f"check the key in {self.key_variable or 'key_variable'}",
+            403: f"check the key in {self.key_variable or 'key_variable'}",
+            404: "check base_url and model",
+        }.get(error.code, "check base_url, model and the settings of reward 'judge'")
+        return WhetError(f"the judge at {self.url} refused with HTTP {error.code}: {said}; {fix}")
+
+
+class _Retryable(Exception):
+    def __init__(self, reason: str, asked_wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.asked_wait = asked_wait
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another host."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_StayHere)
+
+
+def check_url(base_url: str) -> None:
+    """Refuse what is no plain http address; a key in it would end up in logs."""
+    parts = urllib.parse.urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = base_url if "@" not in base_url else "(not shown: it holds a name or key)"
+        raise WhetError(f"the judge's base_url is {shown!r}; give an address such as http://localhost:8000/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise WhetError(
+            f"the judge's base_url at {parts.hostname} holds a name, key or query, which would end up in logs; "
+            "give the bare address, and the key in the environment variable named by key_variable"
+        )
+
+
+def estimated_tokens(question: Sequence[Message], answer: str) -> int:
+    characters = sum(len(message["content"]) for message in question) + len(answer)
+    return 1 + characters // CHARACTERS_PER_TOKEN
+
+
+def _read(response: Any, deadline: float) -> bytes:
+    """The whole body; a server that drips it, or never ends it, is one that did not answer."""
+    pieces, size = [], 0
+    while piece := response.read1(65536):
+        pieces.append(piece)
+        size += len(piece)
+        if size > LARGEST_ANSWER:
+            raise _Retryable(f"an answer of more than {LARGEST_ANSWER} bytes")
+        if time.monotonic() > deadline:
+            raise _Retryable("the answer did not end in time")
+    return b"".join(pieces)
+
+
+def _answer_of(content: bytes, question: Sequence[Message]) -> Answer:
+    try:
+        table = json.loads(content)
+        text = table["choices"][0]["message"]["content"] or ""
+        if not isinstance(text, str):  # a list of typed parts
+            text = "".join(str(part.get("text", "")) for part in text)
+        used = (table.get("usage") or {}).get("total_tokens")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        shown = one_line(content.decode("utf-8", "replace"))
+        raise _Retryable(f"an answer that is no chat completion: {shown!r}") from None
+    return Answer(text, int(used) if isinstance(used, int | float) else estimated_tokens(question, text))
+
+
+def _seconds_of(header: str | None) -> float:
+    """A Retry-After header, in seconds or as a date."""
+    if not header:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,81 @@
+"""The settings of the judge, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from whet.reward.judge.ask import check_url
+from whet.reward.judge.cache import AtBudgetEnd
+from whet.types import WhetError
+
+Compare = Literal["none", "reference", "group"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """How a judge is asked. Without `base_url` it asks the engine it is given."""
+
+    name: str = "judge"
+    base_url: str = ""  # http://localhost:8000/v1
+    model: str = ""
+    key_variable: str = ""  # the environment variable that holds the key; "" for a server that wants none
+    rubric: str | Mapping[str, Any] = ""  # text, a file, or a table with criteria
+    compare: Compare = "none"  # marks; or better than the reference answer; or better than the rest of the group
+    opponents: int = 0  # in a group: how many of the others each completion meets; 0 for all
+    reference: str = ""  # the column with the reference answer; "" for the gold answer
+    show_reference: bool = False  # to the judge, beside what it judges
+    show_thinking: bool = False
+    longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is told
+    temperature: float = 0.0
+    max_new_tokens: int = 1024  # 0 leaves it to the server
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
+    attempts: int = 3  # at a readable answer
+    retries: int = 5  # of a call that fails
+    first_wait: float = 1.0  # seconds before the first retry; doubled each time
+    timeout: float = 60.0  # seconds, of one call
+    concurrency: int = 8
+    cache: str = ""  # a file; "" for none
+    max_calls: int = 0  # 0: no limit
+    max_tokens: int = 0  # 0: no limit
+    at_budget_end: AtBudgetEnd = "stop"
+    alone: bool = False  # may be the only reward
+
+    def __post_init__(self) -> None:
+        for key, choices in (("compare", get_args(Compare)), ("at_budget_end", get_args(AtBudgetEnd))):
+            given = getattr(self, key)
+            if given not in choices:
+                raise WhetError(f"{key} of reward 'judge' is {given!r}; give one of {', '.join(choices)}")
+        least = {
+            **{"attempts": 1, "concurrency": 1, "longest_completion": 1, "retries": 0, "opponents": 0, "max_calls": 0},
+            **{"max_tokens": 0, "max_new_tokens": 0, "temperature": 0, "first_wait": 0},
+        }
+        for key, lowest in least.items():
+            if not lowest <= getattr(self, key) < math.inf:
+                raise WhetError(f"{key} of reward 'judge' is {getattr(self, key)}; give at least {lowest}")
+        if not 0 < self.timeout < math.inf:
+            raise WhetError(f"timeout of reward 'judge' is {self.timeout}; give seconds, more than 0")
+        if self.opponents and self.compare != "group":
+            raise WhetError("opponents of reward 'judge' has no effect without compare=group; set that, or drop it")
+        if self.base_url:
+            check_url(self.base_url)
+            if not self.model:
+                raise WhetError(f"reward 'judge' asks {self.base_url} for no model; give model=NAME")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Who is asked, and how: with the question itself, all that an answer depends on. No secret."""
+        extra = dict(self.extra)
+        return {"base_url": self.base_url, "model": self.model, "extra": extra, **self.drawn}
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The fields of a request beside the model and the messages."""
+        drawn = self.drawn if self.max_new_tokens else {"temperature": self.temperature}
+        return {**drawn, **self.extra}

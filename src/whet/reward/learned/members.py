@@ -1,0 +1,98 @@
+"""Who the members of an ensemble are: folders, runs with their checkpoints, and the heads of one model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from whet.types import WhetError
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT = re.compile(r"step-(\d{6,})")
+HEADS = "score_members"  # in a model's config: [centre, scale] of each head, or None where they were not measured
+APART = 2.0  # times one member's scores may be spread wider than another's before that is worth a warning
+
+Scale = tuple[float, float]  # centre, scale
+
+
+def folders_of(folder: str | Sequence[str]) -> list[str]:
+    return [folder] if isinstance(folder, str) else list(folder)
+
+
+def check_folders(folder: str | Sequence[str], name: str) -> None:
+    if not folders_of(folder) or not all(folders_of(folder)):
+        raise WhetError(f"reward {name!r} has no model; give folder=FOLDER, or a list of them for an ensemble")
+
+
+def model_folders(folder: str | Sequence[str]) -> list[str]:
+    """Where the models are: a run stands for its newest checkpoint, a folder of runs by seed for all of them."""
+    return [found for each in folders_of(folder) for found in _models_in(each)]
+
+
+def _models_in(folder: str) -> list[str]:
+    path = Path(folder)
+    if (path / "config.json").is_file():
+        return [folder]
+    newest = _newest(path)
+    if newest is not None:
+        return [newest]
+    runs = sorted((each for each in path.glob("seed-*") if each.is_dir()), key=_number)
+    found = [(run, _newest(run)) for run in runs]
+    unfinished = [run for run, model in found if model is None]
+    if unfinished:
+        raise WhetError(f"{unfinished[0]}: this member has no checkpoint yet; train it to its end, or name the others")
+    return [model for _, model in found if model is not None] or [folder]
+
+
+def _newest(run: Path) -> str | None:
+    """The newest complete checkpoint of a run."""
+    there = [
+        each
+        for each in (run / "checkpoints").glob("step-*")
+        if CHECKPOINT.fullmatch(each.name) and (each / "manifest.json").is_file()
+    ]
+    return str(max(there, key=_number)) if there else None
+
+
+def _number(path: Path) -> int:
+    last = path.name.rpartition("-")[2]
+    return int(last) if last.isdigit() else -1
+
+
+def head_scales(config: Any) -> list[Scale | None] | None:
+    """Each head's centre and scale; None for a model whose labels are classes and not members."""
+    noted = getattr(config, HEADS, None)
+    if not isinstance(noted, list) or len(noted) != int(config.num_labels):
+        return None
+    return [_scale(each) for each in noted]
+
+
+def _scale(noted: Any) -> Scale | None:
+    if not isinstance(noted, list | tuple) or len(noted) != 2:
+        return None
+    centre, scale = (float(each) for each in noted)
+    return (centre, scale) if math.isfinite(centre) and math.isfinite(scale) and scale > 0 else None
+
+
+def warn_of_scales(opinions: Sequence[Sequence[float]], name: str) -> bool:
+    """Say so where members without a known scale differ in theirs; True once there were enough completions to tell."""
+    if len(opinions) < 8:
+        return False
+    spreads = [pstdev(column) for column in zip(*opinions, strict=True)]
+    centres = [fmean(column) for column in zip(*opinions, strict=True)]
+    low, high = min(spreads), max(spreads)
+    if high > APART * low or max(centres) - min(centres) > APART * high:
+        told = ", ".join(f"{centre:.2g} +- {spread:.2g}" for centre, spread in zip(centres, spreads, strict=True))
+        logger.warning(
+            "reward %r: its members score on different scales (%s), so the widest decides; train them with held-out "
+            "rows, which measures their scales, or give output=probability",
+            name,
+            told,
+        )
+    return True

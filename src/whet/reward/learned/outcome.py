@@ -1,0 +1,279 @@
+"""Whole completions scored by a sequence classifier, or by several."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whet.reward.learned.ensemble import (
+    Ensemble,
+    LengthFit,
+    agreed,
+    check_caution,
+    check_choice,
+    disagreement,
+    evened,
+    length_examples,
+    length_fit,
+)
+from whet.reward.learned.members import (
+    Scale,
+    check_folders,
+    head_scales,
+    model_folders,
+    warn_of_scales,
+)
+from whet.reward.learned.network import Network, Place, read_network
+from whet.types import Prompt, Sample, WhetError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+Output = Literal["auto", "raw", "probability"]
+ScaleChoice = Literal["auto", "plain"]
+RUNNING = "running"
+FEWEST = 32  # completions before a running slope is trusted
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedSettings:
+    """Which classifiers score a completion, and what is made of their outputs."""
+
+    folder: str | Sequence[str] = ""  # of a sequence-classification model or its run; several make an ensemble
+    name: str = "learned"
+    label: str = ""  # which label is the score, by name or number; needed where there are several classes
+    output: Output = "auto"  # raw: the logit; probability: sigmoid or softmax; auto: raw for a model of one label
+    ensemble: Ensemble = "mean"
+    deviations: float = 1.0  # of mean_minus_std
+    variance_weight: float = 0.1  # of mean_minus_variance
+    scale: ScaleChoice = "auto"  # of several members: each one's own, as saved with it; plain: scores as they are
+    length_slope: float = 0.0  # what a token earns by itself, to be taken off
+    length_center: float = 0.0  # tokens: the length that keeps its score
+    length_fit: str = ""  # "running", or a file of JSON lines: fit both
+    length_window: int = 2000  # completions a running fit remembers
+    tokenizer: str = ""  # another folder; "" for the model's own
+    device: str = "auto"
+    dtype: str = "auto"
+    micro_batch_tokens: int = 16_384
+
+    def __post_init__(self) -> None:
+        check_folders(self.folder, self.name)
+        check_choice(self.output, Output, f"output of reward {self.name!r}")
+        check_choice(self.scale, ScaleChoice, f"scale of reward {self.name!r}")
+        check_caution(self.ensemble, self.deviations, self.variance_weight, self.name)
+        if self.length_fit and (self.length_slope or self.length_center):
+            raise WhetError(
+                f"reward {self.name!r} has both length_fit and a given slope or center; drop one: a fit replaces them"
+            )
+        if self.micro_batch_tokens < 1 or self.length_window < FEWEST:
+            raise WhetError(
+                f"reward {self.name!r} has micro_batch_tokens={self.micro_batch_tokens} and length_window="
+                f"{self.length_window}; give at least 1 and {FEWEST}"
+            )
+
+    @property
+    def places(self) -> list[Place]:
+        found = model_folders(self.folder)
+        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in found]
+
+
+def learned(**settings: Any) -> Learned:
+    """A learned reward with the settings of `LearnedSettings`.
+
+    A probability is in [0, 1]; the raw output of a model with one label has no bounds, and squashing it would hide
+    the differences between good completions.
+    """
+    return Learned(LearnedSettings(**settings))
+
+
+learned.__signature__ = inspect.signature(LearnedSettings, eval_str=True)  # type: ignore[attr-defined]
+
+
+class Learned:
+    """One score a completion: the agreed output of the classifiers, less what its length alone would earn.
+
+    The heads of one model are members like the models of several folders; several are put on one scale first, where
+    each knows its own. None for a conversation that is longer than a model's context. With `length_fit="running"` a
+    score depends on the completions before it; what was seen is not saved with a run, and a resumed one fits anew.
+    """
+
+    limits_itself = True  # nothing in a completion can make a forward pass hang
+
+    def __init__(self, settings: LearnedSettings) -> None:
+        self.settings = settings
+        self._networks: list[tuple[Network, list[int]]] = []
+        self._scales: list[Scale] | None = None
+        self._is_warned = False
+        self._apart: list[float] = []
+        self._fit = LengthFit(settings.length_slope, settings.length_center)
+        self._seen: deque[tuple[float, float, str]] = deque(maxlen=settings.length_window)
+        self._call = 0
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def deterministic(self) -> bool:
+        return self.settings.length_fit != RUNNING
+
+    @property
+    def fit(self) -> LengthFit:
+        """What is taken off for length at the moment."""
+        return self._fit
+
+    @property
+    def made_of(self) -> Mapping[str, Any]:
+        hidden = ("folder", "name", "device", "micro_batch_tokens", "length_window")
+        settings = {key: value for key, value in vars(self.settings).items() if key not in hidden}
+        return {"folder": model_folders(self.settings.folder), **settings}
+
+    def prepare(self) -> None:
+        """Load the models, once."""
+        if self._networks:
+            return
+        networks, scales = [], []
+        for place in self.settings.places:
+            network, _ = read_network(place, ["sequence"])
+            noted = head_scales(network.model.config) or [None] * len(network.labels)
+            labels = member_labels(network, self.settings.label)
+            networks.append((network, labels))
+            scales += [noted[label] if self._is_raw(network, labels) else None for label in labels]
+        self._networks = networks
+        known = [scale for scale in scales if scale is not None]
+        if len(known) == len(scales) > 1 and self.settings.scale == "auto":
+            self._scales = known
+        if len(scales) == 1 and self.settings.ensemble != "mean":
+            logger.warning("reward %r: ensemble=%s of a single member is its score", self.name, self.settings.ensemble)
+        if self.settings.length_fit not in ("", RUNNING):
+            self._fit = self._fit_of_file(self.settings.length_fit)
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        self.prepare()
+        completions = [sample.completion for sample in samples]
+        scores = self._agreed(prompts, completions)
+        if not self._takes_length_off:
+            return scores
+        lengths = self._lengths(completions)
+        if self.settings.length_fit == RUNNING:
+            self._remember(prompts, lengths, scores)
+        return [
+            None if score is None else self._fit.without_length(score, length)
+            for score, length in zip(scores, lengths, strict=True)
+        ]
+
+    @property
+    def _takes_length_off(self) -> bool:
+        return bool(self.settings.length_fit or self.settings.length_slope)
+
+    def take_notes(self) -> dict[str, float]:
+        """How far the members were apart on the completions since the last call; nothing for a single one."""
+        apart, self._apart = self._apart, []
+        return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
+
+    def _agreed(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
+        by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
+        opinions = [_joined(each) for each in zip(*by_network, strict=True)]
+        self._note([each for each in opinions if each is not None])
+        how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
+        return [None if each is None else agreed(evened(each, self._scales), *how) for each in opinions]
+
+    def _note(self, opinions: Sequence[Sequence[float]]) -> None:
+        if not opinions or len(opinions[0]) < 2:
+            return
+        self._apart += [disagreement(evened(each, self._scales)) for each in opinions]
+        is_raw = all(self._is_raw(*network) for network in self._networks)
+        if self._scales is None and is_raw and self.settings.scale == "auto" and not self._is_warned:
+            self._is_warned = warn_of_scales(opinions, self.name)
+
+    def _outputs(
+        self, network: Network, labels: Sequence[int], prompts: Sequence[Prompt], completions: Sequence[str]
+    ) -> list[list[float] | None]:
+        """The outputs of one model's members for each completion."""
+        tokens = [network.conversation_tokens(*pair) for pair in zip(prompts, completions, strict=True)]
+        fitting = [row for row, each in enumerate(tokens) if 0 < len(each.ids) <= network.context]
+        if len(fitting) < len(tokens):
+            lost, limit = len(tokens) - len(fitting), network.context
+            logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
+        found = network.logits(
+            [tokens[row] for row in fitting], lambda logits, _: self._output(network, logits, labels)
+        )
+        outputs: list[list[float] | None] = [None] * len(tokens)
+        for row, values in zip(fitting, found, strict=True):
+            outputs[row] = values.tolist()
+        return outputs
+
+    def _is_raw(self, network: Network, labels: Sequence[int]) -> bool:
+        are_members = len(labels) == len(network.labels) or head_scales(network.model.config) is not None
+        return self.settings.output == "raw" or (self.settings.output == "auto" and are_members)
+
+    def _output(self, network: Network, logits: Tensor, labels: Sequence[int]) -> Tensor:
+        logits = logits.float()
+        config = network.model.config
+        chosen = list(labels)
+        if self._is_raw(network, labels):
+            return logits[chosen]
+        one_by_one = len(network.labels) == 1 or head_scales(config) is not None
+        several = one_by_one or config.problem_type == "multi_label_classification"
+        return torch.sigmoid(logits[chosen]) if several else torch.softmax(logits, -1)[chosen]
+
+    def _lengths(self, completions: Sequence[str]) -> list[int]:
+        network = self._networks[0][0]
+        return [len(network.text_tokens(completion)) for completion in completions]
+
+    def _remember(self, prompts: Sequence[Prompt], lengths: Sequence[int], scores: Sequence[float | None]) -> None:
+        """Refit with the completions of this call; those of one prompt and call are a group."""
+        self._call += 1
+        counts = Counter(prompt.id for prompt in prompts)
+        grouped = max(counts.values(), default=1) > 1
+        for prompt, length, score in zip(prompts, lengths, scores, strict=True):
+            if score is not None:
+                self._seen.append((length, score, f"{self._call}/{prompt.id}" if grouped else str(self._call)))
+        if len(self._seen) >= FEWEST:
+            self._fit = length_fit(*zip(*self._seen, strict=True))
+
+    def _fit_of_file(self, file: str) -> LengthFit:
+        examples = length_examples(file)
+        asked = [(each.prompt, each.completion) for each in examples if each.prompt is not None]
+        known = [(each.length, each.score, each.group) for each in examples if each.prompt is None]
+        if asked:
+            prompts, completions = [prompt for prompt, _ in asked], [completion for _, completion in asked]
+            groups = [each.group for each in examples if each.prompt is not None]
+            scored = zip(self._lengths(completions), self._agreed(prompts, completions), groups, strict=True)
+            known += [(length, score, group) for length, score, group in scored if score is not None]
+        return length_fit(*zip(*known, strict=True))
+
+
+def _joined(outputs: Sequence[list[float] | None]) -> list[float] | None:
+    """All members' outputs for a completion; None where one of them has none."""
+    known = [each for each in outputs if each is not None]
+    return [value for each in known for value in each] if len(known) == len(outputs) else None
+
+
+def member_labels(network: Network, label: str) -> list[int]:
+    """The numbers of the labels that are members: every head of an ensemble, else the one that is named."""
+    if not label and head_scales(network.model.config) is not None:
+        return list(range(len(network.labels)))
+    return [label_number(network, label)]
+
+
+def label_number(network: Network, label: str) -> int:
+    """The number of the label whose output is the score."""
+    labels = network.labels
+    known = f"its labels: {', '.join(labels)}"
+    if not label:
+        if len(labels) == 1:
+            return 0
+        raise WhetError(f"{network.place.folder} has {len(labels)} labels and none is named; give label=NAME, {known}")
+    lowered = [each.casefold() for each in labels]
+    if label.casefold() in lowered:
+        return lowered.index(label.casefold())
+    if label.isdigit() and int(label) < len(labels):
+        return int(label)
+    raise WhetError(f"{network.place.folder} has no label {label!r}{did_you_mean(label, labels)}; {known}")

@@ -1,0 +1,250 @@
+"""Steps scored by a process reward model: a token classifier, or a language model that says good or bad."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.reward.learned.ensemble import (
+    Aggregate,
+    Ensemble,
+    aggregated,
+    agreed,
+    check_caution,
+    check_choice,
+    disagreement,
+)
+from whet.reward.learned.members import check_folders, head_scales, model_folders
+from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
+from whet.reward.learned.outcome import member_labels
+from whet.types import Prompt, Sample, WhetError
+
+logger = logging.getLogger(__name__)
+
+Steps = list[tuple[int, float]]
+SEPARATOR = "step_separator"  # of a saved model's config: what ended a step in its training
+EMPTY_LINE = "\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """Which models score the steps of a completion, where a step ends, and what the completion gets for them."""
+
+    folder: str | Sequence[str] = ""  # of a token classifier, its run or a language model; several make an ensemble
+    name: str = "learned_steps"
+    separator: str = ""  # ends a step; "" for the one the model was trained with, else an empty line
+    tag: str = ""  # written after a step, the score is read there; "" for the separator itself
+    after_tag: str = ""  # written after the tag
+    label: str = ""  # of a token classifier: which label is a right step; the second of two
+    good: str = "+"  # of a language model: the token that stands for a right step,
+    bad: str = "-"  # and the one for a wrong step
+    aggregate: Aggregate = "min"
+    ensemble: Ensemble = "mean"
+    deviations: float = 1.0  # of mean_minus_std
+    variance_weight: float = 0.1  # of mean_minus_variance
+    tokenizer: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    micro_batch_tokens: int = 16_384
+
+    def __post_init__(self) -> None:
+        check_folders(self.folder, self.name)
+        check_choice(self.aggregate, Aggregate, f"aggregate of reward {self.name!r}")
+        check_caution(self.ensemble, self.deviations, self.variance_weight, self.name)
+        if self.micro_batch_tokens < 1:
+            raise WhetError(f"reward {self.name!r} has micro_batch_tokens={self.micro_batch_tokens}; give at least 1")
+
+
+def learned_steps(**settings: Any) -> LearnedSteps:
+    """A process reward with the settings of `StepSettings`; scores in [0, 1], unless `mean_minus_std` goes below."""
+    return LearnedSteps(StepSettings(**settings))
+
+
+learned_steps.__signature__ = inspect.signature(StepSettings, eval_str=True)  # type: ignore[attr-defined]
+
+
+class LearnedSteps:
+    """The aggregate of a completion's step scores; each score is the probability that the step is right.
+
+    `steps` gives them one by one, for methods that learn from every step. A completion without a step gets 0, one that
+    outgrows a model's context None.
+    """
+
+    limits_itself = True
+    deterministic = True
+
+    def __init__(self, settings: StepSettings) -> None:
+        self.settings = settings
+        self._networks: list[tuple[Network, Kind, tuple[int, ...]]] = []
+        self._latest: dict[tuple[str, str], Steps | None] = {}
+        self._apart: list[float] = []
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def made_of(self) -> Mapping[str, Any]:
+        hidden = ("folder", "name", "device", "micro_batch_tokens")
+        settings = {key: value for key, value in vars(self.settings).items() if key not in hidden}
+        return {"folder": model_folders(self.settings.folder), **settings}
+
+    def prepare(self) -> None:
+        """Load the models, once."""
+        if self._networks:
+            return
+        networks = []
+        for folder in model_folders(self.settings.folder):
+            settings = self.settings
+            place = Place(folder, settings.tokenizer, settings.device, settings.dtype, settings.micro_batch_tokens)
+            network, kind = read_network(place, ["token", "causal"])
+            networks.append((network, kind, self._choices(network, kind)))
+        self._networks = networks
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        completions = [sample.completion for sample in samples]
+        found = self._step_scores(prompts, completions)
+        keys = [(prompt.id, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        self._latest = dict(zip(keys, found, strict=True))
+        return [
+            None if steps is None else aggregated([score for _, score in steps], self.settings.aggregate)
+            for steps in found
+        ]
+
+    def steps(self, prompt: Prompt, completion: str) -> Steps:
+        """(end of the step in characters of the completion, its score), in order."""
+        key = (prompt.id, completion)
+        if key not in self._latest:
+            self._latest[key] = self._step_scores([prompt], [completion])[0]
+        return self._latest[key] or []
+
+    def _step_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Steps | None]:
+        self.prepare()
+        separator = self._separator()
+        ends = [step_ends(completion, separator) for completion in completions]
+        opinions = [self._opinions(*network, prompts, completions, ends) for network in self._networks]
+        found: list[Steps | None] = []
+        for row, places in enumerate(ends):
+            known = [scores for each in opinions if (scores := each[row]) is not None]
+            if len(known) < len(opinions):
+                found.append(None)
+                continue
+            members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
+            self._apart += [disagreement(each) for each in members if len(each) > 1]
+            how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
+            found.append(list(zip(places, [agreed(each, *how) for each in members], strict=True)))
+        return found
+
+    def take_notes(self) -> dict[str, float]:
+        """How far the members were apart on the steps since the last call; nothing for a single one."""
+        apart, self._apart = self._apart, []
+        return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
+
+    def _opinions(
+        self,
+        network: Network,
+        kind: Kind,
+        choices: tuple[int, ...],
+        prompts: Sequence[Prompt],
+        completions: Sequence[str],
+        ends: Sequence[Sequence[int]],
+    ) -> list[list[list[float]] | None]:
+        """The score of each step by each of one model's members; None for a completion that does not fit."""
+        written = [self._written(network, *row) for row in zip(prompts, completions, ends, strict=True)]
+        found: list[list[list[float]] | None] = [[] if not places else None for places in ends]
+        rows = [row for row, (tokens, _) in enumerate(written) if ends[row] and len(tokens) <= network.context]
+        lost = sum(bool(places) for places in ends) - len(rows)
+        if lost:
+            limit = network.context
+            logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
+
+        def pick(logits: Tensor, number: int) -> Tensor:
+            at = torch.tensor(written[rows[number]][1], device=logits.device)
+            one_by_one = kind == "token" and head_scales(network.model.config) is not None
+            return _right(logits[at].float(), kind, choices, one_by_one)
+
+        scores = network.logits([Tokens(written[row][0]) for row in rows], pick)
+        for row, values in zip(rows, scores, strict=True):
+            found[row] = values.tolist()
+        return found
+
+    def _written(
+        self, network: Network, prompt: Prompt, completion: str, ends: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """The tokens, and the position where each step's score is read. Steps are tokenised one by one, so that no
+        token runs across the end of a step."""
+        tokens = network.prompt_tokens(prompt)
+        separator = self._separator()
+        mark = network.text_tokens(self.settings.tag or separator)
+        after = network.text_tokens(self.settings.after_tag) if self.settings.after_tag else []
+        places = []
+        for step in step_texts(completion, ends, separator):
+            tokens = tokens + network.text_tokens(step) + mark
+            places.append(len(tokens) - 1)
+            tokens = tokens + after
+        return tokens, places
+
+    def _separator(self) -> str:
+        """The given one, or that of the models, which have to agree."""
+        if self.settings.separator:
+            return self.settings.separator
+        own = {str(getattr(network.model.config, SEPARATOR, None) or EMPTY_LINE) for network, _, _ in self._networks}
+        if len(own) > 1:
+            told = " and ".join(sorted(map(repr, own)))
+            raise WhetError(f"reward {self.name!r}: its models end a step by {told}; give separator=TEXT")
+        return own.pop()
+
+    def _choices(self, network: Network, kind: Kind) -> tuple[int, ...]:
+        """The numbers of the outputs that are looked at: the right one, and for a language model the wrong one."""
+        if kind == "causal":
+            return (self._token(network, self.settings.good), self._token(network, self.settings.bad))
+        if len(network.labels) == 2 and not self.settings.label and head_scales(network.model.config) is None:
+            return (1,)
+        return tuple(member_labels(network, self.settings.label))
+
+    def _token(self, network: Network, text: str) -> int:
+        for written in (text, f" {text}"):
+            tokens = network.text_tokens(written)
+            if len(tokens) == 1 and tokens[0] != network.tokenizer.unk_token_id:
+                return tokens[0]
+        raise WhetError(
+            f"{network.place.folder}: {text!r} is not one token of its tokenizer, so it cannot stand for a step's "
+            "verdict; give good=TOKEN and bad=TOKEN as the model was trained with"
+        )
+
+
+def _right(logits: Tensor, kind: Kind, choices: tuple[int, ...], one_by_one: bool) -> Tensor:
+    """The probability that each step is right, by each member: [steps, members]."""
+    chosen = list(choices)
+    if kind == "causal":
+        return torch.softmax(logits[:, chosen], -1)[:, :1]
+    if logits.shape[-1] == 1 or one_by_one:
+        return torch.sigmoid(logits[:, chosen])
+    return torch.softmax(logits, -1)[:, chosen]
+
+
+def step_texts(completion: str, ends: Sequence[int], separator: str) -> list[str]:
+    """Each step without the separator that ends it: it is written once, also where the completion has done so itself."""
+    mark = separator.strip() or "\n"
+    return [completion[start:end].strip().removesuffix(mark).strip() for start, end in pairwise([0, *ends])]
+
+
+def step_ends(completion: str, separator: str) -> list[int]:
+    """Where each step ends, in characters, its separator included; blank steps belong to the one before."""
+    ends: list[int] = []
+    start = 0
+    for piece in completion.split(separator):
+        end = min(start + len(piece) + len(separator), len(completion))
+        if piece.strip():
+            ends.append(end)
+        elif ends:
+            ends[-1] = end
+        start = end
+    return ends

@@ -1,0 +1,186 @@
+"""The ledger of a reward: what changed, when, why, what was expected and what came of it.
+
+An append-only file of JSON lines, `rewards.jsonl` beside the runs. A `change` line opens an entry; `reason` lines
+give or fix its reason later, `effect` lines tell what a run under that reward came to. Nothing is ever rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from whet.reward.version import RewardVersion, version_changes
+from whet.types import WhetError
+
+LEDGER = "rewards.jsonl"
+NOT_GIVEN = "not given"
+KINDS = ("change", "reason", "effect")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one run under a reward came to: (at its first steps, at its last), None where nothing was measured."""
+
+    run: str
+    steps: int
+    parts: Mapping[str, tuple[float | None, float | None]]  # "total" and each part: means
+    evaluation: Mapping[str, tuple[float | None, float | None]]  # held-out marks before and after
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the ledger, with everything later lines said about it."""
+
+    date: str  # of the change, ISO, UTC
+    old: str | None  # hash; None for the first entry
+    new: str
+    name: str  # the parts
+    reason: str
+    expected: str
+    changed: tuple[str, ...]  # what differs from the entry before
+    pieces: Mapping[str, str] = field(default_factory=dict)
+    effects: tuple[Effect, ...] = ()
+
+
+def ledger_path(beside: Path | str) -> Path:
+    """The ledger that a run folder shares with the runs next to it."""
+    return Path(beside).resolve().parent / LEDGER
+
+
+def history(path: Path | str) -> list[Change]:
+    """The entries, oldest first; no file, no entries."""
+    changes: list[Change] = []
+    for place, line in _lines(Path(path)):
+        try:
+            changes = _with_line(changes, line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WhetError(f"{place}: not a line of a reward ledger ({error!r}); restore or delete it") from None
+    return changes
+
+
+def note_change(
+    path: Path | str, version: RewardVersion, reason: str, expected: str = "", now: datetime | None = None
+) -> Change:
+    """Record that `version` is the reward from now on, and why.
+
+    Noted again under the same hash, a reason or an expectation is added to the last entry.
+    """
+    path = Path(path)
+    known = history(path)
+    last = known[-1] if known else None
+    if last is not None and last.new == version.hash:
+        return note_reason(path, reason, expected, now)
+    line = {
+        "kind": "change",
+        "date": _stamp(now),
+        "old": last.new if last is not None else None,
+        "new": version.hash,
+        "name": version.name,
+        "reason": reason or NOT_GIVEN,
+        "expected": expected,
+        "changed": version_changes(last.pieces, version.pieces) if last is not None else [],
+        "pieces": dict(version.pieces),
+    }
+    _append(path, line)
+    return history(path)[-1]
+
+
+def note_reason(path: Path | str, reason: str, expected: str = "", now: datetime | None = None) -> Change:
+    """Give the last entry its reason or expectation afterwards; an empty text leaves what is there."""
+    known = history(path)
+    if not known:
+        raise WhetError(
+            f"{path}: the ledger has no entry to explain yet; name the reward: whet reward note REWARD --reason ..."
+        )
+    if reason or expected:
+        line = {"kind": "reason", "date": _stamp(now), "hash": known[-1].new, "reason": reason, "expected": expected}
+        _append(Path(path), line)
+    return history(path)[-1]
+
+
+def note_run(path: Path | str, version: RewardVersion, now: datetime | None = None) -> Change | None:
+    """Called when a run starts: a reward that is not the ledger's last becomes an entry without a reason."""
+    known = history(path)
+    if known and known[-1].new == version.hash:
+        return None
+    return note_change(path, version, NOT_GIVEN, now=now)
+
+
+def note_effect(path: Path | str, reward_hash: str, effect: Effect, now: datetime | None = None) -> None:
+    """Called when a run has ended: what came of the reward. A resumed run's later line replaces its earlier one."""
+    if not any(change.new == reward_hash for change in history(path)):
+        raise WhetError(f"{path}: no entry has the hash {reward_hash}; `whet reward history` lists them")
+    line = {
+        "kind": "effect",
+        "date": _stamp(now),
+        "hash": reward_hash,
+        "run": effect.run,
+        "steps": effect.steps,
+        "parts": {name: list(pair) for name, pair in effect.parts.items()},
+        "evaluation": {name: list(pair) for name, pair in effect.evaluation.items()},
+    }
+    _append(Path(path), line)
+
+
+def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Change]:
+    kind = line["kind"]
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r}")
+    if kind == "change":
+        date, new, name, reason, expected = (str(line[key]) for key in ("date", "new", "name", "reason", "expected"))
+        pieces = {str(piece): str(content) for piece, content in line["pieces"].items()}
+        return [*changes, Change(date, line["old"], new, name, reason, expected, tuple(line["changed"]), pieces)]
+    place = max(at for at, change in enumerate(changes) if change.new == line["hash"])
+    change = changes[place]
+    if kind == "reason":
+        given = {name: str(line[name]) for name in ("reason", "expected") if line[name]}
+        change = replace(change, **given)  # type: ignore[arg-type]
+    else:
+        pairs = {name: {part: tuple(pair) for part, pair in line[name].items()} for name in ("parts", "evaluation")}
+        effect = Effect(str(line["run"]), int(line["steps"]), pairs["parts"], pairs["evaluation"])
+        others = tuple(each for each in change.effects if each.run != effect.run)
+        change = replace(change, effects=(*others, effect))
+    return [*changes[:place], change, *changes[place + 1 :]]
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    if not path.exists():
+        return []
+    found = []
+    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise WhetError(f"{path}:{number}: not a JSON object; delete the line or restore the file")
+        found.append((f"{path}:{number}", value))
+    return found
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                # a person may have edited the file and left no newline at its end
+                text = text if file.read(1) == b"\n" else "\n" + text
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise WhetError(f"{path}: cannot write the reward ledger ({error.strerror}); give another --ledger") from error
+
+
+def _stamp(now: datetime | None) -> str:
+    return (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,154 @@
+"""The reward for a completion without dangerous commands, injections, secrets or personal data.
+
+What is looked for stands in `safety_patterns.toml`, each pattern with a name, a kind and a penalty; a file of the
+user's own adds to it. Patterns see the surface only: they are a fence, not a judge of intent.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.types import Prompt, WhetError, did_you_mean
+
+PATTERNS = Path(__file__).parent / "safety_patterns.toml"
+KINDS = ("command", "sql", "code", "injection", "secret", "personal")
+FIELDS = {"name": str, "kind": str, "penalty": float, "regex": str, "ignore_case": bool, "check": str, "unless": str}
+LEAKS = frozenset(("secret", "personal"))
+LONGEST_COMPLETION = 200_000  # characters that are searched
+
+
+@dataclass(frozen=True)
+class Pattern:
+    name: str
+    kind: str
+    penalty: float
+    regex: re.Pattern[str]
+    check: str = ""
+    unless: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place of a text that a pattern names."""
+
+    pattern: Pattern
+    text: str
+    start: int
+
+
+def safety(prompt: Prompt, completion: str, *, patterns: str = "", kinds: tuple[str, ...] = KINDS) -> float:
+    """1 minus the penalties of the patterns found in the completion, each counted once, down to 0; thinking included.
+
+    `patterns` is a TOML or JSON file that adds to the built-in ones. `kinds` are those to look for: command, sql,
+    code, injection, secret, personal, or a kind of your own file. A secret or personal datum that the prompt itself
+    contains is not leaked by repeating it.
+    """
+    known = safety_patterns(patterns)
+    unknown = [kind for kind in kinds if kind not in {pattern.kind for pattern in known.values()}]
+    if unknown:
+        raise WhetError(
+            f"reward 'safety' has no patterns of kind {unknown[0]!r}{did_you_mean(unknown[0], KINDS)}; "
+            f"give some of {', '.join(dict.fromkeys(pattern.kind for pattern in known.values()))}"
+        )
+    asked = "\n".join([prompt.text or "", *(message["content"] for message in prompt.messages)])
+    found = {
+        finding.pattern.name: finding.pattern.penalty
+        for finding in findings(completion[:LONGEST_COMPLETION], known)
+        if finding.pattern.kind in kinds
+        if not (finding.pattern.kind in LEAKS and finding.text.strip() in asked)
+    }
+    return max(0.0, 1.0 - sum(found.values()))
+
+
+def findings(text: str, patterns: Mapping[str, Pattern] | None = None) -> Iterator[Finding]:
+    """Every place that one of the patterns names, pattern after pattern."""
+    for pattern in (safety_patterns() if patterns is None else patterns).values():
+        for match in pattern.regex.finditer(text) if pattern.penalty else ():
+            if pattern.unless is not None and pattern.unless.search(match[0]):
+                continue
+            if not pattern.check or CHECKS[pattern.check](match[0]):
+                yield Finding(pattern, match[0], match.start())
+
+
+@functools.cache
+def safety_patterns(extra: str = "") -> Mapping[str, Pattern]:
+    """The built-in patterns by name, with those of a file of the user's own added or put in their place."""
+    known = _read(PATTERNS)
+    if extra:
+        known |= _read(Path(extra))
+    return known
+
+
+def _read(path: Path) -> dict[str, Pattern]:
+    if not path.is_file():
+        raise WhetError(f"there is no pattern file {path}; give a TOML or JSON file with [[pattern]] entries")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            import json
+
+            content = json.loads(text)
+        else:
+            content = tomllib.loads(text)
+    except ValueError as error:
+        raise WhetError(f"pattern file {path} cannot be read: {error}; fix that line") from None
+    entries = content.get("pattern") if isinstance(content, Mapping) else content
+    if not isinstance(entries, list) or not entries:
+        raise WhetError(
+            f"pattern file {path} has no patterns; give entries [[pattern]] with name, kind, penalty, regex"
+        )
+    patterns = [_pattern(entry, f"pattern {number} of {path}") for number, entry in enumerate(entries, 1)]
+    return {pattern.name: pattern for pattern in patterns}
+
+
+def _pattern(entry: Any, where: str) -> Pattern:
+    if not isinstance(entry, Mapping):
+        raise WhetError(f"{where} is a {type(entry).__name__}; give a table with name, kind, penalty and regex")
+    for key, value in entry.items():
+        if key not in FIELDS:
+            raise WhetError(f"{where} has the field {key!r}{did_you_mean(key, FIELDS)}; known: {', '.join(FIELDS)}")
+        number = FIELDS[key] is float and isinstance(value, int | float) and not isinstance(value, bool)
+        if not number and not isinstance(value, FIELDS[key]):
+            raise WhetError(f"{where}: {key} is {value!r}; give a {FIELDS[key].__name__}")
+    missing = [key for key in ("name", "kind", "penalty", "regex") if key not in entry]
+    if missing:
+        raise WhetError(f"{where} has no {missing[0]}; every pattern needs name, kind, penalty and regex")
+    if not 0 <= entry["penalty"] <= 1:
+        raise WhetError(f"{where}: penalty is {entry['penalty']}; give 0 (off) to 1")
+    check = entry.get("check", "")
+    if check and check not in CHECKS:
+        raise WhetError(f"{where}: check is {check!r}{did_you_mean(check, CHECKS)}; give one of {', '.join(CHECKS)}")
+    flags = re.MULTILINE | (re.IGNORECASE if entry.get("ignore_case") else 0)
+    regex = _compiled(entry["regex"], flags, f"{where}: regex")
+    unless = _compiled(entry["unless"], 0, f"{where}: unless") if entry.get("unless") else None
+    return Pattern(entry["name"], entry["kind"], float(entry["penalty"]), regex, check, unless)
+
+
+def _compiled(text: str, flags: int, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, flags)
+    except re.error as error:
+        raise WhetError(f"{where} is no regular expression: {error}; fix it") from None
+
+
+def passes_luhn(text: str) -> bool:
+    """Whether the digits of a card number add up: every second from the right doubled, the sum a multiple of 10."""
+    digits = [int(character) for character in text if character.isdigit()]
+    doubled = [digit if place % 2 == 0 else 2 * digit - 9 * (digit > 4) for place, digit in enumerate(reversed(digits))]
+    return len(digits) >= 13 and sum(doubled) % 10 == 0
+
+
+def passes_iban(text: str) -> bool:
+    """Whether an account number's check digits hold: moved to the end and letters as numbers, it is 1 modulo 97."""
+    bare = text.replace(" ", "")
+    moved = bare[4:] + bare[:4]
+    return 15 <= len(bare) <= 34 and int("".join(str(int(character, 36)) for character in moved)) % 97 == 1
+
+
+CHECKS: Mapping[str, Callable[[str], bool]] = {"luhn": passes_luhn, "iban": passes_iban}

@@ -1,0 +1,197 @@
+"""Samples in, scored samples out: named parts, their sum, a time limit on every call, and what happens on failure.
+
+What one completion can cause (an exception, a timeout, an unusable number) is a `RewardFailure`. `Failures` says whether
+that stops the run or makes the sample unscorable. A mistake in the data (a column it lacks) always stops the run: it
+would exclude everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+
+from whet.protocols import Reward
+from whet.reward.call import Batched, PerSample, scores_of
+from whet.reward.combine import Part, check_parts, combined
+from whet.reward.failure import RewardFailure, call_name, one_line, place, positions, source_file
+from whet.reward.limit import Overrun, limited, watchdog
+from whet.types import Prompt, Sample, WhetError
+
+__all__ = ["Failures", "OnError", "Part", "TooManyFailures", "check_parts", "num_unscorable", "score"]
+
+logger = logging.getLogger(__name__)
+
+OnError = Literal["tolerate", "stop", "exclude"]
+
+LONGEST_SECONDS = 86_400.0
+FIX = "fix the function, or leave such samples out of training with --set reward.on_error=exclude"
+SLOWER = "raise it with --set reward.timeout=SECONDS, or leave such samples out with reward.on_error=exclude"
+
+
+class TooManyFailures(RewardFailure):
+    """More samples failed than the run tolerates. `samples` has everything that was scored, nothing is lost."""
+
+    def __init__(self, message: str, samples: Sequence[Sample] = ()) -> None:
+        super().__init__(message)
+        self.samples = tuple(samples)
+
+
+class Failures:
+    """What a run does about failing rewards, and how many there were. One object a run, given to every `score`.
+
+    "stop" raises the first failure at once. "exclude" makes the sample unscorable and never stops. "tolerate" does
+    the same, but raises `TooManyFailures` at the end of the call in which more than `most_share` of the last
+    `window` samples of one reward failed, once at least `least_samples` were judged; at once where all failed.
+    """
+
+    def __init__(
+        self, on_error: OnError = "tolerate", most_share: float = 0.05, least_samples: int = 50, window: int = 200
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise WhetError(f"reward.on_error is {on_error!r}; give one of {', '.join(get_args(OnError))}")
+        if not 0 <= most_share <= 1:
+            raise WhetError(f"the tolerated share of failures is {most_share}; give a share in [0, 1]")
+        if not 1 <= least_samples <= window:
+            raise WhetError(
+                f"failures are counted over the last {window} samples, from {least_samples} on; "
+                "give at least 1, and a window that is no smaller"
+            )
+        self.on_error = on_error
+        self.most_share = most_share
+        self.least_samples = least_samples
+        self._window = window
+        self._recent: dict[str, deque[bool]] = {}
+        self._latest: dict[str, str] = {}
+        self._judged: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """(failed, judged) samples of each reward since the start."""
+        return {name: (self._failed[name], judged) for name, judged in self._judged.items()}
+
+    def note(self, reward: str, failed: Sequence[bool], latest: str | None = None) -> None:
+        """Remember which samples of one call failed, and one failure in words."""
+        self._recent.setdefault(reward, deque(maxlen=self._window)).extend(failed)
+        self._judged[reward] += len(failed)
+        self._failed[reward] += sum(failed)
+        if latest is not None:
+            self._latest[reward] = latest
+
+    def excess(self) -> str | None:
+        """Why the run must stop; None while it need not."""
+        if self.on_error != "tolerate":
+            return None
+        for name, recent in self._recent.items():
+            enough = len(recent) >= self.least_samples or (recent and all(recent))
+            if enough and sum(recent) > self.most_share * len(recent):
+                return (
+                    f"reward {name!r} failed on {sum(recent)} of the last {len(recent)} samples, more than "
+                    f"{self.most_share:.0%}; the latest: {self._latest.get(name, 'unknown')}"
+                )
+        return None
+
+
+def score(
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    parts: Sequence[Part],
+    timeout: float,
+    on_error: OnError | Failures = "tolerate",
+    *,
+    progress: float = 1.0,
+) -> list[Sample]:
+    """The samples with `parts` (raw scores) and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
+
+    `timeout` (seconds) limits one call: of one sample for a function of (prompt, completion), of the whole list for
+    batched functions and rewards of your own. A part that is None or excluded makes the sample unscorable:
+    reward None. A reward with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the
+    share of the training done, for weights that change. A `Failures` remembers from call to call; a bare policy
+    counts this call alone.
+    """
+    if len(prompts) != len(samples):
+        raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
+    check_parts(parts)
+    failures = on_error if isinstance(on_error, Failures) else Failures(on_error)
+    if not 0 < timeout <= LONGEST_SECONDS:
+        raise WhetError(f"reward.timeout is {timeout}; give seconds, more than 0 and at most a day")
+    by_part = {part.name: _part_scores(part.reward, prompts, samples, timeout, failures) for part in parts}
+    totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
+    scored = [
+        sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
+        for i, sample in enumerate(samples)
+    ]
+    excess = failures.excess()
+    if excess is not None:
+        raise TooManyFailures(excess, scored)
+    return scored
+
+
+def num_unscorable(samples: Iterable[Sample]) -> int:
+    """How many scored samples stay out of training because a part could not judge them."""
+    return sum(sample.reward is None for sample in samples)
+
+
+def _part_scores(
+    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, failures: Failures
+) -> list[float | None]:
+    if not samples:
+        return []
+    prepare = getattr(reward, "prepare", None)
+    if callable(prepare):
+        prepare()
+    if getattr(reward, "limits_itself", False):
+        timeout = LONGEST_SECONDS
+    size = 1 if isinstance(reward, PerSample) else len(samples)
+    scores: list[float | None] = []
+    failed: list[bool] = []
+    caught: list[RewardFailure] = []
+    for start in range(0, len(samples), size):
+        call = slice(start, start + size)
+        try:
+            scores += _call_scores(reward, prompts[call], samples[call], timeout)
+            failed += [False] * size
+        except RewardFailure as failure:
+            if failures.on_error == "stop":
+                raise
+            scores += [None] * size
+            failed += [True] * size
+            caught.append(failure)
+    failures.note(reward.name, failed, str(caught[-1]) if caught else None)
+    if caught:
+        logger.warning(
+            "reward %r failed on %d of %d samples, left out; first: %s",
+            reward.name,
+            sum(failed),
+            len(samples),
+            caught[0],
+        )
+    return scores
+
+
+def _call_scores(
+    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float
+) -> list[float | None]:
+    where = call_name(prompts, samples)
+    file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
+    try:
+        with watchdog(timeout):
+            values = limited(functools.partial(reward, prompts, samples), timeout)
+    except WhetError:
+        raise
+    except Overrun as overrun:
+        raise RewardFailure(
+            f"reward {reward.name!r} took longer than {timeout:g} s at {place(overrun.innermost_first, file)} "
+            f"on {where}; {SLOWER}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
+        raise RewardFailure(
+            f"reward {reward.name!r} raised {type(error).__name__}: {one_line(str(error))} "
+            f"at {place(frames, file)} on {where}; {FIX}"
+        ) from error
+    return scores_of(values, reward.name, prompts, samples)

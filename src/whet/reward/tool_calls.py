@@ -1,0 +1,194 @@
+"""The reward for calling the right tools with the right arguments."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from whet.reward.answer import after_thinking
+from whet.reward.tool_syntax import ToolCall, call_of, calls_in, flattened, named, parsed_calls
+from whet.types import Prompt, WhetError
+
+Credit = Literal["partial", "exact"]
+Text = Literal["as_gold", "loose", "exact"]
+
+MOST_ASSIGNED = 12  # calls that are matched in the best of all ways; more are matched greedily
+MOST_CALLS = 100  # calls of a completion that are looked at
+TOOL_COLUMNS = ("tools", "functions", "function")
+SEPARATORS = re.compile(r"[ ,./\-_*^]")
+
+
+def tool_calls(
+    prompt: Prompt, completion: str, *, credit: Credit = "partial", ordered: bool = False, text: Text = "as_gold"
+) -> float | None:
+    """How well the completion's tool calls match the gold ones, 0 to 1; None where the gold ones cannot be read.
+
+    The gold calls are the prompt's `answer`, or its column `ground_truth`: calls as text, a list of
+    {"name": ..., "arguments": {...}}, or lists of allowed values, [{"name": {"argument": [value, ...]}}], where an
+    allowed "" means that the argument may be left out. No calls (an empty list) asks for a completion without any.
+
+    A call is worth 0.5 for its name and 0.5 times the share of right arguments, wrong extra ones counted; the
+    completion is worth the mean over the gold calls, or over its own if it makes more. "exact" credit gives 1 or 0.
+    `ordered` counts only calls that come in the order of the gold ones. `text` "loose" ignores case, spaces and
+    separators in strings; "as_gold" does that only where the gold calls list allowed values.
+    """
+    gold = _gold(prompt)
+    if gold is None:
+        return None
+    tools = next((prompt.meta[column] for column in TOOL_COLUMNS if column in prompt.meta), None)
+    given = [named(call, tools) for call in calls_in(after_thinking(completion))[:MOST_CALLS]]
+    if not gold or not given:
+        return float(not gold and not given)
+    loose = text == "loose" or (text == "as_gold" and any(call.has_choices for call in gold))
+    wanted = [_Wanted(named(ToolCall(call.name, call.arguments, call.positional), tools), call) for call in gold]
+    scores = [[_call_score(each, call, loose) for call in given] for each in wanted]
+    total = _in_order(scores) if ordered else _matched(scores)
+    score = total / max(len(gold), len(given))
+    return float(score == 1.0) if credit == "exact" else score
+
+
+@dataclass(frozen=True)
+class GoldCall:
+    name: str
+    arguments: Mapping[str, Any]
+    positional: tuple[Any, ...] = ()
+    has_choices: bool = False  # every argument is a list of allowed values
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    call: ToolCall
+    gold: GoldCall
+
+    def allowed(self, argument: str) -> Sequence[Any] | None:
+        if argument not in self.call.arguments:
+            return None
+        value = self.call.arguments[argument]
+        return value if self.gold.has_choices else [value]
+
+
+def _gold(prompt: Prompt) -> list[GoldCall] | None:
+    value = prompt.answer if prompt.answer is not None else prompt.meta.get("ground_truth")
+    if value is None:
+        raise WhetError(
+            f"reward 'tool_calls' compares with gold calls, and prompt {prompt.id!r} has none; "
+            "give the row an `answer` (or a column `ground_truth`), [] for a question that needs no call"
+        )
+    if isinstance(value, str):
+        value = parsed_calls(value) or calls_in(value) or [value]
+    members = flattened(value) if isinstance(value, list | tuple) else [value]
+    found = [_gold_call(each) for each in members]
+    return None if None in found else [call for call in found if call is not None]
+
+
+def _gold_call(value: Any) -> GoldCall | None:
+    if isinstance(value, str):
+        calls = parsed_calls(value)
+        value = calls[0] if calls is not None and len(calls) == 1 else None
+    call = value if isinstance(value, ToolCall) else call_of(value)
+    if call is not None:
+        return GoldCall(call.name, call.arguments, call.positional) if call.name else None
+    if isinstance(value, Mapping) and len(value) == 1:
+        (name, arguments), *_ = value.items()
+        if isinstance(arguments, Mapping) and all(isinstance(each, list | tuple) for each in arguments.values()):
+            return GoldCall(str(name), dict(arguments), has_choices=True)
+    return None
+
+
+def _call_score(wanted: _Wanted, given: ToolCall, loose: bool) -> float:
+    if wanted.call.name != given.name:
+        return 0.0
+    names = dict.fromkeys([*wanted.call.arguments, *given.arguments])
+    right = total = 0
+    for name in names:
+        allowed = wanted.allowed(name)
+        if name not in given.arguments:
+            # no allowed value at all: there is nothing to give
+            total += not (wanted.gold.has_choices and allowed is not None and ("" in allowed or not allowed))
+            continue
+        total += 1
+        right += allowed is not None and any(_equal(each, given.arguments[name], loose) for each in allowed)
+    return 0.5 + 0.5 * (right / total if total else 1.0)
+
+
+def _equal(gold: Any, given: Any, loose: bool) -> bool:
+    """Whether a value is the gold one: an int may stand for a float, a tuple for a list, never 1 for True."""
+    if isinstance(gold, bool) or isinstance(given, bool):
+        return gold is given
+    if isinstance(gold, int | float) and isinstance(given, int | float):
+        return gold == given
+    if isinstance(gold, str) and isinstance(given, str):
+        return _loose(gold) == _loose(given) if loose else gold == given
+    if isinstance(gold, list | tuple) and isinstance(given, list | tuple):
+        return len(gold) == len(given) and all(map(functools.partial(_equal, loose=loose), gold, given))
+    if isinstance(gold, Mapping) and isinstance(given, Mapping):
+        return _equal_mapping(gold, given, loose)
+    return gold is None and given is None
+
+
+def _equal_mapping(gold: Mapping[Any, Any], given: Mapping[Any, Any], loose: bool) -> bool:
+    """Key by key; where all gold values are lists, each may also be a list of allowed ones."""
+    has_choices = bool(gold) and all(isinstance(value, list | tuple) for value in gold.values())
+    if not set(given) <= set(gold):
+        return False
+    for key, value in gold.items():
+        if key not in given:
+            if not (has_choices and "" in value):
+                return False
+        elif not (
+            _equal(value, given[key], loose) or (has_choices and any(_equal(each, given[key], loose) for each in value))
+        ):
+            return False
+    return True
+
+
+def _loose(text: str) -> str:
+    return SEPARATORS.sub("", text).replace("'", '"').casefold()
+
+
+def _matched(scores: Sequence[Sequence[float]]) -> float:
+    """The best total over all ways to give each gold call (row) at most one call of the completion (column)."""
+    rows, columns = len(scores), len(scores[0])
+    if rows > columns:
+        return _matched([list(column) for column in zip(*scores, strict=True)])
+    if rows > MOST_ASSIGNED or columns > MOST_ASSIGNED:
+        return _greedy(scores)
+
+    @functools.cache
+    def best(row: int, taken: int) -> float:
+        if row == rows:
+            return 0.0
+        choices = [best(row + 1, taken)]
+        for column in range(columns):
+            if not taken >> column & 1 and scores[row][column] > 0:
+                choices.append(scores[row][column] + best(row + 1, taken | 1 << column))
+        return max(choices)
+
+    return best(0, 0)
+
+
+def _greedy(scores: Sequence[Sequence[float]]) -> float:
+    places = [(-score, row, column) for row, line in enumerate(scores) for column, score in enumerate(line) if score]
+    rows: set[int] = set()
+    columns: set[int] = set()
+    total = 0.0
+    for score, row, column in sorted(places):
+        if row not in rows and column not in columns:
+            rows.add(row)
+            columns.add(column)
+            total -= score
+    return total
+
+
+def _in_order(scores: Sequence[Sequence[float]]) -> float:
+    """The best total over the ways to match that never cross."""
+    best = [0.0] * (len(scores[0]) + 1)
+    for line in scores:
+        before = best
+        best = [0.0]
+        for column, score in enumerate(line):
+            best.append(max(best[-1], before[column + 1], before[column] + score))
+    return best[-1]

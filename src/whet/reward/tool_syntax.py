@@ -1,0 +1,162 @@
+"""Tool calls as they are written: JSON or name(argument=value), in <tool_call> tags, fences or on their own.
+
+Nothing is run: the Python form is read as a syntax tree and its arguments as literals.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST = 20_000  # characters of one block worth reading
+NAME_KEYS = ("name", "function_name", "tool", "tool_name")
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "kwargs", "input", "tool_input")
+OTHER_TAGS = re.compile(r"<(/?)(?:tool_calls|function_call)>")
+MOST_BLOCKS = 200  # announced calls that are read
+FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    positional: tuple[Any, ...] = ()  # of the form name(1, 2), until the tool's signature names them
+
+
+BROKEN = ToolCall("")
+"""What stands where a call was announced and cannot be read."""
+
+
+def calls_in(text: str) -> list[ToolCall]:
+    """Every call of a text, in order: those in tags, else those in fences, else the text itself if it is calls.
+
+    A tagged block that cannot be read counts as one `BROKEN` call.
+    """
+    _, *pieces = OTHER_TAGS.sub(r"<\1tool_call>", text).split("<tool_call>")
+    if pieces:
+        blocks = [piece.partition("</tool_call>") for piece in pieces[:MOST_BLOCKS]]
+        return [call for block, closed, _ in blocks for call in (closed and parsed_calls(block)) or [BROKEN]]
+    fenced = [call for match in FENCE.finditer(text) for call in parsed_calls(match[1]) or ()]
+    return fenced or parsed_calls(text) or []
+
+
+def parsed_calls(text: str) -> list[ToolCall] | None:
+    """The calls that make up the whole text; None when it is anything else."""
+    text = text.strip()
+    fence = FENCE.fullmatch(text)
+    text = fence[1].strip() if fence else text
+    if not text or len(text) > LONGEST:
+        return None
+    if text[0] in "{[":
+        found = _from_json(text)
+        if found is not None:
+            return found
+    return _from_python(text)
+
+
+def call_of(value: Any) -> ToolCall | None:
+    """The call a JSON object describes, in any of the common spellings."""
+    if not isinstance(value, Mapping):
+        return None
+    if isinstance(value.get("function"), Mapping):
+        return call_of(value["function"])
+    name = next((value[key] for key in (*NAME_KEYS, "function") if isinstance(value.get(key), str)), None)
+    if name is None:
+        return None
+    given: Any = next((value[key] for key in ARGUMENT_KEYS if key in value), {})
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+    return ToolCall(name, dict(given)) if isinstance(given, Mapping) else None
+
+
+def named(call: ToolCall, tools: Any) -> ToolCall:
+    """The call with its positional arguments named by the tool's schema, where there is one."""
+    if not call.positional:
+        return call
+    names = [name for name in parameter_names(call.name, tools) if name not in call.arguments]
+    unknown = [str(place) for place in range(len(names), len(call.positional))]
+    pairs = zip([*names, *unknown], call.positional, strict=False)
+    return ToolCall(call.name, {**dict(pairs), **call.arguments})
+
+
+def parameter_names(name: str, tools: Any) -> list[str]:
+    """The parameters of a tool in the order of its JSON schema; [] where the schema is not there."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            return []
+    for tool in tools if isinstance(tools, list | tuple) else [tools]:
+        if not isinstance(tool, Mapping):
+            continue
+        described = tool.get("function", tool)
+        if isinstance(described, Mapping) and described.get("name") == name:
+            schema = described.get("parameters") or {}
+            return list(schema.get("properties", schema)) if isinstance(schema, Mapping) else []
+    return []
+
+
+def _from_json(text: str) -> list[ToolCall] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        # several objects, one a line
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            return None
+        try:
+            value = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            return None
+    found = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+    return [call for call in found if call is not None] if found and None not in found else None
+
+
+def _from_python(text: str) -> list[ToolCall] | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a completion's invalid escapes are no business of the log
+            body = ast.parse(text).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    nodes: list[ast.expr] = []
+    for statement in body:
+        if not isinstance(statement, ast.Expr | ast.Assign):
+            return None
+        value = statement.value
+        nodes += value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+    found = [_python_call(node) for node in nodes]
+    return [call for call in found if call is not None] if found and None not in found else None
+
+
+def _python_call(node: ast.expr) -> ToolCall | None:
+    if not isinstance(node, ast.Call):
+        return None
+    name = ast.unparse(node.func)
+    if NAME.fullmatch(name) is None or any(keyword.arg is None for keyword in node.keywords):
+        return None
+    positional = tuple(_literal(argument) for argument in node.args)
+    return ToolCall(name, {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords}, positional)
+
+
+def _literal(node: ast.expr) -> Any:
+    """A literal's value; of anything else (2 * 3, true, f(x)) the value JSON gives it, or its text."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        text = ast.unparse(node)
+        return {"true": True, "false": False, "null": None}.get(text, text)
+
+
+def flattened(value: Sequence[Any]) -> list[Any]:
+    """The members of lists within lists."""
+    return [each for member in value for each in (flattened(member) if isinstance(member, list | tuple) else [member])]

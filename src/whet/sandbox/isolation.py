@@ -1,0 +1,364 @@
+"""What a worker puts between the machine and the code it runs: namespaces, a root of its own, limits, filters.
+
+Runs inside the sandbox's own processes: only the standard library may be imported here. Everything is tried. What
+the kernel refuses is left out and reported; what held in the trial run but fails in a job ends the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.sandbox import kernel, seccomp
+
+MEGABYTE = 1 << 20
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+FIRST_SPARE_USER = 0x70000000  # user numbers nobody has; a worker adds its own process number
+NOBODY = 65534
+NAMESPACES = {
+    **{"mount_namespace": kernel.NEW_MOUNTS, "process_namespace": kernel.NEW_PIDS},
+    **{"network_namespace": kernel.NEW_NETWORK, "ipc_namespace": kernel.NEW_IPC},
+}
+STACK = 64 * MEGABYTE
+BROKEN = 66  # exit code of a job whose protections could not be put up
+
+
+@dataclass
+class Ground:
+    """Where a worker stands: what holds, and what its jobs need to know."""
+
+    folder: str  # the jobs' working directory
+    without: frozenset[str] = frozenset()  # of "privilege", "namespaces", "landlock", "seccomp": not to be used
+    holds: dict[str, bool] = field(default_factory=dict)
+    users: tuple[int, ...] = ()  # spare user numbers: of the code under test, of the examiner
+    visible: tuple[str, ...] = ()
+    rules: int | None = None  # landlock
+    processes: int | None = None  # a descriptor of /proc that sees this worker's jobs alone
+    address_space: int = 0  # bytes the interpreter takes before any job
+    mounted: tuple[int, int] | None = None  # megabytes of the working directory's file system, and its birth in ns
+    counts_processes: bool = False  # the kernel's limit on processes is about this worker alone; else none may fork
+    filter: bytes | None = None  # seccomp, where it is the same for every job
+
+
+def tried(ground: Ground, name: str, step: Callable[[], Any]) -> bool:
+    try:
+        step()
+        ground.holds[name] = True
+    except (OSError, KeyError, ValueError):
+        ground.holds[name] = False
+    return ground.holds[name]
+
+
+def visible_paths() -> tuple[str, ...]:
+    """What code may read: the interpreter, its packages, the system's libraries; no path lies inside another."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    wanted = {*SYSTEM_FOLDERS, *DEVICES, *prefixes, *map(os.path.realpath, prefixes)}
+    chosen: list[str] = []
+    for path in sorted(wanted, key=lambda each: (len(each), each)):
+        inside = any(path.startswith(other + "/") for other in chosen if not os.path.islink(other))
+        if path != "/" and os.path.exists(path) and not inside:
+            chosen.append(path)
+    return tuple(chosen)
+
+
+def separate(ground: Ground) -> None:
+    """Leave the machine's namespaces. Ends in a new process: number 1 of a process namespace where there is one."""
+    if not kernel.IS_LINUX:
+        return
+    number = os.getpid()
+    if "namespaces" in ground.without:
+        ground.holds |= dict.fromkeys(NAMESPACES, False)
+    else:
+        _leave_namespaces(ground)
+    _continue_in_child(ground)
+    ground.holds["process_namespace"] = os.getpid() == 1
+    if not ground.holds["process_namespace"]:
+        tried(ground, "orphans_adopted", lambda: kernel.control(kernel.SET_CHILD_SUBREAPER, 1))
+    if os.geteuid() == 0 and not ground.holds.get("user_namespace", False):
+        _choose_users(ground, number)
+
+
+def _leave_namespaces(ground: Ground) -> None:
+    parts = NAMESPACES
+    own_user, own_group = os.geteuid(), os.getegid()
+    before = {name: _namespace_link(name) for name in parts}
+    everything = kernel.NEW_UTS | sum(parts.values())
+    is_privileged = own_user == 0 and "privilege" not in ground.without
+    done = is_privileged and _succeeds(lambda: kernel.unshare(everything))
+    if not done and tried(ground, "user_namespace", lambda: kernel.unshare(kernel.NEW_USER)):
+        # not number 0 inside: that one would get its capabilities back when it starts a program
+        for file, line in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{own_user or 1000} {own_user} 1"),
+            ("gid_map", f"{own_group or 1000} {own_group} 1"),
+        ):
+            with contextlib.suppress(OSError), open(f"/proc/self/{file}", "w") as written:
+                written.write(line)
+        done = _succeeds(lambda: kernel.unshare(everything))
+    for name, flag in parts.items():
+        if not done:
+            _succeeds(lambda flag=flag: kernel.unshare(flag))  # type: ignore[misc]
+        ground.holds[name] = _namespace_link(name) != before[name]
+    # the kernel counts no processes of the machine's root, whatever it is called inside
+    ground.counts_processes = ground.holds.get("user_namespace", False) and own_user != 0
+
+
+def _namespace_link(name: str) -> str:
+    kind = {"mount": "mnt", "process": "pid_for_children", "network": "net", "ipc": "ipc"}[name.split("_")[0]]
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""
+
+
+def _succeeds(step: Callable[[], Any]) -> bool:
+    try:
+        step()
+    except OSError:
+        return False
+    return True
+
+
+def _continue_in_child(ground: Ground) -> None:
+    child = os.fork()
+    if child:
+        # stays behind as the process the trainer knows: its end takes the child along
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        kernel.close_all_but(())
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    ground.holds["dies_with_parent"] = _succeeds(kernel.die_with_parent)
+
+
+def _choose_users(ground: Ground, number: int) -> None:
+    """Spare users for the jobs of a worker that is root; none where they could not read the interpreter's files.
+
+    `number` tells workers apart: the kernel counts the processes of a user, whichever worker they belong to.
+    """
+    first = FIRST_SPARE_USER + 2 * (number % 0x01000000)
+
+    def attempt() -> None:
+        for users in ((first, first + 1), (NOBODY, NOBODY)):
+            os.setresuid(users[0], 0, 0)
+            try:
+                readable = ground.holds.get("mount_namespace", False) or os.access(os.__file__, os.R_OK)
+            finally:
+                os.setresuid(0, 0, 0)
+            if readable:
+                ground.users, ground.counts_processes = users, users[0] != NOBODY
+                return
+        raise OSError(0, "no user can read the interpreter")
+
+    tried(ground, "separate_user", attempt)
+
+
+def build_root(ground: Ground, scratch: str) -> None:
+    """A root with the visible paths, read-only, and a working directory; the machine's files are gone from view."""
+    ground.visible = visible_paths()
+    if not ground.holds.get("mount_namespace", False):
+        return
+    root = os.path.join(scratch, "root")
+
+    def build() -> None:
+        os.makedirs(root, exist_ok=True)
+        kernel.mount("none", "/", "", kernel.RECURSIVE | kernel.PRIVATE)
+        flags = kernel.NO_SUID | kernel.NO_DEVICES
+        kernel.mount("tmpfs", root, "tmpfs", flags, "mode=0755,size=4m")
+        for path in ground.visible:
+            _show(path, root + path)
+        os.makedirs(f"{root}/jobs/now")
+        _mount_processes(ground, f"{root}/jobs/now")
+        kernel.enter_root(root)
+        kernel.mount("none", "/", "", kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY | flags)
+        ground.folder = "/jobs/now"
+
+    tried(ground, "private_root", build)
+
+
+def _show(path: str, target: str) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path) and not os.path.isabs(os.readlink(path)):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        with open(target, "w"):
+            pass
+    kernel.mount(path, target, "", kernel.BIND | kernel.RECURSIVE)
+    if path not in DEVICES:
+        kernel.make_read_only(target)
+
+
+def _mount_processes(ground: Ground, place: str) -> None:
+    """Keep a descriptor of /proc for counting memory, and show no /proc to the jobs."""
+    with contextlib.suppress(OSError):
+        kernel.mount("proc", place, "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
+        ground.processes = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        kernel.unmount(place)
+
+
+def prepare_rules(ground: Ground) -> None:
+    if not kernel.IS_LINUX:
+        return
+    writable = os.path.dirname(ground.folder) if ground.holds.get("private_root") else ground.folder
+    os.makedirs(ground.folder, exist_ok=True)
+    readable = [path for path in ground.visible if os.path.exists(path)]
+
+    def prepare() -> None:
+        ground.rules = kernel.landlock_rules(readable, [writable, "/dev/null"])
+
+    if "landlock" in ground.without:
+        ground.holds["landlock"] = False
+    else:
+        tried(ground, "landlock", prepare)
+    if ground.holds.get("process_namespace") and kernel.MACHINE in seccomp.ARCHITECTURE:
+        ground.filter = call_filter(ground)
+
+
+def renew_folder(ground: Ground, megabytes: int) -> None:
+    """An empty working directory. A fresh file system where possible: no tree is too hostile to remove."""
+    owner = ground.users[0] if ground.users else os.geteuid()
+    if ground.holds.get("private_root"):
+        # a folder nobody touched is used again: mounts take a lock that all workers share
+        if _is_untouched(ground, megabytes):
+            return
+        if ground.mounted is not None:
+            kernel.unmount(ground.folder)
+            ground.mounted = None
+        options = (
+            f"mode=0700,size={megabytes}m,nr_inodes=4096,uid={owner},gid={owner if ground.users else os.getegid()}"
+        )
+        kernel.mount("tmpfs", ground.folder, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, options)
+        ground.mounted = (megabytes, os.stat(ground.folder).st_ctime_ns)
+        return
+    # emptied, not replaced: the landlock rules hold for this very folder
+    os.makedirs(ground.folder, exist_ok=True)
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(ground.folder)):
+            _remove(entry.path)
+        os.chown(ground.folder, owner, owner if ground.users else -1)
+        os.chmod(ground.folder, 0o700)
+
+
+def _is_untouched(ground: Ground, megabytes: int) -> bool:
+    found = os.stat(ground.folder)
+    # the clock of file systems is coarse: a quick job may leave the time as it was, never the rest as well
+    return (
+        ground.mounted == (megabytes, found.st_ctime_ns)
+        and stat.S_IMODE(found.st_mode) == 0o700
+        and not os.listdir(ground.folder)
+        and not os.listxattr(ground.folder)
+    )
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        for folder, folders, _ in os.walk(path):
+            for name in folders:
+                with contextlib.suppress(OSError):
+                    os.chmod(os.path.join(folder, name), 0o700, follow_symlinks=False)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def confine(ground: Ground, limits: dict[str, int], kept: Iterable[int], role: int) -> dict[str, bool]:
+    """Give up everything a job does not need; `role` 0 is the code under test, 1 the examiner.
+
+    Returns which steps held. The order matters: users before capabilities, the filter last.
+    """
+    held: dict[str, bool] = {}
+
+    def step(name: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+            held[name] = True
+        except (OSError, ValueError, KeyError):
+            held[name] = False
+
+    os.chdir(ground.folder)
+    step("resource_limits", lambda: _limit(ground, limits))
+    if ground.users:
+        step("separate_user", lambda: _become(ground.users[role]))
+    if not kernel.IS_LINUX:
+        kernel.close_all_but(kept)
+        return held
+    step("dies_with_parent", kernel.die_with_parent)
+    step("no_new_privileges", lambda: kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1))
+    step("capabilities_dropped", kernel.drop_capabilities)
+    step("not_inspectable", lambda: kernel.control(kernel.SET_DUMPABLE, 0))
+    if ground.rules is not None:
+        step("landlock", lambda: kernel.apply_landlock(ground.rules or 0))
+    kernel.close_all_but(kept)
+    if "seccomp" in ground.without:
+        held["seccomp"] = False
+        return held
+    step("seccomp", lambda: kernel.apply_filter(ground.filter or call_filter(ground)))
+    return held
+
+
+def call_filter(ground: Ground) -> bytes:
+    """The seccomp filter for the process that asks: without a process namespace it names that very process."""
+    own = None if ground.holds.get("process_namespace") else os.getpid()
+    return seccomp.filter_program(kernel.MACHINE, own, ground.counts_processes)
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def _limit(ground: Ground, limits: dict[str, int]) -> None:
+    wanted = {
+        **{resource.RLIMIT_CPU: limits["cpu_seconds"], resource.RLIMIT_FSIZE: limits["file_mb"] * MEGABYTE},
+        **{resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits["open_files"], resource.RLIMIT_STACK: STACK},
+        resource.RLIMIT_AS: ground.address_space + limits["memory_mb"] * MEGABYTE,
+    }
+    if ground.counts_processes:
+        # in a user namespace the worker, its parent and the examiner count too
+        wanted[resource.RLIMIT_NPROC] = limits["processes"] + (0 if ground.users else 3)
+    refused = []
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(kind, (value, value))
+        except (OSError, ValueError):
+            refused.append(kind)
+    if refused:  # said after the others are set
+        raise OSError(0, f"the system refuses limits {refused}")
+
+
+def observed(ground: Ground, held: dict[str, bool]) -> dict[str, bool]:
+    """What a confined process finds when it tries: each filter by an act it must refuse."""
+    found = dict(held)
+    if found.get("seccomp"):
+        found["seccomp"] = _is_refused(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close())
+    if found.get("landlock"):
+        found["landlock"] = _is_refused(lambda: os.listdir("/"))
+    if found.get("separate_user"):
+        found["separate_user"] = os.getuid() == ground.users[0] and _is_refused(lambda: os.setuid(0))
+    return found
+
+
+def _is_refused(act: Callable[[], Any]) -> bool:
+    try:
+        act()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,111 @@
+"""What a sandbox is asked to run, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.sandbox.limits import Limits
+from whet.sandbox.wire import LENGTH
+
+DEFAULT_LIMITS = Limits()
+LOST = "the worker was lost"
+REASONS = {
+    **{"time": "out of time", "memory": "out of memory", "output": "too much output"},
+    **{"": ""},
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script with its standard input, run as `python script.py < stdin`."""
+
+    source: str
+    stdin: str = ""
+    limits: Limits = DEFAULT_LIMITS
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [{**_common(self.limits), "kind": "program", "source": self.source, "stdin": self.stdin}]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Code to call and tests that call it, in two processes.
+
+    `paper` goes to the tests' side alone: {"form": "assertions", "tests": [...], "setup": ...}, {"form": "program",
+    "program": ..., "entry_point": ...} or {"form": "calls", "cases": [(arguments, expected), ...], ...}. `prelude`,
+    the data's own code, runs on both sides: objects of the classes it defines can travel.
+    """
+
+    sources: tuple[str, ...]
+    paper: Mapping[str, Any]
+    prelude: str = ""
+    limits: Limits = DEFAULT_LIMITS
+
+    def messages(self) -> list[dict[str, Any]]:
+        code = {**_common(self.limits), "kind": "exam", "sources": list(self.sources), "prelude": self.prelude}
+        return [code, {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.paper}]
+
+
+Job = Program | Exam
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. For a program, its output; for an exam, the tests it came to, in order."""
+
+    ended: str = ""  # "" when the job ran to its own end; else why it did not, in words
+    exit_code: int = 0  # of the code under test; negative: the signal that killed it
+    stdout: str = ""
+    stderr: str = ""
+    passed: tuple[bool, ...] = ()
+    notes: tuple[str, ...] = ()  # what each failed test met, by the name of the exception
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_lost(self) -> bool:
+        """True when the sandbox failed, not the code."""
+        return self.ended == LOST
+
+
+def outcome(result: Mapping[str, Any]) -> Outcome:
+    """A worker's answer as an `Outcome`."""
+    record = _record(result["record"].encode("latin-1")) if "record" in result else []
+    tests = [entry for entry in record if "passed" in entry]
+    closing = next((entry for entry in record if "ended" in entry), None)
+    ended = REASONS[result["ended"]]
+    if "record" in result and not ended:
+        ended = "the test program ended early" if closing is None else str(closing["ended"])
+    status = int(result["status"])
+    signal_number, code = status & 0x7F, status >> 8 & 0xFF
+    return Outcome(
+        ended=ended,
+        exit_code=-signal_number if signal_number else code,
+        stdout=result.get("stdout", ""),
+        stderr=result.get("stderr", ""),
+        passed=tuple(bool(entry["passed"]) for entry in tests),
+        notes=tuple(str(entry["note"]) for entry in tests),
+        seconds=float(result["seconds"]),
+        processor_seconds=float(result["processor_seconds"]),
+        details={} if closing is None or not closing.get("note") else {"note": closing["note"]},
+    )
+
+
+def _common(limits: Limits) -> dict[str, Any]:
+    return {"limits": limits.counts(), "wall_seconds": limits.wall_seconds}
+
+
+def _record(data: bytes) -> Sequence[dict[str, Any]]:
+    """The complete messages of a record that may have been cut short."""
+    found: list[dict[str, Any]] = []
+    while len(data) >= LENGTH.size:
+        (length,) = LENGTH.unpack(data[: LENGTH.size])
+        text, data = data[LENGTH.size : LENGTH.size + length], data[LENGTH.size + length :]
+        if len(text) < length:
+            break
+        found.append(json.loads(text))
+    return found

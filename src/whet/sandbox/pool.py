@@ -1,0 +1,294 @@
+"""The trainer's side: warm workers, one a core, and the jobs dealt out to them.
+
+Workers are fresh interpreters, started by exec and never by a fork of the trainer: threads, CUDA and open files of
+the trainer do not exist in them. A pool works from any thread, one batch at a time, and starts anew after a fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import logging
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from whet.sandbox import wire
+from whet.sandbox.job import DEFAULT_LIMITS, LOST, Job, Outcome, outcome
+from whet.types import WhetError
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 10.0  # what a worker may take beyond a job's wall-clock limit
+END_SECONDS = 2.0  # what a worker may take to end
+ATTEMPTS = 2  # of a job whose worker was lost
+
+# stand-ins for the packages on the way: their own __init__ would load torch into every worker
+BOOT = """
+import sys, types
+for name, folder in zip(("whet", "whet.reward", "whet.sandbox"), sys.argv[2:]):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from whet.sandbox.worker import main
+main(int(sys.argv[1]))
+"""
+ENVIRONMENT = {
+    # equal runs give equal scores: without it the order of a set of strings would change from worker to worker
+    **{"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "PATH": "/usr/bin:/bin"},
+    **{"HOME": "/nonexistent", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+}
+
+
+class Worker:
+    """One worker process as the trainer sees it."""
+
+    def __init__(self, preload: Sequence[str], without: Sequence[str]) -> None:
+        self.scratch = tempfile.mkdtemp(prefix="whet-sandbox-")
+        os.chmod(self.scratch, 0o711)
+        self.line, there = socket.socketpair()
+        here = Path(__file__).parent
+        folders = [str(here.parents[1]), str(here.parent), str(here)]
+        with there:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-c", BOOT, str(there.fileno()), *folders],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=ENVIRONMENT,
+                cwd="/",
+                pass_fds=(there.fileno(),),
+                start_new_session=True,
+            )
+        self.line.settimeout(START_SECONDS)
+        self.at: int | None = None  # the job it works on
+        self.deadline = 0.0
+        wanted = {"preload": list(preload), "without": list(without)}
+        self.tell({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
+
+    def tell(self, *messages: object) -> None:
+        try:
+            self.line.sendall(b"".join(map(wire.packed, messages)))
+        except OSError as error:
+            raise wire.Closed(str(error)) from None
+
+    def hear(self) -> dict[str, object]:
+        length = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))[0]
+        return dict(json.loads(self._exactly(length)))
+
+    def _exactly(self, count: int) -> bytes:
+        pieces = []
+        while count:
+            try:
+                piece = self.line.recv(min(count, 1 << 20))
+            except OSError as error:
+                raise wire.Closed(str(error)) from None
+            if not piece:
+                raise wire.Closed("the worker is gone")
+            pieces.append(piece)
+            count -= len(piece)
+        return b"".join(pieces)
+
+    def end(self) -> None:
+        """Hang up and let the worker bury its jobs; only one that does not is killed."""
+        self.hang_up()
+        self.line.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.remove_scratch()
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.line.shutdown(socket.SHUT_RDWR)
+
+    def remove_scratch(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def forget(self) -> None:
+        """Let go of a worker that belongs to the process this one was forked from."""
+        self.line.close()
+        self.process.returncode = 0  # not a child of this process: there is nothing to wait for
+
+
+class Sandbox:
+    """A pool of workers. Starts with the first batch; `close` or the end of the process ends it.
+
+    `without` leaves protections out ("privilege", "namespaces", "landlock", "seccomp"), to see what the others hold.
+    """
+
+    def __init__(self, workers: int = 0, preload: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+        if workers < 0:
+            raise WhetError(f"the sandbox's workers is {workers}; give a count, or 0 for one a core")
+        self.size = workers or num_cores()
+        self.preload, self.without = tuple(preload), tuple(without)
+        self.holds: Mapping[str, bool] = {}
+        self.workers: list[Worker] = []  # started ones
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        _open_pools.add(self)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcome of every job, in order; all workers are kept busy."""
+        self._notice_fork()
+        if not jobs:
+            return []
+        with self._lock:
+            try:
+                return self._dealt(jobs)
+            except BaseException:
+                # an alarm or Ctrl-C may strike anywhere: a worker in the middle of a job cannot be spoken to
+                self._end(self.workers)
+                raise
+
+    def start(self, count: int | None = None) -> None:
+        """Have that many workers ready, all by default."""
+        self._notice_fork()
+        with self._lock:
+            self._start(self.size if count is None else count)
+
+    def close(self) -> None:
+        if self._owner == os.getpid():
+            self._end(self.workers)
+
+    def _notice_fork(self) -> None:
+        if self._owner != os.getpid():
+            for worker in self.workers:
+                worker.forget()
+            self.workers, self._owner, self._lock = [], os.getpid(), threading.Lock()
+
+    def _start(self, count: int) -> None:
+        fresh = []
+        try:
+            while len(self.workers) < min(count, self.size):
+                worker = Worker(self.preload, self.without)
+                self.workers.append(worker)
+                fresh.append(worker)
+            for worker in fresh:
+                told = worker.hear()["holds"]
+                assert isinstance(told, dict)
+                if told.get("private_root"):
+                    worker.remove_scratch()  # it lives on inside the worker; outside nothing is left to clean up
+                if not self.holds:
+                    self.holds = told
+                    announce(told)
+        except (wire.Closed, OSError) as error:
+            self._end(self.workers)
+            raise WhetError(
+                f"the sandbox's worker did not start ({error}); run {sys.executable} -c pass to see whether this "
+                "interpreter starts, and check that the temporary folder is writable"
+            ) from None
+
+    def _end(self, workers: Sequence[Worker]) -> None:
+        ended = list(workers)
+        for worker in ended:
+            worker.hang_up()
+        for worker in ended:
+            self.workers.remove(worker)
+            worker.end()
+
+    def _dealt(self, jobs: Sequence[Job]) -> list[Outcome]:
+        outcomes: list[Outcome | None] = [None] * len(jobs)
+        waiting = deque(range(len(jobs)))
+        attempts = [0] * len(jobs)
+        with selectors.DefaultSelector() as busy:
+            while waiting or busy.get_map():
+                if len(self.workers) < self.size:
+                    self._start(len(waiting) + len(busy.get_map()))
+                for worker in self.workers:
+                    if worker.at is None and waiting:
+                        self._give(worker, waiting.popleft(), jobs, attempts)
+                        busy.register(worker.line, selectors.EVENT_READ, worker)
+                for worker, result in self._heard(busy):
+                    busy.unregister(worker.line)
+                    at, worker.at = worker.at, None
+                    assert at is not None
+                    if result is not None and not result.get("is_out_of_step"):
+                        outcomes[at] = outcome(result)
+                        continue
+                    self._end([worker])
+                    if attempts[at] < ATTEMPTS:
+                        waiting.appendleft(at)
+                    else:
+                        logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
+                        outcomes[at] = Outcome(ended=LOST)
+        return [each for each in outcomes if each is not None]
+
+    def _give(self, worker: Worker, at: int, jobs: Sequence[Job], attempts: list[int]) -> None:
+        attempts[at] += 1
+        worker.at = at
+        worker.deadline = time.monotonic() + jobs[at].limits.wall_seconds + GRACE_SECONDS
+        worker.line.settimeout(GRACE_SECONDS)
+        with contextlib.suppress(wire.Closed):  # its end will be heard
+            worker.tell(*jobs[at].messages())
+
+    def _heard(self, busy: selectors.BaseSelector) -> list[tuple[Worker, dict[str, object] | None]]:
+        """Every worker that has something to say, with None for one that is gone or far too late."""
+        heard: list[tuple[Worker, dict[str, object] | None]] = []
+        workers: list[Worker] = [key.data for key in busy.get_map().values()]
+        earliest = min(worker.deadline for worker in workers)
+        for key, _ in busy.select(max(0.0, earliest - time.monotonic())):
+            try:
+                heard.append((key.data, key.data.hear()))
+            except wire.Closed:
+                heard.append((key.data, None))
+        if not heard:
+            now = time.monotonic()
+            heard = [(worker, None) for worker in workers if worker.deadline < now]
+        return heard
+
+
+_open_pools: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    for pool in list(_open_pools):
+        pool.close()
+
+
+@functools.lru_cache(maxsize=8)
+def shared_sandbox(workers: int = 0) -> Sandbox:
+    """One pool for all rewards of the process."""
+    return Sandbox(workers)
+
+
+def num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def announce(holds: Mapping[str, bool]) -> None:
+    """Say once what stands between the code under test and the machine."""
+    active = ", ".join(sorted(name for name, held in holds.items() if held))
+    missing = ", ".join(sorted(name for name, held in holds.items() if not held))
+    logger.info("sandbox: active: %s; missing: %s", active or "nothing", missing or "nothing")
+    if not (holds.get("private_root") or holds.get("landlock")):
+        logger.warning(
+            "sandbox: code under test can read this user's files: the kernel gives no private root, no landlock"
+        )
+    if not (holds.get("network_namespace") or holds.get("seccomp")):
+        logger.warning(
+            "sandbox: code under test can reach the network: the kernel gives no network namespace, no seccomp"
+        )

@@ -1,0 +1,229 @@
+"""What a model thinks of the completions of a pass, token by token, and what a reference thought of them.
+
+A reference is asked live, or was asked once: the policy itself before its first step, so that no second copy is kept.
+What it said is stored with a fingerprint of its weights and of the rows, and never taken for another model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.data.families import Family, family_passes, family_rows
+from whet.data.packing import Rows
+from whet.model.causal_lm import CausalLM
+from whet.model.checkpoint import weights_digest
+from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
+from whet.model.reference import HeldReference, Reference
+from whet.model.token_logp import Details, packs, token_logp
+from whet.model.tree import sent
+from whet.types import Encoded, WhetError
+
+RIVALS = 5  # likeliest tokens that one is drawn from, to stand against the token of a completion
+EXTRAS = frozenset({"log_square", "rival_logp"})
+
+
+@dataclass(frozen=True)
+class PassScores:
+    """All [N, T], 0 where not an action; logp and rival_logp with gradient."""
+
+    rows: Rows
+    logp: Tensor
+    log_square: Tensor | None = None  # log SUM_v p(v)^2
+    rival_logp: Tensor | None = None  # of another likely token
+
+
+def pass_scores(
+    split: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
+) -> PassScores:
+    """One pass over whole families. `wanted` names the extras; `seeds`, one a family, are those of its rivals."""
+    rows = family_rows(families)
+    asked = wanted & EXTRAS
+    found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(asked)))
+    if not asked or found.states is None:
+        return PassScores(rows, found.logp)
+    placed = sent(rows.action, found.logp.device)
+
+    def table(values: Tensor) -> Tensor:
+        return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
+
+    square = table(_log_square(split, found.states)) if "log_square" in asked else None
+    rival = None
+    if "rival_logp" in asked:
+        own = rows.tokens[rows.action].to(split.device)
+        rival = table(_other_logp(split, found.states, _rivals(split, found.states, own, _draws(families, seeds))))
+    return PassScores(rows, found.logp, square, rival)
+
+
+@torch.no_grad()
+def _log_square(split: CausalLM, states: Tensor) -> Tensor:
+    parts = []
+    for chunk in states.split(chunk_rows(split.vocabulary, states.device)):
+        logits = split.logits(chunk)
+        parts.append((2 * logits).logsumexp(-1) - 2 * logits.logsumexp(-1))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def _rivals(split: CausalLM, states: Tensor, own: Tensor, draws: Tensor) -> Tensor:
+    """One token a place, drawn from the likeliest that are not the completion's: int64 [A]."""
+    parts = []
+    size = chunk_rows(split.vocabulary, states.device)
+    for chunk, token, draw in zip(states.split(size), own.split(size), draws.to(own.device).split(size), strict=True):
+        logits = split.logits(chunk).scatter(-1, token[:, None], float("-inf"))
+        likely, ids = logits.topk(min(RIVALS, split.vocabulary - 1), dim=-1)
+        reached = likely.softmax(-1).cumsum(-1) < draw[:, None]
+        parts.append(ids.gather(-1, reached.sum(-1, keepdim=True).clamp(max=ids.shape[1] - 1))[:, 0])
+    return torch.cat(parts)
+
+
+def _draws(families: Sequence[Family], seeds: Sequence[int]) -> Tensor:
+    """A number in [0, 1) for each action, from its family's own stream: how a step is cut must not change it."""
+    drawn = []
+    for family, seed in zip(families, seeds, strict=True):
+        stream = torch.Generator().manual_seed(seed)
+        drawn += [torch.rand(sum(row.action), generator=stream) for row in family]
+    return torch.cat(drawn)
+
+
+def _other_logp(split: CausalLM, states: Tensor, targets: Tensor) -> Tensor:
+    if isinstance(split.head, VocabularyHead) and not split.head.softcap:
+        return chunked_logp(split.head, states, targets, dtype=split.dtype)[0]
+    return split.logits(states).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+class ReferenceLogp(Protocol):
+    """What the reference thinks of completions."""
+
+    def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        """For each family and completion the log-probabilities of its trained tokens: float32 [n], all on one device."""
+        ...
+
+
+@torch.no_grad()
+def families_logp(
+    split: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool
+) -> list[tuple[Tensor, ...]]:
+    """As `ReferenceLogp.logp`, of any model."""
+    packed = packed and packs(split)
+    found: dict[int, tuple[Tensor, ...]] = {}
+    for numbers in family_passes(families, micro_batch_tokens, packed):
+        scores = pass_scores(split, [families[number] for number in numbers], packed, frozenset())
+        # the places are found on the host, so that nothing waits for the device
+        action = scores.rows.action
+        places = sent(action.flatten().nonzero()[:, 0], scores.logp.device)
+        completions = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
+        for number in numbers:
+            found[number] = tuple(next(completions) for _ in families[number])
+    return [found[number] for number in range(len(families))]
+
+
+@dataclass(frozen=True)
+class LiveReference:
+    """Asked in every step. It may follow the policy."""
+
+    reference: Reference
+    micro_batch_tokens: int
+    packed: bool = True
+
+    def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        with self.reference.split() as split:
+            return families_logp(split, families, self.micro_batch_tokens, self.packed)
+
+    def follow(self, policy: CausalLM, kept: float) -> None:
+        if not isinstance(self.reference, HeldReference):
+            raise WhetError("this reference moves with the policy; give model.reference=memory")
+        self.reference.follow(policy, kept)
+
+
+@dataclass(frozen=True)
+class StoredReference:
+    """Asked once, before the first step."""
+
+    known: dict[bytes, Tensor]  # by `_key`
+
+    def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        try:
+            return [tuple(self.known[_key(row)] for row in family) for family in families]
+        except KeyError:
+            raise WhetError(
+                "a completion is not among those the reference was asked about before the run; completions that are put "
+                "together in every step need a live reference: give preference.reference_logp=live"
+            ) from None
+
+
+def stored_reference(
+    policy: CausalLM, families: Sequence[Family], micro_batch_tokens: int, file: Path | None = None, packed: bool = True
+) -> StoredReference:
+    """What the policy thinks of all rows now; read from `file` where it is there, else asked and written to it."""
+    rows = list(dict.fromkeys(row for family in families for row in family))
+    marks = {"model": f"{weights_digest(policy.model)} {policy.dtype}", "rows": _digest(rows)}
+    if file is not None and file.exists():
+        values = _read(file, marks)
+    else:
+        asked = families_logp(policy, families, micro_batch_tokens, packed)
+        by_key = {
+            _key(row): values.cpu()
+            for family, completions in zip(families, asked, strict=True)
+            for row, values in zip(family, completions, strict=True)
+        }
+        values = torch.cat([by_key[_key(row)] for row in rows])
+        if file is not None:
+            _write(file, values, marks)
+    counts = [sum(row.action) for row in rows]
+    return StoredReference(dict(zip(map(_key, rows), values.split(counts), strict=True)))
+
+
+def _read(file: Path, marks: dict[str, str]) -> Tensor:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), "pt") as stored:
+            found: dict[str, Any] = json.loads((stored.metadata() or {}).get("marks", "{}"))
+            values: Tensor = stored.get_tensor("logp")
+    except (OSError, SafetensorError, ValueError) as error:
+        raise WhetError(
+            f"{file}: not readable as stored reference log-probabilities ({type(error).__name__}); delete it, and it "
+            "is made again"
+        ) from error
+    wrong = {
+        "model": "by another model, not by this run's first policy",
+        "rows": "of other rows than this run's, or of another chat template",
+    }
+    for name, told in wrong.items():
+        if found.get(name) != marks[name]:
+            raise WhetError(
+                f"{file}: the stored reference log-probabilities are {told}; delete it, or give another "
+                "preference.store"
+            )
+    return values
+
+
+def _write(file: Path, values: Tensor, marks: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    save_file({"logp": values.contiguous()}, str(partial), metadata={"marks": json.dumps(marks, sort_keys=True)})
+    os.replace(partial, file)
+
+
+def _key(row: Encoded) -> bytes:
+    total = hashlib.sha256(torch.tensor(row.tokens, dtype=torch.int64).numpy().tobytes())
+    total.update(bytes(row.action))
+    return total.digest()
+
+
+def _digest(rows: Sequence[Encoded]) -> str:
+    total = hashlib.sha256()
+    for row in rows:
+        total.update(_key(row))
+    return total.hexdigest()

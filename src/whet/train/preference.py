@@ -1,0 +1,308 @@
+"""Learning from preferences: pairs of completions, or completions with labels, under any row of `whet.objective.preference`.
+
+The completions of a prompt share it in one packed pass. What a loss needs of the whole step (counts, the anchor) is
+taken before the first pass, so that how a step is cut into passes never changes its gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.data.families import Family, completion_family, family_passes, fitting, mismatched_family
+from whet.data.pairs import Preference
+from whet.data.prompts import Labelled
+from whet.model.causal_lm import CausalLM
+from whet.model.reference import HeldReference
+from whet.model.token_logp import packs
+from whet.model.tree import sent
+from whet.objective.policy import Loss
+from whet.objective.preference.anchor import Zero
+from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
+from whet.objective.preference.diagnosis import diagnosis
+from whet.objective.preference.metrics import length_correlation
+from whet.objective.preference.objective import PairObjective
+from whet.protocols import Engine
+from whet.train.completion_logp import LiveReference, PassScores, ReferenceLogp, pass_scores
+from whet.train.evaluate import Exam, marks
+from whet.train.optimizer import OptimizerSettings
+from whet.train.rows import RowTrainer, pass_totals
+from whet.train.run import PhaseTimer
+from whet.types import Prompt, Sample, StepReport, WhetError
+
+# of held-out rows: "accuracy" is the exam's
+HELD_OUT = {"loss": "loss", "accuracy": "pair_accuracy", "margin": "margin", "chosen_logp": "chosen_logp"} | {
+    name: name for name in ("rejected_logp", "chosen_reward", "rejected_reward", "length_correlation")
+}
+
+
+@dataclass(frozen=True)
+class Contrasted:
+    """The completions to one prompt as the model reads them, and how they compare."""
+
+    family: Family  # chosen and rejected, or one completion
+    label: int = 0  # of a single completion: +1 good, -1 bad; 0 for a pair
+    margin: float = 0.0
+    preference: float = 1.0
+
+
+@dataclass(frozen=True)
+class Lessons:
+    rows: Sequence[Contrasted]
+    held_out: Sequence[Contrasted] = ()
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """Who learns, and whom it is compared with."""
+
+    policy: CausalLM
+    tokenizer: Any
+    reference: ReferenceLogp | None = None
+
+
+@dataclass(frozen=True)
+class PreferenceSettings:
+    steps: int
+    rows_per_step: int
+    micro_batch_tokens: int  # memory only, never the gradient
+    packed: bool  # a prompt computed once for its completions; a model that cannot gets padded rows
+    seed: int
+    online: bool = False  # rows are given step by step, by `learn`
+
+
+def contrasted(tokenizer: Any, rows: Sequence[Preference | Labelled], context: int) -> tuple[list[Contrasted], int]:
+    """The rows as tokens, and how many were left out since a completion outgrows the context."""
+    found = [
+        Contrasted(completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference)
+        if isinstance(row, Preference)
+        else Contrasted(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
+        for row in rows
+    ]
+    kept, dropped = fitting([row.family for row in found], context)
+    return [found[number] for number in kept], dropped
+
+
+class PreferenceTrainer:
+    """One optimizer step a step, on `rows_per_step` rows."""
+
+    over: str | None = None
+
+    def __init__(
+        self,
+        pupil: Pupil,
+        objective: PairObjective,
+        lessons: Lessons,
+        settings: PreferenceSettings,
+        optimizer: OptimizerSettings,
+        exam: tuple[Engine, Exam] | None = None,
+    ) -> None:
+        _check(objective, pupil, lessons, settings.online)
+        self._pupil, self._objective, self._lessons, self._exam = pupil, objective, lessons, exam
+        self.model, self.tokenizer, self._settings = pupil.policy.model, pupil.tokenizer, settings
+        self._packed = settings.packed and packs(pupil.policy)
+        self._margins = any(row.margin for row in lessons.rows)
+        self._is_soft = any(row.preference < 1 for row in lessons.rows)
+        self._pace = RowTrainer(pupil.policy.model, optimizer, settings.steps, max(len(lessons.rows), 1), settings.seed)
+        self._memory: dict[str, Any] = {}
+        self._moved = False
+
+    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        taken = self._pace.take(self._settings.rows_per_step)
+        return self.learn([self._lessons.rows[index] for index in taken], number, clock), []
+
+    def learn(self, rows: Sequence[Contrasted], number: int, clock: PhaseTimer) -> StepReport:
+        """One optimizer step on these rows."""
+        lesson = self._lesson(rows, (number - 1) / self._settings.steps, clock)
+        counts = {"rows": len(rows), "tokens": sum(sum(completion.action) for row in rows for completion in row.family)}
+        report = self._pace.step(number, clock, lambda: self._studied(lesson, number, learn=True), counts)
+        self._memory = dict(lesson.memory)
+        self._follow(number)
+        return report
+
+    def _lesson(self, rows: Sequence[Contrasted], progress: float, clock: PhaseTimer) -> _Lesson:
+        """What the step's losses need of all its rows."""
+        objective = self._objective.tuned(progress)
+        reference: list[tuple[Tensor, ...]] | None = None
+        if self._pupil.reference is not None:
+            with clock.phase("reference"):
+                reference = self._pupil.reference.logp([row.family for row in rows])
+        lengths = torch.tensor([[sum(completion.action) for completion in row.family] for row in rows])
+        totals = pair_totals(PairBatch(lengths, label=_labels(rows)))
+        memory: Mapping[str, Any] = self._memory
+        if not isinstance(objective.anchor, Zero):
+            with clock.phase("train"), torch.no_grad():
+                sums = self._anchor_sums(objective, rows, reference)
+            totals, memory = objective.anchored(totals, sums, memory)
+        return _Lesson(objective, rows, reference, totals, memory)
+
+    def _anchor_sums(
+        self, objective: PairObjective, rows: Sequence[Contrasted], reference: list[tuple[Tensor, ...]] | None
+    ) -> Tensor:
+        if "mismatched_logp" in objective.needs():
+            rows = _mismatched(rows)
+            known = self._pupil.reference
+            reference = known.logp([row.family for row in rows]) if known is not None else None
+        lesson = _Lesson(objective, rows, reference, PairTotals(0, 0, 0, 0, 0), {})
+        sums = torch.zeros(4, dtype=torch.float64)
+        for numbers in self._passes(rows):
+            scores = self._scores(lesson, numbers, frozenset(), 0)
+            batch, logp, _ = self._batch(lesson, numbers, scores)
+            sums += objective.anchor_sums(batch, logp).cpu()
+        return sums
+
+    def _studied(self, lesson: _Lesson, step: int, learn: bool) -> dict[str, float]:
+        """The loss and the metrics of all rows; the gradient is accumulated where `learn`."""
+        done: list[Loss] = []
+        needs = lesson.objective.needs()
+        for numbers in self._passes(lesson.rows):
+            scores = self._scores(lesson, numbers, needs, step)
+            batch, logp, extras = self._batch(lesson, numbers, scores)
+            loss = lesson.objective.loss(batch, logp, lesson.totals, extras)
+            if learn:
+                loss.value.backward()
+            done.append(Loss(loss.value.detach(), loss.sums))
+        metrics = pass_totals(done)
+        correlation = length_correlation(metrics)
+        return metrics if correlation is None else {**metrics, "length_correlation": correlation}
+
+    def _passes(self, rows: Sequence[Contrasted]) -> list[list[int]]:
+        return family_passes([row.family for row in rows], self._settings.micro_batch_tokens, self._packed)
+
+    def _scores(self, lesson: _Lesson, numbers: Sequence[int], wanted: frozenset[str], step: int) -> PassScores:
+        families = [lesson.rows[number].family for number in numbers]
+        seeds = [_seed(self._settings.seed, step, number) for number in numbers]
+        return pass_scores(self._pupil.policy, families, self._packed, wanted, seeds)
+
+    def _batch(
+        self, lesson: _Lesson, numbers: Sequence[int], scores: PassScores
+    ) -> tuple[PairBatch, Tensor, PairExtras]:
+        """The rows of a pass side by side: [B, S, T]. Nothing here waits for the device."""
+        rows = [lesson.rows[number] for number in numbers]
+        device, shape = scores.logp.device, (len(rows), len(rows[0].family), -1)
+        action = sent(scores.rows.action, device)
+        reference = None
+        if lesson.reference is not None:
+            values = sent(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
+            table = torch.zeros(action.shape, dtype=values.dtype, device=device)
+            reference = table.masked_scatter(action, values).double().reshape(shape)
+        labels = _labels(rows)
+        margin = sent(torch.tensor([row.margin for row in rows]), device) if self._margins else None
+        batch = PairBatch(
+            lengths=action.sum(-1).reshape(shape[:2]),
+            ref_logp=reference,
+            label=None if labels is None else sent(labels, device),
+            action=action.reshape(shape),
+            margin=margin,
+            preference=sent(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
+        )
+        extras = PairExtras(
+            *(None if each is None else each.reshape(shape) for each in (scores.log_square, scores.rival_logp))
+        )
+        return batch, scores.logp.double().reshape(shape), extras
+
+    def _follow(self, step: int) -> None:
+        kept = self._objective.reference.kept_after(step)
+        if kept < 1 and isinstance(self._pupil.reference, LiveReference):
+            self._pupil.reference.follow(self._pupil.policy, kept)
+            self._moved = True
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        result: dict[str, float] = {}
+        if self._lessons.held_out:
+            lesson = self._lesson(self._lessons.held_out, 1.0, PhaseTimer())
+            metrics = self._studied(lesson, 0, learn=False)
+            result = {shown: metrics[name] for name, shown in HELD_OUT.items() if name in metrics}
+        if self._exam is not None:
+            engine, exam = self._exam
+            result.update(marks(exam.sat(engine)))
+        return result
+
+    def findings(self, history: Sequence[StepReport]) -> list[str]:
+        """What is wrong with the run so far, each with the numbers that show it."""
+        return diagnosis([step.metrics for step in history], self._objective)
+
+    def state(self) -> dict[str, Any]:
+        return {**self._pace.state(), "memory": dict(self._memory), "moved": self._moved}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        found = self._pace.tensors()
+        held = self._held()
+        return {**found, "reference": held.tensors()} if self._moved and held is not None else found
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._pace.restore(state, tensors)
+        self._memory, self._moved = dict(state["memory"]), state["moved"]
+        held = self._held()
+        if held is not None and "reference" in tensors:
+            held.restore(tensors["reference"])
+
+    def _held(self) -> HeldReference | None:
+        known = self._pupil.reference
+        live = known.reference if isinstance(known, LiveReference) else None
+        return live if isinstance(live, HeldReference) else None
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """The rows of a step with what is known of all of them."""
+
+    objective: PairObjective
+    rows: Sequence[Contrasted]
+    reference: list[tuple[Tensor, ...]] | None
+    totals: PairTotals
+    memory: Mapping[str, Any]
+
+
+def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons, online: bool) -> None:
+    needs = objective.needs()
+    if not lessons.rows and not online:
+        raise WhetError(
+            "there are no rows to learn from; give data.source with at least one pair or labelled completion"
+        )
+    kinds = {(len(row.family), row.label == 0) for row in (*lessons.rows, *lessons.held_out)}
+    if len(kinds) > 1:
+        raise WhetError("pairs and single completions with labels are mixed; give data of one kind")
+    paired = kinds == {(2, True)} or online
+    if "pairs" in needs and not paired:
+        raise WhetError(
+            f"{objective.name} compares two completions and the data has single ones; give chosen and rejected"
+        )
+    if not paired and len({row.label for row in lessons.rows}) == 1:
+        raise WhetError("all completions have the same label; a loss on labelled completions needs good and bad ones")
+    if "ref_logp" in needs and pupil.reference is None:
+        raise WhetError(f"{objective.name} compares with a reference and there is none; give model.reference=memory")
+    moves = any(objective.reference.kept_after(step) < 1 for step in range(1, 10_001))
+    live = isinstance(pupil.reference, LiveReference)
+    if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), HeldReference)):
+        raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
+    if "mismatched_logp" in needs and not live:
+        raise WhetError(
+            f"{objective.name} asks the reference about new completions in every step; give preference.reference_logp=live"
+        )
+
+
+def _labels(rows: Sequence[Contrasted]) -> Tensor | None:
+    return None if rows[0].label == 0 else torch.tensor([[row.label] for row in rows])
+
+
+def _mismatched(rows: Sequence[Contrasted]) -> list[Contrasted]:
+    """Each prompt with the completions to another of the step."""
+    groups: dict[tuple[int, ...], int] = {}
+    prompts = [row.family[0].tokens[: row.family[0].action.index(True)] for row in rows]
+    numbers = torch.tensor([groups.setdefault(prompt, len(groups)) for prompt in prompts])
+    return [
+        replace(row, family=mismatched_family(row.family, rows[other].family))
+        for row, other in zip(rows, mismatched_rows(numbers).tolist(), strict=True)
+        if other >= 0
+    ]
+
+
+def _seed(*names: int) -> int:
+    return int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:7], "little")

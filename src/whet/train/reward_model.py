@@ -1,0 +1,325 @@
+"""Training reward models: rankings and pairs, right or wrong outcomes, and labelled steps.
+
+A row of a ranking is scored at its last token, as the saved classifier will do; a solution in steps at the last token
+of each. Completions of one prompt share it in one packed pass, and every count is that of the whole step. Several heads
+learn side by side, each from its own draw of the rows; the loss is the mean of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from whet.data.bootstrap import bootstrap_counts
+from whet.data.chat import prompt_tokens
+from whet.data.families import Judged, family_passes, fitting, judged_family, judged_rows, stepped_row
+from whet.data.pairs import Preference, Ranked
+from whet.data.prompts import Labelled
+from whet.data.step_rows import Stepped
+from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
+from whet.metrics.reward_model import outcome_marks, pair_marks, step_marks
+from whet.model.causal_lm import CausalLM
+from whet.model.scalar_head import Kind, ScalarModel, scalar_model
+from whet.model.token_logp import packs
+from whet.model.tree import sent
+from whet.objective.policy import Loss
+from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
+from whet.reward.learned.ensemble import evened
+from whet.train.optimizer import OptimizerSettings
+from whet.train.rows import RowTrainer, pass_totals
+from whet.train.run import PhaseTimer
+from whet.types import Prompt, Sample, StepReport, WhetError
+
+Opinions = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its places, of each head
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Rows to be scored, and how they were judged: by their order, or by labels."""
+
+    rows: tuple[Judged, ...]  # the completions to one prompt, or a single row
+    lengths: tuple[int, ...]  # tokens of each completion
+    ranks: tuple[int, ...] = ()  # of each completion, 0 is the best
+    labels: tuple[float | None, ...] = ()  # of each place of a single row
+    margin: float = 0.0
+    preference: float = 1.0
+    counts: tuple[float, ...] = ()  # how much the row counts for each head; (): once
+
+
+class Stated(NamedTuple):
+    """What the rows say about their pairs besides their order."""
+
+    margins: bool
+    preferences: bool
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    rows: Sequence[Verdict]
+    held_out: Sequence[Verdict] = ()
+
+
+@dataclass(frozen=True)
+class RewardModelSettings:
+    steps: int
+    rows_per_step: int
+    micro_batch_tokens: int  # memory only, never the gradient
+    packed: bool
+    seed: int
+
+
+def verdicts(
+    tokenizer: Any,
+    rows: Sequence[Preference | Ranked | Labelled | Stepped],
+    context: int,
+    separator: str = "\n\n",
+    every_token: bool = False,
+) -> tuple[list[Verdict], int]:
+    """The rows as tokens, and how many were left out since one outgrows the context. `separator` ends a step.
+
+    With `every_token` the outcome of a single completion stands on each of its tokens, not only on the last.
+    """
+    found = [_verdict(tokenizer, row, separator) for row in rows]
+    if every_token:
+        found = [_outcome_everywhere(tokenizer, row.prompt, each) for row, each in zip(rows, found, strict=True)]
+    kept, dropped = fitting([row.rows for row in found], context)
+    return [found[number] for number in kept], dropped
+
+
+def _verdict(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, separator: str) -> Verdict:
+    if isinstance(row, Stepped):
+        one = stepped_row(tokenizer, row.prompt, row.steps, separator)
+        return Verdict((one,), (len(one.tokens) - one.shared,), labels=row.labels)
+    if isinstance(row, Labelled):
+        completions: tuple[str, ...] = (row.completion,)
+        judged: dict[str, Any] = {"labels": (float(row.label),)}
+    elif isinstance(row, Ranked):
+        completions, judged = row.completions, {"ranks": row.ranks}
+    else:
+        completions, judged = (
+            (row.chosen, row.rejected),
+            {"ranks": (0, 1), "margin": row.margin, "preference": row.preference},
+        )
+    lengths = tuple(len(tokenizer(completion, add_special_tokens=False)["input_ids"]) for completion in completions)
+    return Verdict(judged_family(tokenizer, row.prompt, completions), lengths, **judged)
+
+
+def _outcome_everywhere(tokenizer: Any, prompt: Prompt, verdict: Verdict) -> Verdict:
+    """Cobbe 2021 (2110.14168): a prediction after every token of the completion, all with its outcome."""
+    (row,) = verdict.rows
+    opening = prompt_tokens(tokenizer, prompt)
+    # where the completion's first token swallowed the end of the prompt, it counts as the completion's
+    start = next((at for at, pair in enumerate(zip(opening, row.tokens, strict=False)) if len(set(pair)) > 1), None)
+    start = min(len(opening) if start is None else start, len(row.tokens) - 1)
+    places = tuple(range(start, len(row.tokens)))
+    return replace(verdict, rows=(Judged(row.tokens, start, places),), labels=verdict.labels * len(places))
+
+
+def drawn(rows: Sequence[Verdict], heads: int, seed: int) -> list[Verdict]:
+    """The rows with what they count for each head: as often as its own draw with replacement has them."""
+    counts = bootstrap_counts(len(rows), heads, seed)
+    return [replace(row, counts=tuple(map(float, each))) for row, each in zip(rows, counts, strict=True)]
+
+
+def reward_model_on(
+    language: CausalLM, tokenizer: Any, rows: Sequence[Verdict], kind: Kind, seed: int, heads: int = 1
+) -> ScalarModel:
+    """A reward model for these rows: `sequence` for whole completions, `token` for steps.
+
+    The tokenizer gets a padding that no row ends in: a saved classifier reads its score at the last token before it.
+    """
+    ends = {each.tokens[-1] for row in rows for each in row.rows} | {tokenizer.eos_token_id}
+    paddings = (tokenizer.pad_token_id, tokenizer.unk_token_id, *tokenizer.all_special_ids)
+    made = scalar_model(language, kind, seed, ends, paddings, heads)
+    named = tokenizer.convert_ids_to_tokens(made.model.config.pad_token_id)
+    if named is not None:
+        tokenizer.pad_token = named
+    return made
+
+
+class RewardModelTrainer:
+    """One optimizer step a step, on `rows_per_step` rows. What is saved is a classifier of transformers."""
+
+    over: str | None = None
+
+    def __init__(
+        self,
+        judge: ScalarModel,
+        tokenizer: Any,
+        objective: RankLoss | LabelLoss,
+        lessons: Verdicts,
+        settings: RewardModelSettings,
+        optimizer: OptimizerSettings,
+    ) -> None:
+        _check(objective, lessons)
+        self.model, self.tokenizer, self._judge = judge.model, tokenizer, judge
+        self._objective, self._lessons, self._settings = objective, lessons, settings
+        self._packed = settings.packed and packs(judge.split)
+        self._stated = Stated(any(row.margin for row in lessons.rows), any(row.preference < 1 for row in lessons.rows))
+        self._pace = RowTrainer(judge.model, optimizer, settings.steps, len(lessons.rows), settings.seed)
+
+    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        rows = [self._lessons.rows[index] for index in self._pace.take(self._settings.rows_per_step)]
+        counts = {"rows": len(rows), "tokens": sum(sum(row.lengths) for row in rows)}
+        self._judge.note_scales(None)
+        return self._pace.step(number, clock, lambda: self._studied(rows, learn=True)[0], counts), []
+
+    def _studied(self, rows: Sequence[Verdict], learn: bool) -> tuple[dict[str, float], Opinions]:
+        """Loss and metrics of all rows, and the scores of each; the gradient is accumulated where `learn`."""
+        totals = reward_totals(_ranks(rows, self._stated) if rows[0].ranks else _labels(rows))
+        done: list[tuple[Loss, list[int], Tensor]] = []
+        families = [row.rows for row in rows]
+        for numbers in family_passes(families, self._settings.micro_batch_tokens, self._packed):
+            part = [rows[number] for number in numbers]
+            batch = judged_rows([row.rows for row in part])
+            scores = self._judge.scores(batch.tokens, batch.scored, batch.shared)
+            loss = self._loss(part, scores, totals)
+            if learn:
+                loss.value.backward()
+            done.append((Loss(loss.value.detach(), loss.sums), numbers, scores.detach()))
+        metrics = pass_totals([loss for loss, _, _ in done])
+        found: dict[int, list[list[float]]] = {}
+        for _, numbers, scores in done:
+            sizes = [sum(len(each.places) for each in rows[number].rows) for number in numbers]
+            for each, values in zip(numbers, scores.cpu().split(sizes), strict=True):
+                found[each] = values.tolist()
+        return metrics, [found[number] for number in range(len(rows))]
+
+    def _loss(self, rows: Sequence[Verdict], scores: Tensor, totals: RewardTotals) -> Loss:
+        """The mean of the heads' losses; `scores` [A, K]."""
+        device = scores.device
+        batch: Any = _moved(_ranks(rows, self._stated) if rows[0].ranks else _labels(rows), device)
+        if rows[0].ranks:
+            there = batch.rank >= 0
+        else:
+            places = sent(torch.tensor([len(row.labels) for row in rows]), device)
+            there = torch.arange(batch.label.shape[1], device=device) < places[:, None]
+        counts = sent(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
+        found = []
+        for head in range(scores.shape[1]):
+            table = torch.zeros(there.shape, dtype=scores.dtype, device=device).masked_scatter(there, scores[:, head])
+            own = batch if counts is None else replace(batch, weight=counts[:, head])
+            found.append(self._objective.loss(own, table, totals))
+        sums = {name: torch.stack([each.sums[name] for each in found]).mean() for name in found[0].sums}
+        return Loss(torch.stack([each.value for each in found]).mean(), sums)
+
+    @torch.no_grad()
+    def held_out_scores(self) -> tuple[float, Opinions]:
+        """The loss on the held-out rows, and each head's score of every place of them."""
+        metrics, scores = self._studied(self._lessons.held_out, learn=False)
+        return metrics["loss"], scores
+
+    @property
+    def held_out(self) -> Sequence[Verdict]:
+        return self._lessons.held_out
+
+    def evaluate(self) -> dict[str, float]:
+        if not self.held_out:
+            return {}
+        loss, scores = self.held_out_scores()
+        self._judge.note_scales(member_scales([each for row in scores for each in row]))
+        return {"loss": loss, **members_marks(self.held_out, scores)}
+
+    def state(self) -> dict[str, Any]:
+        return self._pace.state()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return self._pace.tensors()
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._pace.restore(state, tensors)
+
+
+def members_marks(rows: Sequence[Verdict], scores: Opinions) -> dict[str, float]:
+    """The marks of the mean of the members and, where there are several, what they know of their own mistakes.
+
+    Scores of rankings are put on one scale, and the mean back on that of the members; those of labels have their
+    zero in common and stay.
+    """
+    several = len(scores[0][0]) > 1
+    scales = member_scales([each for row in scores for each in row]) if rows[0].ranks and several else None
+    even = [[evened(each, scales) for each in row] for row in scores]
+    stretch = 1.0 if scales is None else sum(scale for _, scale in scales) / len(scales)
+    shift = 0.0 if scales is None else sum(centre for centre, _ in scales) / len(scales)
+    means = [[shift + stretch * sum(each) / len(each) for each in row] for row in even]
+    found = verdict_marks(rows, means)
+    if not several:
+        return found
+    if rows[0].ranks:
+        pairs = [(row[one], row[two]) for verdict, row in zip(rows, even, strict=True) for one, two in _pairs(verdict)]
+        return {**found, **pair_opinions(*zip(*pairs, strict=True))}
+    known = [
+        (given, label)
+        for verdict, row in zip(rows, even, strict=True)
+        for given, label in zip(row, verdict.labels, strict=True)
+        if label is not None
+    ]
+    return {**found, **label_opinions(*zip(*known, strict=True))}
+
+
+def _pairs(verdict: Verdict) -> list[tuple[int, int]]:
+    """(better, worse) of all completions that differ in rank."""
+    ranks = list(enumerate(verdict.ranks))
+    return [(one, two) for one, rank in ranks for two, other in ranks if rank < other]
+
+
+def verdict_marks(rows: Sequence[Verdict], scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The marks that fit the kind of the rows; of rankings, those of all their pairs."""
+    if rows[0].ranks:
+        pairs = [
+            (given[better], given[worse], row.lengths[better], row.lengths[worse])
+            for row, given in zip(rows, scores, strict=True)
+            for better, worse in _pairs(row)
+        ]
+        return pair_marks(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+    if any(len(row.labels) > 1 for row in rows):
+        return step_marks(scores, [row.labels for row in rows])
+    return outcome_marks([given[0] for given in scores], [row.labels[0] or 0.0 for row in rows])
+
+
+def _check(objective: RankLoss | LabelLoss, lessons: Verdicts) -> None:
+    if not lessons.rows:
+        raise WhetError("there are no rows to learn from; give data.source with at least one")
+    ranked = {bool(row.ranks) for row in (*lessons.rows, *lessons.held_out)}
+    if len(ranked) > 1:
+        raise WhetError("rankings and labels are mixed; give data of one kind")
+    if ranked != {isinstance(objective, RankLoss)}:
+        wanted, given = ("rankings or pairs", "labels") if isinstance(objective, RankLoss) else ("labels", "rankings")
+        raise WhetError(f"the loss learns from {wanted} and the data has {given}; give the other loss or other data")
+    labels = {label > 0.5 for row in lessons.rows for label in row.labels if label is not None}
+    if ranked == {False} and len(labels) < 2:
+        raise WhetError("all labels of the data say the same; give right and wrong ones, else there is nothing to tell")
+
+
+def _ranks(rows: Sequence[Verdict], stated: Stated) -> RankBatch:
+    most = max(len(row.ranks) for row in rows)
+    rank = torch.tensor([[*row.ranks, *[-1] * (most - len(row.ranks))] for row in rows])
+
+    def every(values: list[float]) -> Tensor:
+        return torch.tensor(values)[:, None, None].expand(-1, most, most)
+
+    return RankBatch(
+        rank,
+        every([row.margin for row in rows]) if stated.margins else None,
+        preference=every([row.preference for row in rows]) if stated.preferences else None,
+    )
+
+
+def _labels(rows: Sequence[Verdict]) -> LabelBatch:
+    most = max(len(row.labels) for row in rows)
+    label = torch.zeros(len(rows), most)
+    judged = torch.zeros(len(rows), most, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        for at, value in enumerate(row.labels):
+            if value is not None:
+                label[number, at], judged[number, at] = value, True
+    return LabelBatch(label, judged)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    values = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
+    return replace(batch, **{name: sent(value, device) for name, value in values.items() if value is not None})

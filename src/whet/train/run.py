@@ -1,0 +1,238 @@
+"""Everything around the steps of a run: reporting, evaluating, saving, stopping, and going on exactly where it was.
+
+A checkpoint holds all that the next step depends on, and how long the logs were when it was written. After a kill the
+logs are cut back to the newest complete checkpoint, so the run that goes on writes what an unbroken one would have.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from whet.model.checkpoint import (
+    checkpoint_step,
+    complete_checkpoints,
+    hide,
+    load_checkpoint,
+    prune_checkpoints,
+    remove_leftovers,
+    save_checkpoint,
+)
+from whet.protocols import Callback
+from whet.report.exploited import exploited
+from whet.report.health import diagnosis
+from whet.report.parted import parted
+from whet.report.record import Record, read_metrics, step_reports
+from whet.types import Prompt, Sample, StepReport
+
+
+class RunFailed(Exception):
+    """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
+
+
+class PhaseTimer:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+class Trainer(Protocol):
+    """One way of training, a step at a time."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]: ...
+
+    @property
+    def over(self) -> str | None:
+        """Why the run ends before its last step, or None."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Marks on held-out data; empty where there is none."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on besides the tensors, as JSON."""
+        ...
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]: ...
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When to do what; step numbers start at 1."""
+
+    steps: int
+    eval_every: int  # 0: only before the first and after the last step
+    save_every: int
+    keep_checkpoints: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    status: str  # finished or interrupted
+    steps: int
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    seconds: Mapping[str, float]
+    tokens: int  # generated, or trained on where nothing is generated
+    ended: str = ""  # why a finished run ended before its last step
+
+
+@dataclass
+class _Progress:
+    """What has been done so far; saved with every checkpoint."""
+
+    step: int = 0
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    evaluated_at: int = -1
+    seconds: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+
+
+def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
+    """What the numbers of any run tell, and what this kind of course knows besides: its `findings`."""
+    findings: Callable[[Sequence[StepReport]], Sequence[str]] = getattr(trainer, "findings", lambda _: ())
+    return (*diagnosis(history, precision), *exploited(history), *parted(history), *findings(history))
+
+
+def run_training(
+    trainer: Trainer,
+    schedule: Schedule,
+    folder: Path,
+    record: Record,
+    callbacks: Sequence[Callback],
+    summary: Mapping[str, Any],
+    *,
+    checkpoint: Path | None = None,
+    precision: str = "fp32",
+) -> Outcome:
+    """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1."""
+    checkpoints = folder / "checkpoints"
+    progress = _restored(trainer, folder, checkpoint)
+    history = step_reports(read_metrics(folder))
+    everyone: list[Callback] = [record, *callbacks]
+    for callback in everyone:
+        callback.started(summary)
+
+    def evaluate(step: int) -> None:
+        clock = PhaseTimer()
+        with clock.phase("evaluate"):
+            result = trainer.evaluate()
+        _add(progress.seconds, clock.seconds)
+        if step == 0:
+            progress.before = result
+        progress.after, progress.evaluated_at = result, step
+        if result:
+            for callback in everyone:
+                callback.evaluated(step, "held_out", result, clock.seconds["evaluate"])
+
+    def save(step: int) -> None:
+        clock = PhaseTimer()
+        with clock.phase("save"):
+            state = {"run": vars(progress), "trainer": trainer.state(), "logs": record.position()}
+            save_checkpoint(checkpoints, step, trainer.model, trainer.tokenizer, trainer.tensors(), state)
+            prune_checkpoints(checkpoints, schedule.keep_checkpoints)
+        _add(progress.seconds, clock.seconds)
+
+    remove_leftovers(checkpoints)
+    if progress.evaluated_at < 0:
+        evaluate(0)
+    saved = progress.step if checkpoint is not None else -1
+    with _politely() as stopping:
+        for step in range(progress.step + 1, (schedule.steps if trainer.over is None else progress.step) + 1):
+            clock = PhaseTimer()
+            report, samples = trainer.step(step, clock)
+            report = replace(report, health=_health(trainer, [*history, report], precision), seconds=clock.seconds)
+            history.append(report)
+            _add(progress.seconds, clock.seconds)
+            progress.step = step
+            progress.tokens += report.counts.get("tokens", 0)
+            for callback in everyone:
+                callback.stepped(report, samples)
+            done = step == schedule.steps or trainer.over is not None
+            if done or (schedule.eval_every and step % schedule.eval_every == 0):
+                evaluate(step)
+            if done or stopping.is_set() or step % schedule.save_every == 0:
+                save(step)
+                saved = step
+            if done or stopping.is_set():
+                break
+    if saved != progress.step:  # the signal came after its step had been looked at
+        save(progress.step)
+    return _outcome(progress, schedule.steps, trainer.over)
+
+
+def _outcome(progress: _Progress, steps: int, ended: str | None) -> Outcome:
+    status = "finished" if progress.step == steps or ended is not None else "interrupted"
+    # a mark that only one of the two evaluations could give is no comparison
+    before = {name: value for name, value in progress.before.items() if name in progress.after}
+    return Outcome(status, progress.step, before, progress.after, progress.seconds, progress.tokens, ended or "")
+
+
+def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None) -> _Progress:
+    if checkpoint is None:
+        Record.truncate(folder, {"metrics.jsonl": 0, "samples.jsonl": 0})
+        return _Progress()
+    tensors, state = load_checkpoint(checkpoint, trainer.model)
+    trainer.restore(state["trainer"], tensors)
+    Record.truncate(folder, state["logs"])
+    # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
+    for path in complete_checkpoints(checkpoint.parent):
+        if checkpoint_step(path) > checkpoint_step(checkpoint):
+            hide(path)
+    return _Progress(**state["run"])
+
+
+def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, number in more.items():
+        totals[name] = totals.get(name, 0.0) + number
+
+
+@contextmanager
+def _politely() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C or termination finish the step and save; a second one interrupts at once."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

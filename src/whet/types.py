@@ -1,0 +1,281 @@
+"""The values that travel between the rooms. All frozen; a shape on each field's line.
+
+P prompts, G samples a prompt, N = P * G sequences, T tokens padded, L tokens of one sequence, K reward parts.
+A field never changes its meaning; `None` means "this row does not need it" (see `Objective.needs`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class WhetError(Exception):
+    """A mistake the user can fix: one line that names what was given, what was expected and the fix."""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that a mistyped one probably means; case does not count."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """' (did you mean X?)' for an error line, or nothing when no known name is close."""
+    close = nearest(name, known, cutoff)
+    return f" (did you mean {close!r}?)" if close else ""
+
+
+class StopReason(StrEnum):
+    """Why the engine stopped writing a completion."""
+
+    END = "end"  # a stop token, kept as the last token of the sample
+    TEXT = "text"  # a stop string appeared in the completion
+    LENGTH = "length"  # the token budget ran out: the completion is truncated
+
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question, and whatever its reward needs to judge a completion."""
+
+    id: str  # stable across runs: resume and samples.jsonl refer to it
+    messages: tuple[Message, ...]  # a conversation that ends before the completion; empty for a plain `text`
+    text: str | None = None  # plain prompt, sent to the model as it is; None for a conversation
+    answer: Any = None  # the gold answer, None where there is none
+    meta: Mapping[str, Any] = field(default_factory=dict)  # all other columns of the row
+
+    def question(self) -> str:
+        """What a person would call the prompt: the plain text, or the last message."""
+        if self.text is not None:
+            return self.text
+        return self.messages[-1]["content"] if self.messages else ""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt with the completion to imitate: one row of supervised training."""
+
+    prompt: Prompt
+    completion: str  # the last completion; earlier assistant turns stay in `prompt.messages`
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokens ready for a model, with the positions that carry loss."""
+
+    tokens: tuple[int, ...]  # [L]
+    action: tuple[bool, ...]  # [L], True on the tokens to learn
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch truncation off."""
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}; give at least 1"),
+            (self.temperature >= 0, f"temperature is {self.temperature}; give 0 (greedy) or more"),
+            (0 < self.top_p <= 1, f"top_p is {self.top_p}; give a share in (0, 1], 1 switches it off"),
+            (self.top_k >= 0, f"top_k is {self.top_k}; give 0 (off) or a count"),
+            (0 <= self.min_p < 1, f"min_p is {self.min_p}; give a share in [0, 1), 0 switches it off"),
+            (all(self.stop), "a stop string is empty; drop it"),
+        )
+        for fine, complaint in checks:
+            if not fine:
+                raise WhetError(complaint)
+
+    @property
+    def truncates(self) -> bool:
+        """True when some tokens of the vocabulary cannot be drawn."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to write: the tokens of its prompt and the seed of its own random stream."""
+
+    tokens: tuple[int, ...]  # [prompt length]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens the sampler could have drawn at each action position, when it truncates the vocabulary."""
+
+    ids: Tensor  # int32 [sum of counts], the kept token ids, position after position
+    counts: Tensor  # int32 [number of action tokens]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory exactly as the engine saw it. Never re-tokenised."""
+
+    tokens: Tensor  # int64 [L], prompt and completion
+    action: Tensor  # bool [L], True where the policy chose the token
+    behavior_logp: Tensor  # float32 [L], log-probability as sampled, 0 where not an action
+    versions: tuple[int, int]  # (oldest, newest) policy version that wrote it
+    stop: StopReason
+    completion: str  # the action tokens as text
+    support: Support | None = None  # None: the whole vocabulary
+    parts: Mapping[str, float] = field(default_factory=dict)  # each named reward, before weighting
+    reward: float | None = None  # weighted sum of the parts; None: not scored, or unscorable
+    steps: tuple[tuple[int, float], ...] = ()  # process rewards: (position of the step's last token, score)
+
+    def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
+        return replace(self, parts=dict(parts), reward=reward)
+
+    @property
+    def num_actions(self) -> int:
+        return int(self.action.sum())
+
+    @property
+    def outcome(self) -> float | None:
+        """The first part of the reward: the one that says whether a completion is right; None for an unscorable completion."""
+        return next(iter(self.parts.values()), None) if self.reward is not None else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt; `greedy` is the extra deterministic completion some baselines compare with."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]  # G
+    greedy: Sample | None = None
+    drawn: tuple[float, ...] = ()  # every reward drawn for the prompt, when only some samples are trained on
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """What the objective sees: always [N, T], whatever packing the model used.
+
+    `reward` is NaN for an unscorable sample: it stays out of every statistic and gets advantage 0.
+    `old_logp` None means that the batch is trained by the very policy that wrote it: the ratio is 1.
+    """
+
+    tokens: Tensor  # int64 [N, T], right-padded
+    action: Tensor  # bool [N, T], True on the trained tokens
+    group: Tensor  # int64 [N], samples of one prompt share a number
+    reward: Tensor  # float [N]
+    behavior_logp: Tensor | None = None  # [N, T], of the sampler
+    old_logp: Tensor | None = None  # [N, T], of the trainer before the first update of this batch
+    ref_logp: Tensor | None = None  # [N, T], of the reference
+    support: Tensor | None = None  # int32 [N, T, S], ids the sampler could draw, -1 padding
+    entropy: Tensor | None = None  # [N, T], of the policy before the first update of this batch
+    value: Tensor | None = None  # [N, T], the critic's, of the state before the token, before the first update
+    parts: Tensor | None = None  # [N, K], each named reward; the first says whether the completion is right
+    part_weight: Tensor | None = None  # [N, K], what each part counts in the reward: the same in every row
+    finished: Tensor | None = None  # bool [N], False where the token budget cut the completion off
+    greedy_reward: Tensor | None = None  # [N], of the greedy completion to the same prompt
+    drawn: Tensor | None = None  # [N, 3], count, mean and Bessel's std of all rewards drawn for the prompt
+    prompt: Tensor | None = None  # int64 [N], the prompt's own number, the same in every step
+    step_reward: Tensor | None = None  # [N, T], of the step that ends here; NaN where none does
+    segment: Tensor | None = None  # int64 [N, T], number of the sentence or turn, counted from 0 in each completion
+    anchor: Tensor | None = None  # int64 [N, T], equal where segments of a group start from the same state
+    max_new_tokens: int | None = None  # the generation budget
+
+    # set by Objective.advantage
+    advantage: Tensor | None = None  # [N, T]
+    token_reward: Tensor | None = None  # [N, T], what a token earned besides the completion's reward
+    target: Tensor | None = None  # [N, T], what the critic should have said
+    learns: Tensor | None = None  # bool [N, T], tokens whose advantage counts; None: all actions
+    tied: Tensor | None = None  # bool [N, T], tokens the KL term acts on; None: all actions
+    importance: Tensor | None = None  # [N, 2], a learned share's factor and its slope
+
+    @property
+    def num_sequences(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """n_i, the number of trained tokens of each sequence: int64 [N]."""
+        return self.action.sum(-1)
+
+    @property
+    def correct(self) -> Tensor | None:
+        """bool [N]: the reward's first part is 1; an unscorable completion is not."""
+        return None if self.parts is None else (self.parts[:, 0] == 1) & ~self.reward.isnan()
+
+    def mapped(self, change: Callable[[Tensor], Tensor], only: Iterable[str] | None = None) -> TokenBatch:
+        """The batch with every tensor changed, or only those of the given fields."""
+        names = self.__dataclass_fields__ if only is None else only
+        tensors = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
+        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
+        return replace(self, **changed)
+
+    def select(self, rows: Tensor | Sequence[int]) -> TokenBatch:
+        """The batch of these rows, in this order."""
+        index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens.device)
+        return self.mapped(lambda value: value[index])
+
+    def narrowed(self, width: int) -> TokenBatch:
+        """The first `width` columns."""
+        return self.mapped(lambda value: value[:, :width], TOKEN_FIELDS)
+
+
+# the fields of a TokenBatch that have a token axis, their second
+TOKEN_FIELDS = (
+    *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
+    *("segment", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
+)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What some rows need of a forward pass beyond logp. All carry gradient where the row asked for it."""
+
+    entropy: Tensor | None = None  # [N, T], of the policy's distribution at each action
+    top_logp: Tensor | None = None  # [N, T, K], of the K likeliest tokens
+    chose_top: Tensor | None = None  # bool [N, T], the sampled token is the likeliest
+    divergence: Tensor | None = None  # [N, T], KL(policy, reference) over the whole vocabulary
+    value: Tensor | None = None  # [N, T], the critic's
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Denominators of the WHOLE optimizer step, over all passes and ranks. Never local ones."""
+
+    tokens: int  # M, trained tokens
+    sequences: int  # sequences with at least one trained token
+    max_new_tokens: int  # the generation budget, not the padded width
+    correct_tokens: int = 0  # trained tokens of right completions
+
+    def __add__(self, other: Totals) -> Totals:
+        if self.max_new_tokens != other.max_new_tokens:
+            raise ValueError("two ranks disagree on max_new_tokens")
+        return Totals(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.max_new_tokens,
+            self.correct_tokens + other.correct_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One training step as it is recorded. `seconds` holds the only fields that differ between equal runs."""
+
+    step: int  # 1 is the first
+    policy_version: int  # of the weights that wrote the samples
+    counts: Mapping[str, int]  # prompts, samples, tokens, truncated, unscorable
+    reward: Mapping[str, float]  # "total" and each part: mean over the scored samples
+    metrics: Mapping[str, float]  # loss, gradient norm, kl, entropy, sampler_gap, learning_rate, ...
+    health: tuple[str, ...] = ()  # findings of this step, one sentence each
+    seconds: Mapping[str, float] = field(default_factory=dict)  # rollout, reward, train, save, ...
+    spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of each part: how it is distributed

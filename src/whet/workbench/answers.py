@@ -1,0 +1,271 @@
+"""Answers to score without training: those a run saved, those in a file, or the gold ones of the data."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whet.data import prompts_from, read_rows
+from whet.data.rows import Row
+from whet.reward.answer import after_hashes, boxed
+from whet.types import Prompt, Sample, StopReason, WhetError, did_you_mean
+
+COMPLETION_COLUMNS = ("completion", "completion", "response")
+PROMPT_COLUMNS = ("question", "problem", "text")  # where there is neither `prompt` nor `messages`
+SOLUTION_COLUMNS = ("solution", "completion", "canonical_solution", "code")
+CODE_COLUMNS = ("canonical_solution", "code")
+TASK_ROWS = 200  # questions of a task, which has no end, where no limit is given
+CHARACTERS = 4  # of a token, where no tokenizer counts them
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion to a prompt, with what a run already said of it."""
+
+    prompt: Prompt
+    sample: Sample
+    where: str
+    kind: str  # "gold answer", "gold solution" or "completion"
+    step: int = 0
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    reward: float | None = None
+    reward_hash: str = ""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers, where they come from, and what was assumed to read them."""
+
+    source: str
+    found: tuple[Answer, ...]
+    notes: tuple[str, ...] = ()
+
+
+def estimated_tokens(text: str) -> list[int]:
+    """As many tokens as a text of this length usually has."""
+    return [0] * math.ceil(len(text) / CHARACTERS)
+
+
+def gold_answers(source: str, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens) -> Answers:
+    """The gold answer of each row in answer tags, and its gold solution as it stands."""
+    if source.startswith("task:"):
+        return _task_answers(source, limit, encode)
+    if source.startswith("gym:"):
+        return _gym_answers(source, limit, encode)
+    found: list[Answer] = []
+    rows, prompts, notes = _prompts(source, columns, limit)
+    for row, prompt in zip(rows, prompts, strict=True):
+        for kind, completion in _gold_completions(prompt):
+            found.append(Answer(prompt, _sample(completion, encode), row.where, kind))
+    if not found:
+        raise WhetError(
+            f"{source}: no row has an `answer` or a solution ({', '.join(SOLUTION_COLUMNS)}) to score; "
+            "give answers with --completions FILE, or rename a column with --set data.columns.YOURS=answer"
+        )
+    return Answers(source, tuple(found), (*notes, *_encode_note(encode)))
+
+
+def given_answers(
+    completions: str, source: str | None, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens
+) -> Answers:
+    """The completions of a file; their prompts stand in the same rows, or in `source` under the same id or text."""
+    rows = read_rows(completions, limit or None)
+    by_key: dict[str, Prompt] = {}
+    notes: tuple[str, ...] = ()
+    if source is not None:
+        _, prompts, notes = _prompts(source, columns, 0)
+        by_key = {key: prompt for prompt in prompts for key in (prompt.question().strip(), prompt.id)}
+    found = []
+    for row in rows:
+        column = next((name for name in COMPLETION_COLUMNS if row.values.get(name) is not None), None)
+        if column is None:
+            raise WhetError(
+                f"{row.where}: no completion; the row has {', '.join(map(repr, row.values))}; "
+                f"name a column {' or '.join(COMPLETION_COLUMNS)}"
+            )
+        prompt = _joined(row, by_key, source) if by_key else _own_prompt(row, column, columns)
+        found.append(Answer(prompt, _sample(_completion_text(row, column), encode), row.where, "completion"))
+    return Answers(completions, tuple(found), (*notes, *_encode_note(encode)))
+
+
+def run_answers(folder: str | Path, limit: int = 0) -> Answers:
+    """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
+    from whet.build.assembly import prompts_of
+    from whet.config.run_folder import read_config
+    from whet.report import read_samples
+
+    path = Path(folder)
+    config = read_config(path)
+    lines = read_samples(path)
+    if not lines:
+        raise WhetError(f"{path}: the run saved no samples; train with --set report.samples_per_step=1 or more")
+    notes: list[str] = []
+    known: dict[str, Prompt] = {}
+    try:
+        known = {prompt.id: prompt for prompt in prompts_of(config, held_out=False)}
+    except WhetError as error:
+        notes.append(f"its prompts are read from the samples, without further columns: {error}")
+    found = []
+    for number, line in enumerate(lines[: limit or None], start=1):
+        stand_in = Prompt(str(line["prompt_id"]), (), str(line["question"]), line.get("answer"))
+        sample = _sample(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
+        found.append(
+            Answer(
+                known.get(stand_in.id, stand_in),
+                replace(sample, stop=StopReason(line["stop"])),
+                f"samples.jsonl:{number}",
+                "completion",
+                int(line["step"]),
+                line.get("parts") or {},
+                line.get("reward"),
+                str(line.get("reward_hash") or ""),
+            )
+        )
+    missing = sum(answer.prompt.id not in known for answer in found)
+    if missing and not notes:
+        notes.append(f"{missing} samples answer prompts that are no longer in {config.data.source}")
+    return Answers(str(path), tuple(found), tuple(notes))
+
+
+def tokenizer_encode(model: str) -> Encode:
+    """Tokens as this model counts them."""
+    from whet.model import load_model
+
+    tokenizer = load_model(model, torch.float32, "cpu").tokenizer
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _task_answers(source: str, limit: int, encode: Encode) -> Answers:
+    from whet.build.rewards import tasks_of
+    from whet.data.tasks import demonstrations
+
+    found = []
+    tasks = tasks_of(source)
+    for task in tasks:
+        count = -(-(limit or TASK_ROWS) // len(tasks))
+        for number, row in enumerate(demonstrations(task, count, 0, 3, 1.0), start=1):
+            where = f"task:{task.name} {number}"
+            found.append(Answer(row.prompt, _sample(row.completion, encode), where, "gold solution"))
+    return Answers(source, tuple(found), (f"gold solutions are the task's own demonstrations, {len(found)} of them",))
+
+
+def _gym_answers(source: str, limit: int, encode: Encode) -> Answers:
+    from whet.data.gym import gym_prompts
+
+    found = [
+        Answer(prompt, _sample(completion, encode), prompt.id, kind)
+        for prompt in gym_prompts(source, limit or TASK_ROWS, 0)
+        for kind, completion in _gold_completions(prompt)
+    ]
+    if not found:
+        raise WhetError(f"{source}: its entries have no gold answer to score; give answers with --completions FILE")
+    return Answers(source, tuple(found), _encode_note(encode))
+
+
+def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[Row], list[Prompt], tuple[str, ...]]:
+    """Rows as prompts. Common columns of public data are understood, and told."""
+    rows = read_rows(source, limit or None)
+    names = dict.fromkeys(name for row in rows for name in row.values)
+    renamed = dict(columns)
+    notes = []
+    if not {"prompt", "messages"} & (set(names) | set(renamed.values())):
+        guess = next((name for name in PROMPT_COLUMNS if name in names), None)
+        if guess is not None:
+            renamed[guess] = "prompt"
+            notes.append(f"the prompt is the column {guess!r} (data.columns.{guess}=prompt)")
+    prompts = prompts_from(rows, columns=renamed)
+    answered = [_with_answer(prompt) for prompt in prompts]
+    told = dict.fromkeys(note for _, note in answered if note)
+    return rows, [prompt for prompt, _ in answered], (*notes, *told)
+
+
+def _with_answer(prompt: Prompt) -> tuple[Prompt, str]:
+    """A prompt whose answer is a whole solution: its last line counts, as its authors mean it."""
+    solution = prompt.meta.get("solution")
+    if isinstance(prompt.answer, str) and "####" in prompt.answer:
+        meta = {**prompt.meta, "solution": prompt.answer}
+        gold = after_hashes(prompt.answer)[-1]
+        return replace(prompt, answer=gold, meta=meta), "the gold answer is what follows #### in 'answer'"
+    if prompt.answer is None and isinstance(solution, str) and boxed(solution):
+        return replace(prompt, answer=boxed(solution)[-1]), "the gold answer is the last \\boxed{} of 'solution'"
+    return prompt, ""
+
+
+def _gold_completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    if prompt.answer is not None:
+        text = prompt.answer if isinstance(prompt.answer, str) else json.dumps(prompt.answer, ensure_ascii=False)
+        yield "gold answer", f"<think>\nThis is the gold answer.\n</think>\n<answer>{text}</answer>"
+    for column in SOLUTION_COLUMNS:
+        solution = prompt.meta.get(column)
+        if isinstance(solution, str) and solution.strip():
+            if column in CODE_COLUMNS:
+                # a reference solution may be the body of the function that the prompt begins
+                start = prompt.question() if column == "canonical_solution" and "def " in prompt.question() else ""
+                solution = f"```python\n{start}{solution}\n```"
+            yield "gold solution", solution
+            return
+
+
+def _own_prompt(row: Row, column: str, columns: Mapping[str, str]) -> Prompt:
+    values = {name: value for name, value in row.values.items() if name != column}
+    if not {"prompt", "messages"} & (set(values) | set(columns.values())):
+        guess = next((name for name in PROMPT_COLUMNS if name in values), None)
+        if guess is None:
+            raise WhetError(
+                f"{row.where}: no prompt; the row has {', '.join(map(repr, row.values))}; name a column 'prompt', "
+                "or give the prompts with --data FILE"
+            )
+        columns = {**columns, guess: "prompt"}
+    # one by one: several completions to one prompt share its id
+    (prompt,) = prompts_from([Row(values, row.where)], columns=columns)
+    return _with_answer(prompt)[0]
+
+
+def _joined(row: Row, by_key: Mapping[str, Prompt], source: str | None) -> Prompt:
+    keys = [str(row.values[name]) for name in ("prompt_id", "id", "prompt", *PROMPT_COLUMNS) if name in row.values]
+    for key in keys:
+        if key.strip() in by_key:
+            return by_key[key.strip()]
+    given = keys[0][:60] if keys else "nothing"
+    raise WhetError(
+        f"{row.where}: no row of {source} has the id or prompt {given!r}"
+        f"{did_you_mean(given, by_key)}; give each completion the `prompt_id` or the `prompt` it answers"
+    )
+
+
+def _completion_text(row: Row, column: str) -> str:
+    value = row.values[column]
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        value = value[-1].get("content")
+    if not isinstance(value, str):
+        raise WhetError(
+            f"{row.where}: {column} is {str(value)[:40]!r}; expected text; write the completion as a string"
+        )
+    return value
+
+
+def _sample(completion: str, encode: Encode) -> Sample:
+    tokens = torch.tensor(list(encode(completion)), dtype=torch.long)
+    action = torch.ones(len(tokens), dtype=torch.bool)
+    return Sample(tokens, action, torch.zeros(len(tokens)), (0, 0), StopReason.END, completion)
+
+
+def _encode_note(encode: Encode) -> tuple[str, ...]:
+    if encode is not estimated_tokens:
+        return ()
+    return (f"lengths are estimates, {CHARACTERS} characters a token; --model NAME counts with its tokenizer",)
+
+
+def described(value: Any) -> str:
+    """A gold answer as text; nothing where there is none."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,327 @@
+"""The reward workbench: rewards tried, compared and remembered without training.
+
+`tried` is a dry run, `rescored` lays another reward over a run's saved samples. `open_version` and `close_version`
+are what a run calls at its start and its end, so that each sample's reward can be told later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from whet.build.rewards import parts_of
+from whet.config.config import read_toml, resolved_evaluation
+from whet.report import evaluations, read_metrics, read_summary, step_reports
+from whet.report.rescore import Rejudged, Rescore
+from whet.report.trial import Difference, Judged, PartFacts, Trial
+from whet.reward import Part, RewardFailure, find_reward, score
+from whet.reward.call import PerSample
+from whet.reward.combine import Schedule, check_parts, combined, in_shares
+from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
+from whet.reward.version import parts_version, reward_version, version_changes
+from whet.types import StepReport, WhetError
+from whet.workbench.answers import Answer, Answers, described
+
+logger = logging.getLogger(__name__)
+
+TABLE = "rewards.json"  # of a run: every reward its samples were scored by, by hash
+CALL = 32  # samples a call of a reward that scores many at once
+ENDS = 0.1  # share of a run's steps that its first and last means are taken over
+UNKNOWN = "unknown"
+
+
+def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[Part]:
+    """The parts of a reward: `name`, `file.py:function`, either with `=WEIGHT`, or one TOML file with a [reward].
+
+    `settings` are keyword settings: of the only part, or `{part: {key: value}}` where there are several.
+    """
+    configs = [name for name in names if name.endswith(".toml")]
+    if configs:
+        if len(names) > 1 or settings:
+            raise WhetError(
+                f"{configs[0]} is a config with all its parts; give it alone, and edit settings in the file"
+            )
+        values = read_toml(configs[0])
+        chosen: dict[str, Any] = {key: values[key] for key in ("reward", "data", "model") if key in values}
+        return parts_of(resolved_evaluation(chosen), True)
+    if not names:
+        raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
+    known = {_short_name(_name_and_weight(name)[0]): name for name in names}
+    given = dict(settings or {})
+    if len(names) == 1 and not (set(given) <= set(known) and all(isinstance(each, dict) for each in given.values())):
+        given = {next(iter(known)): given}
+    for part in given:
+        if part not in known or not isinstance(given[part], dict):
+            raise WhetError(
+                f"--set {part}: no part is called {part!r}; write PART.SETTING=VALUE with one of {', '.join(known)}"
+            )
+    parts = []
+    for short, name in known.items():
+        path, weight = _name_and_weight(name)
+        parts.append(Part(find_reward(path, given[short]) if short in given else find_reward(path), weight))
+    check_parts(parts)
+    return parts
+
+
+def tried(parts: Sequence[Part], answers: Answers, timeout: float = 10.0, twice: bool = True) -> Trial:
+    """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay."""
+    parts = settled(parts)
+    start = time.perf_counter()
+    first = [_part_scores(part, answers.found, timeout) for part in parts]
+    totals = _totals(parts, [[score for score, *_ in column] for column in first], answers.found, [1.0])
+    again = [_part_scores(part, answers.found, timeout) for part in parts] if twice else None
+    judged = []
+    for place, answer in enumerate(answers.found):
+        row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
+        judged.append(
+            Judged(
+                where=answer.where,
+                kind=answer.kind,
+                prompt_id=answer.prompt.id,
+                question=answer.prompt.question(),
+                answer=described(answer.prompt.answer),
+                completion=answer.sample.completion,
+                tokens=answer.sample.num_actions,
+                parts={name: score for name, (score, _, _) in row.items()},
+                total=totals[place],
+                seconds=sum(took for _, took, _ in row.values()),
+                failures={name: failure for name, (_, _, failure) in row.items() if failure},
+                step=answer.step,
+            )
+        )
+    version = parts_version(parts)
+    return Trial(
+        title=title_of(parts),
+        hash=version.hash,
+        source=answers.source,
+        notes=(*answers.notes, *_call_notes(parts)),
+        parts=tuple(
+            PartFacts(part.name, _weight_text(part), reward_version(part.reward).hash, is_deterministic(part.reward))
+            for part in parts
+        ),
+        judged=tuple(judged),
+        differences=None if again is None else tuple(_differences(parts, answers.found, first, again)),
+        seconds=time.perf_counter() - start,
+        pieces=version.pieces,
+    )
+
+
+def rescored(run: str | Path, parts: Sequence[Part], answers: Answers, timeout: float = 10.0) -> Rescore:
+    """The run's saved samples under other parts; schedules stand where they stood at each sample's step."""
+    folder = Path(run)
+    steps = max([answer.step for answer in answers.found] + [int(read_summary(folder).get("total_steps") or 1)])
+    parts = in_shares(parts, steps)
+    columns = [[score for score, *_ in _part_scores(part, answers.found, timeout)] for part in parts]
+    totals = _totals(parts, columns, answers.found, [answer.step / steps for answer in answers.found])
+    rows = [
+        Rejudged(
+            step=answer.step,
+            prompt_id=answer.prompt.id,
+            question=answer.prompt.question(),
+            answer=described(answer.prompt.answer),
+            completion=answer.sample.completion,
+            old_parts=answer.parts,
+            old=answer.reward,
+            new_parts={part.name: column[place] for part, column in zip(parts, columns, strict=True)},
+            new=totals[place],
+        )
+        for place, answer in enumerate(answers.found)
+    ]
+    version, table = parts_version(parts), reward_table(folder)
+    hashes = list(dict.fromkeys(answer.reward_hash for answer in answers.found if answer.reward_hash))
+    before = table.get(hashes[-1], {}) if hashes else {}
+    known = before.get("pieces")
+    old_title = str(before.get("title") or ", ".join(dict.fromkeys(name for row in rows for name in row.old_parts)))
+    return Rescore(
+        run=str(folder),
+        old_title=old_title,
+        old_hash=", ".join(hashes) or UNKNOWN,
+        new_title=title_of(parts),
+        new_hash=version.hash,
+        changed=tuple(version_changes(known, version.pieces)) if known is not None else (),
+        notes=answers.notes,
+        rows=tuple(rows),
+    )
+
+
+def open_version(folder: str | Path, parts: Sequence[Part], ledger: str | Path | None = None) -> str:
+    """At the start of a run: its table of rewards and, where the reward is new, a line in the ledger. The hash."""
+    folder = Path(folder)
+    version = parts_version(parts)
+    table = reward_table(folder)
+    table[version.hash] = {
+        "title": title_of(parts),
+        "weights": {part.name: _weight_text(part) for part in parts},
+        "parts": {part.name: reward_version(part.reward).hash for part in parts},
+        "pieces": dict(version.pieces),
+    }
+    partial = folder / f".{TABLE}"
+    partial.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, folder / TABLE)
+    note_run(Path(ledger) if ledger else ledger_path(folder), version)
+    return version.hash
+
+
+def close_version(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
+    """At the end of a run: what came of its reward, as a line in the ledger."""
+    effect = run_effect(folder)
+    try:
+        note_effect(Path(ledger) if ledger else ledger_path(folder), reward_hash, effect)
+    except WhetError as error:  # somebody moved the ledger: no reason to lose a finished run
+        logger.warning("the effect of the reward was not noted: %s", error)
+    return effect
+
+
+def run_effect(folder: str | Path) -> Effect:
+    """Means of each part over the first and the last tenth of the steps, and the held-out marks before and after."""
+    lines = read_metrics(folder)
+    steps, exams = step_reports(lines), evaluations(lines)
+    count = max(1, math.ceil(ENDS * len(steps)))
+    names = dict.fromkeys(name for step in steps for name in step.reward)
+    marks = dict.fromkeys(name for exam in exams for name in exam.result)
+    return Effect(
+        run=Path(folder).name,
+        steps=steps[-1].step if steps else 0,
+        parts={name: (_mean_of(steps[:count], name), _mean_of(steps[-count:], name)) for name in names},
+        evaluation={name: (_finite(exams[0].result, name), _finite(exams[-1].result, name)) for name in marks},
+    )
+
+
+def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """hash -> what it stands for, of a run folder; {} where none was written."""
+    path = Path(folder) / TABLE
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
+        raise WhetError(f"{path}: not the table of a run's rewards ({error}); restore it or delete it") from None
+
+
+def title_of(parts: Sequence[Part]) -> str:
+    return " + ".join(f"{_weight_text(part)} x {part.name}" for part in parts)
+
+
+def is_deterministic(reward: Any) -> bool:
+    """What a reward says of itself: its own or its function's attribute `deterministic`, True without one."""
+    function = getattr(reward, "function", None)
+    function = getattr(function, "func", function)
+    return bool(getattr(reward, "deterministic", getattr(function, "deterministic", True)))
+
+
+def settled(parts: Sequence[Part]) -> list[Part]:
+    """Schedules that run over steps, as shares of the steps they name: a dry run has no steps of its own."""
+    lasts = [int(part.weight.points[-1][0]) for part in parts if isinstance(part.weight, Schedule)]
+    return in_shares(parts, max([1, *lasts]))
+
+
+def _name_and_weight(name: str) -> tuple[str, float]:
+    path, equals, text = name.rpartition("=")
+    if not equals:
+        return name, 1.0
+    try:
+        return path, float(text)
+    except ValueError:
+        raise WhetError(f"reward {name!r}: {text!r} is no weight; write NAME=WEIGHT, as in think_format=0.2") from None
+
+
+def _short_name(path: str) -> str:
+    return path.rpartition(":")[2]
+
+
+def _call_notes(parts: Sequence[Part]) -> list[str]:
+    shared = [part.name for part in parts if not isinstance(part.reward, PerSample)]
+    return [f"{name} scores {CALL} samples a call, and its time is shared among them" for name in shared]
+
+
+def _weight_text(part: Part) -> str:
+    if isinstance(part.weight, Schedule):
+        return " to ".join(f"{weight:g}" for weight in part.weights)
+    return f"{part.weights[0]:g}"
+
+
+def _part_scores(part: Part, answers: Sequence[Answer], timeout: float) -> list[tuple[float | None, float, str]]:
+    """(score, seconds, failure) of each answer. Of a call on many, every answer took the same share of its time."""
+    size = 1 if isinstance(part.reward, PerSample) else CALL
+    mistakes: list[WhetError] = []
+    if answers:
+        _call(part, answers[:1], timeout, [])  # imports and warm-up are nobody's slowness
+    found: list[tuple[float | None, float, str]] = []
+    for start in range(0, len(answers), size):
+        together = answers[start : start + size]
+        scored = _call(part, together, timeout, mistakes)
+        if isinstance(scored, str):  # somebody in it fails: one by one tells who
+            alone = [_call(part, [answer], timeout, mistakes) for answer in together]
+            each = [one[0] for one in alone if not isinstance(one, str)]
+            # nobody alone does: then it is the call on several that is wrong, a list of the wrong length, say
+            found += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
+        else:
+            found += scored
+    if mistakes and all(failure for *_, failure in found) and not isinstance(mistakes[0], RewardFailure):
+        raise mistakes[0]  # a column that no row has, say: not the fault of any one of them
+    return found
+
+
+def _call(
+    part: Part, answers: Sequence[Answer], timeout: float, mistakes: list[WhetError]
+) -> list[tuple[float | None, float, str]] | str:
+    """What one call says of its answers; only why it failed, where there are several."""
+    start = time.perf_counter()
+    prompts, samples = [answer.prompt for answer in answers], [answer.sample for answer in answers]
+    try:
+        scored = score(prompts, samples, [Part(part.reward)], timeout, "stop")
+    except WhetError as failure:
+        if len(answers) > 1:
+            return str(failure)
+        mistakes.append(failure)
+        return [(None, time.perf_counter() - start, str(failure))]
+    took = (time.perf_counter() - start) / len(answers)
+    return [(each.parts.get(part.name), took, "") for each in scored]
+
+
+def _totals(
+    parts: Sequence[Part], columns: Sequence[Sequence[float | None]], answers: Sequence[Answer], done: Sequence[float]
+) -> list[float | None]:
+    """The sums, as a run would form them: step by step, since some parts are normalised among their neighbours."""
+    totals: list[float | None] = [None] * len(answers)
+    progress = done if len(done) == len(answers) else [done[0]] * len(answers)
+    places: dict[int, list[int]] = {}
+    for place, answer in enumerate(answers):
+        places.setdefault(answer.step, []).append(place)
+    for chosen in places.values():
+        scores = {part.name: [column[i] for i in chosen] for part, column in zip(parts, columns, strict=True)}
+        groups = [answers[i].prompt.id for i in chosen]
+        for i, total in zip(chosen, combined(scores, parts, progress[chosen[0]], groups), strict=True):
+            totals[i] = total
+    return totals
+
+
+def _differences(
+    parts: Sequence[Part],
+    answers: Sequence[Answer],
+    first: Sequence[Sequence[tuple[float | None, float, str]]],
+    again: Sequence[Sequence[tuple[float | None, float, str]]],
+) -> list[Difference]:
+    return [
+        Difference(answer.where, part.name, before[0], after[0])
+        for part, befores, afters in zip(parts, first, again, strict=True)
+        for answer, before, after in zip(answers, befores, afters, strict=True)
+        if before[0] != after[0]
+    ]
+
+
+def _mean_of(steps: Sequence[StepReport], name: str) -> float | None:
+    known = [value for step in steps if (value := _finite(step.reward, name)) is not None]
+    return fmean(known) if known else None
+
+
+def _finite(values: Mapping[str, float], name: str) -> float | None:
+    value = values.get(name, math.nan)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,147 @@
+"""With protections missing the sandbox still works, the others hold alone, and it says what is missing."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from whet.reward import sandbox as package
+from whet.sandbox import Exam, Limits, Program, Sandbox, active_protections
+from whet.sandbox.protections import num_jobs_left
+from whet.sandbox.seccomp import ARCHITECTURE, filter_program
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux ones")
+
+INSIDE = ("candidate", "examiner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+ALWAYS = {"memory limit", "file size limit", "processor time limit", "wall clock limit", "output limit", "bare start"}
+SMALL = Limits(cpu_seconds=1, wall_seconds=4.0, memory_mb=128)
+
+
+@pytest.mark.parametrize(
+    ("without", "mechanism", "stopped"),
+    [
+        (("privilege",), "user_namespace", {"files hidden", "files unchangeable", "no network", "whole tree killed"}),
+        (("namespaces", "seccomp"), "landlock", {"files hidden", "files unchangeable"}),
+        (("namespaces", "landlock"), "seccomp", {"no network", "process limit"}),
+    ],
+)
+def test_each_protection_holds_alone(without, mechanism, stopped):
+    with Sandbox(2, without=without) as pool:
+        found = active_protections(pool)
+        if not found.mechanisms.get(mechanism):
+            pytest.skip(f"this kernel grants no {mechanism}")
+        assert {name for name, holds in found.effects.items() if holds} >= ALWAYS | stopped
+        exam = Exam(
+            ("def f(x): return x + 1",), {"form": "assertions", "tests": ["assert f(1) == 2", "assert f(1) == 3"]}
+        )
+        assert [outcome.passed for outcome in pool.run([exam] * 3)] == [(True, False)] * 3
+
+
+def test_with_nothing_it_works_and_says_so(caplog):
+    with Sandbox(1, without=("namespaces", "landlock", "seccomp")) as pool:
+        found = active_protections(pool)
+        assert {name for name, holds in found.effects.items() if holds} >= ALWAYS
+        assert {"no network", "files unchangeable"} <= set(found.missing())
+        assert "can read this user's files" in caplog.text and "can reach the network" in caplog.text
+
+
+def test_orphans_are_found_without_a_process_namespace():
+    source = """
+    import os, signal, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+        os._exit(0)
+    time.sleep(0.2)
+    """
+    with Sandbox(1, without=("namespaces", "seccomp")) as pool:
+        (found,) = pool.run([Program(textwrap.dedent(source), limits=SMALL)])
+        assert found.exit_code == 0 and num_jobs_left(pool) == 0 and found.seconds < 3
+
+
+def test_signals_stay_inside_without_a_process_namespace():
+    source = f"""
+    import os
+    for process in (-1, 1, {__import__("os").getpid()}, os.getppid()):
+        try:
+            os.kill(process, 15)
+            print('sent')
+        except OSError:
+            print('refused')
+    """
+    with Sandbox(1, without=("namespaces", "landlock")) as pool:
+        (found,) = pool.run([Program(textwrap.dedent(source), limits=SMALL)])
+        if not pool.holds["seccomp"]:
+            pytest.skip("this kernel grants no seccomp")
+        assert found.stdout.split() == ["refused"] * 4
+
+
+def test_the_tests_are_nowhere_in_the_memory_of_the_code():
+    # without a private root the code can list its own memory: the strongest reader there is
+    code = """
+    import ctypes, re
+    def f(pattern):
+        for line in open('/proc/self/maps'):
+            start, end = (int(part, 16) for part in line.split()[0].split('-'))
+            if 'rw' in line and re.search(pattern.encode(), ctypes.string_at(start, end - start)):
+                return True
+        return False
+    kept = 'needle' + 'stack'[:0] + chr(45) + 'mine'
+    """
+    tests = [
+        # the patterns do not contain what they match: the search must not find itself
+        "assert f('needle-[m]ine') == True",
+        "assert f('kept-[b]y-the-tests') == False",
+        "'kept-by-the-tests'",
+    ]
+    exam = Exam((textwrap.dedent(code),), {"form": "assertions", "tests": tests}, limits=SMALL)
+    with Sandbox(1, without=("namespaces", "landlock")) as pool:
+        assert [outcome.passed[:2] for outcome in pool.run([exam] * 3)] == [(True, True)] * 3
+
+
+def test_workers_load_only_the_standard_library():
+    """A worker must start fast and must hold nothing worth stealing: no torch, no package of the trainer."""
+    folder = Path(package.__file__).parent
+    for name in INSIDE:
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+            if isinstance(node, ast.Import):
+                assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names), name
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("whet"):
+                loaded = {alias.name for alias in node.names} if node.module == "whet.sandbox" else set()
+                assert loaded <= set(INSIDE) and (node.module or "").split(".")[-1] in ("sandbox", *INSIDE), name
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] in sys.stdlib_module_names, name
+    with Sandbox(1) as pool:
+        (found,) = pool.run(
+            [Program("import sys\nprint(sorted(n for n in sys.modules if n[:4] in ('whet', 'torc', 'nump')))")]
+        )
+    assert found.stdout == "[]\n"
+
+
+def test_filters_exist_for_both_machines():
+    programs = [
+        filter_program(machine, own, forks) for machine in ARCHITECTURE for own in (None, 7) for forks in (True, False)
+    ]
+    assert len(set(programs)) == 8 and all(len(program) % 8 == 0 and len(program) // 8 < 4096 for program in programs)
+    # every jump stays inside the program
+    for program in programs:
+        steps = [program[at : at + 8] for at in range(0, len(program), 8)]
+        for at, step in enumerate(steps):
+            assert at + 1 + max(step[2], step[3]) < len(steps) or step[0] == 0x06
+    with pytest.raises(OSError, match="no system call numbers"):
+        filter_program("z80", None, True)
+
+
+def test_a_job_cut_short_without_a_process_namespace_leaves_nothing():
+    source = "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(60)"
+    with Sandbox(1, without=("namespaces", "seccomp")) as pool:
+        started = time.monotonic()
+        (found,) = pool.run([Program(source, limits=Limits(wall_seconds=0.5))])
+        assert found.ended == "out of time" and num_jobs_left(pool) == 0 and time.monotonic() - started < 4
