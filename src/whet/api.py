@@ -178,7 +178,7 @@ def _run(
     rewards: Any,
 ) -> Run:
     from whet.build.assembly import assembled
-    from whet.report import Console, Record, write_report
+    from whet.report import Console, RunRecorder, write_report
     from whet.train.run import Schedule, run_training
     from whet.workbench.workbench import close_version, open_version
 
@@ -189,7 +189,7 @@ def _run(
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
     reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
-    record = Record(folder, config.report.samples_per_step, reward_hash)
+    record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
     console = Console() if callbacks is None else None
     everyone: list[Callback] = [console] if console is not None else list(callbacks or ())
     everyone += _reviewers(config, folder, reward_hash)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from whet.explain.preference_table import pair_axes_table, pair_explanation, pair_overview, pair_page, pair_table
+from whet.metrics.preference import length_correlation
 from whet.objective.preference import (
     PairBatch,
     PairExtras,
     PairTotals,
     balanced_weights,
-    length_correlation,
     pair_totals,
 )
 from whet.objective.preference.axes import (

@@ -21,11 +21,11 @@ from typing import Any, TextIO
 from whet import api
 from whet.config import run_folder
 from whet.config.config import PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
-from whet.report.compare import Comparison, Result, comparison_values, table_text
+from whet.report.compare import MethodComparison, MethodRun, comparison_values, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
 from whet.report.run import read_run
-from whet.report.text import duration, headline, measured, number
+from whet.report.text import duration, headline, metric_text, number
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 PAGE, VALUES = "compare.html", "compare.json"
@@ -39,7 +39,7 @@ class Compared:
 
     folder: Path
     status: str  # finished, unfinished (a run failed) or interrupted
-    comparison: Comparison
+    comparison: MethodComparison
     report: Path
 
 
@@ -262,10 +262,10 @@ def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]
     return {name: words for name, sections, words in facts if not unlike & set(sections)}, unequal
 
 
-def result_of(entry: Entry) -> Result:
+def result_of(entry: Entry) -> MethodRun:
     """What a finished run came to."""
     run = read_run(entry.folder)
-    return Result(
+    return MethodRun(
         entry.method,
         entry.seed,
         _marks(run.summary.get("before")),
@@ -308,11 +308,15 @@ def _outcome(entry: Entry) -> list[str]:
         return []
     result = result_of(entry)
     name = headline(result.after)
-    gain = f"{name} {measured(name, result.before.get(name))} to {measured(name, result.after[name])}" if name else ""
+    gain = (
+        f"{name} {metric_text(name, result.before.get(name))} to {metric_text(name, result.after[name])}"
+        if name
+        else ""
+    )
     return [gain, duration(result.seconds)]
 
 
-def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> Comparison:
+def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> MethodComparison:
     equal, unequal = held_equal(entries)
     remarks = list(failures.values())
     if len({entry.method for entry in entries}) > 1 and entries[0].config.batch.updates_per_step == 1:
@@ -320,7 +324,7 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
             "With one update a step the ratio is always 1: methods that differ only in how they tame it are the same "
             "here. --set batch.updates_per_step=4 lets them differ."
         )
-    return Comparison(
+    return MethodComparison(
         tuple(dict.fromkeys(entry.method for entry in entries)),
         tuple(dict.fromkeys(entry.seed for entry in entries)),
         tuple(result_of(entry) for entry in entries if entry.is_finished),
@@ -331,7 +335,7 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
     )
 
 
-def _draw(folder: Path, comparison: Comparison) -> None:
+def _draw(folder: Path, comparison: MethodComparison) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     values = dumps(comparison_values(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in ((VALUES, values), (PAGE, compare_page(comparison))):
@@ -340,7 +344,7 @@ def _draw(folder: Path, comparison: Comparison) -> None:
         os.replace(partial, folder / name)
 
 
-def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> Compared:
+def _closed(folder: Path, comparison: MethodComparison, is_stopped: bool, output: TextIO) -> Compared:
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
     _say(output, f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:
