@@ -40,7 +40,7 @@ from whet.rollout.collect import Score
 from whet.config.sections import RewardPart, RewardSection
 from whet.types import Prompt, Sampling, WhetError, did_you_mean
 
-DEFENCES = ROWS["robust"]
+DEFENCES = ROWS["defences"]
 
 
 def tasks_of(source: str) -> list[Task]:
