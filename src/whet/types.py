@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the text commands and the config read this module, and torch takes seconds to import
+if TYPE_CHECKING:
     from torch import Tensor
 
 
@@ -214,7 +214,7 @@ class TokenBatch:
 
     def mapped(self, change: Callable[[Tensor], Tensor], only: Iterable[str] | None = None) -> TokenBatch:
         """The batch with every tensor changed, or only those of the given fields."""
-        from torch import Tensor
+        from torch import Tensor  # here: every command reads this file, and few need tensors
 
         names = self.__dataclass_fields__ if only is None else only
         tensors = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
