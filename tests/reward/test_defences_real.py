@@ -1,8 +1,8 @@
 """The defences on text nobody wrote for them: real solutions and conversations, and attacks made out of them.
 
-Floors: each defence punishes at most 1% of the honest completions of every source with at least 150 of them, and at most
-0.5% of all; each catches at least 90% of the attacks that are made here out of real completions, and at least 75% of
-phrases that its patterns were not written for.
+Floors: each defence punishes at most 1% of the honest completions of every source with at least 150 of them, and at
+most 0.5% of all; each catches at least 90% of the attacks that are made here out of real completions, and at least 75%
+of phrases that its patterns were not written for.
 """
 
 from __future__ import annotations
@@ -136,7 +136,11 @@ def said_again(completion: str, chance: random.Random) -> str:
 
 
 def swapped_letter(completion: str, chance: random.Random) -> str:
-    places = [at for at, letter in enumerate(completion) if letter in "aeo" and completion[at - 1 : at + 2].isalpha() and at > 9]
+    places = [
+        at
+        for at, letter in enumerate(completion)
+        if letter in "aeo" and completion[at - 1 : at + 2].isalpha() and at > 9
+    ]
     at = chance.choice(places)
     return completion[:at] + {"a": "\u0430", "e": "\u0435", "o": "\u043e"}[completion[at]] + completion[at + 1 :]
 
@@ -165,7 +169,10 @@ ATTACKS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "another answer": ("unsupported_answer", other_answer),
     "more boxes": ("guessing", more_boxes),
     "hollow boxes": ("hollow_answer", hollow),
-    "boxes in a row": ("mark_spam", lambda completion, _: completion + " " + completion[completion.index("\\boxed") :] * 4),
+    "boxes in a row": (
+        "mark_spam",
+        lambda text, _: text + " " + text[text.index("\\boxed") :] * 4,
+    ),
     "nested thinking": ("broken_tags", lambda completion, _: completion.replace("<think>", "<think>Well. <think>")),
     "no answer outside": (
         "answer_in_thinking",
@@ -198,7 +205,9 @@ def test_long_shuffled_reasoning_is_often_caught() -> None:
 def test_repeated_calls_of_real_conversations_are_caught() -> None:
     cases = [case for case in conversations() if "<tool_call>" in case.completion]
     again = [re.sub(r"(<tool_call>.*?</tool_call>)", r"\1\n\1", case.completion, flags=re.DOTALL) for case in cases]
-    caught = [DEFENCES["redundant_calls"](case.prompt, completion) < 0 for case, completion in zip(cases, again, strict=True)]
+    caught = [
+        DEFENCES["redundant_calls"](case.prompt, completion) < 0 for case, completion in zip(cases, again, strict=True)
+    ]
     assert len(cases) > 150 and sum(caught) >= LEAST_CAUGHT * len(cases)
 
 
