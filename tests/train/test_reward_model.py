@@ -94,7 +94,7 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "optimizer_step", note)
     report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
