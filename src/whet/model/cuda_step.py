@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.model.plain import PlainLayers
+from whet.model.fused_weights import FusedWeights
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Workspace:
     logits: Tensor  # [B, V]
 
 
-def workspace(layers: PlainLayers, rows: int) -> Workspace:
+def workspace(layers: FusedWeights, rows: int) -> Workspace:
     shape, dtype, device = layers.shape, layers.dtype, layers.embedding.device
 
     def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
@@ -57,10 +57,10 @@ def workspace(layers: PlainLayers, rows: int) -> Workspace:
 
 
 def decode_step(
-    layers: PlainLayers, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
+    layers: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
 ) -> Tensor:
     """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache."""
-    from whet.model import kernels, layer_kernels
+    from whet.model import layer_kernels
 
     shape, rows = layers.shape, (position, written)
     scratch = (work.top, work.total, work.partial, work.mixed.view(-1, shape.heads, shape.size))
