@@ -22,6 +22,7 @@ from whet.config.config import (
     resolved_evaluation,
 )
 from whet.config.run_folder import CONFIG, ROWS, claimed_folder, locked, read_config, write_config
+from whet.data.source import parse_source
 from whet.protocols import Callback, Reward
 from whet.types import WhetError
 
@@ -286,7 +287,7 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
         base.pop("data", None)
-        layer["data"] = {"source": data} if data.startswith("task:") else {"source": data, "held_out": data}
+        layer["data"] = {"source": data, **({} if parse_source(data).is_generated else {"held_out": data})}
     return resolved_evaluation(base, layer, dict(settings or {}))
 
 

@@ -239,7 +239,7 @@ def taught(rows, held_out, objective, kind="sequence", steps=10):
 
 def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
     task = TASKS["arithmetic"]
-    rows, held_out = (task_preferences(task, split, count, 0, 1) for split, count in (("train", 160), ("held_out", 40)))
+    rows, held_out = (task_preferences(task, split, count, 0, 1) for split, count in (("train", 160), ("eval", 40)))
     made, before, after = taught(rows, held_out, RankLoss(AllPairs()))
     assert after["loss"] < before["loss"]
     made.model.save_pretrained(tmp_path)

@@ -264,7 +264,7 @@ def test_extras_are_those_of_the_whole_distribution():
 def test_pairs_of_a_task_teach_the_built_in_model():
     loaded = load_model("whetstone")
     rows = task_preferences(TASKS["arithmetic"], "train", 120, 0, 2)
-    held_out = task_preferences(TASKS["arithmetic"], "held_out", 40, 0, 2)
+    held_out = task_preferences(TASKS["arithmetic"], "eval", 40, 0, 2)
     taught, dropped = contrasted(loaded.tokenizer, rows, loaded.context)
     kept, _ = contrasted(loaded.tokenizer, held_out, loaded.context)
     assert dropped == 0 and len(taught) == 120

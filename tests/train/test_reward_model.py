@@ -205,7 +205,7 @@ def completion(text):
 
 def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
     rows = task_preferences(ARITHMETIC, "train", 320, 0, 1)
-    held_out = task_preferences(ARITHMETIC, "held_out", 60, 0, 1)
+    held_out = task_preferences(ARITHMETIC, "eval", 60, 0, 1)
     folders, opinions = [], []
     for seed in (0, 1):
         made, before, after = taught(rows, held_out, RankLoss(AllPairs(), 0.01), seed=seed, steps=40)
@@ -227,7 +227,7 @@ def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
 
 def test_a_process_model_learns_steps_and_its_folder_is_a_step_reward(tmp_path):
     rows = task_stepped(ARITHMETIC, "train", 160, 0, 1)
-    held_out = task_stepped(ARITHMETIC, "held_out", 20, 0, 1)
+    held_out = task_stepped(ARITHMETIC, "eval", 20, 0, 1)
     made, before, after = taught(rows, held_out, LabelLoss(), kind="token", steps=15)
     assert after["loss"] < before["loss"] and {"errors_found", "right_kept", "f1", "step_accuracy"} <= set(after)
     made.model.save_pretrained(tmp_path)

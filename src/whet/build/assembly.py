@@ -21,9 +21,8 @@ from whet.config.config import (
     flattened,
 )
 from whet.data import check_context, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
-from whet.data.gym import PREFIX as GYM
-from whet.data.gym import gym_prompts
-from whet.data.tasks import demonstrations, prompts
+from whet.data.source import EVAL, TRAIN
+from whet.data.tasks import Task, demonstrations
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.critic import critic_on
 from whet.model.fused_trunk import fused_works
@@ -47,7 +46,6 @@ from whet.build.rewards import (
     scorer,
     scorer_at,
     taken_notes,
-    tasks_of,
     told,
     weights_of,
 )
@@ -65,7 +63,6 @@ from whet.train.sft import SFTTrainer, SFTSettings
 from whet.types import Demonstration, Prompt, Sample, Sampling, WhetError
 
 SMALL_MODEL = 2_000_000  # weights
-HELD_OUT_SEED = 1  # of a task's held-out questions: the same for every run, so that runs can be compared
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     parts = parts_of(config, is_asked, rewards) if scores_completions else []
     objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = prompts_of(config, held_out=False) if is_asked else []
-    has_exam = scores_completions and (not isinstance(config, PreferenceConfig) or config.data.source.startswith("task:"))
+    has_exam = scores_completions and (not isinstance(config, PreferenceConfig) or config.data.parsed_source.is_task)
     held_out = prompts_of(config, held_out=True) if config.report.eval_prompts and has_exam else []
     machine = runtime_of(config)
     sampling = sampling_of(config.sampling)
@@ -111,7 +108,9 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         check_rewards(objective, parts)
         judging = _judging(config, parts, failures, objective, machine)
         tokens = encoded_prompts(machine, task_prompts, sampling)
-        trainer: Trainer = policy_trainer(config, objective, machine, PromptDataset(task_prompts, tokens, judging), exam)
+        trainer: Trainer = policy_trainer(
+            config, objective, machine, PromptDataset(task_prompts, tokens, judging), exam
+        )
         updates = config.batch.updates_per_step * config.batch.epochs_per_batch
         lines, name = description(objective, updates), title(objective)
         facts["reward"] = told(parts)
@@ -131,7 +130,11 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
         shown = demonstrations_of(config)
         trainer = sft_trainer(config, machine, exam, shown)
         facts["data"] += "".join(f", {each}" for each in left_out_phrases(*shown))
-        lines = ["Supervised fine-tuning", "  J = 1/M SUM log pi(completion token)", "  - every completion token counts the same"]
+        lines = [
+            "Supervised fine-tuning",
+            "  J = 1/M SUM log pi(completion token)",
+            "  - every completion token counts the same",
+        ]
         name = "SFT"
     return Assembly(trainer, name, lines, facts, str(machine.policy.dtype), tuple(parts))
 
@@ -141,7 +144,9 @@ def online_trainer(
 ) -> OnlinePreferenceTrainer:
     """The trainer on completions of its own."""
     if config.preference.online < 2:
-        raise WhetError("preference.online is 1: a pair needs two completions; give 2 or more, or 0 to learn from the data")
+        raise WhetError(
+            "preference.online is 1: a pair needs two completions; give 2 or more, or 0 to learn from the data"
+        )
     sampling = sampling_of(config.sampling)
     return OnlinePreferenceTrainer(
         trainer,
@@ -198,36 +203,25 @@ def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
 
 def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
     data = config.data
-    if data.source.startswith(GYM):
-        split, seed = ("held_out", HELD_OUT_SEED) if held_out else ("train", config.seed)
-        count = config.report.eval_prompts if held_out else data.count
-        return gym_prompts(data.source, count, seed, data.settings, split)
-    if not data.source.startswith("task:"):
-        source = data.held_out if held_out else data.source
-        if not source:
-            return []
-        return read_usable(data, source, lambda _: prompts_from, data.limit)
-    split, seed = ("held_out", HELD_OUT_SEED) if held_out else ("train", config.seed)
-    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
-    total = config.report.eval_prompts if held_out else data.count
-    count = -(-total // len(kinds))
-    return [prompt for task, difficulty in kinds for prompt in prompts(task, split, count, seed, difficulty)]
+    if data.parsed_source.is_generated:
+        split, count = (EVAL, config.report.eval_prompts) if held_out else (TRAIN, data.count)
+        return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
+    source = data.held_out if held_out else data.source
+    return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
 
 
 def demonstrations_of(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
     """Rows to learn from, and held-out rows to measure the loss on."""
     data = config.data
-    if not data.source.startswith("task:"):
+    data.parsed_source.require_completions(config.method)
+    if not data.parsed_source.is_task:
         read = partial(read_usable, data, reader=lambda _: demonstrations_from)
         return read(source=data.source, limit=data.limit), read(source=data.held_out) if data.held_out else []
-    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
-    count = -(-data.count // len(kinds))
-    rows = [
-        row
-        for task, difficulty in kinds
-        for row in demonstrations(task, count, config.seed, difficulty, data.share_worked)
-    ]
-    return rows, []
+
+    def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
+        return demonstrations(task, count, config.seed, difficulty, data.share_worked)
+
+    return data.parsed_source.from_tasks(draw, data.count, data.difficulty), []
 
 
 def runtime_of(config: Config | EvaluationConfig) -> Runtime:
@@ -389,7 +383,7 @@ def optimizer_of(config: Config) -> OptimizerSettings:
 
 def data_fact(config: Config, chosen: Sequence[Prompt], held_out: Sequence[Prompt]) -> str:
     data = config.data
-    about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.source.startswith("task:") else ""
+    about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.parsed_source.is_task else ""
     numbers = [f"{len(chosen)} prompts"] if chosen else []
     numbers += [f"{len(held_out)} held out"] if held_out else []
     numbers += left_out_phrases(chosen, held_out)

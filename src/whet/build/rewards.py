@@ -9,8 +9,7 @@ from typing import Any
 
 from whet.config.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.data.chat import prompt_tokens
-from whet.data.gym import PREFIX as GYM
-from whet.data.tasks import TASKS, Task
+from whet.data.tasks import TASKS
 from whet.objective import Objective
 from whet.protocols import Engine, Reward
 from whet.reward import (
@@ -43,22 +42,12 @@ from whet.types import Prompt, Sampling, WhetError, did_you_mean
 DEFENCES = ROWS["robust"]
 
 
-def tasks_of(source: str) -> list[Task]:
-    """`task:arithmetic+lists` -> the tasks."""
-    found = []
-    for name in source.removeprefix("task:").split("+"):
-        if name not in TASKS:
-            raise WhetError(f"data.source={source}: no task is called {name!r}; there are {', '.join(TASKS)}")
-        found.append(TASKS[name])
-    return found
-
-
 def parts_of(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
     """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
 
     Defences and checks are the same for all of them.
     """
-    section, source = config.reward, config.data.source
+    section, source = config.reward, config.data.parsed_source
     if (section.parts or given) and section.template:
         raise WhetError("reward.template and reward.parts (or --reward) both name the rewards; give one of them")
     if section.template:
@@ -69,10 +58,10 @@ def parts_of(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Pa
         specs = tuple(_spec_of(part) for part in given)
     elif section.parts:
         specs = tuple(_spec(part) for part in section.parts)
-    elif source.startswith("task:"):
-        names = {task.reward for task in tasks_of(source)}
+    elif source.is_task:
+        names = {task.reward for task in source.tasks()}
         specs = (PartSpec(names.pop() if len(names) == 1 else TASK_ANSWER),)
-    elif source.startswith(GYM):
+    elif source.is_gym:
         specs = (PartSpec("gym_answer"),)
     elif wanted:
         raise WhetError(

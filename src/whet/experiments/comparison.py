@@ -238,7 +238,7 @@ def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]
     values = {peer.method: flattened(peer.config.model_dump(mode="json")) for peer in peers}
     unequal = {path: ", ".join(f"{method} {each.get(path)}" for method, each in values.items()) for path in paths}
     data, batch, sampling, optimizer = first.data, first.batch, first.sampling, first.optimizer
-    is_task = data.source.startswith("task:")
+    is_task = data.parsed_source.is_task
     about = f" difficulty {', '.join(map(str, data.difficulty))}, {data.count} prompts" if is_task else ""
     asked = first.report.eval_prompts
     held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {data.held_out}"

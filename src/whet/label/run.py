@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, BinaryIO
 
 from whet.build.assembly import Runtime, encoded_prompts, prompts_of, runtime_of, sampling_of
-from whet.build.rewards import asking, parts_of, scorer, tasks_of, told
+from whet.build.rewards import asking, parts_of, scorer, told
 from whet.build.rows import read_usable
 from whet.config.config import EvaluationConfig
 from whet.data.step_rows import Stepped, common_separator, stepped_from
@@ -38,7 +38,7 @@ from whet.rollout.collect import completions
 from whet.types import Prompt, WhetError
 
 TOGETHER = 16  # prompts, or given solutions, of one chunk: always the same ones, so that a break changes nothing
-TASK = "task:"
+
 COSTS = ("completions", "tokens", "solution_tokens")
 
 
@@ -173,16 +173,18 @@ def _counted(config: EvaluationConfig, wish: LabelWish) -> EvaluationConfig:
 def _given(config: EvaluationConfig) -> list[Stepped]:
     """Solutions of a file, with or without labels; or of a task, with errors put in."""
     data = config.data
-    if not data.source.startswith(TASK):
+    if not data.parsed_source.is_task:
         return read_usable(data, data.source, lambda _: partial(stepped_from, need_labels=False), data.limit)
-    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
-    count = -(-data.count // len(kinds))
-    rows = [row for task, difficulty in kinds for row in task_stepped(task, "train", count, config.seed, difficulty)]
+    rows = data.parsed_source.from_tasks(
+        lambda task, count, difficulty: task_stepped(task, "train", count, config.seed, difficulty),
+        data.count,
+        data.difficulty,
+    )
     return rows[: data.count]
 
 
 def _own_separator(config: EvaluationConfig, given: Sequence[Stepped]) -> str:
-    if config.data.source.startswith(TASK):
+    if config.data.parsed_source.is_task:
         return STEP
     return (common_separator(given) if given else None) or EMPTY_LINE
 

@@ -64,12 +64,10 @@ def own_sampling(settings: PipelineSettings) -> Sampling:
 
 def task_kinds(settings: PipelineSettings) -> list[tuple[Task, int]]:
     """The tasks and difficulties of the data; none where it is no task."""
-    from whet.build.rewards import tasks_of
-
-    source = settings.data.source
-    if not source.startswith("task:"):
+    source = settings.data.parsed_source
+    if not source.is_task:
         return []
-    return [(task, difficulty) for task in tasks_of(source) for difficulty in settings.data.difficulty]
+    return [(task, difficulty) for task in source.tasks() for difficulty in settings.data.difficulty]
 
 
 def rows_of_kinds(

@@ -98,7 +98,7 @@ def check_judge(settings: WithJudge) -> None:
     if told.base_url and judge.verdict == "logp":
         raise WhetError("judge.verdict=logp needs a model in this process; a server is read as text")
     if is_made(settings):
-        if not settings.data.source.startswith("task:"):
+        if not settings.data.parsed_source.is_task:
             raise WhetError(
                 "judge.name is empty: only a task has examples to make a judge from; name a model or server"
             )
@@ -139,7 +139,7 @@ def train_prompts(settings: PipelineSettings, first: int, count: int) -> list[Pr
 
     config = evaluation(settings, settings.model.name)
     needed = first + count
-    if config.data.source.startswith(("task:", "gym:")) and config.data.count < needed:
+    if config.data.parsed_source.is_generated and config.data.count < needed:
         config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
     chosen = prompts_of(config, held_out=False)
     if len(chosen) < needed:

@@ -234,13 +234,12 @@ def _policy_training(settings: JudgedSettings, pairs: str, scorer: str, steps: i
 
 def _truth(settings: JudgedSettings) -> list[RewardPart]:
     """What the marks are given by, to be watched without counting."""
-    from whet.build.rewards import tasks_of
 
     if settings.marks.parts:
         return list(settings.marks.parts)
-    if not settings.data.source.startswith("task:"):
+    if not settings.data.parsed_source.is_task:
         return []
-    names = {task.reward for task in tasks_of(settings.data.source)}
+    names = {task.reward for task in settings.data.parsed_source.tasks()}
     return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 

@@ -11,7 +11,6 @@ from whet import api
 from whet.config.config import EvaluationConfig, merged, resolved
 from whet.config.run_folder import CONFIG
 from whet.config.sections import DataSection, ReportSection, RewardSection
-from whet.data.gym import PREFIX as GYM
 from whet.experiments.comparison import RunLine
 from whet.pipeline import Done, Interrupted, Stage, found, json_lines, read_json_lines, written_in_chunks, written_whole
 from whet.pipeline.pairs import prompt_row
@@ -95,7 +94,7 @@ def evaluation(settings: PipelineSettings, model: str, reward: RewardSection | N
 
 def is_marked(settings: PipelineSettings) -> bool:
     """True where there are held-out prompts and something to mark the completions by."""
-    brings_own = settings.data.source.startswith(("task:", GYM))
+    brings_own = settings.data.parsed_source.is_generated
     told = bool(settings.marks.parts or settings.marks.template)
     return settings.report.eval_prompts > 0 and (brings_own or (bool(settings.data.held_out) and told))
 

@@ -160,7 +160,7 @@ def round_prompts(config: Any, number: int, count: int) -> list[Prompt]:
     from whet.build.assembly import prompts_of
 
     needed = number * count
-    if config.data.source.startswith(("task:", "gym:")) and config.data.count < needed:
+    if config.data.parsed_source.is_generated and config.data.count < needed:
         config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
     chosen = prompts_of(config, held_out=False)
     if len(chosen) < needed:

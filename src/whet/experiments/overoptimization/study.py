@@ -150,7 +150,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, D
     scores: list[float] = []
     for name, split, count, each, seed in (
         (COMPARISONS, "train", wanted, 2, PROMPT_SEED),
-        (POOL, "held_out", settings.pool_prompts, settings.pool_completions, POOL_SEED),
+        (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
     ):
         chosen = prompts(task, split, count, seed, settings.difficulty)
         written = completions(machine.engine, encoded_prompts(machine, chosen, sampling), each, sampling, (seed,))
