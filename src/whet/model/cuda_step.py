@@ -74,8 +74,8 @@ def decode_step(
             torch.mm(work.normed, layer.qkv.t(), out=work.qkv)
         else:
             torch.addmm(layer.qkv_bias, work.normed, layer.qkv.t(), out=work.qkv)
-        kernels.rotate(work.qkv, caches.tables, (layer.norms, shape.epsilon), rows, work.query, own)
-        kernels.attention(work.query, prompts, own, written, scratch, shape.scale)
+        decode_kernels.rotate(work.qkv, caches.tables, (layer.norms, shape.epsilon), rows, work.query, own)
+        decode_kernels.attention(work.query, prompts, own, written, scratch, shape.scale)
         torch.mm(work.mixed, layer.mix.t(), out=work.added)
         layer_kernels.add_norm(work.residual, work.added, layer.after, shape.epsilon, work.normed)
         torch.mm(work.normed, layer.gate_up.t(), out=work.gate_up)

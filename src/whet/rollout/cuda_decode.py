@@ -291,7 +291,7 @@ class CudaDecoder:
 
         token = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        kernels.sample(logits, uniform, sampling.temperature, token, logp)
+        decode_kernels.sample(logits, uniform, sampling.temperature, token, logp)
         return Draw(token, logp, None)
 
     def _ends(self, token: Tensor) -> Tensor:
