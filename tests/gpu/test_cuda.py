@@ -38,14 +38,14 @@ def questions(loaded, count, copies=1):
 @pytest.mark.parametrize("sampling", [Sampling(40), Sampling(40, temperature=0.8, top_k=20)], ids=["plain", "top_k"])
 def test_the_sampler_is_the_trainer(precision, sampling):
     from whet.data.packing import token_batch
-    from whet.train.update import scores
+    from whet.train.update import token_scores
     from whet.types import Group, Prompt
 
     dtype, tolerance = GAPS[precision]
     policy, engine, loaded = engine_on("cuda", dtype)
     samples = engine.generate(questions(loaded, 16, copies=4), sampling)
     batch = token_batch([Group(Prompt("q", (), "?"), tuple(samples))])
-    found = scores(policy, batch, sampling.temperature, micro_batch_tokens=2000)
+    found = token_scores(policy, batch, sampling.temperature, micro_batch_tokens=2000)
     gap = (found.logp - batch.behavior_logp)[batch.action].abs()
     assert len(gap) > 200 and float(gap.mean()) < tolerance
     assert float(batch.behavior_logp[batch.action].std()) > 10 * tolerance

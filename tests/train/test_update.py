@@ -18,7 +18,7 @@ from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, re
 from whet.train.rl import PromptDataset, RewardContext, RLModels, RLSettings, RLTrainer, minibatches
 from whet.train.run import PhaseTimer, RunFailed
 from whet.train.sft import SFTSettings, SFTTrainer
-from whet.train.update import NotFinite, TrainState, scores, update
+from whet.train.update import NotFinite, TrainState, token_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
@@ -254,7 +254,7 @@ def test_the_gradient_is_clipped_and_reported_as_it_was(model, batch):
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 30, 10_000])
 def test_scores_are_the_models_own(model, batch, micro_batch_tokens):
-    found = scores(causal_lm(model), batch, 0.7, micro_batch_tokens)
+    found = token_scores(causal_lm(model), batch, 0.7, micro_batch_tokens)
     with torch.no_grad():
         expected = torch.where(batch.action, plain_logp(model, batch.tokens, 0.7), 0.0)
         every = (model(input_ids=batch.tokens).logits[:, :-1] / 0.7).log_softmax(-1)
@@ -521,7 +521,7 @@ def seen_parts(monkeypatch):
     parts, original = [], rl.update
 
     def watched(learner, objective, batch, totals, **settings):
-        before = scores(learner.policy, batch, learner.temperature, 1000).logp
+        before = token_scores(learner.policy, batch, learner.temperature, 1000).logp
         parts.append((batch, before, totals))
         return original(learner, objective, batch, totals, **settings)
 

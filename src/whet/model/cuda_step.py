@@ -60,7 +60,7 @@ def decode_step(
     layers: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
 ) -> Tensor:
     """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache."""
-    from whet.model import layer_kernels
+    from whet.model import decode_kernels, layer_kernels
 
     shape, rows = layers.shape, (position, written)
     scratch = (work.top, work.total, work.partial, work.mixed.view(-1, shape.heads, shape.size))

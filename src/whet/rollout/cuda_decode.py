@@ -288,6 +288,7 @@ class CudaDecoder:
     def _drawn(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
         if sampling.temperature == 0:
             return draw(logits, uniform, sampling)
+        from whet.model import decode_kernels
 
         token = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)

@@ -32,7 +32,7 @@ EXTRAS = frozenset({"log_square", "rival_logp"})
 
 
 @dataclass(frozen=True)
-class PassScores:
+class CompletionScores:
     """All [N, T], 0 where not an action; logp and rival_logp with gradient."""
 
     rows: Rows
@@ -41,15 +41,15 @@ class PassScores:
     rival_logp: Tensor | None = None  # of another likely token
 
 
-def pass_scores(
+def score_completions(
     split: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
-) -> PassScores:
+) -> CompletionScores:
     """One pass over whole families. `wanted` names the extras; `seeds`, one a family, are those of its rivals."""
     rows = family_rows(families)
     asked = wanted & EXTRAS
     found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(asked)))
     if not asked or found.states is None:
-        return PassScores(rows, found.logp)
+        return CompletionScores(rows, found.logp)
     placed = to_device(rows.action, found.logp.device)
 
     def table(values: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def pass_scores(
     if "rival_logp" in asked:
         own = rows.tokens[rows.action].to(split.device)
         rival = table(_other_logp(split, found.states, _rivals(split, found.states, own, _draws(families, seeds))))
-    return PassScores(rows, found.logp, square, rival)
+    return CompletionScores(rows, found.logp, square, rival)
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def families_logp(
     packed = packed and packs(split)
     found: dict[int, tuple[Tensor, ...]] = {}
     for numbers in family_passes(families, micro_batch_tokens, packed):
-        scores = pass_scores(split, [families[number] for number in numbers], packed, frozenset())
+        scores = score_completions(split, [families[number] for number in numbers], packed, frozenset())
         # the places are found on the host, so that nothing waits for the device
         action = scores.rows.action
         places = to_device(action.flatten().nonzero()[:, 0], scores.logp.device)

@@ -19,11 +19,19 @@ from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.objective import Memory, Objective, step_totals
 from whet.protocols import Engine
 from whet.rollout.buffer import PromptOrder, RolloutBuffer
-from whet.rollout.collect import RolloutBatch, RolloutSpec, Score, completions, outcomes_of, request_seed, scored_groups
-from whet.train.evaluate import Exam, marks
+from whet.rollout.collect import (
+    RolloutBatch,
+    RolloutSpec,
+    Score,
+    draw_completions,
+    outcomes_of,
+    request_seed,
+    score_groups,
+)
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.train.run import PhaseTimer, RunFailed
-from whet.train.update import NotFinite, Scores, TrainState, scores, update, values
+from whet.train.update import NotFinite, Scores, TrainState, critic_values, token_scores, update
 from whet.types import Group, Prompt, Sample, Sampling, StepReport, StopReason, TokenBatch
 
 
@@ -83,7 +91,7 @@ class RLTrainer:
         questions: PromptDataset,
         settings: RLSettings,
         optimizer: OptimizerSettings,
-        exam: Exam | None = None,
+        exam: Evaluator | None = None,
     ) -> None:
         if "ref_logp" in objective.needs() and cast.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
@@ -167,9 +175,9 @@ class RLTrainer:
     def _ask(self, rows: Sequence[int], count: int, sampling: Sampling, seed: tuple[int, ...]) -> list[Group]:
         tokens = [self._questions.prompt_tokens[row] for row in rows]
         with self._clock.phase("rollout"):
-            written = completions(self._cast.engine, tokens, count, sampling, seed)
+            written = draw_completions(self._cast.engine, tokens, count, sampling, seed)
         with self._clock.phase("reward"):
-            return scored_groups([self._questions.prompts[row] for row in rows], written, self._judging.score)
+            return score_groups([self._questions.prompts[row] for row in rows], written, self._judging.score)
 
     def _collected(self, number: int) -> tuple[RolloutBatch, list[Group]]:
         keep = self._objective.keep
@@ -206,14 +214,14 @@ class RLTrainer:
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
         if "ref_logp" in needs and cast.reference is not None:
             with clock.phase("reference"), cast.reference.open() as reference:
-                batch = replace(batch, ref_logp=scores(reference, batch, temperature, micro_batch_tokens).logp)
+                batch = replace(batch, ref_logp=token_scores(reference, batch, temperature, micro_batch_tokens).logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
         with clock.phase("train"):
             if ("old_logp" in needs and has_moved) or "entropy" in needs:
-                seen = scores(cast.policy, batch, temperature, micro_batch_tokens)
+                seen = token_scores(cast.policy, batch, temperature, micro_batch_tokens)
                 batch = replace(batch, old_logp=seen.logp if has_moved else None, entropy=seen.entropy)
             if cast.critic is not None:
-                batch = replace(batch, value=values(cast.critic, cast.policy, batch, micro_batch_tokens))
+                batch = replace(batch, value=critic_values(cast.critic, cast.policy, batch, micro_batch_tokens))
         return batch
 
     def _learn(
@@ -276,7 +284,7 @@ class RLTrainer:
     def evaluate(self) -> dict[str, float]:
         if self._exam is None:
             return {}
-        return marks(self._exam.sat(self._cast.engine))
+        return eval_metrics(self._exam.evaluate(self._cast.engine))
 
     def state(self) -> dict[str, Any]:
         return {"supply": self._supply.state(), "memory": dict(self._memory), "version": self._version}
