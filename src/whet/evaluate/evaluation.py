@@ -9,22 +9,25 @@ from statistics import fmean
 from whet.build.assembly import Runtime, encoded_prompts, exam_of, prompts_of, runtime_of, sampling_of
 from whet.build.rewards import asking, parts_of, scorer
 from whet.config.config import EvaluationConfig
+from whet.reward import Part
 from whet.rollout.collect import completions
 from whet.train.evaluate import Exam, marks
 from whet.types import Group, Prompt, WhetError
 
 
-def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
+def held_out_groups(
+    config: EvaluationConfig, num_samples: int, rewards: Sequence[Part] | None = None
+) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
-    return sat_groups(config, num_samples, *held_out_exam(config))
+    return sat_groups(config, num_samples, *held_out_exam(config, rewards))
 
 
-def held_out_exam(config: EvaluationConfig) -> tuple[Runtime, Exam]:
+def held_out_exam(config: EvaluationConfig, rewards: Sequence[Part] | None = None) -> tuple[Runtime, Exam]:
     """The model, and the held-out prompts with their judge."""
     chosen = prompts_of(config, held_out=True)[: config.report.eval_prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
-    parts = parts_of(config, wanted=True)
+    parts = parts_of(config, wanted=True, given=rewards)
     machine = runtime_of(config)
     judge = scorer(config, asking(parts, machine.engine, machine.loaded.tokenizer))
     return machine, exam_of(machine, chosen, sampling_of(config.sampling), judge)
