@@ -10,13 +10,13 @@ import pytest
 
 from whet.data.families import (
     Judged,
+    completion_family,
     family_passes,
     family_rows,
     fitting,
     judged_family,
     judged_rows,
     mismatched_family,
-    completion_family,
     stepped_row,
 )
 from whet.data.pairs import Preference, judged_from, preferences_from, rankings_from
