@@ -7,12 +7,15 @@ print(run.before, run.after, run.report)
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from whet.api import EvalResult, Run, evaluate, load, resume, train
+    from whet.api.evaluation import EvalResult, evaluate
+    from whet.api.run import Run, load
+    from whet.api.training import resume, train
     from whet.protocols import Callback
     from whet.types import WhetError
 
@@ -33,18 +36,14 @@ _HOMES = {"Callback": "whet.protocols", "WhetError": "whet.types"}
 
 # Loading a subpackage puts it under its name here. Loaded now and taken away again, a room called like a function
 # (`train`, `evaluate`) never stands in front of it: a second `whet.train(...)` would find a module.
-import whet.evaluate as _evaluate_room
-import whet.train as _train_room
-
-for _name in ("evaluate", "train"):
-    globals().pop(_name, None)
-del _evaluate_room, _train_room, _name
+for _room in ("evaluate", "train"):
+    importlib.import_module(f"whet.{_room}")
+    del globals()[_room]
+del _room
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        import importlib
-
         return getattr(importlib.import_module(_HOMES.get(name, "whet.api")), name)
     raise AttributeError(f"module 'whet' has no attribute {name!r}")
 

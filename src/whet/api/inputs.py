@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from whet.config.run_folder import CONFIG
 from whet.protocols import Reward
 from whet.types import WhetError
 
-RewardLike = str | Path | Callable[..., Any] | Reward
+RewardLike = str | Callable[..., Any] | Reward
 Weight = float | tuple[tuple[float, float], ...]  # or points that it moves between during training
 START = "start"  # in a run folder: the weights of a model that was given as an object
 
@@ -49,7 +48,7 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Iterator[Config]:
-    """The config with the model in its own run folder: a resumed run, in another process, starts from the same bytes."""
+    """The config with the model's weights in the run folder: a resumed run starts from the same bytes."""
     if model is None or model_name(model) is not None:
         yield config
         return

@@ -78,7 +78,7 @@ class Run:
 
         found = complete_checkpoints(self.folder / "checkpoints")
         if not found:
-            raise WhetError(f"{self.folder} has no complete checkpoint yet; wait for its first save (report.save_every)")
+            raise WhetError(f"{self.folder} has no complete checkpoint yet; wait for its first save")
         return found[-1]
 
     def load(self, device: str = "cpu") -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Lines of a log as a table: a DataFrame where pandas is installed, else a list of dictionaries with the same content."""
+"""Lines of a log as a table: a DataFrame where pandas is installed, else a list of dictionaries of equal content."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Any:
 def step_row(line: Mapping[str, Any]) -> dict[str, Any]:
     """One step of metrics.jsonl, flat: `reward` is the total and `reward.NAME` a part, `seconds` all of the step and
     `seconds.NAME` one phase; metrics and counts keep their names."""
-    rewards = {name if name == "reward" else f"reward.{name}": value for name, value in _totalled(line["reward"]).items()}
     seconds = {name: value for name, value in line["seconds"].items() if value is not None}
-    row = {"step": line["step"], **rewards, **line["metrics"]}
+    row = {"step": line["step"]}
+    if "total" in line["reward"]:
+        row["reward"] = line["reward"]["total"]
+    row |= {f"reward.{name}": value for name, value in line["reward"].items() if name != "total"}
+    row |= line["metrics"]
     for name, count in line["counts"].items():
         row[f"{COUNTS_PREFIX}{name}" if name in row else name] = count
     row["seconds"] = sum(seconds.values())
@@ -34,8 +37,3 @@ def step_row(line: Mapping[str, Any]) -> dict[str, Any]:
 def eval_row(line: Mapping[str, Any]) -> dict[str, Any]:
     """One evaluation of metrics.jsonl, flat."""
     return {"step": line["step"], "eval": line["eval"], **line["result"], "seconds": line["seconds"]["evaluate"]}
-
-
-def _totalled(rewards: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {name: value for name, value in rewards.items() if name != "total"}
-    return {"reward": rewards["total"], **parts} if "total" in rewards else parts

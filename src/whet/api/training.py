@@ -50,13 +50,13 @@ def train(
 ) -> Run:
     """Train `model` on `data` by `method` and return the run.
 
-    `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`; an object is
-    not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on the
-    command line, a path, rows as dictionaries, a Dataset or a DataFrame. `reward` is a built-in name, a function
+    `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`. That object
+    is not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on
+    the command line, a path, rows as dictionaries, a Dataset or a DataFrame. `reward` is a built-in name, a function
     `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
-    `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called beside the
-    console; `console=False` silences that.
+    `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
+    beside the console; `console=False` silences that.
     """
     layer = dict(settings)
     check_tokenizer(model, tokenizer)
