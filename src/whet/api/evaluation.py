@@ -20,6 +20,7 @@ from whet.api.inputs import (
 )
 from whet.config.config import EvaluationConfig, merged, read_toml, resolved_evaluation
 from whet.config.run_folder import CONFIG, ROWS, write_rows
+from whet.data.source import parse_source
 
 if TYPE_CHECKING:
     from whet.types import Group
@@ -78,7 +79,7 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
         base.pop("data", None)
-        layer["data"] = {"source": data} if data.startswith("task:") else {"source": data, "held_out": data}
+        layer["data"] = {"source": data, **({} if parse_source(data).is_generated else {"held_out": data})}
     return resolved_evaluation(base, layer, dict(settings or {}))
 
 

@@ -30,7 +30,7 @@ from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
-    from whet.train.run import Outcome
+    from whet.train.run import TrainingResult
 
 Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
@@ -151,14 +151,14 @@ def _run(
     command: str,
     rewards: Any,
 ) -> Run:
-    from whet.build.assembly import assembled
+    from whet.build.assembly import assemble
     from whet.report import Record, write_report
-    from whet.train.run import Schedule, run_training
+    from whet.train.run import LoopSettings, run_training
     from whet.workbench.workbench import close_version, open_version
 
     started = time.time()
     with uncollected():
-        assembly = assembled(config, rewards)
+        assembly = assemble(config, rewards)
     write_config(folder, config)
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
@@ -166,7 +166,7 @@ def _run(
     record = Record(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
     everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
-    schedule = Schedule(
+    schedule = LoopSettings(
         config.steps, config.report.eval_every, config.report.save_every, config.report.keep_checkpoints
     )
     start_up = time.time() - started
@@ -215,7 +215,7 @@ def _peak_memory(model: Any) -> int:
     return peak_memory(next(model.parameters()).device)
 
 
-def _next_command(config: Config, folder: Path, outcome: Outcome) -> str:
+def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
     if isinstance(config, RewardModelConfig):
@@ -249,7 +249,7 @@ def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[Callback]
     return [Review(folder, config.steps, plan, reward_hash)]
 
 
-def _ending(outcome: Outcome, start_up: float) -> dict[str, Any]:
+def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
     found = {
         "status": outcome.status,
         "finished": time.time(),
