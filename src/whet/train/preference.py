@@ -18,9 +18,9 @@ from whet.data.families import Family, completion_family, family_passes, fitting
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
 from whet.model.causal_lm import CausalLM
-from whet.model.reference import HeldReference
+from whet.model.reference import CopiedReference
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
-from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
@@ -189,21 +189,21 @@ class PreferenceTrainer:
         """The rows of a pass side by side: [B, S, T]. Nothing here waits for the device."""
         rows = [lesson.rows[number] for number in numbers]
         device, shape = scores.logp.device, (len(rows), len(rows[0].family), -1)
-        action = sent(scores.rows.action, device)
+        action = to_device(scores.rows.action, device)
         reference = None
         if lesson.reference is not None:
-            values = sent(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
+            values = to_device(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
             table = torch.zeros(action.shape, dtype=values.dtype, device=device)
             reference = table.masked_scatter(action, values).double().reshape(shape)
         labels = _labels(rows)
-        margin = sent(torch.tensor([row.margin for row in rows]), device) if self._margins else None
+        margin = to_device(torch.tensor([row.margin for row in rows]), device) if self._margins else None
         batch = PairBatch(
             lengths=action.sum(-1).reshape(shape[:2]),
             ref_logp=reference,
-            label=None if labels is None else sent(labels, device),
+            label=None if labels is None else to_device(labels, device),
             action=action.reshape(shape),
             margin=margin,
-            preference=sent(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
+            preference=to_device(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
         )
         extras = PairExtras(
             *(None if each is None else each.reshape(shape) for each in (scores.log_square, scores.rival_logp))
@@ -247,10 +247,10 @@ class PreferenceTrainer:
         if held is not None and "reference" in tensors:
             held.restore(tensors["reference"])
 
-    def _held(self) -> HeldReference | None:
+    def _held(self) -> CopiedReference | None:
         known = self._pupil.reference
         live = known.reference if isinstance(known, LiveReference) else None
-        return live if isinstance(live, HeldReference) else None
+        return live if isinstance(live, CopiedReference) else None
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def _check(objective: PairObjective, pupil: PreferenceModels, lessons: Preferenc
         raise WhetError(f"{objective.name} compares with a reference and there is none; give model.reference=memory")
     moves = any(objective.reference.kept_after(step) < 1 for step in range(1, 10_001))
     live = isinstance(pupil.reference, LiveReference)
-    if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), HeldReference)):
+    if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), CopiedReference)):
         raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
         raise WhetError(

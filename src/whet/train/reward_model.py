@@ -24,8 +24,8 @@ from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
 from whet.metrics.reward_model import outcome_marks, pair_marks, step_marks
 from whet.model.causal_lm import CausalLM
 from whet.model.scalar_head import Kind, ScalarModel, scalar_model
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
-from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
 from whet.reward.learned.ensemble import evened
@@ -196,9 +196,9 @@ class RewardModelTrainer:
         if rows[0].ranks:
             there = batch.rank >= 0
         else:
-            places = sent(torch.tensor([len(row.labels) for row in rows]), device)
+            places = to_device(torch.tensor([len(row.labels) for row in rows]), device)
             there = torch.arange(batch.label.shape[1], device=device) < places[:, None]
-        counts = sent(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
+        counts = to_device(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
         found = []
         for head in range(scores.shape[1]):
             table = torch.zeros(there.shape, dtype=scores.dtype, device=device).masked_scatter(there, scores[:, head])
@@ -322,4 +322,4 @@ def _labels(rows: Sequence[RewardModelRow]) -> LabelBatch:
 
 def _moved(batch: Any, device: torch.device) -> Any:
     values = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
-    return replace(batch, **{name: sent(value, device) for name, value in values.items() if value is not None})
+    return replace(batch, **{name: to_device(value, device) for name, value in values.items() if value is not None})

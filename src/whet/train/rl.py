@@ -15,7 +15,7 @@ from whet.data.segments import anchors, segments, sentence_ends
 from whet.metrics.distribution import reward_spread
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
-from whet.model.reference import HeldReference, Reference
+from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.objective import Memory, Objective, step_totals
 from whet.protocols import Engine
 from whet.rollout.buffer import PromptOrder, RolloutBuffer
@@ -76,7 +76,7 @@ class RLModels:
     policy: CausalLM
     tokenizer: Any
     engine: Engine
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
 
@@ -168,7 +168,7 @@ class RLTrainer:
         self._version += 1
         self._cast.engine.load(self._cast.policy.model.state_dict(), self._version)
         kept = row.reference.kept_after(number)
-        if kept < 1 and isinstance(self._cast.reference, HeldReference):
+        if kept < 1 and isinstance(self._cast.reference, CopiedReference):
             self._cast.reference.follow(self._cast.policy, kept)
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
 
@@ -213,7 +213,7 @@ class RLTrainer:
         needs, settings, cast = self._objective.needs(), self._settings, self._cast
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
         if "ref_logp" in needs and cast.reference is not None:
-            with clock.phase("reference"), cast.reference.split() as reference:
+            with clock.phase("reference"), cast.reference.open() as reference:
                 batch = replace(batch, ref_logp=token_scores(reference, batch, temperature, micro_batch_tokens).logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
         with clock.phase("train"):
@@ -255,7 +255,7 @@ class RLTrainer:
 
     def _updated(self, row: Objective, part: TokenBatch, totals: Any, only_critic: bool) -> Any:
         if "divergence" in row.needs() and self._cast.reference is not None:
-            with self._cast.reference.split() as reference:
+            with self._cast.reference.open() as reference:
                 return update(self._learner, row, part, totals, reference=reference, only_critic=only_critic)
         return update(self._learner, row, part, totals, only_critic=only_critic)
 
@@ -295,7 +295,7 @@ class RLTrainer:
             found["critic"] = self._cast.critic.tensors()
             modules = self._cast.critic.modules()
             found["critic_optimizer"] = optimizer_tensors(modules, self._learner.critic_optimizer)
-        if self._follows and isinstance(self._cast.reference, HeldReference):
+        if self._follows and isinstance(self._cast.reference, CopiedReference):
             found["reference"] = self._cast.reference.tensors()
         if self._settings.staleness:
             found["waiting"] = self._supply.tensors()
@@ -316,7 +316,7 @@ class RLTrainer:
             self._cast.critic.restore(tensors["critic"])
             modules = self._cast.critic.modules()
             restore_optimizer(modules, self._learner.critic_optimizer, tensors["critic_optimizer"])
-        if "reference" in tensors and isinstance(self._cast.reference, HeldReference):
+        if "reference" in tensors and isinstance(self._cast.reference, CopiedReference):
             self._cast.reference.restore(tensors["reference"])
 
 
