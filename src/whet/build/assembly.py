@@ -29,7 +29,7 @@ from whet.model.critic import critic_on
 from whet.model.plain_trunk import plain_works
 from whet.model.reference import Reference, ReloadedReference
 from whet.model.causal_lm import Recompute, CausalLM, causal_lm
-from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
+from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.build.preference import (
     preference_trainer,
     preference_words,
@@ -179,7 +179,7 @@ def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)
     batch = config.batch
-    setting = Setting(
+    setting = RunSetting(
         batch.group_size,
         batch.updates_per_step * batch.epochs_per_batch,
         len(parts),

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from whet import registry
 from whet.types import WhetError, did_you_mean
 
 MethodKind = Literal["policy", "preference", "reward_model", "sft"]
@@ -33,7 +34,7 @@ class ComponentChoice:
 
 
 @dataclass(frozen=True)
-class Axis:
+class AxisSummary:
     """One question that every method of a kind answers, and the components that answer it; the first is the usual."""
 
     question: str
@@ -68,13 +69,14 @@ class Method:
 @dataclass(frozen=True)
 class Catalogue:
     methods: Mapping[str, Method]
-    axes: Mapping[str, Mapping[str, Axis]]  # by kind of method, then by axis
+    axes: Mapping[str, Mapping[str, AxisSummary]]  # by kind of method, then by axis
     left_out: Mapping[str, str]  # methods that are known and not built, with the reason
 
 
 def methods(kind: MethodKind | None = None) -> dict[str, Method]:
     """Every method by name, or those of one kind."""
-    return {name: each for name, each in _built_in().methods.items() if kind in (None, each.kind)}
+    everything = {**_built_in().methods, **_own_methods()}
+    return {name: each for name, each in everything.items() if kind in (None, each.kind)}
 
 
 def method_names(kind: MethodKind | None = None) -> list[str]:
@@ -83,7 +85,7 @@ def method_names(kind: MethodKind | None = None) -> list[str]:
 
 def method(name: str) -> Method:
     """The method of that name, or an error with the nearest one."""
-    found = _built_in().methods.get(name)
+    found = _built_in().methods.get(name) or _own_methods().get(name)  # plugins are looked at for unknown names only
     if found is not None:
         return found
     if name in left_out():
@@ -92,9 +94,14 @@ def method(name: str) -> Method:
     raise WhetError(f"no method is called {name!r}{hint}; `whet algorithms` lists them")
 
 
-def axes(kind: MethodKind) -> Mapping[str, Axis]:
+def axes(kind: MethodKind) -> Mapping[str, AxisSummary]:
     """The axes of a kind of method, with their components; none for SFT and reward models."""
-    return _built_in().axes.get(kind, {})
+    built_in = _built_in().axes.get(kind, {})
+    if not any(registry.added(axis) for axis in built_in):  # type: ignore[arg-type]
+        return built_in
+    from whet.explain import describe  # imports torch
+
+    return describe.catalogue().axes[kind]
 
 
 def left_out() -> Mapping[str, str]:
@@ -102,9 +109,23 @@ def left_out() -> Mapping[str, str]:
     return _built_in().left_out
 
 
+def _own_methods() -> dict[str, Method]:
+    """The presets that users and plugins have registered."""
+    if not (own := registry.added("preset")):
+        return {}
+    from whet.explain import describe  # imports torch
+
+    return {name: each for name, each in describe.catalogue().methods.items() if name in own}
+
+
 @cache
 def _built_in() -> Catalogue:
     return from_record(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def forget() -> None:
+    """Read catalogue.json again: it has been written."""
+    _built_in.cache_clear()
 
 
 def from_record(record: Mapping[str, Any]) -> Catalogue:
@@ -144,9 +165,9 @@ def to_record(catalogue: Catalogue) -> dict[str, Any]:
     return {"methods": described, "axes": by_kind, "left_out": dict(catalogue.left_out)}
 
 
-def _axis(record: Mapping[str, Any]) -> Axis:
+def _axis(record: Mapping[str, Any]) -> AxisSummary:
     choices = {name: ComponentChoice(name, numbers) for name, numbers in record["components"].items()}
-    return Axis(record["question"], record["main"], choices)
+    return AxisSummary(record["question"], record["main"], choices)
 
 
 def _method(name: str, record: Mapping[str, Any]) -> Method:
