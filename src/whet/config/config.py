@@ -327,14 +327,8 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
 def idle_keys(config: Config) -> dict[str, str]:
     """Paths that cannot change this run, with the reason."""
     data = config.data
-    is_task, is_gym = data.source.startswith("task:"), data.source.startswith("gym:")
-    of_files = ("limit", "columns", "as_chat", "held_out", "unusable")
-    if is_task:
-        foreign = {**dict.fromkeys(of_files, "files"), "settings": "gym datasets"}
-    elif is_gym:
-        foreign = {**dict.fromkeys(of_files, "files"), **dict.fromkeys(("difficulty", "share_worked"), "tasks")}
-    else:
-        foreign = {**dict.fromkeys(("difficulty", "count", "share_worked"), "tasks"), "settings": "gym datasets"}
+    is_task, is_gym = data.parsed_source.is_task, data.parsed_source.is_gym
+    foreign = {**data.parsed_source.unused_keys(), **({"held_out": "files"} if is_task or is_gym else {})}
     idle = {
         f"data.{key}": f"has no effect on data.source={data.source}: it is for {other}; drop it"
         for key, other in foreign.items()
