@@ -13,8 +13,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from whet.api import Run, evaluate, resume, train
+    from whet.registry import register
 
-__all__ = ["Run", "__version__", "evaluate", "resume", "train"]
+__all__ = ["Run", "__version__", "evaluate", "register", "resume", "train"]
 
 
 # Loading a subpackage puts it under its name here. Loaded now and taken away again, the room called `train` never
@@ -31,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from whet import api
 
         return getattr(api, name)
+    if name == "register":
+        from whet.registry import register
+
+        return register
     raise AttributeError(f"module 'whet' has no attribute {name!r}")

@@ -110,7 +110,9 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None) -> Any:
         raise WhetError(f"the name of the {kind} is {chosen!r}; give one like my_{kind}: small letters, digits and _")
     own = getattr(thing, "name", None)
     if kind not in HOMES and kind != "preset" and name is not None and name != own:
-        raise WhetError(f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone")
+        raise WhetError(
+            f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone"
+        )
     shelves = _shelves(kind)
     refusals = [shelf.refusal(thing) for shelf in shelves]
     fitting = [shelf for shelf, refusal in zip(shelves, refusals, strict=True) if not refusal]
@@ -181,7 +183,9 @@ def _own_name(kind: str, thing: Any) -> str:
     held = thing.objective if kind == "preset" and hasattr(thing, "objective") else thing
     found = getattr(held, "name", None) or getattr(thing, "__name__", None)
     if not isinstance(found, str):
-        raise WhetError(f"the {kind} {thing!r} has no name; give it one: whet.register({kind!r}, ..., name='my_{kind}')")
+        raise WhetError(
+            f"the {kind} {thing!r} has no name; give it one: whet.register({kind!r}, ..., name='my_{kind}')"
+        )
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 
 from whet.objective import AXES, PRESETS, Objective, step_totals
 from whet.objective.advantage import (
+    BatchRunningMean,
     DrawnMean,
     Greedy,
     GroupMean,
@@ -18,7 +19,6 @@ from whet.objective.advantage import (
     MixedMean,
     PartwiseGroup,
     PromptTracker,
-    BatchRunningMean,
     on_actions,
 )
 from whet.objective.aggregate import FixedLength, LearnedLength, SequenceMean, SequenceSum, TokenMean

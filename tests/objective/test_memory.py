@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from whet.objective import PRESETS, step_totals, with_changes
-from whet.objective.advantage import PromptTracker, BatchRunningMean
-from whet.objective.control import KLBudget, Doubling, EndUpdates, FixedCoefficient, Proportional
+from whet.objective.advantage import BatchRunningMean, PromptTracker
+from whet.objective.control import Doubling, EndUpdates, FixedCoefficient, KLBudget, Proportional
 from whet.objective.kl import K3, K3Old
 from whet.objective.terms import Bonus, BonusToTarget, NoBonus
 
@@ -75,7 +75,10 @@ def test_the_tracker_is_used_before_it_is_changed():
 def test_fixed_changes_nothing_and_ends_nothing():
     memory = {"other": 1.0}
     assert FixedCoefficient().adjusted(memory, 0.1, {}, 8) is memory
-    assert not FixedCoefficient().ends_updates({"kl_old": 99.0}) and FixedCoefficient().ends_run({"kl_sum": 99.0, "kl_mass": 1.0}) is None
+    assert (
+        not FixedCoefficient().ends_updates({"kl_old": 99.0})
+        and FixedCoefficient().ends_run({"kl_sum": 99.0, "kl_mass": 1.0}) is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from whet.advise.footprint import REFERENCES, MemoryEstimate, fits, memory_estimate
 from whet.explain import catalogue
+from whet.explain.catalogue import Method, MethodKind
 from whet.types import WhetError, did_you_mean
 
 SIGNALS = ("verifiable", "preferences", "labels", "demonstrations", "reward_model")
@@ -256,8 +257,12 @@ def _is_long(situation: Situation) -> bool:
 
 def available_methods() -> frozenset[str]:
     """What `whet train` takes, now."""
-    trained = (*catalogue.methods("policy"), *catalogue.methods("preference"))
-    return frozenset((IMITATION, *trained))
+    return frozenset((IMITATION, *trained_methods()))
+
+
+def trained_methods() -> dict[str, Method]:
+    """The policy and preference methods, a user's own included."""
+    return {**catalogue.methods("policy"), **catalogue.methods("preference")}
 
 
 def advice(situation: Situation) -> Advice:
@@ -285,20 +290,21 @@ def advice(situation: Situation) -> Advice:
 
 
 def _title(method: str) -> str:
-    return catalogue.method(method).title if _is(method, "policy") else GUIDE[method][0]
+    return trained_methods()[method].title if _is(method, "policy") else GUIDE[method][0]
 
 
-def _is(method: str, kind: catalogue.MethodKind) -> bool:
-    return method in available_methods() and catalogue.method(method).kind == kind
+def _is(method: str, kind: MethodKind) -> bool:
+    trained = trained_methods()
+    return method in trained and trained[method].kind == kind
 
 
 def _needs(situation: Situation, method: str) -> frozenset[str]:
     """What the method asks the loop for; against a learned reward there is always a reference."""
     if _is(method, "preference"):
-        return frozenset(catalogue.method(method).needs) & {"ref_logp"}
+        return frozenset(trained_methods()[method].needs) & {"ref_logp"}
     if not _is(method, "policy"):
         return frozenset()
-    needs = frozenset(catalogue.method(method).needs)
+    needs = frozenset(trained_methods()[method].needs)
     return needs | {"ref_logp"} if situation.signal == "reward_model" else needs
 
 
@@ -318,10 +324,10 @@ def _reasons(situation: Situation, ranking: tuple[str, ...], chosen: str) -> Ite
             f"does not fit your {situation.memory_gigabytes:g} GB; {_title(chosen)} needs fewer."
         )
     if _is(chosen, "policy"):
-        yield f"What {_title(chosen)} fixes: {catalogue.method(chosen).fixes}."
+        yield f"What {_title(chosen)} fixes: {trained_methods()[chosen].fixes}."
         yield from (f"The command sets {setting} because {why}." for setting, why in _additions(situation, chosen))
     elif _is(chosen, "preference"):
-        yield f"What {_title(chosen)} fixes: {catalogue.method(chosen).fixes}."
+        yield f"What {_title(chosen)} fixes: {trained_methods()[chosen].fixes}."
     elif situation.signal == "preferences":
         yield "What whet can do today is imitate your chosen completions, the stage that comes before pairs anyway."
     elif situation.signal == "labels":
@@ -335,9 +341,9 @@ def _listed(names: list[str]) -> str:
 def _additions(situation: Situation, method: str) -> list[tuple[str, str]]:
     """Changes to the method that the situation asks for, with the reason."""
     found = []
-    if situation.several_updates and catalogue.method(method).components["clip"].name == ON_POLICY:
+    if situation.several_updates and trained_methods()[method].components["clip"].name == ON_POLICY:
         found.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
-    if situation.signal == "reward_model" and not REFERENCES.intersection(catalogue.method(method).needs):
+    if situation.signal == "reward_model" and not REFERENCES.intersection(trained_methods()[method].needs):
         found.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
     return found
 
@@ -346,7 +352,7 @@ def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
     if not _is(chosen, "policy"):
         return
     needs = _needs(situation, chosen)
-    yield f"The price of {_title(chosen)}: {catalogue.method(chosen).breaks}."
+    yield f"The price of {_title(chosen)}: {trained_methods()[chosen].breaks}."
     if situation.group_sampling:
         yield "Groups whose completions all score the same teach nothing: take prompts that are solved sometimes."
     if not needs & REFERENCES:

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 from whet.explain import catalogue, clip_plots, describe, tables
+from whet.explain.method import to_record
 
 
 def main() -> None:
-    described = catalogue.to_record(describe.catalogue())
+    described = to_record(describe.catalogue())
     catalogue.FILE.write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     catalogue.forget()
     docs = Path(__file__).parents[3] / "docs"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, cast
 
-from whet.explain.catalogue import AxisSummary, Catalogue, ComponentChoice, Method, MethodKind
 from whet.explain.clip_plots import clip_text
+from whet.explain.method import AxisSummary, Catalogue, ComponentChoice, Method, MethodKind
 from whet.objective.axes import FAMILIES, POLICY, Axis, Family, description
 from whet.objective.presets.preference import LEFT_OUT
 from whet.objective.presets.preset import Preset

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.explain import catalogue
-from whet.explain.catalogue import AxisSummary, Method, MethodKind
+from whet.explain.method import AxisSummary, ComponentChoice, Method, MethodKind
 
 HEADINGS: dict[MethodKind, str] = {
     "policy": "Reinforcement learning, from rewards",
@@ -18,10 +18,20 @@ PAGES: dict[MethodKind, str] = {"policy": "algorithms.md", "preference": "prefer
 AIMS: dict[MethodKind, str] = {"policy": "what a run maximises", "preference": "what a run minimises"}
 
 
-def overview(kind: MethodKind) -> str:
+def overview(kind: MethodKind, papers: bool = False) -> str:
     """What each method of a kind is for, a line each."""
-    lines = [[each.name, each.words or each.fixes] for each in catalogue.methods(kind).values()]
-    return aligned([["method", "what it says" if kind == "reward_model" else "what it fixes"], *lines])
+    lines = [["method", "what it says" if kind == "reward_model" else "what it fixes", "paper"]]
+    lines += [[each.name, each.words or each.fixes, each.paper] for each in catalogue.methods(kind).values()]
+    return aligned([line if papers else line[:2] for line in lines])
+
+
+def algorithms_text(components: bool = False) -> str:
+    """Every method under the heading of its kind; with the components it is made of, where there are some."""
+    parts = []
+    for kind, heading in HEADINGS.items():
+        table = component_table(kind, numbers=False) if components and catalogue.axes(kind) else overview(kind)
+        parts.append(f"{heading}\n\n{table}")
+    return "\n\n".join(parts)
 
 
 def component_table(kind: MethodKind, numbers: bool = True) -> str:
@@ -108,7 +118,7 @@ def unusual_axes(method: Method) -> list[str]:
     ]
 
 
-def _usual(axis: AxisSummary) -> catalogue.ComponentChoice:
+def _usual(axis: AxisSummary) -> ComponentChoice:
     return next(iter(axis.components.values()))
 
 

@@ -77,6 +77,7 @@ _REFERENCE = _axis(
     *("which policy is the reference?", reference.ReferencePolicy),
     *(reference.Frozen, reference.Reset, reference.MovingAverage),
 )
+# the methods that learn from rewards: their axes, components and presets
 POLICY = Family(
     "policy",
     Objective,
@@ -153,6 +154,7 @@ POLICY = Family(
     },
     PRESETS,
 )
+# the methods that learn from preferences
 PREFERENCE = Family(
     "preference",
     PairObjective,
@@ -190,8 +192,10 @@ PREFERENCE = Family(
     PAIR_PRESETS,
 )
 FAMILIES: tuple[Family[Any], ...] = (POLICY, PREFERENCE)
-# the components of every axis, by the names a config uses
-AXES, PAIR_AXES = POLICY.components, PREFERENCE.components
+# the components of every axis of a policy method, by the names a config uses
+AXES: dict[str, dict[str, type]] = POLICY.components
+# and of every axis of a preference method
+PAIR_AXES: dict[str, dict[str, type]] = PREFERENCE.components
 
 
 def family_of(objective: Objective | PairObjective) -> Family[Any]:

@@ -161,7 +161,9 @@ def completions_of(batch: PairBatch, logp: Tensor, extras: PairExtras | None = N
     exact = logp if logp.dtype == torch.float64 else logp.float()
     completion = torch.where(batch.counted[:, None], summed(batch, exact), -1.0)
     tokens = exact if logp.dim() == 3 else None
-    return PairCompletions(batch, completion, batch.lengths.clamp(min=1).to(exact.dtype), tokens, extras or PairExtras())
+    return PairCompletions(
+        batch, completion, batch.lengths.clamp(min=1).to(exact.dtype), tokens, extras or PairExtras()
+    )
 
 
 def mismatched_rows(group: Tensor) -> Tensor:
