@@ -144,13 +144,13 @@ def test_a_run_of_three_steps(tmp_path, precision):
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 4, "group_size": 4, "updates_per_step": 2},
         report={"eval_prompts": 8, "save_every": 2},
-        callbacks=[],
+        console=False,
     )
     steps = [line for line in run.metrics() if "eval" not in line]
     assert run.status == "finished" and len(steps) == 3
     assert all(step["metrics"]["sampler_gap"] < GAPS[precision][1] for step in steps)
     assert any(step["metrics"]["gradient_norm"] > 0 for step in steps)
-    resumed = whet.resume(run.folder, steps=4, callbacks=[])
+    resumed = whet.resume(run.folder, steps=4, console=False)
     assert (resumed.status, resumed.steps) == ("finished", 4)
 
 
@@ -164,7 +164,7 @@ def test_imitation_on_the_device(tmp_path, packed):
         folder=str(tmp_path / "run"),
         batch={"rows_per_step": 8, "packed": packed},
         report={"eval_prompts": 0},
-        callbacks=[],
+        console=False,
     )
     losses = [line["metrics"]["loss"] for line in run.metrics() if "eval" not in line]
     assert run.status == "finished" and len(losses) == 3 and all(loss > 0 for loss in losses)
