@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from whet.api.training import resume, train
     from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
+    from whet.registry import register
     from whet.types import WhetError
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load",
+    "register",
     "resume",
     "train",
 ]
@@ -40,6 +42,7 @@ _HOMES = {
     "RunComparison": "whet.experiments.run_comparison",
     "WhetError": "whet.types",
     "compare": "whet.experiments.run_comparison",
+    "register": "whet.registry",
 }
 
 # Loading a subpackage puts it under its name here. Loaded now and taken away again, a room called like a function

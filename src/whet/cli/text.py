@@ -21,25 +21,17 @@ def algorithms(
     rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
     """The methods, and what each is for; with --components what it is made of."""
-    from whet.explain import catalogue
-    from whet.explain.tables import component_table, overview, record
+    from whet.explain.catalogue import methods
+    from whet.explain.tables import algorithms_text, record
     from whet.types import WhetError
 
     if rows:
         raise WhetError("--rows is called --components since 0.2: whet algorithms --components")
     if as_json:
-        print_json([record(each) for kind in ("policy", "preference") for each in catalogue.methods(kind).values()])
+        print_json([record(each) for each in methods().values() if each.components])
         return
-    typer.echo("Reinforcement learning, from rewards\n")
-    typer.echo(component_table("policy", numbers=False) if components else overview("policy"))
-    typer.echo("\nPreference learning, from pairs or labels\n")
-    typer.echo(component_table("preference") if components else overview("preference"))
-    typer.echo("\nReward models\n")
-    for name, method in catalogue.methods("reward_model").items():
-        typer.echo(f"{name:5} {method.title}: {method.words}")
-    typer.echo(
-        "\n`whet explain METHOD` shows one in full, `whet advise` helps to choose. There is also `whet train sft`."
-    )
+    typer.echo(algorithms_text(components))
+    typer.echo("\n`whet explain METHOD` shows one in full, `whet advise` helps to choose.")
 
 
 @commands.command()
