@@ -10,10 +10,10 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WhetError(Exception):
@@ -214,6 +214,8 @@ class TokenBatch:
 
     def mapped(self, change: Callable[[Tensor], Tensor], only: Iterable[str] | None = None) -> TokenBatch:
         """The batch with every tensor changed, or only those of the given fields."""
+        from torch import Tensor  # here: every command reads this file, and few need tensors
+
         names = self.__dataclass_fields__ if only is None else only
         tensors = {name: value for name in names if isinstance(value := getattr(self, name), Tensor)}
         changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
@@ -221,6 +223,8 @@ class TokenBatch:
 
     def select(self, rows: Tensor | Sequence[int]) -> TokenBatch:
         """The batch of these rows, in this order."""
+        import torch
+
         index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens.device)
         return self.mapped(lambda value: value[index])
 

@@ -82,9 +82,9 @@ def test_the_stream_is_seeded_and_split():
 
     assert drawn(1) == drawn(1) and drawn(1)[:50] == drawn(1)[:50]
     assert len(set(drawn(1)) & set(drawn(2))) < 12  # of a plain dataset they share all but one
-    held_out = set(drawn(1, "held_out"))
+    held_out = set(drawn(1, "eval"))
     assert len(held_out) == 120 and not held_out & (set(drawn(1)) | set(drawn(2)))
-    assert {split_of(question) for question in held_out} == {"held_out"}
+    assert {split_of(question) for question in held_out} == {"eval"}
     few = gym_prompts("chain_sum", 5, 1)
     assert [prompt.id for prompt in few] == [prompt.id for prompt in gym_prompts("gym:chain_sum", 9, 1)][:5]
 

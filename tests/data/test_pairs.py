@@ -185,7 +185,7 @@ def test_judged_completions_of_every_shape():
             {"prompt": "a", "completion": "5", "label": True},
             {"messages": [USER, SIX], "label": False},
             {"conversations": [{"from": "human", "value": "2 + 3?"}, {"from": "gpt", "value": "5"}], "label": True},
-            {"question": "a", "completion": "6", "right": 0},
+            {"question": "a", "reply": "6", "right": 0},
         )
     )
     assert [(each.completion, each.label) for each in found] == [("5", True), ("6", False), ("5", True), ("6", False)]
@@ -218,9 +218,11 @@ def test_a_ranking_with_a_tie_gives_the_pairs_that_differ():
 
 
 def test_message_trees_give_rankings_and_pairs():
-    answers = [{"text": "5", "role": "assistant", "rank": 1, "completions": []}, {"text": "4", "role": "assistant",
-               "rank": 2, "completions": []}, {"text": "6", "role": "assistant", "rank": 0, "completions": []}]  # fmt: skip
-    tree = {"message_tree_id": "t", "prompt": {"text": "2 + 3?", "role": "prompter", "completions": answers}}
+    answers = [
+        {"text": text, "role": "assistant", "rank": rank, "replies": []}
+        for text, rank in (("5", 1), ("4", 2), ("6", 0))
+    ]
+    tree = {"message_tree_id": "t", "prompt": {"text": "2 + 3?", "role": "prompter", "replies": answers}}
     (ranked,) = rankings_from(rows(tree))
     assert ranked.completions == ("6", "5", "4") and ranked.prompt.messages == (USER,)
     pairs = preferences_from(rows(tree))
@@ -322,7 +324,7 @@ def test_tasks_make_all_kinds_of_rows():
     stepped = task_stepped(*asked)
     assert [each.first_error is None for each in stepped] == [True, False] * 4
     assert all(len(each.steps) == len(each.labels) == 3 for each in stepped)
-    held_out = {pair.prompt.question() for pair in task_preferences(task, "held_out", 8, 0, 1)}
+    held_out = {pair.prompt.question() for pair in task_preferences(task, "eval", 8, 0, 1)}
     assert held_out and not held_out & {pair.prompt.question() for pair in task_preferences(*asked)}
 
 

@@ -32,10 +32,10 @@ def test_gold_scores_one_and_anything_else_nothing(task, difficulty):
 @pytest.mark.parametrize("task, difficulty", EVERY, ids=NAMES)
 def test_splits_are_disjoint_whatever_the_seeds(task, difficulty):
     train = {item.question for item in islice(items(task, "train", 1, difficulty), 400)}
-    held_out = {item.question for item in islice(items(task, "held_out", 2, difficulty), 100)}
+    held_out = {item.question for item in islice(items(task, "eval", 2, difficulty), 100)}
     assert not train & held_out
     assert {split_of(question) for question in train} == {"train"}
-    assert {split_of(question) for question in held_out} == {"held_out"}
+    assert {split_of(question) for question in held_out} == {"eval"}
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
@@ -74,9 +74,9 @@ def test_arithmetic_is_what_it_says():
 
 
 def test_mistakes_name_what_exists():
-    with pytest.raises(WhetError, match="train, held_out"):
+    with pytest.raises(WhetError, match="train, eval"):
         next(items(TASKS["lists"], "test", 0, 1))
     with pytest.raises(WhetError, match="difficulty of lists is 9; give 1 to 5"):
         next(items(TASKS["lists"], "train", 0, 9))
-    few = prompts(TASKS["countdown"], "held_out", 10_000, 0, 1)
+    few = prompts(TASKS["countdown"], "eval", 10_000, 0, 1)
     assert 5 < len(few) < 200  # the task has no more; it does not hang

@@ -171,7 +171,7 @@ def test_on_the_real_engine_a_search_of_one_is_the_greedy_completion():
 
     loaded = load_model("whetstone", torch.float32, "cpu")
     engine = TorchEngine(causal_lm(loaded.model), loaded.tokenizer, loaded.end_tokens, context=loaded.context)
-    asked = prompts(TASKS["lists"], "held_out", 4, 1, 3)
+    asked = prompts(TASKS["lists"], "eval", 4, 1, 3)
     tokens = [prompt_tokens(loaded.tokenizer, prompt) for prompt in asked]
     sampling = Sampling(48, 0.0)
     plain = engine.generate([Request(each, 0) for each in tokens], sampling)

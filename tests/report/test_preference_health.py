@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from whet.objective.axes import with_changes
 from whet.objective.preference import PairBatch, pair_totals
-from whet.objective.preference.axes import with_pair_changes
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.report.findings import history_of
 from whet.report.preference_health import PREFERENCE_CHECKS, beta_check
@@ -149,7 +149,7 @@ def descended(name, steps=60, rate=12.0, **changes):
 
     Chosen and rejected share their features, the rejected completion has more of them: what pushes it down pulls both.
     """
-    objective = with_pair_changes(ROWS[name], changes)
+    objective = with_changes(ROWS[name], changes)
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 3, generator=draw, dtype=torch.float64).requires_grad_()
     features = torch.tensor([[1.0, 1.3, 0.0], [1.3, 2.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)

@@ -27,7 +27,7 @@ from whet.report.review import (
 )
 from whet.report.reward_page import rescore_page, trial_page
 from whet.report.run_page import spread_figures
-from whet.report.trial import PartFacts, ScoredAnswer, ScoreDifference, Trial, trial_record, trial_text
+from whet.report.trial import PartFacts, RepeatDifference, ScoredAnswer, Trial, trial_record, trial_text
 from whet.types import Group, Prompt, Sample, StepReport, StopReason, WhetError
 
 HOSTILE = "</script><script>alert(1)</script><b onclick=x>&"
@@ -111,7 +111,7 @@ def a_trial() -> Trial:
         ),
     )
     parts = (PartFacts("right", "1", "aaaa"), PartFacts("form", "0.5", "bbbb", deterministic=False))
-    differences = (ScoreDifference("data.jsonl:2", "form", 1.0, 0.5),)
+    differences = (RepeatDifference("data.jsonl:2", "form", 1.0, 0.5),)
     title, pieces = "1 x right + 0.5 x form", {"code right": "1"}
     return Trial(title, "cccc", "data.jsonl", ("a note",), parts, rows, differences, 3.0, pieces)
 
@@ -128,7 +128,7 @@ def test_a_trial_finds_what_is_wrong():
     assert not trial.is_sound()
     kept = replace(trial, scored=trial.scored[:1])
     assert kept.is_sound()  # `form` says that it is not deterministic
-    unsteady = (ScoreDifference("data.jsonl:1", "right", 1.0, 0.0),)
+    unsteady = (RepeatDifference("data.jsonl:1", "right", 1.0, 0.0),)
     assert not replace(kept, differences=unsteady).is_sound()
 
 

@@ -7,7 +7,7 @@ from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import STEP, task_stepped
 from whet.reward.learned import learned_steps
 
-ROWS = task_stepped(TASKS["arithmetic"], "held_out", 40, 1, 3)
+ROWS = task_stepped(TASKS["arithmetic"], "eval", 40, 1, 3)
 
 
 def step_scores(judge, row):

@@ -13,61 +13,65 @@ from whet.config.config import PreferenceConfig, RewardModelConfig, flattened
 from whet.data import Labelled, Row
 from whet.data.pairs import Preference, Ranked, judged_from, preferences_from, rankings_from
 from whet.data.shapes import holds_pair, holds_ranking, holds_completion, holds_steps
+from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
 from whet.data.step_rows import LABELS, Stepped, common_separator, outcomes_from, stepped_from
 from whet.data.tasks.contrast import STEP, task_judged, task_preferences, task_rankings, task_stepped
 from whet.model.causal_lm import CausalLM
 from whet.objective.preference import LabelLoss, RankLoss
-from whet.objective.preference.axes import pair_description, pair_preset_named, pair_title, with_pair_changes
+from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.protocols import Engine
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
-from whet.build.rewards import tasks_of
 from whet.build.rows import Read, left_out_phrases, read_usable
-from whet.train.evaluate import Exam
+from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
-from whet.train.preference import Lessons, PreferenceTrainer, PreferenceSettings, Pupil, contrasted
+from whet.train.preference import (
+    PreferenceDataset,
+    PreferenceTrainer,
+    PreferenceSettings,
+    PreferenceModels,
+    preference_rows,
+)
 from whet.train.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.train.reward_model import (
     RewardModelTrainer,
     RewardModelSettings,
-    Verdicts,
-    drawn,
-    reward_model_on,
-    verdicts,
+    RewardModelDataset,
+    bootstrap_rows,
+    build_reward_model,
+    reward_model_rows,
 )
 from whet.types import WhetError
 
-HELD_OUT_SEED = 1
 
-
-def preference_row(config: PreferenceConfig) -> PairObjective:
-    return with_pair_changes(pair_preset_named(config.method).objective, flattened(config.objective))
+def preference_objective(config: PreferenceConfig) -> PairObjective:
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
 
 
 def preference_words(config: PreferenceConfig) -> tuple[str, list[str]]:
     """Title and description of what is minimised."""
-    row = preference_row(config)
-    return pair_title(row), pair_description(row)
+    row = preference_objective(config)
+    return title(row), description(row)
 
 
 def preference_trainer(
-    config: PreferenceConfig, policy: CausalLM, loaded: Any, exam: tuple[Engine, Exam] | None
+    config: PreferenceConfig, policy: CausalLM, loaded: Any, exam: tuple[Engine, Evaluator] | None
 ) -> tuple[PreferenceTrainer, str]:
     """The trainer, and its data in words."""
-    row, batch, online = preference_row(config), config.batch, bool(config.preference.online)
+    row, batch, online = preference_objective(config), config.batch, bool(config.preference.online)
     if online and config.preference.reference_logp == "stored":
         raise WhetError(
             "preference.online writes new completions in every step, which a stored reference cannot know; drop it"
         )
     train, held_out = ([], []) if online else _compared(config, row)
     with _naming(config.data.source):
-        rows, dropped = contrasted(loaded.tokenizer, train, loaded.context) if train else ([], 0)
+        rows, dropped = preference_rows(loaded.tokenizer, train, loaded.context) if train else ([], 0)
         if dropped and {each.label for each in rows} in ({1}, {-1}):
             raise WhetError(f"all {len(rows)} completions that fit have the same label{_shorter(dropped)}")
-    others = contrasted(loaded.tokenizer, held_out, loaded.context)[0] if held_out else []
+    others = preference_rows(loaded.tokenizer, held_out, loaded.context)[0] if held_out else []
     reference: ReferenceLogp | None = None
     if "ref_logp" in row.needs():
         if config.preference.reference_logp == "stored":
@@ -83,7 +87,12 @@ def preference_trainer(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed, online
     )
     trainer = PreferenceTrainer(
-        Pupil(policy, loaded.tokenizer, reference), row, Lessons(rows, others), settings, _optimizer(config), exam
+        PreferenceModels(policy, loaded.tokenizer, reference),
+        row,
+        PreferenceDataset(rows, others),
+        settings,
+        _optimizer(config),
+        exam,
     )
     return trainer, _told(config.data.source, len(rows), len(others), dropped, left_out_phrases(train, held_out))
 
@@ -98,7 +107,7 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
         formula += f" + {config.scorer.centre:g} (r_better + r_worse)^2" if config.scorer.centre else ""
     else:
         formula = "  L = -mean [ y log p + (1 - y) log(1 - p) ], p = sigma(r)"
-    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.words}", f"  - {_scored_at(config)}"]
+    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.objective.words}", f"  - {_scored_at(config)}"]
     if config.scorer.heads > 1:
         draw = "its own draw of the rows" if config.scorer.bootstrap else "the same rows"
         lines.append(f"  - {config.scorer.heads} heads on one trunk, each from {draw}; L is the mean of theirs")
@@ -107,7 +116,7 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
 
 def _scored_at(config: RewardModelConfig) -> str:
     """Which token is scored."""
-    if REWARD_MODELS[config.method].learns == "steps":
+    if REWARD_MODELS[config.method].objective.learns == "steps":
         return "scored at the last token of each step"
     if config.scorer.outcome_at == "every_token":
         return "learnt at every token of a completion, scored at the last token of the conversation"
@@ -116,35 +125,37 @@ def _scored_at(config: RewardModelConfig) -> str:
 
 def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: Any) -> tuple[RewardModelTrainer, str]:
     """The trainer, and its data in words."""
-    learns, batch, tokenizer = REWARD_MODELS[config.method].learns, config.batch, loaded.tokenizer
+    learns, batch, tokenizer = REWARD_MODELS[config.method].objective.learns, config.batch, loaded.tokenizer
     train, held_out = _judged(config, learns)
     separator = _separator(config, train)
     heads, everywhere = config.scorer.heads, config.scorer.outcome_at == "every_token"
     with _naming(config.data.source):
-        rows, dropped = verdicts(tokenizer, train, loaded.context, separator, everywhere)
-    others = verdicts(tokenizer, held_out, loaded.context, separator)[0] if held_out else []
+        rows, dropped = reward_model_rows(tokenizer, train, loaded.context, separator, everywhere)
+    others = reward_model_rows(tokenizer, held_out, loaded.context, separator)[0] if held_out else []
     kind = "token" if learns == "steps" else "sequence"
-    judge = reward_model_on(policy, tokenizer, [*rows, *others], kind, config.seed, heads)  # type: ignore[arg-type]
+    judge = build_reward_model(policy, tokenizer, [*rows, *others], kind, config.seed, heads)  # type: ignore[arg-type]
     if learns == "steps":
         setattr(judge.model.config, SEPARATOR, separator)
-    rows = drawn(rows, heads, config.seed) if heads > 1 and config.scorer.bootstrap else rows
-    settings = RewardModelSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
+    rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.scorer.bootstrap else rows
+    settings = RewardModelSettings(
+        config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed
+    )
     with _naming(config.data.source, _shorter(dropped) if dropped else ""):
-        lessons = Verdicts(rows, others)
+        lessons = RewardModelDataset(rows, others)
         trainer = RewardModelTrainer(judge, tokenizer, _loss(config), lessons, settings, _optimizer(config))
     return trainer, _told(config.data.source, len(rows), len(others), dropped, left_out_phrases(train, held_out))
 
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:
     """What ends a step: as told, else as the data has it."""
-    if config.scorer.separator or REWARD_MODELS[config.method].learns != "steps":
+    if config.scorer.separator or REWARD_MODELS[config.method].objective.learns != "steps":
         return config.scorer.separator or EMPTY_LINE
-    return (STEP if config.data.source.startswith("task:") else common_separator(rows)) or EMPTY_LINE
+    return (STEP if config.data.parsed_source.is_task else common_separator(rows)) or EMPTY_LINE
 
 
 def _loss(config: RewardModelConfig) -> RankLoss | LabelLoss:
     scorer = config.scorer
-    if REWARD_MODELS[config.method].learns == "rankings":
+    if REWARD_MODELS[config.method].objective.learns == "rankings":
         return RankLoss(AllPairs() if scorer.cost == "all_pairs" else PlackettLuce(), scorer.centre)
     return LabelLoss(scorer.even_completions, scorer.positive_weight)
 
@@ -158,7 +169,7 @@ def _compared(
 ) -> tuple[Sequence[Preference | Labelled], Sequence[Preference | Labelled]]:
     """Rows to learn from and rows held out: pairs, or single completions with labels where the method takes them."""
     paired = "pairs" in row.needs()
-    if config.data.source.startswith("task:"):
+    if config.data.parsed_source.is_task:
         return _of_task(config, task_preferences if paired or not config.preference.labels else task_judged)
 
     return _of_file(config, partial(_pair_reader, config.method, paired))
@@ -186,7 +197,7 @@ def _judged(
     config: RewardModelConfig, learns: str
 ) -> tuple[Sequence[Preference | Ranked | Labelled | Stepped], Sequence[Preference | Ranked | Labelled | Stepped]]:
     of_task: Any = {"rankings": task_rankings, "outcomes": task_judged, "steps": task_stepped}[learns]
-    is_task, labels = config.data.source.startswith("task:"), config.scorer.labels
+    is_task, labels = config.data.parsed_source.is_task, config.scorer.labels
     if labels != LABELS and (is_task or learns != "steps"):
         raise WhetError(f"scorer.labels={labels} has no effect: it names a column of a file with steps; drop it")
     if is_task:
@@ -206,7 +217,9 @@ def _verdict_reader(method: str, learns: str, labels: str, row: Row) -> Read:
             )
         return outcomes_from if holds_steps(row) else judged_from
     if holds_steps(row) or holds_completion(row):
-        kind, other = ("a solution in steps", "steps") if holds_steps(row) else ("one completion with a label", "outcomes")
+        kind, other = (
+            ("a solution in steps", "steps") if holds_steps(row) else ("one completion with a label", "outcomes")
+        )
         raise WhetError(
             f"{row.where}: the row is {kind}; {method} compares completions to one prompt, 'chosen' and 'rejected' or "
             f"'completions' and 'scores'; train {_learner(other)}, or give comparisons"
@@ -215,23 +228,18 @@ def _verdict_reader(method: str, learns: str, labels: str, row: Row) -> Read:
 
 
 def _learner(learns: str) -> str:
-    return next(name for name, preset in REWARD_MODELS.items() if preset.learns == learns)
+    return next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == learns)
 
 
 def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
     data = config.data
-    kinds = [(task, difficulty) for task in tasks_of(data.source) for difficulty in data.difficulty]
-    found = []
-    for split, seed, total in (
-        ("train", config.seed, data.count),
-        ("held_out", HELD_OUT_SEED, config.report.eval_prompts),
-    ):
-        count = -(-total // len(kinds)) if total else 0
-        rows = (
-            [row for task, difficulty in kinds for row in write(task, split, count, seed, difficulty)] if count else []
+
+    def rows(split: str, seed: int, count: int) -> list[Any]:
+        return data.parsed_source.from_tasks(
+            lambda task, share, difficulty: write(task, split, share, seed, difficulty), count, data.difficulty
         )
-        found.append(rows)
-    return found[0], found[1]
+
+    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.report.eval_prompts)
 
 
 def _of_file(
@@ -239,8 +247,9 @@ def _of_file(
 ) -> tuple[list[Any], list[Any]]:
     """`of_task` writes the rows of a task that a file is measured on."""
     data = config.data
+    data.parsed_source.require_completions(config.method)
     train = read_usable(data, data.source, reader, data.limit)
-    if of_task is not None and data.held_out.startswith("task:"):
+    if of_task is not None and parse_source(data.held_out).is_task:
         asked = data.model_copy(update={"source": data.held_out})
         return train, _of_task(config.model_copy(update={"data": asked}), of_task)[1]
     return train, read_usable(data, data.held_out, reader) if data.held_out else []

@@ -37,7 +37,7 @@ from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
-STEP_SCORERS = {name for name, preset in REWARD_MODELS.items() if preset.learns == "steps"}
+STEP_SCORERS = {name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "steps"}
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
 
@@ -327,14 +327,8 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
 def idle_keys(config: Config) -> dict[str, str]:
     """Paths that cannot change this run, with the reason."""
     data = config.data
-    is_task, is_gym = data.source.startswith("task:"), data.source.startswith("gym:")
-    of_files = ("limit", "columns", "as_chat", "held_out", "unusable")
-    if is_task:
-        foreign = {**dict.fromkeys(of_files, "files"), "settings": "gym datasets"}
-    elif is_gym:
-        foreign = {**dict.fromkeys(of_files, "files"), **dict.fromkeys(("difficulty", "share_worked"), "tasks")}
-    else:
-        foreign = {**dict.fromkeys(("difficulty", "count", "share_worked"), "tasks"), "settings": "gym datasets"}
+    is_task, is_gym = data.parsed_source.is_task, data.parsed_source.is_gym
+    foreign = {**data.parsed_source.unused_keys(), **({"held_out": "files"} if is_task or is_gym else {})}
     idle = {
         f"data.{key}": f"has no effect on data.source={data.source}: it is for {other}; drop it"
         for key, other in foreign.items()
@@ -350,7 +344,7 @@ def idle_keys(config: Config) -> dict[str, str]:
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"
     if isinstance(config, RewardModelConfig) and config.scorer.heads == 1:
         idle["scorer.bootstrap"] = "has no effect on a single head; give scorer.heads=4, or drop it"
-    if isinstance(config, RewardModelConfig) and REWARD_MODELS[config.method].learns != "outcomes":
+    if isinstance(config, RewardModelConfig) and REWARD_MODELS[config.method].objective.learns != "outcomes":
         idle["scorer.outcome_at"] = f"has no effect: {config.method} learns from no outcomes; drop it"
     return idle
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
+
 
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else (value,)
@@ -58,7 +60,9 @@ class ModelSection(Section):
 class DataSection(Section):
     source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
     held_out: str = Field("", description="file or hub id to evaluate on; a task brings its own held-out split")
-    difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field((3,), description="of a task")
+    difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field(
+        DEFAULT_DIFFICULTY, description="of a task"
+    )
     count: int = Field(4096, ge=1, description="questions a task writes for training")
     settings: dict[str, Any] = Field({}, description="of a gym dataset: its own, and level")
     limit: int = Field(0, ge=0, description="use only the first rows of a file; 0 is all")
@@ -67,6 +71,11 @@ class DataSection(Section):
     unusable: Literal["stop", "drop"] = Field(
         "stop", description="a file's row that cannot be used is an error, or left out and counted"
     )
+
+    @property
+    def parsed_source(self) -> DataSource:
+        """What `source` says: a task, a gym dataset, a file or a hub dataset."""
+        return parse_source(self.source)
 
 
 class PromptSection(DataSection):

@@ -1,6 +1,6 @@
 """Prompts of reasoning-gym's procedural datasets: `gym:NAME`, judged by the reward `gym_answer`.
 
-PromptDataset are drawn in chunks of a fixed size, each from a seed of its own, because the package numbers its entries
+Questions are drawn in chunks of a fixed size, each from a seed of its own, because the package numbers its entries
 from the seed on: neighbouring seeds share most of their entries. The split is decided by the question alone, as for
 the built-in tasks, so that no held-out question is ever trained on, whatever the seeds.
 """
@@ -15,10 +15,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from whet.data.tasks.item import SPLITS, split_of
+from whet.data.tasks.item import SPLITS, STREAM_NAMES, split_of
 from whet.types import Prompt, WhetError, did_you_mean
 
-PREFIX = "gym:"
 LEVEL = "level"  # the setting that names a step of the dataset's curriculum, 0 the easiest
 INSTRUCTION = "Give your final answer between <answer> and </answer>."
 CHUNK = 100  # entries drawn from one seed; some datasets prepare all of them at once, or cannot prepare many more
@@ -45,7 +44,7 @@ def gym_prompts(
     """
     if split not in SPLITS:
         raise WhetError(f"split is {split!r}; give one of {', '.join(SPLITS)}")
-    name = name.removeprefix(PREFIX)
+    name = name.removeprefix("gym:")
     found: list[Prompt] = []
     for question, answer, origin in _distinct(name, seed, dict(settings or {}), split):
         if len(found) >= count:
@@ -53,7 +52,7 @@ def gym_prompts(
         text = f"{question}\n\n{instruction}" if instruction else question
         mark = hashlib.sha256(question.encode()).hexdigest()[:8]
         message = {"role": "user", "content": text}
-        where = f"{PREFIX}{name}/{split}/{len(found)}-{mark}"
+        where = f"gym:{name}/{split}/{len(found)}-{mark}"
         found.append(Prompt(where, (message,), answer=answer, meta={"gym": origin}))
     return found
 
@@ -66,7 +65,7 @@ def _distinct(
     fruitless = chunk = 0
     while fruitless < FRUITLESS_CHUNKS:
         fruitless += 1
-        drawn = random.Random(f"{name}/{split}/{seed}/{chunk}").randrange(2**31)
+        drawn = random.Random(f"{name}/{STREAM_NAMES[split]}/{seed}/{chunk}").randrange(2**31)
         chunk += 1
         for index, entry in enumerate(_entries(name, drawn, settings)):
             question = str(entry["question"])

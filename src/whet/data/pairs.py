@@ -1,4 +1,4 @@
-"""Rows become what preferences and reward models are trained on: pairs, judged completions, rankings and labelled steps.
+"""Rows become what preference methods and reward models learn from: pairs, labelled completions, rankings, steps.
 
 Each reader takes the shapes of `whet.data.shapes` besides its own columns, and stops at the first bad row with its
 file, line and fix; `whet.data.usable` reads on.
@@ -63,7 +63,8 @@ def preferences_from(
 def judged_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[Labelled]:
-    """From `prompt`, `completion` (or `completion`) and `label` (or `right`), or `messages` and a label. Of both labels."""
+    """From `prompt`, `completion` (or `reply`) and `label` (or `right`), or `messages`
+    and a label. Rows of both labels are needed."""
     found = [labelled_from([completion_row(row)], as_chat=as_chat)[0] for row in renamed(rows, columns or {})]
     require_both(rows, [completion.label for completion in found])
     return found
@@ -80,7 +81,7 @@ def rankings_from(
 
 
 def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
-    """Raise unless good and bad completions are both there: a method that compares them learns nothing from one kind."""
+    """Raise unless there are good and bad completions: a method that compares them learns nothing from one kind."""
     if len(rows) > 1 and len(set(labels)) == 1:
         given = f"is {str(labels[0]).lower()} in all {len(labels)} rows, from here to {rows[-1].where}"
         raise mistake(

@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
+from whet.data.source import DataSource, SourceKind, parse_source
 from whet.types import WhetError, nearest
 
-HUB = "hub:"
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
 FORMATS = (*TEXT_FORMATS, *(f"{suffix}.gz" for suffix in TEXT_FORMATS), ".parquet")
 
@@ -57,7 +57,8 @@ def read_rows(source: str, limit: int | None = None) -> list[Row]:
     `hub:owner/name/config:split` (the split is `train` unless given); at most `limit` of them."""
     if limit is not None and limit < 1:
         raise WhetError(f"{source}: limit is {limit}; give at least 1, or None to read every row")
-    rows = list(islice(_hub_rows(source) if source.startswith(HUB) else _file_rows(source), limit))
+    parsed = parse_source(source)
+    rows = list(islice(_hub_rows(parsed) if parsed.kind is SourceKind.HUB else _file_rows(source), limit))
     if not rows:
         raise WhetError(f"{source}: holds no rows; expected at least one; check that it was written to the end")
     return rows
@@ -94,7 +95,7 @@ def _missing_file(source: str, path: Path) -> str:
     else:
         given = f"no such file, nor the folder {path.parent}"
     if len(path.parts) == 2 and not path.suffix and not path.is_absolute():
-        fix += f" (a dataset of the hub is written {HUB}{source})"
+        fix += f" (a dataset of the hub is written hub:{source})"
     return f"{source}: {given}; expected a data file; {fix}"
 
 
@@ -224,29 +225,21 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         ) from error
 
 
-def _hub_rows(source: str) -> Iterator[Row]:
-    dataset_name, _, split = source.removeprefix(HUB).partition(":")
-    split = split or "train"
-    parts = dataset_name.split("/")
-    if len(parts) not in (2, 3) or not all(parts):
-        raise WhetError(
-            f"{source}: not a dataset name; expected {HUB}owner/name, {HUB}owner/name:split or "
-            f"{HUB}owner/name/config:split; correct the name"
-        )
+def _hub_rows(source: DataSource) -> Iterator[Row]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        _raise_missing_package(source, "datasets", error)
-    config = parts[2] if len(parts) == 3 else None
+        _raise_missing_package(str(source), "datasets", error)
     try:
-        dataset = load_dataset("/".join(parts[:2]), config, split=split)
+        dataset = load_dataset(source.name, source.config, split=source.split)
     except Exception as error:  # the package raises many unrelated kinds: unknown name, config, split, no network
         raise WhetError(
             f"{source}: the dataset did not load ({type(error).__name__}: {_first_line(error)}); "
             "check its name, config, split and your network"
         ) from error
+    label = f"{source.name}{f'/{source.config}' if source.config else ''}[{source.split}]"
     for number, value in enumerate(dataset, start=1):
-        yield Row(dict(value), f"{dataset_name}[{split}]: row {number}")
+        yield Row(dict(value), f"{label}: row {number}")
 
 
 def _raise_missing_package(source: str, package: str, error: ImportError) -> NoReturn:

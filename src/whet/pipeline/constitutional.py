@@ -99,7 +99,7 @@ class ConstitutionSettings(PipelineSettings):
             found |= dict.fromkeys(
                 ("steps", "scorer"), "has no effect: learn=pairs trains no preference model; drop it"
             )
-        if not self.data.source.startswith("task:"):
+        if not self.data.parsed_source.is_task:
             found |= dict.fromkeys(("examples", "teach"), "has no effect: only a task writes examples; drop it")
         if not self.feedback.reason:
             found["feedback.reason_tokens"] = "has no effect without feedback.reason; drop it"
@@ -113,7 +113,7 @@ def constitution_stages(settings: ConstitutionSettings) -> list[Stage]:
     if settings.forbidden and "=" not in settings.forbidden:
         raise WhetError(f"forbidden is {settings.forbidden!r}; give COLUMN=VALUE, such as label=unsafe")
     same = stage_settings(settings)
-    is_task = settings.data.source.startswith("task:")
+    is_task = settings.data.parsed_source.is_task
     if not is_task:
         train_prompts(settings, settings.prompts, settings.preference_prompts)
     _helpful(settings)
@@ -144,7 +144,7 @@ def constitution_stages(settings: ConstitutionSettings) -> list[Stage]:
 def _principles(settings: ConstitutionSettings) -> tuple[Principle, ...]:
     if settings.constitution:
         return read_constitution(settings.constitution)
-    return WORKED if settings.data.source.startswith("task:") else GENERAL
+    return WORKED if settings.data.parsed_source.is_task else GENERAL
 
 
 def _last_training(settings: ConstitutionSettings, model: str) -> JudgedSettings:
@@ -350,7 +350,7 @@ def _compared(
 
 def _measured(settings: ConstitutionSettings, number: int, after: str | None) -> list[Stage]:
     """Marks where there are any, and the conduct in held-out completions where it is no task."""
-    if settings.data.source.startswith("task:"):
+    if settings.data.parsed_source.is_task:
         return [marks_stage(settings, POLICY, number, after)] if is_marked(settings) else []
     if not settings.data.held_out or not settings.report.eval_prompts:
         return []
@@ -364,10 +364,10 @@ def _measured(settings: ConstitutionSettings, number: int, after: str | None) ->
 
 
 def _conduct(settings: ConstitutionSettings, folder: Path, model: str) -> Mapping[str, Any]:
-    from whet.build.assembly import prompts_of
+    from whet.build.assembly import load_prompts
 
     config = evaluation(settings, model)
-    chosen = prompts_of(config, held_out=True)[: settings.report.eval_prompts]
+    chosen = load_prompts(config, held_out=True)[: settings.report.eval_prompts]
     rows = write_completions(folder, config, chosen, 1, (settings.seed, 11))
     completions = [row["completions"][0] for row in rows]
     kinds = [

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.build.preference import preference_row
+from whet.build.preference import preference_objective
 from whet.config.config import PolicyConfig, PreferenceConfig, config_kind
 from whet.config.sections import RewardPart, RewardSection
 from whet.objective.presets import PRESETS
@@ -48,7 +48,7 @@ from whet.types import WhetError
 
 HELD_OUT_PAIRS = "held_out.jsonl"
 EVALUATE_EVERY = 5  # steps
-SCORER = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+SCORER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 # a learned reward is right only near what it has seen: the first row that is tied to the reference
 TIED = next(name for name, preset in PRESETS.items() if "ref_logp" in preset.objective.needs())
 FIRST_OF = {"pairs": next(iter(PAIR_PRESETS)), "reward_model": TIED}
@@ -142,7 +142,7 @@ def check_policy(settings: JudgedSettings) -> None:
     if config_kind(method_of(settings)) is not kind:
         raise WhetError(f"method {settings.method!r} does not learn from {settings.learn}; see `whet algorithms`")
     config = check_training(method_of(settings), _policy_training(settings, "pairs.jsonl", "model", 1))
-    if settings.learn == "pairs" and settings.soft and "preference" not in preference_row(config).curve.takes:
+    if settings.learn == "pairs" and settings.soft and "preference" not in preference_objective(config).curve.takes:
         raise WhetError(f"soft: {method_of(settings)} cannot weigh how sure a judge is; give --set soft=false")
     if settings.learn == "reward_model":
         check_training(SCORER, _scorer_training(settings, "pairs.jsonl", "", 1), "scorer")
@@ -234,13 +234,12 @@ def _policy_training(settings: JudgedSettings, pairs: str, scorer: str, steps: i
 
 def _truth(settings: JudgedSettings) -> list[RewardPart]:
     """What the marks are given by, to be watched without counting."""
-    from whet.build.rewards import tasks_of
 
     if settings.marks.parts:
         return list(settings.marks.parts)
-    if not settings.data.source.startswith("task:"):
+    if not settings.data.parsed_source.is_task:
         return []
-    names = {task.reward for task in tasks_of(settings.data.source)}
+    names = {task.reward for task in settings.data.parsed_source.tasks()}
     return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 

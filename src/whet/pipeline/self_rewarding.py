@@ -93,7 +93,7 @@ class SelfRewardingSettings(RoundSettings):
         found = super().idle()
         if not _has_anchor(self):
             found["anchor_weight"] = "has no effect without anchor.parts; name a reward there, or drop it"
-        if not self.data.source.startswith("task:"):
+        if not self.data.parsed_source.is_task:
             reason = "has no effect: only a task writes examples; give a file instead"
             found |= dict.fromkeys(("teach.count", "teach.share_worked", "judge.examples", "judge.exam"), reason)
         return found
@@ -105,7 +105,7 @@ def _has_anchor(settings: SelfRewardingSettings) -> bool:
 
 def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
     reference = checked_method(settings)
-    if not settings.data.source.startswith("task:"):  # too few prompts are told before the first round
+    if not settings.data.parsed_source.is_task:  # too few prompts are told before the first round
         round_prompts(evaluation(settings, settings.model.name), settings.rounds, settings.prompts_per_round)
     same = stage_settings(settings)
     stages = []
@@ -132,7 +132,7 @@ def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
 
 
 def _is_taught(settings: SelfRewardingSettings) -> bool:
-    from_task = settings.data.source.startswith("task:") and (settings.judge.examples or settings.teach.count)
+    from_task = settings.data.parsed_source.is_task and (settings.judge.examples or settings.teach.count)
     return bool(from_task or settings.teach.file or settings.judge.file)
 
 
@@ -203,7 +203,7 @@ def _examined(
     rows: list[Reviewed] = rows_of_kinds(
         kinds,
         settings.judge.exam if kinds else 0,
-        lambda task, count, level: reviewed_completions(task, "held_out", count, EXAMPLE_SEED, level),
+        lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
     )
     rows = [each for each in rows if each.is_plain]
     if not rows:

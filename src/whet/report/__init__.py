@@ -6,7 +6,7 @@ page, `run_card` and `run_figure` in small. The fields of the logs are described
 
 from whet.report.card import run_card, run_figure
 from whet.report.console import Console
-from whet.report.findings import Check, Finding
+from whet.report.findings import Check, HealthFinding
 from whet.report.health import FindingSpan, diagnosis, finding_spans, findings, notes
 from whet.report.record import (
     EvalRecord,
@@ -28,7 +28,7 @@ __all__ = [
     "Check",
     "Console",
     "EvalRecord",
-    "Finding",
+    "HealthFinding",
     "FindingSpan",
     "RunRecord",
     "RunRecorder",

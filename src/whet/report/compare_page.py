@@ -41,13 +41,15 @@ def _calmed(values: Sequence[float]) -> tuple[float, ...]:
 def compare_page(comparison: MethodComparison) -> str:
     """The whole page."""
     methods, seeds = len(comparison.methods), len(comparison.seeds)
+    about = f"{methods} method{'s' if methods > 1 else ''} x {seeds} seed{'s' if seeds > 1 else ''}"
     title = ", ".join(comparison.methods) if methods <= MOST_NAMES else f"{methods} methods"
+    planned = sum(map(comparison.num_planned, comparison.methods))
     return render(
         "compare.html",
         title=title,
         eyebrow="whet compare",
-        about=(f"{methods} method{'s' if methods > 1 else ''} x {seeds} seed{'s' if seeds > 1 else ''}",),
-        status="finished" if len(comparison.results) == methods * seeds else "unfinished",
+        about=(f"{len(comparison.results)} finished runs" if comparison.planned else about,),
+        status="finished" if len(comparison.results) == planned else "unfinished",
         verdict=_held_together(verdict(comparison)),
         head=heads(comparison),
         rows=table_rows(comparison),

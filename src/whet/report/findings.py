@@ -18,7 +18,7 @@ HALF_PRECISION = ("bf16", "bfloat16", "fp16", "float16", "half")
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthFinding:
     """One thing the numbers say: a problem, with a fix in its sentence, or a note on what looks alarming and is normal."""
 
     name: str
@@ -31,12 +31,12 @@ class Finding:
         return f"{self.name}: {self.sentence}"
 
 
-def problem(name: str, evidence: str, cause: str, fix: str) -> Finding:
-    return Finding(name, f"{evidence}: {cause}; {fix}.")
+def problem(name: str, evidence: str, cause: str, fix: str) -> HealthFinding:
+    return HealthFinding(name, f"{evidence}: {cause}; {fix}.")
 
 
-def note(name: str, evidence: str, cause: str) -> Finding:
-    return Finding(name, f"{evidence}: {cause}.", is_problem=False)
+def note(name: str, evidence: str, cause: str) -> HealthFinding:
+    return HealthFinding(name, f"{evidence}: {cause}.", is_problem=False)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class History:
         return (median(start), median(now)) if start and now else None
 
 
-Check = Callable[[History], Finding | None]
+Check = Callable[[History], HealthFinding | None]
 
 
 def history_of(steps: Sequence[StepReport], dtype: str = "float32") -> History:
@@ -119,16 +119,16 @@ def finite(values: Iterable[float | None]) -> list[float]:
 
 
 def trend_in_errors(values: Sequence[float]) -> float:
-    """Least-squares slope over its standard error; 0 where the line rises by less than 1% of the values."""
+    """Least-squares rise over its standard error; 0 where the line rises by less than 1% of the values."""
     num = len(values)
     middle, mean = (num - 1) / 2, fmean(values)
     spread = sum((place - middle) ** 2 for place in range(num))
-    slope = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
-    if abs(slope) * num <= 0.01 * max(abs(value) for value in values):
+    rise = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
+    if abs(rise) * num <= 0.01 * max(abs(value) for value in values):
         return 0.0
-    residue = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values))
+    residue = sum((value - mean - rise * (place - middle)) ** 2 for place, value in enumerate(values))
     error = math.sqrt(residue / (num - 2) / spread)
-    return math.copysign(math.inf, slope) if error == 0 else slope / error
+    return math.copysign(math.inf, rise) if error == 0 else rise / error
 
 
 def share_of(steps: Sequence[StepReport], name: str) -> float:

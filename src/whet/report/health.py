@@ -18,7 +18,7 @@ from whet.report.findings import (
     FLAT_STEPS,
     RECENT,
     Check,
-    Finding,
+    HealthFinding,
     History,
     entropy,
     finite,
@@ -48,7 +48,7 @@ LEAST_APART = 0.05  # in the scores' own scale: below, members agree
 class FindingSpan:
     """The steps in which a finding held, with its last wording."""
 
-    finding: Finding
+    finding: HealthFinding
     first: int
     last: int
     num_steps: int
@@ -65,12 +65,14 @@ def notes(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[str, ...
     return tuple(finding.text for finding in findings(steps, dtype) if not finding.is_problem)
 
 
-def findings(steps: Sequence[StepReport], dtype: str = "float32", checks: Sequence[Check] = ()) -> tuple[Finding, ...]:
+def findings(
+    steps: Sequence[StepReport], dtype: str = "float32", checks: Sequence[Check] = ()
+) -> tuple[HealthFinding, ...]:
     """Problems first, then notes, each name once; `checks` are those that one run brings besides its kind's."""
     if not steps:
         return ()
     history = history_of(steps, dtype)
-    found: dict[str, Finding] = {}
+    found: dict[str, HealthFinding] = {}
     for each in (*CHECKS, *CHECKS_BY_KIND.get(kind_of(steps).name, ()), *checks):
         finding = each(history)
         if finding is not None:
@@ -101,15 +103,15 @@ KNOWN_NAME = re.compile(r"[A-Za-z][A-Za-z -]{2,38}")
 NUMBERS = re.compile(r"[-+]?\d[\d.,]*")
 
 
-def recorded_finding(text: str) -> Finding:
-    """A problem as `Finding.text` wrote it; one of a run of 0.1 has no name and is known by its words."""
+def recorded_finding(text: str) -> HealthFinding:
+    """A problem as `HealthFinding.text` wrote it; one of a run of 0.1 has no name and is known by its words."""
     name, colon, sentence = text.partition(": ")
     if colon and KNOWN_NAME.fullmatch(name):
-        return Finding(name, sentence)
-    return Finding(NUMBERS.sub("", text), text)
+        return HealthFinding(name, sentence)
+    return HealthFinding(NUMBERS.sub("", text), text)
 
 
-def _not_finite(history: History) -> Finding | None:
+def _not_finite(history: History) -> HealthFinding | None:
     last = history.steps[-1]
     broken = [name for name in ("loss", "gradient_norm", "grad_norm") if not _is_finite(last.metrics.get(name))]
     if not broken:
@@ -126,7 +128,7 @@ def _is_finite(value: float | None) -> bool:
     return value is None or math.isfinite(value)
 
 
-def _no_signal(history: History) -> Finding | None:
+def _no_signal(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
     if len(uniform) < RECENT or min(uniform) < 0.999:
         return None
@@ -147,7 +149,7 @@ def _no_signal(history: History) -> Finding | None:
     return problem(name, evidence, cause, "give data of middling difficulty, raise temperature or group_size")
 
 
-def _entropy(history: History) -> Finding | None:
+def _entropy(history: History) -> HealthFinding | None:
     pair = history.start_and_now(entropy)
     if pair is None or history.doing_well:
         return None
@@ -164,7 +166,7 @@ def _entropy(history: History) -> Finding | None:
     return None
 
 
-def _kl(history: History) -> Finding | None:
+def _kl(history: History) -> HealthFinding | None:
     values = history.metric("kl", 13)
     if len(values) < 3:
         return None
@@ -180,7 +182,7 @@ def _kl(history: History) -> Finding | None:
     )
 
 
-def _gradient_spike(history: History) -> Finding | None:
+def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
     earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
     norm = gradient_norm(history.steps[-1]) or 0.0
@@ -195,7 +197,7 @@ def _gradient_spike(history: History) -> Finding | None:
     )
 
 
-def _truncation(history: History) -> Finding | None:
+def _truncation(history: History) -> HealthFinding | None:
     if history.solved or len(history.steps) < RECENT:
         return None
     share = share_of(history.steps[-RECENT:], "truncated")
@@ -209,7 +211,7 @@ def _truncation(history: History) -> Finding | None:
     )
 
 
-def _length(history: History) -> Finding | None:
+def _length(history: History) -> HealthFinding | None:
     pair, scores = history.start_and_now(completion_length), history.start_and_now(score)
     if pair is None or history.doing_well or (scores is not None and scores[1] > scores[0] + 0.1 * abs(scores[0])):
         return None
@@ -226,7 +228,7 @@ def _length(history: History) -> Finding | None:
     return None
 
 
-def _sampler_gap(history: History) -> Finding | None:
+def _sampler_gap(history: History) -> HealthFinding | None:
     gap = history.steps[-1].metrics.get("sampler_gap")
     if gap is None or not gap > history.tolerance:
         return None
@@ -238,7 +240,7 @@ def _sampler_gap(history: History) -> Finding | None:
     )
 
 
-def _unscorable(history: History) -> Finding | None:
+def _unscorable(history: History) -> HealthFinding | None:
     share = share_of(history.steps[-RECENT:], "unscorable")
     if len(history.steps) < min(RECENT, 3) or share <= 0.1:
         return None
@@ -250,7 +252,7 @@ def _unscorable(history: History) -> Finding | None:
     )
 
 
-def _flat(history: History) -> Finding | None:
+def _flat(history: History) -> HealthFinding | None:
     scores = finite(score(step) for step in history.steps[-FLAT_STEPS:])
     if len(scores) < FLAT_STEPS or history.doing_well:
         return None
@@ -270,7 +272,7 @@ def _flat(history: History) -> Finding | None:
     return problem("flat reward", evidence, cause, fix)
 
 
-def _surrogate_near_zero(history: History) -> Finding | None:
+def _surrogate_near_zero(history: History) -> HealthFinding | None:
     values = history.metric("surrogate")
     if len(values) < 3 or median(abs(value) for value in values) > 0.01:
         return None
@@ -279,7 +281,7 @@ def _surrogate_near_zero(history: History) -> Finding | None:
     return note("surrogate near zero", evidence, cause + ". Watch the reward instead")
 
 
-def _entropy_falls_with_success(history: History) -> Finding | None:
+def _entropy_falls_with_success(history: History) -> HealthFinding | None:
     pair = history.start_and_now(entropy)
     if pair is None or not history.doing_well or pair[1] >= 0.5 * pair[0]:
         return None
@@ -287,7 +289,7 @@ def _entropy_falls_with_success(history: History) -> Finding | None:
     return note("entropy falls", evidence, "this is normal while the reward grows or is at its top")
 
 
-def _some_uniform(history: History) -> Finding | None:
+def _some_uniform(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
     if len(uniform) < RECENT or not history.doing_well or not 0.5 < (share := fmean(uniform)) < 0.999:
         return None
@@ -295,7 +297,7 @@ def _some_uniform(history: History) -> Finding | None:
     return note("groups agree", evidence, "this is normal as the accuracy grows; harder data would use them better")
 
 
-def _hacked(history: History) -> Finding | None:
+def _hacked(history: History) -> HealthFinding | None:
     """The first part of a reward says whether a completion is right: the total must not hold or rise without it."""
     known = [step.reward for step in history.steps if len(step.reward) > 2]  # the total and at least two parts
     if len(known) < FEWEST_FOR_HACKING:
@@ -319,7 +321,7 @@ def _hacked(history: History) -> Finding | None:
     )
 
 
-def _members_part(history: History) -> Finding | None:
+def _members_part(history: History) -> HealthFinding | None:
     """The members of a learned reward are further apart on the policy's completions than they were at first."""
     names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT)]
     evidence = "; ".join(text for name in names if (text := _parting(history.steps, name)))
@@ -347,7 +349,7 @@ def _parting(steps: Sequence[StepReport], name: str) -> str:
     return f"The members of {reward} were {start:.2g} apart on the first completions and are {now:.2g} apart now{moved}"
 
 
-def _loss_rises(history: History) -> Finding | None:
+def _loss_rises(history: History) -> HealthFinding | None:
     """A loss on rows that are seen again should fall."""
     losses = history.metric("loss", FLAT_STEPS)
     if len(losses) < FLAT_STEPS or trend_in_errors(losses) <= 2:
@@ -361,7 +363,7 @@ def _loss_rises(history: History) -> Finding | None:
     )
 
 
-def _guesses(history: History) -> Finding | None:
+def _guesses(history: History) -> HealthFinding | None:
     accuracies = history.metric("accuracy", FLAT_STEPS)
     if len(accuracies) < FLAT_STEPS or (now := fmean(accuracies[-2 * RECENT :])) > 0.55:
         return None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from whet.metrics.preference import length_correlation
-from whet.report.findings import Check, Finding, History
+from whet.report.findings import Check, HealthFinding, History
 
 MetricSeries = Sequence[Mapping[str, float]]
 
@@ -25,9 +25,9 @@ USUAL_BETA = (0.01, 1.0)  # below, hardly anything ties the policy to the refere
 def check(name: str, sentence: Callable[[MetricSeries], str | None]) -> Check:
     """A check of the registry from a function of the metrics alone."""
 
-    def find(history: History) -> Finding | None:
+    def find(history: History) -> HealthFinding | None:
         text = sentence([step.metrics for step in history.steps])
-        return None if text is None else Finding(name, text)
+        return None if text is None else HealthFinding(name, text)
 
     return find
 

@@ -46,7 +46,7 @@ class PartFacts:
 
 
 @dataclass(frozen=True)
-class ScoreDifference:
+class RepeatDifference:
     """A sample that was scored differently the second time."""
 
     where: str
@@ -65,7 +65,7 @@ class Trial:
     notes: tuple[str, ...]  # assumptions made on the way
     parts: tuple[PartFacts, ...]
     scored: tuple[ScoredAnswer, ...]
-    differences: tuple[ScoreDifference, ...] | None  # None: scored once only
+    differences: tuple[RepeatDifference, ...] | None  # None: scored once only
     seconds: float
     pieces: Mapping[str, str] = field(default_factory=dict)
 

@@ -13,10 +13,11 @@ import torch
 
 from whet.data import prompts_from, read_rows
 from whet.data.rows import Row
+from whet.data.source import DataSource, parse_source
 from whet.reward.answer import after_hashes, boxed
 from whet.types import Prompt, Sample, StopReason, WhetError, did_you_mean
 
-COMPLETION_COLUMNS = ("completion", "completion", "response")
+COMPLETION_COLUMNS = ("completion", "reply", "response")
 PROMPT_COLUMNS = ("question", "problem", "text")  # where there is neither `prompt` nor `messages`
 SOLUTION_COLUMNS = ("solution", "completion", "canonical_solution", "code")
 CODE_COLUMNS = ("canonical_solution", "code")
@@ -56,10 +57,11 @@ def estimated_tokens(text: str) -> list[int]:
 
 def gold_answers(source: str, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens) -> Answers:
     """The gold answer of each row in answer tags, and its gold solution as it stands."""
-    if source.startswith("task:"):
-        return _task_answers(source, limit, encode)
-    if source.startswith("gym:"):
-        return _gym_answers(source, limit, encode)
+    parsed = parse_source(source)
+    if parsed.is_task:
+        return _task_answers(parsed, limit, encode)
+    if parsed.is_gym:
+        return _gym_answers(parsed, limit, encode)
     found: list[Answer] = []
     rows, prompts, notes = _prompts(source, columns, limit)
     for row, prompt in zip(rows, prompts, strict=True):
@@ -98,7 +100,7 @@ def given_answers(
 
 def run_answers(folder: str | Path, limit: int = 0) -> Answers:
     """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
-    from whet.build.assembly import prompts_of
+    from whet.build.assembly import load_prompts
     from whet.config.run_folder import read_config
     from whet.report import read_samples
 
@@ -110,7 +112,7 @@ def run_answers(folder: str | Path, limit: int = 0) -> Answers:
     notes: list[str] = []
     known: dict[str, Prompt] = {}
     try:
-        known = {prompt.id: prompt for prompt in prompts_of(config, held_out=False)}
+        known = {prompt.id: prompt for prompt in load_prompts(config, held_out=False)}
     except WhetError as error:
         notes.append(f"its prompts are read from the samples, without further columns: {error}")
     found = []
@@ -143,31 +145,29 @@ def tokenizer_encode(model: str) -> Encode:
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _task_answers(source: str, limit: int, encode: Encode) -> Answers:
-    from whet.build.rewards import tasks_of
+def _task_answers(source: DataSource, limit: int, encode: Encode) -> Answers:
     from whet.data.tasks import demonstrations
 
     found = []
-    tasks = tasks_of(source)
+    tasks = source.tasks()
     for task in tasks:
         count = -(-(limit or TASK_ROWS) // len(tasks))
         for number, row in enumerate(demonstrations(task, count, 0, 3, 1.0), start=1):
             where = f"task:{task.name} {number}"
             found.append(Answer(row.prompt, _sample(row.completion, encode), where, "gold solution"))
-    return Answers(source, tuple(found), (f"gold solutions are the task's own demonstrations, {len(found)} of them",))
+    note = f"gold solutions are the task's own demonstrations, {len(found)} of them"
+    return Answers(str(source), tuple(found), (note,))
 
 
-def _gym_answers(source: str, limit: int, encode: Encode) -> Answers:
-    from whet.data.gym import gym_prompts
-
+def _gym_answers(source: DataSource, limit: int, encode: Encode) -> Answers:
     found = [
         Answer(prompt, _sample(completion, encode), prompt.id, kind)
-        for prompt in gym_prompts(source, limit or TASK_ROWS, 0)
+        for prompt in source.prompts("train", limit or TASK_ROWS, 0)
         for kind, completion in _gold_completions(prompt)
     ]
     if not found:
         raise WhetError(f"{source}: its entries have no gold answer to score; give answers with --completions FILE")
-    return Answers(source, tuple(found), _encode_note(encode))
+    return Answers(str(source), tuple(found), _encode_note(encode))
 
 
 def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[Row], list[Prompt], tuple[str, ...]]:

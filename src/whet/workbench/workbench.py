@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whet.build.rewards import parts_of
+from whet.build.rewards import build_reward_parts
 from whet.config.config import read_toml, resolved_evaluation
 from whet.report import eval_records, read_metrics, read_summary, step_reports
 from whet.report.rescore import Rescore, RescoredSample
-from whet.report.trial import PartFacts, ScoredAnswer, ScoreDifference, Trial
+from whet.report.trial import PartFacts, RepeatDifference, ScoredAnswer, Trial
 from whet.reward import Part, RewardFailure, find_reward, score
 from whet.reward.call import PerSample
 from whet.reward.combine import Schedule, check_parts, combined, in_shares
@@ -50,7 +50,7 @@ def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None
             )
         values = read_toml(configs[0])
         chosen: dict[str, Any] = {key: values[key] for key in ("reward", "data", "model") if key in values}
-        return parts_of(resolved_evaluation(chosen), True)
+        return build_reward_parts(resolved_evaluation(chosen), True)
     if not names:
         raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
     known = {_short_name(_name_and_weight(name)[0]): name for name in names}
@@ -308,9 +308,9 @@ def _differences(
     answers: Sequence[Answer],
     first: Sequence[Sequence[tuple[float | None, float, str]]],
     again: Sequence[Sequence[tuple[float | None, float, str]]],
-) -> list[ScoreDifference]:
+) -> list[RepeatDifference]:
     return [
-        ScoreDifference(answer.where, part.name, before[0], after[0])
+        RepeatDifference(answer.where, part.name, before[0], after[0])
         for part, befores, afters in zip(parts, first, again, strict=True)
         for answer, before, after in zip(answers, befores, afters, strict=True)
         if before[0] != after[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from whet.data.pairs import Preference, Ranked
 from whet.data.prompts import Labelled
 from whet.data.step_rows import Stepped
-from whet.data.tasks.item import Item, Task, as_prompt, distinct, gold_completion
+from whet.data.tasks.item import STREAM_NAMES, Item, Task, as_prompt, distinct, gold_completion
 from whet.types import Prompt
 
 STEP = ";"  # between the steps of a working
@@ -30,7 +30,7 @@ class Contrast:
 
 def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Contrast]:
     """The first `count` different questions of the stream with completions, fewer where the task has no more."""
-    stream = random.Random(f"{task.name}/contrast/{split}/{seed}/{difficulty}")
+    stream = random.Random(f"{task.name}/contrast/{STREAM_NAMES[split]}/{seed}/{difficulty}")
     return [
         Contrast(
             as_prompt(task, split, number, item),
@@ -67,7 +67,7 @@ def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int)
 
     The steps together are a whole completion, tags included: a model that learns from them reads completions later.
     """
-    stream = random.Random(f"{task.name}/steps/{split}/{seed}/{difficulty}")
+    stream = random.Random(f"{task.name}/steps/{STREAM_NAMES[split]}/{seed}/{difficulty}")
     found = []
     for number, item in enumerate(distinct(task, split, count, seed, difficulty)):
         size = len(item.working.split(STEP))

@@ -10,8 +10,10 @@ from typing import Any
 
 from whet.types import Demonstration, Prompt, WhetError
 
-HELD_OUT_SHARE = 10  # one question in ten is held out
-SPLITS = ("train", "held_out")
+EVAL_SHARE = 10  # one question in ten is kept for evaluation
+SPLITS = ("train", "eval")
+# of the random streams: the eval questions stay those that every published number was measured on
+STREAM_NAMES = {"train": "train", "eval": "held_out"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Task:
 def split_of(question: str) -> str:
     """The split a question belongs to: decided by the question alone."""
     digest = hashlib.sha256(question.encode()).digest()
-    return "held_out" if digest[0] * 256 + digest[1] < 65536 // HELD_OUT_SHARE else "train"
+    return "eval" if digest[0] * 256 + digest[1] < 65536 // EVAL_SHARE else "train"
 
 
 def items(task: Task, split: str, seed: int, difficulty: int) -> Iterator[Item]:
@@ -49,7 +51,7 @@ def items(task: Task, split: str, seed: int, difficulty: int) -> Iterator[Item]:
     if difficulty not in task.difficulties:
         low, high = task.difficulties[0], task.difficulties[-1]
         raise WhetError(f"difficulty of {task.name} is {difficulty}; give {low} to {high}")
-    stream = random.Random(f"{task.name}/{split}/{seed}/{difficulty}")
+    stream = random.Random(f"{task.name}/{STREAM_NAMES[split]}/{seed}/{difficulty}")
     while True:
         item = task.draw(stream, difficulty)
         if split_of(item.question) == split:

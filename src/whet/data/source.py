@@ -1,0 +1,157 @@
+"""Where rows come from: a built-in task, a reasoning-gym dataset, a file or a hub dataset, as one parsed value.
+
+A user writes `task:NAME`, `gym:NAME`, `hub:owner/name` or the path of a file. `parse_source` is the only place that
+looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from whet.types import Prompt, WhetError, did_you_mean
+
+if TYPE_CHECKING:
+    from whet.data.rows import Row
+    from whet.data.tasks import Task
+
+TRAIN, EVAL = "train", "eval"
+EVAL_SEED = 1  # of generated eval prompts: the same for every run, so that runs can be compared
+DEFAULT_DIFFICULTY = (3,)
+Value = TypeVar("Value")
+
+
+class SourceKind(StrEnum):
+    """What stands before the colon; a file has no prefix."""
+
+    TASK = "task"
+    GYM = "gym"
+    FILE = "file"
+    HUB = "hub"
+
+
+# config keys under `data` that only some kinds of source read, with the kinds that do
+_KEYS: Mapping[str, tuple[SourceKind, ...]] = {
+    "difficulty": (SourceKind.TASK,),
+    "share_worked": (SourceKind.TASK,),
+    "count": (SourceKind.TASK, SourceKind.GYM),
+    "settings": (SourceKind.GYM,),
+    **dict.fromkeys(("limit", "columns", "as_chat", "unusable"), (SourceKind.FILE, SourceKind.HUB)),
+}
+_PLURAL = {SourceKind.TASK: "tasks", SourceKind.GYM: "gym datasets", SourceKind.FILE: "files", SourceKind.HUB: "files"}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A parsed source. `str()` gives back what the user wrote."""
+
+    kind: SourceKind
+    name: str  # without the prefix: task names joined by +, a gym dataset, a path, or owner/name of the hub
+    config: str | None = None  # of a hub dataset, where it has several
+    split: str = TRAIN  # of a hub dataset
+
+    def __str__(self) -> str:
+        if self.kind is SourceKind.FILE:
+            return self.name
+        config = f"/{self.config}" if self.config else ""
+        split = f":{self.split}" if self.kind is SourceKind.HUB and self.split != TRAIN else ""
+        return f"{self.kind}:{self.name}{config}{split}"
+
+    @property
+    def is_task(self) -> bool:
+        return self.kind is SourceKind.TASK
+
+    @property
+    def is_gym(self) -> bool:
+        return self.kind is SourceKind.GYM
+
+    @property
+    def is_generated(self) -> bool:
+        """Prompts are written on demand, with gold answers, a reward of their own and an eval split of their own."""
+        return self.kind in (SourceKind.TASK, SourceKind.GYM)
+
+    @property
+    def is_stored(self) -> bool:
+        """Rows are read from a file or the hub; what they hold is seen only then."""
+        return not self.is_generated
+
+    @property
+    def may_hold_completions(self) -> bool:
+        """Demonstrations, pairs, rankings and labels: a task writes them, a file may hold them, a gym never has any."""
+        return not self.is_gym
+
+    def unused_keys(self) -> dict[str, str]:
+        """Keys of the config's data section that this kind of source does not read, with what they are for."""
+        return {key: _PLURAL[kinds[0]] for key, kinds in _KEYS.items() if self.kind not in kinds}
+
+    def tasks(self) -> list[Task]:
+        """The built-in tasks of `task:arithmetic+lists`."""
+        from whet.data.tasks import TASKS
+
+        names = self.name.split("+")
+        for name in names:
+            if name not in TASKS:
+                hint = did_you_mean(name, TASKS)
+                raise WhetError(f"data.source={self}: no task is called {name!r}{hint}; there are {', '.join(TASKS)}")
+        return [TASKS[name] for name in names]
+
+    def from_tasks(
+        self, draw: Callable[[Task, int, int], Sequence[Value]], count: int, difficulty: Sequence[int]
+    ) -> list[Value]:
+        """`draw(task, count, difficulty)` of every task at every difficulty, an equal share of `count` from each."""
+        each = [(task, level) for task in self.tasks() for level in difficulty]
+        share = -(-count // len(each))
+        return [value for task, level in each for value in draw(task, share, level)] if count else []
+
+    def prompts(
+        self,
+        split: str,
+        count: int,
+        seed: int,
+        difficulty: Sequence[int] = DEFAULT_DIFFICULTY,
+        settings: Mapping[str, Any] | None = None,
+    ) -> list[Prompt]:
+        """`count` prompts that a task or a gym dataset writes for the split; eval prompts ignore `seed`."""
+        seed = EVAL_SEED if split == EVAL else seed
+        if self.is_gym:
+            from whet.data.gym import gym_prompts
+
+            return gym_prompts(self.name, count, seed, settings, split)
+        from whet.data.tasks import prompts
+
+        return self.from_tasks(
+            lambda task, share, level: prompts(task, split, share, seed, level), count, difficulty or DEFAULT_DIFFICULTY
+        )
+
+    def rows(self, limit: int = 0) -> list[Row]:
+        """The rows of a file or a hub dataset; 0 reads all of them."""
+        from whet.data.rows import read_rows
+
+        return read_rows(str(self), limit or None)
+
+    def require_completions(self, method: str) -> None:
+        """Refuse a source that has prompts only."""
+        if not self.may_hold_completions:
+            raise WhetError(
+                f"data.source={self}: a gym dataset has prompts and answers but no completions to learn from; "
+                f"{method} needs a task:, a file or a hub dataset with completions"
+            )
+
+
+def parse_source(text: str) -> DataSource:
+    """`task:NAME`, `gym:NAME`, `hub:owner/name[/config][:split]`, or the path of a file."""
+    prefix, colon, name = text.partition(":")
+    if not colon or prefix not in (SourceKind.TASK, SourceKind.GYM, SourceKind.HUB):
+        return DataSource(SourceKind.FILE, text)
+    if prefix != SourceKind.HUB:
+        return DataSource(SourceKind(prefix), name)
+    dataset, _, split = name.partition(":")
+    parts = dataset.split("/")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise WhetError(
+            f"{text}: not a dataset name; expected hub:owner/name, hub:owner/name:split or "
+            "hub:owner/name/config:split; correct the name"
+        )
+    return DataSource(SourceKind.HUB, "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or TRAIN)

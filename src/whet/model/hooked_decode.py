@@ -1,0 +1,223 @@
+"""A model's decode step on buffers of whet's own, through transformers' attention interface.
+
+While a decoder runs, the model's attention layers call `_attend` instead of their own kernel, with no cache object in
+between: every architecture that hands its keys to the interface keeps its own code for the rest. Whether a model may be
+run like this is decided by trying it against the model's own forward; one that fails is decoded the ordinary way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.causal_lm import CausalLM
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
+
+NAME = "whet_decode"
+# arguments that say nothing about the scores; any other one that is set means an attention this file does not know
+HARMLESS = frozenset(
+    (
+        *("dropout", "scaling", "sliding_window", "is_causal", "position_ids", "cache_position", "position_embeddings"),
+        *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits"),
+    )
+)
+
+
+class UnknownAttention(Exception):
+    """The model's attention does something that whet's own does not."""
+
+
+@dataclass
+class _AttentionProbe:
+    """What a model's attention layers were called with: collected once, to learn their shapes."""
+
+    layers: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+    def note(self, module: Any, query: Tensor, kv: tuple[Tensor, Tensor], options: dict[str, Any]) -> None:
+        odd = [name for name, value in options.items() if name not in HARMLESS and value not in (None, False)]
+        number = getattr(module, "layer_idx", None)
+        if odd or number is None or number in self.layers or kv[0].shape != kv[1].shape:
+            raise UnknownAttention(f"layer {number}: {odd}")
+        if options.get("is_causal", True) is False or query.shape[1] % kv[0].shape[1]:
+            raise UnknownAttention(f"layer {number} is not a causal attention over whole groups of heads")
+        self.layers[number] = (kv[0].shape[1], kv[0].shape[3], options.get("sliding_window"))
+        self.dtype = kv[0].dtype
+
+
+@dataclass(frozen=True)
+class _Prefill:
+    state: DecodeState
+
+
+_now: ContextVar[_AttentionProbe | _Prefill | DecodeState] = ContextVar("whet_decode")
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What the layers call, [N, heads, T, size] in; [N, T, heads, size] out."""
+    now = _now.get()
+    number: int = module.layer_idx  # type: ignore[assignment]
+    scale: float = options.get("scaling") or query.shape[-1] ** -0.5
+    if isinstance(now, DecodeState):
+        key_value = torch.stack([key[:, :, 0], value[:, :, 0]], 1)
+        return now.attention(number, query[:, :, 0], key_value, scale).view(len(query), 1, *query.shape[1::2]), None
+    if isinstance(now, _AttentionProbe):
+        now.note(module, query, (key, value), options)
+        # only the shapes are wanted
+        return torch.zeros_like(query).transpose(1, 2), None
+    return now.state.prefill_attention(number, (key, value), query, scale).transpose(1, 2).contiguous(), None
+
+
+class HookedDecoder:
+    """Prefill and decode step of one model, whose own modules do everything but the attention."""
+
+    inference = False  # whether everything it calls may run in torch's inference mode
+
+    def __init__(self, split: CausalLM, attended: AttentionShape) -> None:
+        self.split, self.attended = split, attended
+        self._configs = _configs(split.trunk)
+
+    def suited(self, shape: BatchShape) -> HookedDecoder:
+        """The quickest decoder of the same model for a batch of this shape."""
+        return self
+
+    def state(self, shape: BatchShape) -> DecodeState:
+        split = self.split
+        size = split.vocabulary if split.whole else int(split.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
+        return DecodeState(shape, self.attended, size, split.device)
+
+    @contextmanager
+    def running(self, num_steps: int = 0) -> Iterator[None]:
+        """Inside, `prefill` and `step` work; `num_steps` is how many are to come at most."""
+        with _attention(self._configs):
+            yield
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], state: DecodeState) -> None:
+        """Read prompts [P, L], padded on the right, into their slots."""
+        device = state.device
+        length, slot = torch.tensor(lengths, device=device), torch.tensor(slots, device=device)
+        positions = torch.arange(tokens.shape[1], device=device)[None].expand(tokens.shape)
+        state.filling = slot
+        with _doing(_Prefill(state)):
+            hidden = self.split.hidden(tokens.to(device), None, positions)
+        state.prompt_state[slot] = hidden[torch.arange(len(slot), device=device), length - 1].to(state.prompt_state)
+        state.prompt_length[slot] = length
+
+    def first_logits(self, slots: Tensor, state: DecodeState) -> Tensor:
+        """[len(slots), V]: of the first token of a completion to the prompts in these slots."""
+        return self.split.logits(state.prompt_state.index_select(0, slots))
+
+    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        """Read one token a row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""
+        state.begin_step()
+        with _doing(state):
+            hidden = self.split.hidden(tokens[:, None], None, state.positions[:, None])
+        return self.split.logits(hidden[:, -1])
+
+
+@torch.no_grad()
+def hooked_decoder(split: CausalLM) -> HookedDecoder | None:
+    """A decoder through the attention interface; None for a model that cannot be decoded like this."""
+    if not split.takes_positions:
+        return None
+    try:
+        decoder = HookedDecoder(split, attended(split))
+        return decoder if agrees(decoder) else None
+    except (UnknownAttention, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
+        return None
+
+
+def attended(split: CausalLM) -> AttentionShape:
+    """What the model's attention layers look like; `UnknownAttention` where they differ from each other or from the config."""
+    seen = _AttentionProbe()
+    tokens = torch.arange(1, 4, device=split.device)[None] % split.vocabulary
+    with _attention(_configs(split.trunk)), _doing(seen):
+        split.hidden(tokens, None, torch.arange(3, device=split.device)[None])
+    layers = [seen.layers[number] for number in range(len(seen.layers))]
+    if not layers or len({(heads, size) for heads, size, _ in layers}) != 1:
+        raise UnknownAttention("the layers have keys of different shapes")
+    windows = tuple(window for _, _, window in layers)
+    if windows != _windows(split.model.config, len(layers)):
+        raise UnknownAttention("the config and the layers name different windows")
+    halves = split.dtype in (torch.float32, torch.float64)
+    return AttentionShape(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else split.dtype)
+
+
+def _windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
+    """A check against short tries: a window that only a mask knows of would show in long completions alone."""
+    config = config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
+    if getattr(config, "attention_chunk_size", None) or set(kinds) - {"full_attention", "sliding_attention"}:
+        raise UnknownAttention("the config names a kind of attention that is neither full nor a sliding window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def agrees(decoder: HookedDecoder) -> bool:
+    """Do two prompts of different length, three completions of three tokens, give the model's own logits?"""
+    split, device = decoder.split, decoder.split.device
+    tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % split.vocabulary
+    lengths, slots = (5, 3), (0, 0, 1)
+    tokens[1, :5] = tokens[0, :5]
+    prompts = torch.stack([tokens[0, :5], tokens[2, :5]])
+    state = decoder.state(BatchShape(3, 2, 5, 4))
+    ours: list[Tensor] = []
+    with decoder.running():
+        decoder.prefill(prompts, lengths, (0, 1), state)
+        state.enter(range(3), slots)
+        state.seat(slots, 5)
+        ours.append(decoder.first_logits(state.slot, state))
+        for position in range(3):
+            state.completion_width = position + 1
+            read = torch.stack([tokens[row, lengths[slot] + position] for row, slot in enumerate(slots)])
+            ours.append(decoder.step(read, state))
+            state.count += 1
+    for row, slot in enumerate(slots):
+        start = lengths[slot]
+        hidden = split.hidden(tokens[row : row + 1, : start + 3])
+        theirs = split.logits(hidden[0, start - 1 :])
+        found = torch.stack([logits[row] for logits in ours])
+        tolerance = 1e-4 if decoder.attended.dtype == torch.float32 else 5e-2
+        if not torch.allclose(found, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
+            return False
+    return True
+
+
+def _configs(trunk: nn.Module) -> list[Any]:
+    found = {id(config): config for module in trunk.modules() if (config := getattr(module, "config", None))}
+    return [config for config in found.values() if hasattr(config, "_attn_implementation")]
+
+
+@contextmanager
+def _attention(configs: Sequence[Any]) -> Iterator[None]:
+    """The layers call `_attend` inside. No mask function has this name, so transformers builds no mask."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
+
+
+@contextmanager
+def _doing(now: _AttentionProbe | _Prefill | DecodeState) -> Iterator[None]:
+    token = _now.set(now)
+    try:
+        yield
+    finally:
+        _now.reset(token)

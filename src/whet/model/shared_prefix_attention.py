@@ -1,0 +1,294 @@
+"""A model run on a `SharedPrefixBatch`: completions see their prompt and themselves, whatever lies beside them in the packed row.
+
+The hook is transformers' registry of attention functions: during a tree's forward pass the model's configs name ours.
+The layout travels in a context variable, since many models drop keywords they do not know. What the hook cannot carry
+(capped scores, attention sinks, chunked attention, layers that mix tokens without attention) is found by
+`shared_prefix_works`, once a model, and such a model keeps to padded rows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.model.causal_lm import CausalLM
+from whet.model.ragged_attention import ragged_attention, ragged_works
+from whet.model.shared_prefix import PROMPT, CompletionBundles, SharedPrefixBatch, shared_prefix_batch
+
+NAME = "whet_shared_prefix"
+
+# Keywords that models hand to attention and that change no score: positions are already in queries and keys.
+HARMLESS = frozenset(
+    {
+        *("position_ids", "cache_position", "position_embeddings", "past_key_values", "past_key_value", "layer_past"),
+        *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("logits_to_keep", "num_items_in_batch", "deterministic", "target_dtype", "attention_type", "cache"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "is_causal", "sliding_window"),
+    }
+)
+
+
+class AttentionRefused(Exception):
+    """The model's attention asks for something that a tree cannot give."""
+
+
+@dataclass
+class _ForwardPass:
+    """One forward pass over a tree, and what the model asked of it."""
+
+    tree: SharedPrefixBatch
+    calls: int = 0
+    masked_windows: set[int | None] = field(default_factory=set)  # that the model wants its masks to have
+    attended_windows: set[int | None] = field(default_factory=set)  # that its layers told us about
+    masks: dict[Any, Tensor] = field(default_factory=dict)
+
+
+_CURRENT: ContextVar[_ForwardPass | None] = ContextVar("whet_shared_prefix", default=None)
+_CHECKED: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = weakref.WeakKeyDictionary()
+
+
+def shared_prefix_states(split: CausalLM, tree: SharedPrefixBatch) -> Tensor:
+    """The hidden state before each action, in row order: [A, D]."""
+    return _run_packed(split, tree)[0]
+
+
+def shared_prefix_works(split: CausalLM) -> bool:
+    """True where a tree gives the hidden states of padded rows: tried out once a model."""
+    if not split.takes_positions:
+        return False
+    known = _CHECKED.setdefault(split.trunk, {})
+    if split.dtype not in known:
+        # half precision takes kernels of its own, and is too coarse to show a small mistake
+        known[split.dtype] = all(_agrees(replace(split, dtype=each)) for each in {torch.float32, split.dtype})
+    return known[split.dtype]
+
+
+def _run_packed(split: CausalLM, tree: SharedPrefixBatch) -> tuple[Tensor, _ForwardPass]:
+    walk = _ForwardPass(tree)
+    with _hooked(split.trunk, walk):
+        hidden = split.hidden(tree.tokens, position_ids=tree.position_ids)
+    # several completions read the last state of their prompt: a lookup, whose backward pass sums in a fixed order
+    return F.embedding(tree.states, hidden[0]), walk
+
+
+@contextmanager
+def _hooked(trunk: nn.Module, walk: _ForwardPass) -> Iterator[None]:
+    """The trunk attends along the tree inside, and as before outside, also after an exception."""
+    _register()
+    modules: list[Any] = list(trunk.modules())
+    configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
+    named = [each for each in configs.values() if hasattr(each, "_attn_implementation_internal")]
+    before = [each._attn_implementation_internal for each in named]
+    recomputing = [each for each in modules if "_gradient_checkpointing_func" in vars(each)]
+    functions = [each._gradient_checkpointing_func for each in recomputing]
+    token = _CURRENT.set(walk)
+    try:
+        for each in named:
+            each._attn_implementation_internal = NAME
+        for layer, function in zip(recomputing, functions, strict=True):
+            layer._gradient_checkpointing_func = _again(function, trunk, walk)
+        yield
+    finally:
+        _CURRENT.reset(token)
+        for each, implementation in zip(named, before, strict=True):
+            each._attn_implementation_internal = implementation
+        for layer, function in zip(recomputing, functions, strict=True):
+            layer._gradient_checkpointing_func = function
+
+
+def _again(checkpointed: Callable[..., Any], trunk: nn.Module, walk: _ForwardPass) -> Callable[..., Any]:
+    """Layers that are computed again in the backward pass must find the tree again: by then the hook is gone."""
+
+    def function(layer: Callable[..., Any], *inputs: Any) -> Any:
+        def within(*values: Any) -> Any:
+            with _hooked(trunk, walk):
+                return layer(*values)
+
+        return checkpointed(within, *inputs)
+
+    return function
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    if NAME not in AttentionInterface._global_mapping:
+        AttentionInterface.register(NAME, shared_prefix_attention)
+        AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*arguments: Any, local_size: int | None = None, **settings: Any) -> None:
+    """A model builds no mask of its own; what window it would have cut out is noted."""
+    walk = _CURRENT.get()
+    if walk is not None:
+        walk.masked_windows.add(local_size)
+
+
+def shared_prefix_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, H, S, E]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a packed tree, as transformers calls it; the output is [1, S, H, E]."""
+    walk = _CURRENT.get()
+    if walk is None:
+        raise RuntimeError(f"attention {NAME!r} was called outside of a tree's forward pass")
+    scaling, dropout = settings.pop("scaling", None), settings.pop("dropout", 0.0)
+    window = settings.get("sliding_window", getattr(module, "sliding_window", None))
+    _refuse(module, settings, key.shape[2] == query.shape[2] == walk.tree.size and attention_mask is None)
+    walk.calls += 1
+    walk.attended_windows.add(window)
+    tree = walk.tree
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    return attended(tree, query, key, value, scaling, _AttentionOptions(window, dropout, walk.masks))[None], None
+
+
+@dataclass
+class _AttentionOptions:
+    """What an attention does besides looking at all of its row."""
+
+    window: int | None = None
+    dropout: float = 0.0
+    masks: dict[Any, Tensor] = field(default_factory=dict)  # made once for all layers
+
+
+def attended(
+    tree: SharedPrefixBatch,
+    query: Tensor,  # [S, H, E]
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    look: _AttentionOptions | None = None,
+) -> Tensor:
+    """Causal attention of every prompt to itself, of every completion to its prompt and itself: [S, H, E]."""
+    look = look or _AttentionOptions(masks=tree.masks)
+    window = look.window
+    if not look.dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
+        return ragged_attention(query, key, value, tree.segments, scale)
+    repeats = query.shape[1] // key.shape[1]
+
+    def found(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:  # indices -> [B * Q, H, E]
+        ours, theirs, values = _picked(query, queries), _picked(key, keys), _picked(value, keys)
+        if mask is not None and repeats > 1:  # with a mask, no fast kernel takes fewer keys than queries
+            theirs, values = (each.repeat_interleave(repeats, 1) for each in (theirs, values))
+        each = F.scaled_dot_product_attention(
+            ours,
+            theirs,
+            values,
+            attn_mask=mask,
+            dropout_p=look.dropout,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=mask is None and repeats > 1,
+        )
+        return each.transpose(1, 2).flatten(0, 1)
+
+    layout = tree.layout
+    tables = layout.rows or (layout.prompt_index,)
+    outputs = [found(each, each, _causal_mask(each.shape[1], look, query)) for each in tables]
+    if (bundles := layout.bundles) is not None:
+        outputs.append(found(bundles.query_index, bundles.key_index, _completion_mask(bundles, look, query)))
+    together = torch.cat(outputs)
+    return F.embedding(layout.place, together.flatten(1)).unflatten(1, together.shape[1:])
+
+
+def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
+    causal = settings.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise AttentionRefused("attention that looks ahead")
+    if not plain:
+        raise AttentionRefused("attention with a mask or keys of its own")
+    unknown = [
+        name for name, each in settings.items() if name not in HARMLESS and each is not None and each is not False
+    ]
+    if unknown:
+        raise AttentionRefused(f"attention with {', '.join(unknown)}")
+
+
+def _picked(states: Tensor, index: Tensor) -> Tensor:
+    """[S, H, E] at packed positions [B, Q]: [B, H, Q, E]."""
+    # a lookup: its backward pass sums the copies in a fixed order, and fast
+    return F.embedding(index, states.flatten(1)).unflatten(2, states.shape[1:]).transpose(1, 2)
+
+
+def _causal_mask(length: int, look: _AttentionOptions, query: Tensor) -> Tensor | None:
+    """None where plain causal attention is meant: padding lies behind everything that is read."""
+    window = look.window
+    if window is None or window >= length:
+        return None
+    position = torch.arange(length, device=query.device)
+    gap = position[:, None] - position
+    return _mask(look, f"causal {length}", (gap >= 0) & (gap < window), query)
+
+
+def _completion_mask(bundles: CompletionBundles, look: _AttentionOptions, query: Tensor) -> Tensor:
+    known = look.masks.get(("completion", look.window, query.dtype))
+    if known is not None:
+        return known
+    gap = bundles.query_position[:, :, None] - bundles.key_position[:, None]
+    seen = (bundles.key_row[:, None] == PROMPT) | (bundles.key_row[:, None] == bundles.query_row[:, :, None])
+    seen &= gap >= 0
+    if look.window is not None:
+        seen &= gap < look.window
+    return _mask(look, "completion", seen[:, None], query)
+
+
+def _mask(look: _AttentionOptions, name: str, seen: Tensor, query: Tensor) -> Tensor:
+    """What is added to the scores, made once for all layers."""
+    key = (name, look.window, query.dtype)
+    if key not in look.masks:
+        nothing = torch.zeros((), dtype=query.dtype, device=query.device)
+        look.masks[key] = torch.where(seen, nothing, float("-inf"))
+    return look.masks[key]
+
+
+@torch.no_grad()
+def _agrees(split: CausalLM) -> bool:
+    """A small tree against padded rows."""
+    tokens, action = trial_rows(split.vocabulary, split.device)
+    tree = shared_prefix_batch(tokens, action)
+    assert tree is not None
+    training = [module for module in split.trunk.modules() if module.training]
+    try:
+        split.trunk.eval()
+        ours, walk = _run_packed(split, tree)
+        theirs = split.hidden(tokens)[:, :-1][action[:, 1:]]
+    except Exception:  # whatever a model stumbles over on a tree, padded rows are still right
+        return False
+    finally:
+        for module in training:
+            module.training = True
+    # a layer without attention mixes tokens in a way of its own, and a window that no short row reaches must be known
+    layers = getattr(split.model.config.get_text_config(), "num_hidden_layers", None)  # type: ignore[union-attr,operator]
+    if walk.calls != layers or walk.masked_windows != walk.attended_windows:
+        return False
+    error, size = (ours - theirs).float().abs().amax(-1), theirs.float().abs().amax(-1)
+    if split.dtype.itemsize >= 4 and torch.finfo(theirs.dtype).eps < 1e-6:
+        return bool((error <= 1e-5 * size.max()).all())
+    # rounding may send a token to another expert, but not most of them
+    return bool((error / size).median() <= 5e-2)
+
+
+def trial_rows(vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two prompts with several completions each, and a row of its own."""
+    shapes = [(5, 4, 0), (5, 1, 1), (3, 5, 2), (5, 6, 3), (3, 2, 4), (7, 3, 5)]
+    tokens = torch.zeros(len(shapes), 11, dtype=torch.long)
+    action = torch.zeros(len(shapes), 11, dtype=torch.bool)
+    for row, (prompt, completion, seed) in enumerate(shapes):
+        tokens[row, :prompt] = torch.arange(prompt) * 5 + prompt
+        tokens[row, prompt : prompt + completion] = torch.arange(completion) * 7 + 11 * seed + 2
+        action[row, prompt : prompt + completion] = True
+    return (tokens % vocabulary).to(device), action.to(device)

@@ -1,0 +1,122 @@
+"""The kernels of a layer against plain torch, and the written-out trunk on the device against the model's own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from whet.model import layer_ops
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none"),
+]
+
+DTYPES = {"fp32": (torch.float32, 3e-5), "bf16": (torch.bfloat16, 3e-2)}
+
+
+def noise(*sizes, dtype=torch.float32, seed=0):
+    stream = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(sizes, generator=stream, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def both(function, monkeypatch):
+    """What the kernel gives, and what torch gives."""
+    ours = function()
+    with monkeypatch.context() as patch:
+        patch.setattr(layer_ops, "kernels_for", lambda values: None)
+        theirs = function()
+    as_tuple = lambda found: found if isinstance(found, tuple) else (found,)  # noqa: E731
+    return zip(as_tuple(ours), as_tuple(theirs), strict=True)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("width", [64, 576, 1536])
+def test_norms(precision, width, monkeypatch):
+    dtype, tolerance = DTYPES[precision]
+    x, y, weight = noise(3000, width), noise(3000, width, dtype=dtype, seed=1), noise(width, seed=2)
+    for ours, theirs in both(lambda: layer_ops.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    grad, carried = noise(3000, width, dtype=dtype, seed=3), noise(3000, width, seed=4)
+    both_grads = both(lambda: tuple(vars(layer_ops.norm_grad(x, weight, 1e-5, grad, carried)).values()), monkeypatch)
+    for ours, theirs in both_grads:
+        torch.testing.assert_close(ours, theirs, rtol=max(1e-3, tolerance), atol=1e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_rotation(precision, monkeypatch):
+    dtype, tolerance = DTYPES[precision]
+    heads = noise(50, 9, 64, dtype=dtype)
+    angle = noise(50, 64, seed=1)
+    tables = (angle.cos(), angle.sin())
+    for ours, theirs in both(lambda: layer_ops.rotated(heads.clone(), 7, tables), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    key, value = noise(50, 3, 64, dtype=dtype, seed=2), noise(50, 3, 64, dtype=dtype, seed=3)
+    for ours, theirs in both(lambda: layer_ops.turned_back(heads, key, value, tables), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_gates(precision, monkeypatch):
+    dtype, tolerance = DTYPES[precision]
+    gate_up, grad = noise(70, 2 * 1100, dtype=dtype), noise(70, 1100, dtype=dtype, seed=1)
+    for ours, theirs in both(lambda: layer_ops.gated(gate_up), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    for ours, theirs in both(lambda: layer_ops.gated_grad(gate_up, grad), monkeypatch):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
+def test_trunk(family, precision, recompute):
+    import transformers
+
+    from whet.model.causal_lm import causal_lm
+    from whet.model.fused_trunk import fused_states, fused_works
+    from whet.model.shared_prefix import shared_prefix_batch
+    from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).cuda()
+    split = causal_lm(model, DTYPES[precision][0])
+    assert fused_works(split)
+    tree = shared_prefix_batch(*trial_rows(97, split.device))
+    gradients = []
+    for states in (shared_prefix_states, fused_states):
+        model.zero_grad(set_to_none=True)
+        found = states(replace(split, recompute=recompute) if states is fused_states else split, tree)
+        (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, theirs in gradients[0].items():
+        gap = (theirs - gradients[1][name]).norm() / theirs.norm()
+        assert gap < (1e-4 if precision == "fp32" else 6e-2), name
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("known", [False, True])
+def test_head(precision, known, monkeypatch):
+    from whet.model import head
+
+    dtype, tolerance = DTYPES[precision]
+    layer = torch.nn.Linear(48, 9001, bias=False).cuda()
+    states, targets = noise(70, 48).requires_grad_(), torch.arange(70, device="cuda") * 128
+    grad = noise(70, seed=5)
+    found = []
+    for kernels in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(head, "CHUNK_ELEMENTS", 9001 * 3)
+            if not kernels:
+                patch.setattr(head, "_kernels", lambda states: None)
+            layer.weight.grad = states.grad = None
+            coefficient = (lambda logp, window: grad[window]) if known else None
+            logp, entropy = head.chunked_logp(head.VocabularyHead(layer), states, targets, 0.7, dtype, coefficient)
+            (logp * grad).sum().backward()
+            found.append((logp.detach(), entropy, states.grad, layer.weight.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))

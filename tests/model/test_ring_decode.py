@@ -1,0 +1,137 @@
+"""The step of small models on a CPU: rows that hold their prompts' keys, and columns that go round."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from whet.model.causal_lm import causal_lm
+from whet.model.decode_state import BatchShape
+from whet.model.fused_decode import FusedDecoder, fused_decoder
+from whet.model.hooked_decode import agrees, hooked_decoder
+from whet.model.ring_decode import LARGEST_COPIES, PACKING_STEPS, RingDecoder
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+KINDS = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "biased": lambda: transformers.Qwen2Config(**SMALL),
+    "head_norms": lambda: transformers.Qwen3Config(**SMALL, head_dim=8),
+    "one_head": lambda: transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 1}),
+    "yarn": lambda: transformers.LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    ),
+}
+
+
+def model_of(kind: str) -> torch.nn.Module:
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(KINDS[kind]()).eval()
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide one left out
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model
+
+
+def row_decoder(model: torch.nn.Module) -> RingDecoder:
+    decoder = fused_decoder(hooked_decoder(causal_lm(model))).suited(BatchShape(4, 2, 8, 8))
+    assert isinstance(decoder, RingDecoder)
+    return decoder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_steps", [0, PACKING_STEPS])
+def test_rows_that_come_late_and_move_give_the_models_logits(kind, num_steps):
+    """Three rows; one is replaced after three steps by an answer to a longer prompt, then two are moved together."""
+    model = model_of(kind)
+    decoder = row_decoder(copy.deepcopy(model))  # one that runs cannot be asked at the same time
+    prompts = [[7, 8, 9], [11, 12, 13, 14, 15]]
+    padded = torch.tensor([prompts[0] + [0, 0], prompts[1]])
+    state = decoder.state(BatchShape(3, 2, 5, 5))
+    draw = torch.Generator().manual_seed(2)
+
+    def advanced(texts: list[list[int]]) -> None:
+        tokens = torch.randint(1, 61, (len(texts),), generator=draw)
+        found = decoder.step(tokens, state)
+        state.count[: len(texts)] += 1
+        for row, text in enumerate(texts):
+            text.append(int(tokens[row]))
+            torch.testing.assert_close(found[row], model(torch.tensor([text])).logits[0, -1], rtol=1e-4, atol=1e-4)
+
+    with decoder.running(num_steps):
+        decoder.prefill(padded, [3, 5], [0, 1], state)
+        texts = [list(prompts[0]), list(prompts[1]), list(prompts[0])]
+        state.enter([0, 1, 2], [0, 1, 0])
+        state.seat([0, 1, 0], 5)
+        for _ in range(3):
+            advanced(texts)
+        texts[0] = list(prompts[1])
+        state.enter([0], [1])
+        state.seat([1, 1, 0], 5)
+        for _ in range(2):
+            advanced(texts)
+        state.move_rows([2], [1])
+        texts = [texts[0], texts[2]]
+        texts[1] = list(prompts[0])
+        state.enter([1], [0])
+        state.seat([1, 0], 5)
+        for _ in range(2):  # the columns have gone round: the first row overwrites those of its predecessor
+            advanced(texts)
+
+
+@torch.no_grad()
+def test_a_moved_row_keeps_what_it_has_read():
+    model = model_of("llama")
+    decoder = row_decoder(model)
+    state = decoder.state(BatchShape(2, 2, 4, 4))
+    with decoder.running():
+        decoder.prefill(torch.tensor([[7, 8, 9, 0], [11, 12, 13, 14]]), [3, 4], [0, 1], state)
+        state.enter([0, 1], [0, 1])
+        state.seat([0, 1], 4)
+        decoder.step(torch.tensor([3, 4]), state)
+        state.count += 1
+        state.move_rows([1], [0])
+        state.seat([1], 4)
+        found = decoder.step(torch.tensor([5]), state)
+    theirs = model(torch.tensor([[11, 12, 13, 14, 4, 5]])).logits[0, -1]
+    torch.testing.assert_close(found[0], theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_long_prompts_and_short_windows_are_left_to_the_shared_keys():
+    base = hooked_decoder(causal_lm(model_of("llama")))
+    decoder = fused_decoder(base)
+    columns = LARGEST_COPIES // (2 * 2 * 8)  # two heads of eight numbers, keys and values
+    assert isinstance(decoder.suited(BatchShape(8, 1, columns // 8, 4)), RingDecoder)
+    assert decoder.suited(BatchShape(8, 1, columns // 8 + 1, 4)) is decoder
+    window = transformers.MistralConfig(**SMALL, sliding_window=9)
+    torch.manual_seed(5)
+    decoder = fused_decoder(hooked_decoder(causal_lm(transformers.MistralForCausalLM(window).eval())))
+    assert isinstance(decoder.suited(BatchShape(2, 1, 5, 4)), RingDecoder)
+    assert decoder.suited(BatchShape(2, 1, 5, 5)) is decoder
+
+
+def test_models_it_does_not_serve_are_decoded_all_the_same():
+    torch.manual_seed(5)
+    biased = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, mlp_bias=True)).eval()
+    decoder = fused_decoder(hooked_decoder(causal_lm(biased)))
+    assert decoder is not None and decoder.suited(BatchShape(2, 1, 5, 4)) is decoder
+    halves = hooked_decoder(causal_lm(model_of("llama"), torch.bfloat16))
+    assert not RingDecoder.serves(halves)
+
+
+@torch.no_grad()
+def test_no_product_needs_an_operator_of_one_library(monkeypatch):
+    """The same logits with oneDNN off and its operators out of reach."""
+    monkeypatch.delattr(torch.ops, "mkldnn", raising=False)
+    with torch.backends.mkldnn.flags(enabled=False):
+        base = hooked_decoder(causal_lm(model_of("llama")))
+        assert agrees(FusedDecoder(base)) and agrees(RingDecoder(base))
