@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from whet.config.config import (
     FROM_PYTHON,
-    STEP_SCORERS,
     Config,
     EvaluationConfig,
     RewardModelConfig,
+    learns_steps,
     read_toml,
     resolved,
     resolved_evaluation,
 )
-from whet.config.run_folder import CONFIG, ROWS, claimed_folder, locked, read_config, write_config
+from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, read_values, write_config
 from whet.data.source import parse_source
 from whet.protocols import Callback, Reward
 from whet.types import WhetError
@@ -195,7 +195,7 @@ def _run(
     everyone: list[Callback] = [console] if console is not None else list(callbacks or ())
     everyone += _reviewers(config, folder, reward_hash)
     schedule = Schedule(
-        config.steps, config.report.eval_every, config.report.save_every, config.report.keep_checkpoints
+        config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints
     )
     start_up = time.time() - started
     try:
@@ -238,7 +238,7 @@ def _next_command(config: Config, folder: Path, outcome: Outcome) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
     if isinstance(config, RewardModelConfig):
-        kind = "learned_steps" if config.method in STEP_SCORERS else "learned"
+        kind = "learned_steps" if learns_steps(config.method) else "learned"
         model = sorted((folder / "checkpoints").iterdir())[-1]
         return f"whet reward test {kind} --set folder={model} --data FILE"
     asked = "" if "accuracy" in outcome.after or "reward" in outcome.after else ' "your prompt"'
@@ -283,11 +283,12 @@ def _ending(outcome: Outcome, start_up: float) -> dict[str, Any]:
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
     """The run's own config where `model` is a run folder, the defaults otherwise."""
     folder = Path(model)
-    base = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    base = read_values(folder)
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
         base.pop("data", None)
-        layer["data"] = {"source": data, **({} if parse_source(data).is_generated else {"held_out": data})}
+        layer["data"] = {"source": data}
+        layer["eval"] = {"source": "" if parse_source(data).is_generated else data}
     return resolved_evaluation(base, layer, dict(settings or {}))
 
 

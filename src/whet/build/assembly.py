@@ -96,13 +96,13 @@ def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly
     objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = prompts_of(config, held_out=False) if is_asked else []
     has_exam = scores_completions and (not isinstance(config, PreferenceConfig) or config.data.parsed_source.is_task)
-    held_out = prompts_of(config, held_out=True) if config.report.eval_prompts and has_exam else []
+    held_out = prompts_of(config, held_out=True) if config.eval.prompts and has_exam else []
     machine = runtime_of(config)
     sampling = sampling_of(config.sampling)
     parts = asking(parts, machine.engine, machine.loaded.tokenizer)
     failures = failures_of(config)
     judge = scorer(config, parts, failures)
-    exam = exam_of(machine, held_out[: config.report.eval_prompts], sampling, judge) if held_out and parts else None
+    exam = exam_of(machine, held_out[: config.eval.prompts], sampling, judge) if held_out and parts else None
     facts = {**machine.facts, "data": data_fact(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
         check_rewards(objective, parts)
@@ -204,9 +204,9 @@ def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
 def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
     data = config.data
     if data.parsed_source.is_generated:
-        split, count = (EVAL, config.report.eval_prompts) if held_out else (TRAIN, data.count)
+        split, count = (EVAL, config.eval.prompts) if held_out else (TRAIN, data.count)
         return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
-    source = data.held_out if held_out else data.source
+    source = config.eval.source if held_out else data.source
     return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
 
 
@@ -216,7 +216,7 @@ def demonstrations_of(config: SFTConfig) -> tuple[list[Demonstration], list[Demo
     data.parsed_source.require_completions(config.method)
     if not data.parsed_source.is_task:
         read = partial(read_usable, data, reader=lambda _: demonstrations_from)
-        return read(source=data.source, limit=data.limit), read(source=data.held_out) if data.held_out else []
+        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
 
     def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)

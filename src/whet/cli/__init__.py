@@ -119,15 +119,16 @@ def show_config(
     data: Data = None,
     settings: Settings = None,
 ) -> None:
-    """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
-    from whet.config.config import from_settings, merged, resolved, toml_text
+    """The whole config of a run as TOML, every key with what it means: look at it, or save it and train with --config."""
+    from whet.config.annotated import annotated_toml
+    from whet.config.config import from_settings, merged, resolved
 
     chosen: dict[str, Any] = {}
     if model is not None:
         chosen["model"] = {"name": model}
     if data is not None:
         chosen["data"] = {"source": data}
-    typer.echo(toml_text(resolved(method, merged(from_settings(settings or []), chosen))), nl=False)
+    typer.echo(annotated_toml(resolved(method, merged(from_settings(settings or []), chosen))), nl=False)
 
 
 @app.command()
@@ -192,7 +193,7 @@ def sample(
     if number == 1:
         values.setdefault("sampling", {}).setdefault("temperature", 0.0)
     if prompt is None:
-        values.setdefault("report", {})["eval_prompts"] = count
+        values.setdefault("eval", {})["prompts"] = count
         for group in held_out_groups(api.evaluation_config(model, data, values), number):
             typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
             for each in group.samples:

@@ -21,7 +21,7 @@ def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
 
 def held_out_exam(config: EvaluationConfig) -> tuple[Runtime, Exam]:
     """The model, and the held-out prompts with their judge."""
-    chosen = prompts_of(config, held_out=True)[: config.report.eval_prompts]
+    chosen = prompts_of(config, held_out=True)[: config.eval.prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = parts_of(config, wanted=True)

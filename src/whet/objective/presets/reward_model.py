@@ -32,7 +32,7 @@ REWARD_MODELS: dict[str, RewardModelPreset] = {
         fixes="a score for any completion, learnt from comparisons alone",
         breaks="a proxy: a policy that maximises it long enough finds what it got wrong; scores have no zero",
         columns="`prompt`, `chosen`, `rejected`, perhaps `margin`; or `completions` and `scores`, `ranks` or `order`",
-        deviations=("c is 0 unless scorer.centre is given",),
+        deviations=("c is 0 unless reward_model.centre is given",),
     ),
     "orm": RewardModelPreset(
         "Outcome reward model", "Cobbe 2021, arXiv 2110.14168", "outcomes",
@@ -41,7 +41,7 @@ REWARD_MODELS: dict[str, RewardModelPreset] = {
         fixes="a verdict on completions that no rule can check, learnt from right and wrong ones",
         breaks="right answers by wrong reasoning count as right",
         columns="`prompt`, `completion` (or `completion`) and `label` (or `right`); or solutions in steps",
-        deviations=("the last token learns the label; scorer.outcome_at=every_token is the paper's way",),
+        deviations=("the last token learns the label; reward_model.outcome_at=every_token is the paper's way",),
     ),
     "prm": RewardModelPreset(
         "Process reward model", "Lightman 2023, arXiv 2305.20050", "steps",
