@@ -94,7 +94,7 @@ def settings_of(command):
 
 def resolve(command):
     """The command as `whet train` would take it, up to the files: a key or row that cannot be is an error."""
-    from whet.build.assembly import row_of
+    from whet.build.assembly import build_objective
     from whet.config.config import PolicyConfig, from_settings, merged, resolved
 
     words = shlex.split(command)
@@ -104,7 +104,7 @@ def resolve(command):
     layer |= {"reward": {"parts": [{"reward": given["--reward"]}]}} if "--reward" in given else {}
     config = resolved(words[2], merged(layer, from_settings(settings_of(command))))
     if isinstance(config, PolicyConfig):
-        row_of(config)
+        build_objective(config)
     return config
 
 
@@ -162,7 +162,7 @@ def test_every_rehearsal_trains(tmp_path, monkeypatch):
             settings = {key: value for key, value in settings.items() if not key.startswith("batch.")}
             settings["batch.rows_per_step"] = "8"
         config = from_settings([f"{key}={value}" for key, value in settings.items()])
-        run = api.train(method, config=config, callbacks=[])
+        run = api.train(method, config=config, console=False)
         assert run.status == "finished" and run.steps == 1, rehearsal
 
 
@@ -309,7 +309,7 @@ def test_the_bytes_are_those_of_a_real_run(tmp_path, monkeypatch):
     from whet.model import frozen_copy, load_model
 
     monkeypatch.chdir(tmp_path)
-    run = api.train("grpo", config=from_settings([f"{key}={value}" for key, value in TINY.items()]), callbacks=[])
+    run = api.train("grpo", config=from_settings([f"{key}={value}" for key, value in TINY.items()]), console=False)
     weights = load_file(run.model / "model.safetensors")
     states = load_file(run.model / "optimizer.safetensors")
     held = sum(each.nbytes for each in (*weights.values(), *states.values()) if each.ndim)

@@ -1,7 +1,8 @@
-"""`whet compare`: one task by several methods over several seeds, all else equal, and one page about it.
+"""`whet compare`: methods trained side by side over several seeds, all else equal; or finished runs held together.
 
-Every run is an ordinary run folder below the comparison's own, so each can be looked at, sampled and resumed. What is
-finished there is never run again, and what was broken off goes on: the same call twice is the same as once.
+`compare` trains and `compare_runs` reads; both give a `Comparison`, which `write_comparison` makes a page of. Every run
+that `compare` makes is an ordinary run folder below the comparison's own, so each can be viewed, sampled and resumed.
+What is finished there is never run again, and what was broken off goes on: the same call twice is the same as once.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import Any, TextIO
 
 from whet import api
 from whet.config import run_folder
-from whet.config.config import PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
+from whet.config.config import Config, PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
 from whet.config.run_folder import next_free_folder
-from whet.report.compare import Comparison, Result, comparison_values, table_text
+from whet.report.compare import Comparison, Result, comparison_values, mark_name, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
 from whet.report.run import read_run
@@ -66,6 +67,9 @@ class Entry:
         with contextlib.suppress(WhetError):
             return self.is_begun and read_summary(self.folder).get("status") == "finished"
         return False
+
+    def result(self) -> Result:
+        return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 
 class RunLine:
@@ -135,7 +139,7 @@ def compare(
             if not entry.is_finished:
                 words, complaint = _run(entry, layer, output)
                 failures.update({entry.name: complaint} if complaint else {})
-                _draw(place, _comparison(entries, failures, command))
+                write_comparison(place, _comparison(entries, failures, command))
             _say(output, f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
             if is_stopped := words == INTERRUPTED:
                 break
@@ -144,7 +148,7 @@ def compare(
             place.rmdir()
         raise
     comparison = _comparison(entries, failures, command)
-    _draw(place, comparison)
+    write_comparison(place, comparison)
     return _closed(place, comparison, is_stopped, output)
 
 
@@ -183,7 +187,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[Entry]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
-    from whet.build.assembly import row_of
+    from whet.build.assembly import build_objective
 
     entries = []
     for method in methods:
@@ -198,7 +202,7 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
             assert isinstance(config, PolicyConfig)
             entries.append(Entry(method, seed, place, config))
         try:
-            row_of(entries[-1].config)
+            build_objective(entries[-1].config)
         except WhetError as error:
             raise WhetError(f"{method}: {error}") from error
     return entries
@@ -263,24 +267,139 @@ def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]
     return {name: words for name, sections, words in facts if not unlike & set(sections)}, unequal
 
 
-def result_of(entry: Entry) -> Result:
+def result_of(folder: Path, label: str, seed: int, link: str) -> Result:
     """What a finished run came to."""
-    run = read_run(entry.folder)
+    run = read_run(folder)
     return Result(
-        entry.method,
-        entry.seed,
-        _marks(run.summary.get("before")),
-        _marks(run.summary.get("after")),
+        label,
+        seed,
+        _metrics(run.summary.get("before")),
+        _metrics(run.summary.get("after")),
         tuple((float(step.step), step.reward["total"]) for step in run.steps if "total" in step.reward),
         run.tokens(),
         # start-up apart: the imports of a process would be counted against its first run
         sum(took for phase, took in run.seconds().items() if phase != "start_up"),
-        entry.folder.name,
+        link,
+        _eval_size(run.summary),
     )
 
 
-def _marks(values: Mapping[str, float | None] | None) -> dict[str, float]:
+def _metrics(values: Mapping[str, float | None] | None) -> dict[str, float]:
     return {name: float(value) for name, value in (values or {}).items() if value is not None}
+
+
+def _eval_size(summary: Mapping[str, Any]) -> int:
+    """Prompts or rows that a run was evaluated on, as it said when it started; 0: it did not say."""
+    stated = re.search(r"(\d+) (?:held[ -]out|eval)", str((summary.get("facts") or {}).get("data", "")))
+    return int(stated[1]) if stated else 0
+
+
+def compare_runs(folders: Sequence[str | Path], command: str = "") -> Comparison:
+    """Finished runs side by side: headline metrics with intervals, and which differences are beyond noise.
+
+    Runs that differ in nothing but their seed count as one method with several seeds. Runs of different kinds are
+    refused; runs that were evaluated on other data or by other rewards are shown, and marked as not comparable.
+    """
+    places = [Path(folder) for folder in folders]
+    if len(places) < 2:
+        raise WhetError(f"{len(places)} run{'s' if len(places) != 1 else ''} to compare; give two or more run folders")
+    if len({place.resolve() for place in places}) < len(places):
+        raise WhetError("a run is named twice; give each run folder once")
+    configs = [run_folder.read_config(place) for place in places]
+    for place, config in zip(places, configs, strict=True):
+        if type(config) is not type(configs[0]):
+            raise WhetError(
+                f"{places[0]} ({configs[0].method}) and {place} ({config.method}) are different kinds of training, "
+                "whose metrics measure different things; compare runs of one kind"
+            )
+        status = read_summary(place).get("status")
+        if status != "finished":
+            raise WhetError(f"{place} is {status or 'unfinished'}; finish it with `whet resume {place}` first")
+    settings = [flattened(config.model_dump(mode="json")) for config in configs]
+    differing = sorted(
+        path
+        for path in {path for each in settings for path in each} - {"seed", "folder"}
+        if len({repr(each.get(path)) for each in settings}) > 1
+    )
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for at, each in enumerate(settings):
+        groups.setdefault(tuple(repr(each.get(path)) for path in differing), []).append(at)
+    labels = _labels(list(groups.values()), places, configs)
+    results = [
+        result_of(places[at], labels[at], configs[at].seed, str(places[at].resolve())) for at in range(len(places))
+    ]
+    values = {label: settings[labels.index(label)] for label in dict.fromkeys(labels)}
+    return Comparison(
+        tuple(dict.fromkeys(labels)),
+        tuple(sorted({config.seed for config in configs})),
+        tuple(results),
+        {path: str(settings[0][path]) for path in SHOWN_EQUAL if settings[0].get(path) and path not in differing},
+        {
+            path: ", ".join(f"{label} {each.get(path)}" for label, each in values.items())
+            for path in differing
+            if path != "method"
+        },
+        (),
+        command,
+        {label: labels.count(label) for label in labels},
+        _incomparable(settings, differing, results),
+    )
+
+
+SHOWN_EQUAL = ("method", "model.name", "data.source", "eval.source", "steps")
+
+
+def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Sequence[Config]) -> list[str]:
+    """What each run is called: its method where that tells the groups apart, else its folder."""
+    methods = [configs[group[0]].method for group in groups]
+    names = [place.name for place in places]
+    shown = names if len(set(names)) == len(names) else [str(place) for place in places]
+    labels = [""] * len(places)
+    for group, method in zip(groups, methods, strict=True):
+        first = shown[group[0]] + (f" and {len(group) - 1} more" if len(group) > 1 else "")
+        for at in group:
+            labels[at] = method if len(group) > 1 and methods.count(method) == 1 else first
+    return labels
+
+
+def _incomparable(settings: Sequence[Mapping[str, Any]], differing: Sequence[str], results: Sequence[Result]) -> str:
+    """Why the metrics of these runs do not measure the same thing; empty where they do."""
+    source = str(settings[0].get("eval.source") or "")
+    # a task brings its own eval split; elsewhere the training data may differ as they like
+    own_split = () if source else ("data.source", "data.difficulty")
+    for path in differing:
+        section = path.partition(".")[0]
+        if path in own_split or path == "eval.source":
+            return f"they were evaluated on different data ({path} differs)"
+        if path == "eval.prompts":
+            return f"they were evaluated on different numbers of prompts ({path} differs)"
+        if section == "reward":
+            return f"their completions were scored by different rewards ({path} differs)"
+    sizes = {result.eval_size for result in results}
+    if len(sizes) > 1:
+        return f"they were evaluated on different numbers of prompts ({', '.join(map(str, sorted(sizes)))})"
+    return "" if mark_name(results) or not any(result.after for result in results) else "they share no eval metric"
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> Path:
+    """compare.html and compare.json in this folder; the page."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another --folder") from error
+    linked = tuple(replace(each, folder=_link(folder, each.folder)) for each in comparison.results)
+    shown = replace(comparison, results=linked)
+    values = dumps(comparison_values(shown), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, text in ((VALUES, values), (PAGE, compare_page(shown))):
+        partial = folder / f".{name}"
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(partial, folder / name)
+    return folder / PAGE
+
+
+def _link(folder: Path, run: str) -> str:
+    """A run's folder as the page beside it names it."""
+    return Path(os.path.relpath(run, folder.resolve())).as_posix() if os.path.isabs(run) else run
 
 
 def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, str]:
@@ -290,10 +409,10 @@ def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, s
     line = RunLine(entry.name, output)
     try:
         if entry.is_begun:
-            run = api.resume(entry.folder, callbacks=[line])
+            run = api.resume(entry.folder, callbacks=[line], console=False)
         else:
             own = {"seed": entry.seed, "folder": str(entry.folder)}
-            run = api.train(entry.method, config=merged(layer, own), callbacks=[line])
+            run = api.train(entry.method, config=merged(layer, own), callbacks=[line], console=False)
     except KeyboardInterrupt:
         return INTERRUPTED, ""
     except RunFailed as error:
@@ -307,7 +426,7 @@ def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, s
 def _outcome(entry: Entry) -> list[str]:
     if not entry.is_finished:
         return []
-    result = result_of(entry)
+    result = entry.result()
     name = headline(result.after)
     gain = f"{name} {measured(name, result.before.get(name))} to {measured(name, result.after[name])}" if name else ""
     return [gain, duration(result.seconds)]
@@ -324,21 +443,12 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
     return Comparison(
         tuple(dict.fromkeys(entry.method for entry in entries)),
         tuple(dict.fromkeys(entry.seed for entry in entries)),
-        tuple(result_of(entry) for entry in entries if entry.is_finished),
+        tuple(entry.result() for entry in entries if entry.is_finished),
         equal,
         unequal,
         tuple(remarks),
         command,
     )
-
-
-def _draw(folder: Path, comparison: Comparison) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    values = dumps(comparison_values(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    for name, text in ((VALUES, values), (PAGE, compare_page(comparison))):
-        partial = folder / f".{name}"
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(partial, folder / name)
 
 
 def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> Compared:

@@ -66,3 +66,25 @@ def corrected(ps: Sequence[float], num_tests: int) -> list[float]:
         floor = max(floor, min(1.0, (num_tests - rank) * ps[place]))
         found[place] = floor
     return found
+
+
+def shares_apart(first: float, second: float, count: int) -> float:
+    """first - second in standard errors, both being shares of `count` trials.
+
+    Each variance is taken at Laplace's estimate (k + 1) / (n + 2): an observed 0 or 1 is not certain.
+    """
+    smoothed = [(share * count + 1) / (count + 2) for share in (first, second)]
+    return (first - second) / math.sqrt(sum(share * (1 - share) / count for share in smoothed))
+
+
+def shares_p(first: float, second: float, count: int) -> float:
+    """Two-sided p that two shares of `count` trials each differ, by the normal approximation."""
+    return math.erfc(abs(shares_apart(first, second, count)) / math.sqrt(2))
+
+
+def share_interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of `count` trials: never outside [0, 1], and never empty at 0 or 1."""
+    scale = 1 + z * z / count
+    middle = (share + z * z / (2 * count)) / scale
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from textwrap import indent, wrap
 from typing import Any
 
-from whet.metrics.significance import corrected, welch_p
+from whet.metrics.significance import corrected, share_interval, shares_p, welch_p
 from whet.report.svg import Point
 from whet.report.text import ABSENT, ACCURACY_NAMES, duration, headline, measured, quantity
 
@@ -38,6 +38,7 @@ class Result:
     tokens: int  # generated
     seconds: float
     folder: str = ""  # beside the page
+    eval_size: int = 0  # prompts or rows behind the eval metrics; 0: unknown
 
     @property
     def last_quarter(self) -> float | None:
@@ -57,6 +58,11 @@ class Comparison:
     unequal: Mapping[str, str] = field(default_factory=dict)  # settings that differ besides the method
     remarks: tuple[str, ...] = ()  # sentences a reader must not miss: failed runs, a setting that hides differences
     command: str = ""
+    planned: Mapping[str, int] = field(default_factory=dict)  # runs of a method, where that is not one per seed
+    incomparable: str = ""  # why these runs cannot be ranked; empty: they can
+
+    def num_planned(self, method: str) -> int:
+        return self.planned.get(method, len(self.seeds))
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Estimate:
     """One number of a method, over its seeds."""
 
     values: tuple[float, ...]
+    eval_size: int = 0  # prompts behind each value where it is a share of them; 0: not a share, or unknown
 
     @property
     def mean(self) -> float | None:
@@ -74,8 +81,15 @@ class Estimate:
         """Standard deviation over seeds, Bessel's; None below two runs."""
         return stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% interval of a single run's share over its eval prompts."""
+        return share_interval(self.values[0], self.eval_size) if self.eval_size and len(self.values) == 1 else None
+
     def text(self, name: str) -> str:
         spread = "" if self.spread is None else f" ± {measured(name, self.spread)}"
+        if self.interval is not None:
+            spread = f" ({' to '.join(measured(name, end) for end in self.interval)})"
         return f"{measured(name, self.mean)}{spread}"
 
 
@@ -122,12 +136,14 @@ def rows(comparison: Comparison) -> list[Row]:
     found = []
     for method in comparison.methods:
         results = tuple(result for result in comparison.results if result.method == method)
+        # seeds of one comparison show their spread; a run on its own shows how far its eval prompts can be trusted
+        size = results[0].eval_size if len(results) == 1 and name in ACCURACY_NAMES else 0
         found.append(
             Row(
                 method,
                 results,
-                _estimate([result.before.get(name) for result in results]),
-                _estimate([result.after.get(name) for result in results]),
+                _estimate([result.before.get(name) for result in results], size),
+                _estimate([result.after.get(name) for result in results], size),
                 _estimate([result.last_quarter for result in results]),
                 _estimate([result.tokens for result in results]),
                 _estimate([result.seconds for result in results]),
@@ -136,8 +152,9 @@ def rows(comparison: Comparison) -> list[Row]:
     return found
 
 
-def _estimate(values: Sequence[float | None]) -> Estimate:
-    return Estimate(tuple(float(value) for value in values if value is not None and math.isfinite(value)))
+def _estimate(values: Sequence[float | None], eval_size: int = 0) -> Estimate:
+    known = tuple(float(value) for value in values if value is not None and math.isfinite(value))
+    return Estimate(known, eval_size if all(0 <= value <= 1 for value in known) else 0)
 
 
 def judged(row: Row, name: str | None) -> Estimate:
@@ -156,9 +173,15 @@ def standings(comparison: Comparison) -> dict[str, Standing]:
     best = best_row(table, name)
     if best is None:
         return {row.method: Standing(NO_RUN) for row in table}
+    if comparison.incomparable:
+        return {row.method: Standing("not comparable" if row.results else NO_RUN) for row in table}
     top = judged(best, name).values
     others = {row.method: judged(row, name).values for row in table if row.method != best.method}
-    raw = {method: p for method, values in others.items() if (p := welch_p(values, top)) is not None}
+    raw = {
+        row.method: p
+        for row in table
+        if row.method != best.method and (p := _p(judged(row, name), judged(best, name))) is not None
+    }
     tested = dict(zip(raw, corrected(list(raw.values()), len(others)), strict=True))
     found = {method: standing(values, top, best.method, tested.get(method)) for method, values in others.items()}
     rivals = [found[method] for method, values in others.items() if values]
@@ -168,12 +191,19 @@ def standings(comparison: Comparison) -> dict[str, Standing]:
     return {row.method: found.get(row.method, Standing(relation)) for row in table}
 
 
+def _p(one: Estimate, best: Estimate) -> float | None:
+    """Over seeds where there are several; over eval prompts where both are single runs on equally many."""
+    if one.interval is not None and best.interval is not None and one.eval_size == best.eval_size:
+        return shares_p(one.values[0], best.values[0], one.eval_size)
+    return welch_p(one.values, best.values)
+
+
 def standing(values: Sequence[float], best_values: Sequence[float], best: str, p: float | None) -> Standing:
     """One method against the best; `p` is None where Welch's test cannot be made."""
     if not values:
         return Standing(NO_RUN)
     level = math.isclose(fmean(values), fmean(best_values), rel_tol=1e-12)
-    if len(values) < 2 or len(best_values) < 2:
+    if p is None and (len(values) < 2 or len(best_values) < 2):
         return Standing("level with {}, noise unknown" if level else "below {}, noise unknown", best)
     if p is None and level:
         return Standing("within noise of {}", best, "equal in every seed", 1.0)
@@ -194,6 +224,8 @@ def verdict(comparison: Comparison) -> str:
         return "No run has finished yet."
     what = f"held-out {name.replace('_', ' ')}" if name else f"mean {LAST_QUARTER}"
     reached = judged(best, name).text(name or "")
+    if comparison.incomparable:
+        return f"These runs cannot be ranked: {comparison.incomparable}."
     if len(comparison.methods) == 1:
         return f"{best.method} reached {what} {reached}. It ran alone: there is nothing to compare it with."
     others = [row for row in table if row.method != best.method and row.results]
@@ -221,7 +253,15 @@ def notes(comparison: Comparison) -> list[str]:
             "Every run reached the top: the task is too easy to tell the methods apart. Give fewer steps, or a harder "
             "task."
         )
-    if len(comparison.seeds) < 2:
+    tested = [row.after for row in table if row.after.interval is not None]
+    if comparison.incomparable:
+        said.append("Numbers of runs that cannot be ranked stand side by side only to be looked at.")
+    elif name and len(tested) == len(table) > 1 and len({each.eval_size for each in tested}) == 1:
+        said.append(
+            f"Each is a single run: intervals (95%) and p tell how far {tested[0].eval_size} eval prompts can be "
+            "trusted. They say nothing of what another seed would change; for that, train several seeds."
+        )
+    elif len(comparison.seeds) < 2:
         said.append("One seed: nothing can be said about noise. Give --seeds 3 or more.")
     elif sum(len(judged(row, name).values) > 1 for row in table) < min(2, len(table)):
         said.append("Too few runs are finished: nothing can be said about noise yet.")
@@ -245,11 +285,10 @@ def notes(comparison: Comparison) -> list[str]:
 def cells(comparison: Comparison) -> list[tuple[str, ...]]:
     """The table as text, without its head: one tuple of `COLUMNS` a method."""
     name, found = mark_name(comparison.results) or "", standings(comparison)
-    planned = len(comparison.seeds)
     return [
         (
             row.method,
-            str(planned) if len(row.results) == planned else f"{len(row.results)} of {planned}",
+            _runs_text(len(row.results), comparison.num_planned(row.method)),
             row.before.text(name),
             row.after.text(name),
             row.reward.text(""),
@@ -259,6 +298,10 @@ def cells(comparison: Comparison) -> list[tuple[str, ...]]:
         )
         for row in rows(comparison)
     ]
+
+
+def _runs_text(done: int, planned: int) -> str:
+    return str(planned) if done == planned else f"{done} of {planned}"
 
 
 def heads(comparison: Comparison) -> tuple[str, ...]:
@@ -299,8 +342,7 @@ def _folded(text: str, width: int, name: str = "") -> list[str]:
 def comparison_values(comparison: Comparison) -> dict[str, Any]:
     """compare.json: everything the page shows, as JSON holds it."""
     found = standings(comparison)
-    finished = {(result.method, result.seed) for result in comparison.results}
-    whole = len(finished) == len(comparison.methods) * len(comparison.seeds)
+    whole = len(comparison.results) == sum(map(comparison.num_planned, comparison.methods))
     return {
         "status": "finished" if whole else "unfinished",
         "methods": list(comparison.methods),
@@ -309,6 +351,7 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
         "verdict": verdict(comparison),
         "equal": dict(comparison.equal),
         "unequal": dict(comparison.unequal),
+        "incomparable": comparison.incomparable,
         "notes": notes(comparison),
         "rows": [
             {

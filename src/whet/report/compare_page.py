@@ -111,7 +111,7 @@ def compare_page(comparison: Comparison) -> str:
     title = (
         ", ".join(comparison.methods) if len(comparison.methods) <= MOST_NAMES else f"{len(comparison.methods)} methods"
     )
-    planned = len(comparison.methods) * len(comparison.seeds)
+    planned = sum(map(comparison.num_planned, comparison.methods))
     status = "finished" if len(comparison.results) == planned else "unfinished"
     sections = (
         _opening(comparison, title, status),
@@ -134,6 +134,8 @@ def compare_page(comparison: Comparison) -> str:
 def _opening(comparison: Comparison, title: str, status: str) -> str:
     methods, seeds = len(comparison.methods), len(comparison.seeds)
     planned = f"{methods} method{'s' if methods > 1 else ''} x {seeds} seed{'s' if seeds > 1 else ''}"
+    if comparison.planned:
+        planned = f"{len(comparison.results)} finished runs"
     return (
         f'<header><div class="eyebrow"><b>whet compare</b><span>{planned}</span><span class="status {status}">{status}'
         f'</span></div><h1>{escape(title)}</h1><p class="verdict">{_held_together(verdict(comparison))}</p></header>\n'

@@ -1,0 +1,128 @@
+"""Finished runs side by side: what is held against what, when that is noise, and which runs must not be ranked."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from whet.config.config import resolved
+from whet.config.run_folder import write_config
+from whet.experiments.comparison import compare_runs, write_comparison
+from whet.report.compare import cells, notes, rows, standings, table_text, verdict
+from whet.report.record import replace_summary
+from whet.types import WhetError
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Writes a finished run folder as training leaves it, without training."""
+
+    def write(name, method="grpo", accuracy=0.5, size=200, status="finished", metric="accuracy", **config):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        write_config(folder, resolved(method, {**config, "folder": str(folder)}))
+        said = {"data": f"task:arithmetic ({size} held out)"} if size else {}
+        after = {} if accuracy is None else {metric: accuracy, "reward": 0.1}
+        replace_summary(
+            folder, {"status": status, "facts": said, "before": {metric: 0.1}, "after": after, "tokens": 100}
+        )
+        return folder
+
+    return write
+
+
+def test_single_runs_are_told_apart_by_their_eval_prompts(run):
+    one, other, far = run("one", accuracy=0.5), run("other", accuracy=0.53, steps=7), run("far", accuracy=0.8, steps=9)
+    near = compare_runs([one, other])
+    assert near.methods == ("one", "other") and near.unequal == {"steps": "one 40, other 7"}
+    found = standings(near)
+    assert found["other"].words == "highest, within noise" and found["one"].words == "within noise of other (p = 0.55)"
+    assert standings(compare_runs([one, far]))["one"].words == "below far beyond noise (p < 0.001)"
+    # Wilson, 100 of 200: 43.1% to 56.9%
+    assert rows(near)[0].after.interval == pytest.approx((0.4314, 0.5686), abs=1e-4)
+    assert cells(near)[0][3] == "50.0% (43.1% to 56.9%)"
+    (note,) = notes(near)
+    assert "single run" in note and "200 eval prompts" in note and "another seed" in note
+
+
+def test_three_runs_are_corrected_for_two_tests(run):
+    folders = [run("a", accuracy=0.5), run("b", accuracy=0.61, steps=7), run("c", accuracy=0.62, steps=9)]
+    alone = standings(compare_runs([folders[0], folders[2]]))["a"].p
+    assert standings(compare_runs(folders))["a"].p == pytest.approx(2 * alone)
+
+
+def test_runs_that_differ_by_their_seed_are_one_method(run):
+    folders = [run(f"{method}-{seed}", method, 0.4 + at + 0.01 * seed, seed=seed)
+               for at, method in ((0.0, "grpo"), (0.3, "rloo")) for seed in (0, 1, 2)]  # fmt: skip
+    comparison = compare_runs(folders[:-1])
+    assert comparison.methods == ("grpo", "rloo") and comparison.planned == {"grpo": 3, "rloo": 2}
+    assert [line[1] for line in cells(comparison)] == ["3", "2"]
+    table = rows(comparison)
+    assert table[0].after.values == pytest.approx((0.4, 0.41, 0.42)) and table[0].after.interval is None
+    assert standings(comparison)["grpo"].relation == "below {} beyond noise"
+    assert "Welch" in notes(comparison)[0]
+
+
+def test_groups_of_one_method_are_named_by_their_folders(run):
+    folders = [run("x"), run("y", seed=1), run("z", steps=7)]
+    assert compare_runs(folders).methods == ("x and 1 more", "z")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"data": {"difficulty": [4]}}, "different data (data.difficulty differs)"),
+        ({"reward": {"parts": [{"reward": "numeric_answer"}]}}, "different rewards"),
+        ({"size": 100}, "different numbers of prompts (100, 200)"),
+        ({"metric": "score"}, ""),  # both have a reward
+    ],
+)
+def test_other_eval_data_cannot_be_ranked(run, change, reason):
+    comparison = compare_runs([run("one"), run("other", accuracy=0.9, **change)])
+    assert reason in comparison.incomparable and bool(reason) == bool(comparison.incomparable)
+    if reason:
+        assert verdict(comparison) == f"These runs cannot be ranked: {comparison.incomparable}."
+        assert {each.words for each in standings(comparison).values()} == {"not comparable"}
+        assert "cannot be ranked" in " ".join(table_text(comparison).split())
+
+
+def test_an_eval_file_leaves_the_training_data_free(run, tmp_path):
+    rows = tmp_path / "eval.jsonl"
+    rows.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    data = {"held_out": str(rows)}
+    one, other = (run(name, data={**data, "source": f"{name}.jsonl"}, reward={"parts": [{"reward": "exact_answer"}]})
+                  for name in ("one", "other"))  # fmt: skip
+    assert compare_runs([one, other]).incomparable == ""
+
+
+def test_without_any_eval_the_reward_is_compared(run):
+    comparison = compare_runs([run("one", accuracy=None, size=0), run("other", accuracy=None, size=0, steps=7)])
+    assert comparison.incomparable == "" and "Nothing was held out" in " ".join(notes(comparison))
+
+
+def test_the_page_links_the_runs_wherever_they_are(run, tmp_path):
+    comparison = compare_runs([run("one"), run("other", accuracy=0.9, steps=7)], command="whet compare a b")
+    page = write_comparison(tmp_path / "elsewhere" / "compare-001", comparison)
+    text = page.read_text()
+    assert re.findall(r'href="([^"]*)"', text) == [f"../../runs/{name}/report.html" for name in ("one", "other")]
+    assert "2 finished runs" in text and "whet compare a b" in text and "finished</span>" in text
+    values = json.loads((page.parent / "compare.json").read_text())
+    assert values["status"] == "finished" and values["rows"][1]["p"] is None and values["rows"][0]["p"] < 1e-6
+    assert values["unequal"] == {"steps": "one 40, other 7"}
+
+
+@pytest.mark.parametrize(
+    ("make", "fix"),
+    [
+        (lambda run: [run("one")], "1 run to compare; give two or more"),
+        (lambda run: [run("one"), run("two", "dpo")], r"one \(grpo\) and .*two \(dpo\) are different kinds"),
+        (lambda run: [run("one"), run("two", status="interrupted")], "two is interrupted; finish it with `whet resume"),
+        (lambda run: [run("one"), "nowhere"], "nowhere: not a run folder"),
+        (lambda run: [folder := run("one"), folder.parent / "." / "one"], "named twice"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(run, make, fix):
+    with pytest.raises(WhetError, match=fix):
+        compare_runs(make(run))
