@@ -18,7 +18,7 @@ from whet.data.step_rows import LABELS, Stepped, common_separator, outcomes_from
 from whet.data.tasks.contrast import STEP, task_judged, task_preferences, task_rankings, task_stepped
 from whet.model.causal_lm import CausalLM
 from whet.objective.preference import LabelLoss, RankLoss
-from whet.objective.preference.axes import pair_description, pair_preset_named, pair_title, with_pair_changes
+from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -28,7 +28,13 @@ from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.build.rows import Read, left_out_phrases, read_usable
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
-from whet.train.preference import PreferenceDataset, PreferenceTrainer, PreferenceSettings, PreferenceModels, preference_rows
+from whet.train.preference import (
+    PreferenceDataset,
+    PreferenceTrainer,
+    PreferenceSettings,
+    PreferenceModels,
+    preference_rows,
+)
 from whet.train.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.train.reward_model import (
     RewardModelTrainer,
@@ -42,13 +48,13 @@ from whet.types import WhetError
 
 
 def preference_objective(config: PreferenceConfig) -> PairObjective:
-    return with_pair_changes(pair_preset_named(config.method).objective, flattened(config.objective))
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
 
 
 def preference_words(config: PreferenceConfig) -> tuple[str, list[str]]:
     """Title and description of what is minimised."""
     row = preference_objective(config)
-    return pair_title(row), pair_description(row)
+    return title(row), description(row)
 
 
 def preference_trainer(
@@ -81,7 +87,12 @@ def preference_trainer(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed, online
     )
     trainer = PreferenceTrainer(
-        PreferenceModels(policy, loaded.tokenizer, reference), row, PreferenceDataset(rows, others), settings, _optimizer(config), exam
+        PreferenceModels(policy, loaded.tokenizer, reference),
+        row,
+        PreferenceDataset(rows, others),
+        settings,
+        _optimizer(config),
+        exam,
     )
     return trainer, _told(config.data.source, len(rows), len(others), dropped, left_out_phrases(train, held_out))
 
@@ -91,12 +102,14 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
     loss = _loss(config)
     if isinstance(loss, RankLoss):
         formula = (
-            "  L = mean -log sigma(r_better - r_worse)" if config.reward_model.cost == "all_pairs" else "  L = Plackett-Luce"
+            "  L = mean -log sigma(r_better - r_worse)"
+            if config.reward_model.cost == "all_pairs"
+            else "  L = Plackett-Luce"
         )
         formula += f" + {config.reward_model.centre:g} (r_better + r_worse)^2" if config.reward_model.centre else ""
     else:
         formula = "  L = -mean [ y log p + (1 - y) log(1 - p) ], p = sigma(r)"
-    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.words}", f"  - {_scored_at(config)}"]
+    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.objective.words}", f"  - {_scored_at(config)}"]
     if config.reward_model.heads > 1:
         draw = "its own draw of the rows" if config.reward_model.bootstrap else "the same rows"
         lines.append(f"  - {config.reward_model.heads} heads on one trunk, each from {draw}; L is the mean of theirs")
@@ -105,7 +118,7 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
 
 def _scored_at(config: RewardModelConfig) -> str:
     """Which token is scored."""
-    if REWARD_MODELS[config.method].learns == "steps":
+    if REWARD_MODELS[config.method].objective.learns == "steps":
         return "scored at the last token of each step"
     if config.reward_model.outcome_at == "every_token":
         return "learnt at every token of a completion, scored at the last token of the conversation"
@@ -114,7 +127,7 @@ def _scored_at(config: RewardModelConfig) -> str:
 
 def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: Any) -> tuple[RewardModelTrainer, str]:
     """The trainer, and its data in words."""
-    learns, batch, tokenizer = REWARD_MODELS[config.method].learns, config.batch, loaded.tokenizer
+    learns, batch, tokenizer = REWARD_MODELS[config.method].objective.learns, config.batch, loaded.tokenizer
     train, held_out = _judged(config, learns)
     separator = _separator(config, train)
     heads, everywhere = config.reward_model.heads, config.reward_model.outcome_at == "every_token"
@@ -137,14 +150,14 @@ def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: An
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:
     """What ends a step: as told, else as the data has it."""
-    if config.reward_model.separator or REWARD_MODELS[config.method].learns != "steps":
+    if config.reward_model.separator or REWARD_MODELS[config.method].objective.learns != "steps":
         return config.reward_model.separator or EMPTY_LINE
     return (STEP if config.data.parsed_source.is_task else common_separator(rows)) or EMPTY_LINE
 
 
 def _loss(config: RewardModelConfig) -> RankLoss | LabelLoss:
     scorer = config.reward_model
-    if REWARD_MODELS[config.method].learns == "rankings":
+    if REWARD_MODELS[config.method].objective.learns == "rankings":
         return RankLoss(AllPairs() if scorer.cost == "all_pairs" else PlackettLuce(), scorer.centre)
     return LabelLoss(scorer.even_completions, scorer.positive_weight)
 
@@ -217,7 +230,7 @@ def _verdict_reader(method: str, learns: str, labels: str, row: Row) -> Read:
 
 
 def _learner(learns: str) -> str:
-    return next(name for name, preset in REWARD_MODELS.items() if preset.learns == learns)
+    return next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == learns)
 
 
 def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
