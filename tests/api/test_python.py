@@ -231,7 +231,7 @@ def test_a_run_is_asked_about_its_own_task(watched):
 
 def test_evaluate_with_several_samples_gives_pass_at_k():
     settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
-    settings["report"] = {"eval_prompts": 12}
+    settings["eval"] = {"prompts": 12}
     settings["data"] = {"difficulty": [1]}
     marks = whet.evaluate("whetstone", samples=4, settings=settings).metrics
     assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1

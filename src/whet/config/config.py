@@ -269,7 +269,7 @@ def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         _refuse_old_component(axis, value)
         table = dict(value) if isinstance(value, Mapping) else {"kind": value}
         own = preset.components.get(axis)
-        name = table.get("kind", own.name if own else None)
+        name: Any = table.get("kind", own.name if own else "")
         if own is not None and name == own.name:
             usual: dict[str, Any] = {"kind": own.name, **own.numbers}
         else:

@@ -22,7 +22,7 @@ OLD_KEYS: Mapping[str, str] = {
 }
 OLD_COMPONENTS: Mapping[str, str] = {
     "right_replies": "right_completions",
-    "truncate_reply": "truncate_completion",
+    "truncate_reply": "truncate_sequence",
     "whiten_replies": "whiten_completions",
     "per_reply": "per_completion",
 }
