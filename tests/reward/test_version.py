@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.reward import BUILTIN, Part, as_reward, find_reward, version
+from whet.reward import BUILTIN, RewardPart, as_reward, find_reward, version
 from whet.reward.combine import Gate
 from whet.reward.version import (
     parts_version,
@@ -152,13 +152,13 @@ def test_settings_count_by_their_value():
 def test_the_name_of_a_part_is_no_content_but_its_weight_and_place_are():
     one, other = as_reward(tolerant), as_reward(tolerant, "renamed")
     assert reward_hash(one) == reward_hash(other)
-    format_part = Part(find_reward("think_format"))
+    format_part = RewardPart(find_reward("think_format"))
     hashes = {
-        reward_parts_hash([Part(one), format_part]),
-        reward_parts_hash([format_part, Part(one)]),
-        reward_parts_hash([Part(one, 2.0), format_part]),
-        reward_parts_hash([Part(one), Part(find_reward("think_format"), gate=Gate("tolerant"))]),
-        reward_parts_hash([Part(one), format_part], {"template": "math"}),
+        reward_parts_hash([RewardPart(one), format_part]),
+        reward_parts_hash([format_part, RewardPart(one)]),
+        reward_parts_hash([RewardPart(one, 2.0), format_part]),
+        reward_parts_hash([RewardPart(one), RewardPart(find_reward("think_format"), gate=Gate("tolerant"))]),
+        reward_parts_hash([RewardPart(one), format_part], {"template": "math"}),
     }
     assert len(hashes) == 5
 
@@ -212,8 +212,8 @@ def test_a_function_without_source_still_has_a_hash():
 
 
 def test_changes_are_told():
-    old = parts_version([Part(as_reward(tolerant))]).pieces
-    new = parts_version([Part(as_reward(tolerant), 0.5), Part(find_reward("think_format"))]).pieces
+    old = parts_version([RewardPart(as_reward(tolerant))]).pieces
+    new = parts_version([RewardPart(as_reward(tolerant), 0.5), RewardPart(find_reward("think_format"))]).pieces
     changes = version_changes(old, new)
     assert "tolerant: weight 1 -> 0.5" in changes
     assert "parts tolerant -> tolerant, think_format" in changes

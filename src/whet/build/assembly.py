@@ -35,7 +35,7 @@ from whet.build.preference import (
     reward_model_trainer,
     reward_model_words,
 )
-from whet.reward import Failures, Part, step_scorer, with_steps
+from whet.reward import Failures, RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.build.rewards import (
     bind_judges,
@@ -84,10 +84,10 @@ class Assembly:
     objective: list[str]  # in words and symbols
     facts: Mapping[str, str]
     precision: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RewardPart, ...] = ()
 
 
-def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
     is_asked = is_policy or (isinstance(config, PreferenceConfig) and config.preference.online > 0)
@@ -102,7 +102,11 @@ def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
     parts = bind_judges(parts, machine.engine, machine.loaded.tokenizer)
     failures = failure_policy(config)
     judge = build_scorer(config, parts, failures)
-    exam = build_evaluator(machine, held_out[: config.report.eval_prompts], sampling, judge) if held_out and parts else None
+    exam = (
+        build_evaluator(machine, held_out[: config.report.eval_prompts], sampling, judge)
+        if held_out and parts
+        else None
+    )
     facts = {**machine.facts, "data": data_summary(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
         check_rewards(objective, parts)
@@ -164,7 +168,7 @@ def online_trainer(
 
 
 def _judging(
-    config: PolicyConfig, parts: Sequence[Part], failures: Failures, objective: Objective, machine: Runtime
+    config: PolicyConfig, parts: Sequence[RewardPart], failures: Failures, objective: Objective, machine: Runtime
 ) -> Callable[[float], RewardContext]:
     """share of the training done -> how completions are judged then."""
     steps_scorer = step_scorer(parts)
@@ -179,7 +183,7 @@ def _judging(
     return judging
 
 
-def build_objective(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
+def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> Objective:
     """The method's row with the config's changes, checked against the rest of the config and its rewards."""
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)

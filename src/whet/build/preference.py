@@ -28,7 +28,13 @@ from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.build.rows import Read, left_out_phrases, read_usable
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
-from whet.train.preference import PreferenceDataset, PreferenceTrainer, PreferenceSettings, PreferenceModels, preference_rows
+from whet.train.preference import (
+    PreferenceDataset,
+    PreferenceTrainer,
+    PreferenceSettings,
+    PreferenceModels,
+    preference_rows,
+)
 from whet.train.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.train.reward_model import (
     RewardModelTrainer,
@@ -81,7 +87,12 @@ def preference_trainer(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed, online
     )
     trainer = PreferenceTrainer(
-        PreferenceModels(policy, loaded.tokenizer, reference), row, PreferenceDataset(rows, others), settings, _optimizer(config), exam
+        PreferenceModels(policy, loaded.tokenizer, reference),
+        row,
+        PreferenceDataset(rows, others),
+        settings,
+        _optimizer(config),
+        exam,
     )
     return trainer, _told(config.data.source, len(rows), len(others), dropped, left_out_phrases(train, held_out))
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from whet.protocols import Reward
 from whet.reward.call import Batched, PerSample, parameters_of
-from whet.reward.combine import Part
+from whet.reward.combine import RewardPart
 
 DIGITS = 12  # of a hash: enough to tell a million versions apart
 SHORT = 60  # characters; longer values are shown by their digest
@@ -57,18 +57,18 @@ def reward_version(reward: Reward | Callable[..., Any]) -> RewardVersion:
     return RewardVersion(pieces_hash(pieces), str(name), dict(sorted(pieces.items())))
 
 
-def reward_parts_hash(parts: Sequence[Part], *also: Any) -> str:
+def reward_parts_hash(parts: Sequence[RewardPart], *also: Any) -> str:
     """The hash of a whole reward: its parts in their order, how each counts, and `also`, whatever else shapes it."""
     return parts_version(parts, *also).hash
 
 
-def parts_version(parts: Sequence[Part], *also: Any) -> RewardVersion:
+def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
     """The version of a whole reward; the pieces of a part begin with its name."""
     pieces: dict[str, str] = {"parts": ", ".join(part.name for part in parts)}
     for part in parts:
-        inner = _pieces(part.reward)
+        inner = _pieces(part.resolved_reward)
         for field in dataclasses.fields(part):
-            if field.name not in ("reward", "settings"):
+            if field.name not in ("reward", "settings", "adds_up"):
                 inner[field.name] = _shown(getattr(part, field.name))
         pieces |= {f"{part.name}: {piece}": content for piece, content in inner.items()}
     pieces |= {f"also {number}": _shown(value) for number, value in enumerate(also, start=1)}
