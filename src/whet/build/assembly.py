@@ -28,7 +28,7 @@ from whet.model.critic import critic_on
 from whet.model.fused_trunk import fused_works
 from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.model.causal_lm import Recompute, CausalLM, causal_lm
-from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
+from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.build.preference import (
     preference_trainer,
     preference_words,
@@ -188,7 +188,7 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)
     batch = config.batch
-    setting = Setting(
+    setting = RunSetting(
         batch.group_size,
         batch.updates_per_step * batch.epochs_per_batch,
         len(parts),

@@ -18,7 +18,7 @@ from whet.data.step_rows import LABELS, Stepped, common_separator, outcomes_from
 from whet.data.tasks.contrast import STEP, task_judged, task_preferences, task_rankings, task_stepped
 from whet.model.causal_lm import CausalLM
 from whet.objective.preference import LabelLoss, RankLoss
-from whet.objective.preference.axes import pair_description, pair_preset_named, pair_title, with_pair_changes
+from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -48,13 +48,13 @@ from whet.types import WhetError
 
 
 def preference_objective(config: PreferenceConfig) -> PairObjective:
-    return with_pair_changes(pair_preset_named(config.method).objective, flattened(config.objective))
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
 
 
 def preference_words(config: PreferenceConfig) -> tuple[str, list[str]]:
     """Title and description of what is minimised."""
     row = preference_objective(config)
-    return pair_title(row), pair_description(row)
+    return title(row), description(row)
 
 
 def preference_trainer(
@@ -107,7 +107,7 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
         formula += f" + {config.scorer.centre:g} (r_better + r_worse)^2" if config.scorer.centre else ""
     else:
         formula = "  L = -mean [ y log p + (1 - y) log(1 - p) ], p = sigma(r)"
-    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.words}", f"  - {_scored_at(config)}"]
+    lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.objective.words}", f"  - {_scored_at(config)}"]
     if config.scorer.heads > 1:
         draw = "its own draw of the rows" if config.scorer.bootstrap else "the same rows"
         lines.append(f"  - {config.scorer.heads} heads on one trunk, each from {draw}; L is the mean of theirs")
@@ -116,7 +116,7 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
 
 def _scored_at(config: RewardModelConfig) -> str:
     """Which token is scored."""
-    if REWARD_MODELS[config.method].learns == "steps":
+    if REWARD_MODELS[config.method].objective.learns == "steps":
         return "scored at the last token of each step"
     if config.scorer.outcome_at == "every_token":
         return "learnt at every token of a completion, scored at the last token of the conversation"
@@ -125,7 +125,7 @@ def _scored_at(config: RewardModelConfig) -> str:
 
 def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: Any) -> tuple[RewardModelTrainer, str]:
     """The trainer, and its data in words."""
-    learns, batch, tokenizer = REWARD_MODELS[config.method].learns, config.batch, loaded.tokenizer
+    learns, batch, tokenizer = REWARD_MODELS[config.method].objective.learns, config.batch, loaded.tokenizer
     train, held_out = _judged(config, learns)
     separator = _separator(config, train)
     heads, everywhere = config.scorer.heads, config.scorer.outcome_at == "every_token"
@@ -148,14 +148,14 @@ def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: An
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:
     """What ends a step: as told, else as the data has it."""
-    if config.scorer.separator or REWARD_MODELS[config.method].learns != "steps":
+    if config.scorer.separator or REWARD_MODELS[config.method].objective.learns != "steps":
         return config.scorer.separator or EMPTY_LINE
     return (STEP if config.data.parsed_source.is_task else common_separator(rows)) or EMPTY_LINE
 
 
 def _loss(config: RewardModelConfig) -> RankLoss | LabelLoss:
     scorer = config.scorer
-    if REWARD_MODELS[config.method].learns == "rankings":
+    if REWARD_MODELS[config.method].objective.learns == "rankings":
         return RankLoss(AllPairs() if scorer.cost == "all_pairs" else PlackettLuce(), scorer.centre)
     return LabelLoss(scorer.even_completions, scorer.positive_weight)
 
@@ -228,7 +228,7 @@ def _verdict_reader(method: str, learns: str, labels: str, row: Row) -> Read:
 
 
 def _learner(learns: str) -> str:
-    return next(name for name, preset in REWARD_MODELS.items() if preset.learns == learns)
+    return next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == learns)
 
 
 def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:

@@ -212,45 +212,22 @@ def algorithms(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The methods, and what each is for; with --rows the components it is made of."""
-    from whet.explain.policy_table import markdown_table, overview, rows
-    from whet.explain.preference_table import pair_overview, pair_rows, pair_table
-    from whet.objective.presets.reward_model import REWARD_MODELS
+    from whet.explain.catalogue import methods
+    from whet.explain.tables import algorithms_text, record
 
     if as_json:
-        _print_json([*rows(), *pair_rows()])
+        _print_json([record(each) for each in methods().values() if each.components])
         return
-    typer.echo("Reinforcement learning, from rewards\n")
-    typer.echo(markdown_table(numbers=False) if components else overview(papers=False))
-    typer.echo("\nPreference learning, from pairs or labels\n")
-    typer.echo(pair_table() if components else pair_overview(papers=False))
-    typer.echo("\nReward models\n")
-    for name, preset in REWARD_MODELS.items():
-        typer.echo(f"{name:5} {preset.title}: {preset.words}")
-    typer.echo(
-        "\n`whet explain METHOD` shows one in full, `whet advise` helps to choose. There is also `whet train sft`."
-    )
+    typer.echo(algorithms_text(components))
+    typer.echo("\n`whet explain METHOD` shows one in full, `whet advise` helps to choose.")
 
 
 @app.command()
 def explain(method: Annotated[str, typer.Argument(help="A row of `whet algorithms`.")]) -> None:
-    """A method's formula, row, paper, what it fixes and what it breaks."""
-    from whet.config.config import SFTConfig, config_kind
-    from whet.explain.clip_plots import clip_text
-    from whet.explain.policy_table import explanation
-    from whet.explain.preference_table import pair_explanation, reward_model_explanation
-    from whet.objective import preset_named
-    from whet.objective.presets.preference import PAIR_PRESETS
-    from whet.objective.presets.reward_model import REWARD_MODELS
+    """A method's formula, components, paper, what it fixes and what it breaks."""
+    from whet.explain.tables import explanation_with_plot
 
-    if config_kind(method) is SFTConfig:
-        return typer.echo(
-            f"Supervised fine-tuning: J = 1/M SUM log pi(completion token)\n\nrun it    whet train {method}"
-        )
-    if method in PAIR_PRESETS or method in REWARD_MODELS:
-        typer.echo((pair_explanation if method in PAIR_PRESETS else reward_model_explanation)(method))
-        return
-    typer.echo(explanation(method))
-    typer.echo("\n" + clip_text(preset_named(method).objective))
+    typer.echo(explanation_with_plot(method))
 
 
 @app.command()

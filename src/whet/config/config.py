@@ -37,7 +37,7 @@ from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
-STEP_SCORERS = {name for name, preset in REWARD_MODELS.items() if preset.learns == "steps"}
+STEP_SCORERS = {name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "steps"}
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
 
@@ -344,7 +344,7 @@ def idle_keys(config: Config) -> dict[str, str]:
             idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"
     if isinstance(config, RewardModelConfig) and config.scorer.heads == 1:
         idle["scorer.bootstrap"] = "has no effect on a single head; give scorer.heads=4, or drop it"
-    if isinstance(config, RewardModelConfig) and REWARD_MODELS[config.method].learns != "outcomes":
+    if isinstance(config, RewardModelConfig) and REWARD_MODELS[config.method].objective.learns != "outcomes":
         idle["scorer.outcome_at"] = f"has no effect: {config.method} learns from no outcomes; drop it"
     return idle
 

@@ -48,7 +48,7 @@ from whet.types import WhetError
 
 HELD_OUT_PAIRS = "held_out.jsonl"
 EVALUATE_EVERY = 5  # steps
-SCORER = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+SCORER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 # a learned reward is right only near what it has seen: the first row that is tied to the reference
 TIED = next(name for name, preset in PRESETS.items() if "ref_logp" in preset.objective.needs())
 FIRST_OF = {"pairs": next(iter(PAIR_PRESETS)), "reward_model": TIED}

@@ -37,7 +37,7 @@ GOLD, COMPLETIONS = "gold", "completions"
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
 NUM_STANDARD = 1000  # completions of the start that scores are standardised on
 PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
-RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 
 
 @dataclass(frozen=True)
