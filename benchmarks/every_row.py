@@ -17,6 +17,7 @@ from typing import Any
 import whet
 from whet.config.config import merged
 from whet.objective import PRESETS
+from whet.report.record import read_metrics
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4
@@ -62,7 +63,7 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
         return dict(json.loads(saved.read_text()))
     started = time.monotonic()
     run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), console=False)
-    steps = [line for line in run.metrics() if "eval" not in line]
+    steps = [line for line in read_metrics(run.folder) if "eval" not in line]
     first = steps[0]["reward"].get("exact_answer", steps[0]["reward"]["total"])
     last = [line["reward"].get("exact_answer", line["reward"]["total"]) for line in steps[-3:]]
     spent = sum(line["counts"].get("samples_spent", line["counts"]["samples"]) for line in steps)

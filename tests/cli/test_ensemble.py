@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from whet import api
 from whet.cli import app
 from whet.experiments.ensemble import train_members
+from whet.report.record import read_metrics
 from whet.reward.learned import learned
 from whet.types import WhetError
 
@@ -51,7 +52,7 @@ def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
         "eval": {"prompts": 4},
     }
     trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, console=False)
-    told = [line["metrics"]["learned_disagreement"] for line in trained.metrics() if "metrics" in line]
+    told = [line["metrics"]["learned_disagreement"] for line in read_metrics(trained.folder) if "metrics" in line]
     assert len(told) == 2 and all(0 < each < 10 for each in told) and told[0] != told[1]
 
 

@@ -35,7 +35,7 @@ from whet.build.preference import (
     reward_model_trainer,
     reward_model_words,
 )
-from whet.reward import Failures, Part, step_scorer, with_steps
+from whet.reward import Failures, RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.build.rewards import (
     bind_judges,
@@ -84,10 +84,10 @@ class Assembly:
     objective: list[str]  # in words and symbols
     facts: Mapping[str, str]
     precision: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RewardPart, ...] = ()
 
 
-def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
     is_asked = is_policy or (isinstance(config, PreferenceConfig) and config.preference.online > 0)
@@ -164,7 +164,7 @@ def online_trainer(
 
 
 def _judging(
-    config: PolicyConfig, parts: Sequence[Part], failures: Failures, objective: Objective, machine: Runtime
+    config: PolicyConfig, parts: Sequence[RewardPart], failures: Failures, objective: Objective, machine: Runtime
 ) -> Callable[[float], RewardContext]:
     """share of the training done -> how completions are judged then."""
     steps_scorer = step_scorer(parts)
@@ -179,7 +179,7 @@ def _judging(
     return judging
 
 
-def build_objective(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
+def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> Objective:
     """The method's row with the config's changes, checked against the rest of the config and its rewards."""
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)

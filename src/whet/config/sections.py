@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
+from whet.reward.combine import Normalise, Over, part_description
 
 
 def _listed(value: Any) -> Any:
@@ -97,23 +98,25 @@ class SamplingSection(Section):
     stop: tuple[str, ...] = Field((), description="texts that end a completion")
 
 
-class RewardPart(Section):
-    reward: str = Field(description="built-in name, module:function or file.py:function")
-    weight: float | tuple[tuple[float, float], ...] = Field(
-        1.0, description="in the sum; or points [position, weight] it moves between over training"
-    )
-    over: Literal["share", "steps"] = Field("share", description="positions: shares of the training, or steps")
-    settings: dict[str, Any] = Field({}, description="of the reward itself, by name")
-    gate: str = Field("", description="counts only where the part of this name passes")
+class RewardPartSection(Section):
+    """`whet.reward.RewardPart` as a config file writes it: a gate's and a schedule's own settings stand beside them."""
+
+    reward: str = Field(description=part_description("reward"))
+    weight: float | tuple[tuple[float, float], ...] = Field(1.0, description=part_description("weight"))
+    over: Over = Field("share", description="positions: shares of the training, or steps")
+    settings: dict[str, Any] = Field({}, description=part_description("settings"))
+    gate: str = Field("", description=part_description("gate"))
     gate_least: float = Field(1.0, description="the score that passes the gate")
     gate_otherwise: float = Field(0.0, description="what counts where the gate is shut")
-    cap: tuple[float, ...] = Field((), description="least and most the part may count")
-    normalise: Literal["off", "group", "batch"] = Field("off", description="on its own, before the weight")
-    penalty: bool = Field(False, description="a negative weight is meant")
+    cap: tuple[float, ...] = Field((), description=part_description("cap"))
+    normalise: Normalise = Field("off", description=part_description("normalise"))
+    penalty: bool = Field(False, description=part_description("penalty"))
 
 
 class RewardSection(Section):
-    parts: tuple[RewardPart, ...] = Field((), description="named rewards and their weights; empty: the task's own")
+    parts: tuple[RewardPartSection, ...] = Field(
+        (), description="named rewards and their weights; empty: the task's own"
+    )
     template: str = Field("", description="ready parts instead: math, code, retrieval or agent")
     format_first: float = Field(
         0.0, ge=0, le=1, description="of a template: the format counts more until this share of the training"

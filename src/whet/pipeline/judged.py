@@ -10,7 +10,7 @@ from pydantic import Field
 
 from whet.build.preference import preference_objective
 from whet.config.config import PolicyConfig, PreferenceConfig, config_kind
-from whet.config.sections import RewardPart, RewardSection
+from whet.config.sections import RewardPartSection, RewardSection
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
@@ -223,7 +223,7 @@ def _policy_training(settings: JudgedSettings, pairs: str, scorer: str, steps: i
     name = settings.model.name
     if settings.learn == "pairs":
         return training(settings, name, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
-    learned = RewardPart(reward="learned", settings={"folder": scorer})
+    learned = RewardPartSection(reward="learned", settings={"folder": scorer})
     watched = [part.model_copy(update={"weight": 0.0}) for part in _truth(settings)]
     reward = RewardSection(parts=(*watched, learned)).model_dump(mode="json", exclude_defaults=True)
     data = settings.data.model_dump(exclude_defaults=True)
@@ -234,7 +234,7 @@ def _policy_training(settings: JudgedSettings, pairs: str, scorer: str, steps: i
     return training(settings, name, {**own, **report, "steps": settings.steps}, settings.train, "train")
 
 
-def _truth(settings: JudgedSettings) -> list[RewardPart]:
+def _truth(settings: JudgedSettings) -> list[RewardPartSection]:
     """What the marks are given by, to be watched without counting."""
 
     if settings.marks.parts:
@@ -242,7 +242,7 @@ def _truth(settings: JudgedSettings) -> list[RewardPart]:
     if not settings.data.parsed_source.is_task:
         return []
     names = {task.reward for task in settings.data.parsed_source.tasks()}
-    return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
+    return [RewardPartSection(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 
 def train_policy(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
