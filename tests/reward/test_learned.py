@@ -2,13 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from whet.protocols import Reward
-from whet.reward import RewardPart, step_scorer, with_steps
-from whet.reward.learned import aggregated, agreed, learned, learned_steps, length_fit, step_ends
+from whet.reward import RewardPart, find_reward, step_scorer, with_steps
+from whet.reward.learned import LearnedSteps, aggregated, agreed, learned, learned_steps, length_fit, step_ends
 from whet.reward.learned.network import Place, batches, read_network
 from whet.reward.settings import reward_with
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -350,3 +351,38 @@ def test_settings_are_checked_by_name_and_type(maker):
         reward_with(maker, {"foldr": "a"}, maker.__name__)
     with pytest.raises(WhetError, match="give a whole number"):
         reward_with(maker, {"folder": "a", "micro_batch_tokens": "many"}, maker.__name__)
+
+
+def test_a_reward_models_folder_is_a_reward(scalar, tmp_path):
+    model, folder = scalar
+    reward = find_reward(folder)
+    assert reward.name == Path(folder).name
+    asked = [QUESTION] * 2
+    assert reward(asked, samples("a", "bb")) == learned(folder=folder)(asked, samples("a", "bb"))
+    assert find_reward(folder, {"name": "mine"}).name == "mine"
+    run = tmp_path / "rm-004"
+    checkpoint = run / "checkpoints" / "step-000020"
+    saved(checkpoint, model)
+    (checkpoint / "manifest.json").write_text("{}")
+    for given in (run, checkpoint):
+        found = find_reward(str(given))
+        assert found.name == "rm-004" and found.made_of["folder"] == [str(checkpoint)]
+    steps = saved(tmp_path / "prm", llama("ForTokenClassification", num_labels=1))
+    assert isinstance(find_reward(steps, {"aggregate": "last"}), LearnedSteps)
+
+
+def test_a_folder_without_a_reward_model_says_what_it_holds(tmp_path):
+    policy = saved(tmp_path / "policy", llama("ForCausalLM"))
+    with pytest.raises(WhetError, match=r"holds LlamaForCausalLM, which is no reward model; give the folder of a run"):
+        find_reward(policy)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(WhetError, match="holds no model that can be a reward: it is empty"):
+        find_reward(str(tmp_path / "notes"))
+    (tmp_path / "notes" / "a.txt").write_text("")
+    with pytest.raises(WhetError, match=r"it has a\.txt; give"):
+        find_reward(str(tmp_path / "notes"))
+    (tmp_path / "young" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(WhetError, match="its run has no complete checkpoint yet"):
+        find_reward(str(tmp_path / "young"))
+    with pytest.raises(WhetError, match=r"runs/none'?: there is no such folder"):
+        find_reward("runs/none")
