@@ -96,17 +96,13 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     objective = build_objective(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = load_prompts(config, held_out=False) if is_asked else []
     has_exam = scores_completions and (not isinstance(config, PreferenceConfig) or config.data.parsed_source.is_task)
-    held_out = load_prompts(config, held_out=True) if config.report.eval_prompts and has_exam else []
+    held_out = load_prompts(config, held_out=True) if config.eval.prompts and has_exam else []
     machine = load_runtime(config)
     sampling = sampling_from(config.sampling)
     parts = bind_judges(parts, machine.engine, machine.loaded.tokenizer)
     failures = failure_policy(config)
     judge = build_scorer(config, parts, failures)
-    exam = (
-        build_evaluator(machine, held_out[: config.report.eval_prompts], sampling, judge)
-        if held_out and parts
-        else None
-    )
+    exam = build_evaluator(machine, held_out[: config.eval.prompts], sampling, judge) if held_out and parts else None
     facts = {**machine.facts, "data": data_summary(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
         check_rewards(objective, parts)
@@ -208,9 +204,9 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
 def load_prompts(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
     data = config.data
     if data.parsed_source.is_generated:
-        split, count = (EVAL, config.report.eval_prompts) if held_out else (TRAIN, data.count)
+        split, count = (EVAL, config.eval.prompts) if held_out else (TRAIN, data.count)
         return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
-    source = data.held_out if held_out else data.source
+    source = config.eval.source if held_out else data.source
     return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
 
 
@@ -220,7 +216,7 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
     data.parsed_source.require_completions(config.method)
     if not data.parsed_source.is_task:
         read = partial(read_usable, data, reader=lambda _: demonstrations_from)
-        return read(source=data.source, limit=data.limit), read(source=data.held_out) if data.held_out else []
+        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
 
     def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)
