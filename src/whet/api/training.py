@@ -1,0 +1,259 @@
+"""`whet.train` and `whet.resume`: a config, a folder, the trainer, its callbacks and the report at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.api.inputs import (
+    START,
+    RewardLike,
+    check_tokenizer,
+    data_rows,
+    data_source,
+    made_rewards,
+    model_name,
+    reward_parts,
+    reward_section,
+    saved_start,
+)
+from whet.api.run import Run
+from whet.config.config import FROM_PYTHON, Config, RewardModelConfig, learns_steps, read_toml, resolved
+from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, write_config
+from whet.protocols import Callback
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from whet.build.assembly import Assembly
+    from whet.train.run import TrainingResult
+
+Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
+
+
+def train(
+    method: str,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    reward: Rewards | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    callbacks: Sequence[Any] = (),
+    console: bool = True,
+    command: str = "",
+    **settings: Any,
+) -> Run:
+    """Train `model` on `data` by `method` and return the run.
+
+    `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`. That object
+    is not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on
+    the command line, a path, rows as dictionaries, a Dataset or a DataFrame. `reward` is a built-in name, a function
+    `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
+    `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
+    `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
+    beside the console; `console=False` silences that.
+    """
+    layer = dict(settings)
+    check_tokenizer(model, tokenizer)
+    rows = None if data is None or data_source(data) is not None else data_rows(data)
+    parts = reward_parts(reward)
+    if model is not None:
+        layer["model"] = {"name": model_name(model) or START}
+    if data is not None:
+        layer["data"] = {"source": data_source(data) or ROWS}
+    if parts is not None:
+        layer["reward"] = reward_section(parts)
+    base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
+    resolved_config = resolved(method, base, layer)
+    with (
+        claimed_folder(resolved_config, rows) as (folder, claimed),
+        saved_start(claimed, folder, model, tokenizer) as final,
+    ):
+        named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
+        return _run(final, folder, callbacks, console, None, command, None if named else made_rewards(parts))
+
+
+def resume(
+    folder: str | Path | Run,
+    *,
+    steps: int | None = None,
+    checkpoint: str | None = None,
+    reward: Rewards | None = None,
+    callbacks: Sequence[Any] = (),
+    console: bool = True,
+    command: str = "",
+) -> Run:
+    """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total.
+
+    `reward` is for a run whose reward was given from Python and is in no file; weights stay those of the run.
+    """
+    from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
+    from whet.report import read_summary
+
+    path = folder.folder if isinstance(folder, Run) else Path(folder)
+    config = read_config(path)
+    if steps is not None:
+        config = config.model_copy(update={"steps": steps})
+    unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
+    if reward is None and unreachable:
+        name = unreachable[0].removeprefix(FROM_PYTHON)
+        raise WhetError(
+            f"{path}: its reward {name!r} was given from Python and is in no file; "
+            "resume it there: whet.resume(folder, reward=...)"
+        )
+    with locked(path):
+        found = complete_checkpoints(path / "checkpoints")
+        chosen = found[-1] if found else None
+        if checkpoint is not None:
+            chosen = path / "checkpoints" / checkpoint
+            if chosen not in found:
+                raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in found)}")
+        if chosen is not None:
+            verify_checkpoint(chosen)
+            done = checkpoint_step(chosen)
+            if steps is not None and steps <= done:
+                raise WhetError(f"{path} is at step {done} already; give --steps a larger total")
+            # a run killed between its last step and its report still has that to write
+            if done >= config.steps and read_summary(path).get("status") == "finished":
+                raise WhetError(
+                    f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
+                    f"`whet resume {path} --steps {2 * config.steps}`"
+                )
+        parts = reward_parts(reward)
+        if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
+            parts = [(name, was.weight, each) for (name, _, each), was in zip(parts, config.reward.parts, strict=True)]
+        return _run(config, path, callbacks, console, chosen, command, made_rewards(parts))
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _run(
+    config: Config,
+    folder: Path,
+    callbacks: Sequence[Any],
+    console: bool,
+    checkpoint: Path | None,
+    command: str,
+    rewards: Any,
+) -> Run:
+    from whet.build.assembly import assemble
+    from whet.report import RunRecorder, write_report
+    from whet.train.run import LoopSettings, run_training
+    from whet.workbench.workbench import close_version, open_version
+
+    started = time.time()
+    with uncollected():
+        assembly = assemble(config, rewards)
+    write_config(folder, config)
+    summary = _summary(config, assembly, folder, started, command)
+    ledger = config.reward.ledger or None
+    reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
+    record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
+    display = _display() if console else None
+    everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
+    schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)
+    start_up = time.time() - started
+    try:
+        outcome = run_training(
+            assembly.trainer,
+            schedule,
+            folder,
+            record,
+            everyone,
+            summary,
+            checkpoint=checkpoint,
+            precision=assembly.precision,
+        )
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        if display is not None:
+            display.close()
+        record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
+        write_report(folder)
+        raise
+    ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
+    record.finished(ending)
+    if reward_hash:
+        close_version(folder, reward_hash, ledger)
+    report = write_report(folder)
+    going_on = _next_command(config, folder, outcome)
+    for callback in everyone:
+        if hasattr(callback, "finished"):
+            callback.finished({**summary, **ending, "report": str(report), "next": going_on})
+    return Run(folder)
+
+
+def _display() -> Any:
+    """The console; in a notebook one output that is kept up to date."""
+    from whet.api.notebook import NotebookDisplay, in_notebook
+    from whet.report import Console
+
+    return NotebookDisplay() if in_notebook() else Console()
+
+
+def _peak_memory(model: Any) -> int:
+    """The most bytes that the run held: of the GPU where it trains there, else of the process."""
+    from whet.bench.benchmark import peak_memory
+
+    return peak_memory(next(model.parameters()).device)
+
+
+def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
+    if outcome.status == "interrupted":
+        return f"whet resume {folder}"
+    if isinstance(config, RewardModelConfig):
+        kind = "learned_steps" if learns_steps(config.method) else "learned"
+        model = sorted((folder / "checkpoints").iterdir())[-1]
+        return f"whet reward test {kind} --set folder={model} --data FILE"
+    asked = "" if "accuracy" in outcome.after or "reward" in outcome.after else ' "your prompt"'
+    return f"whet sample {folder}{asked}"
+
+
+def _summary(config: Config, assembly: Assembly, folder: Path, started: float, command: str) -> dict[str, Any]:
+    return {
+        "title": assembly.title,
+        "method": config.method,
+        "objective": assembly.objective,
+        "facts": {**assembly.facts, "seed": str(config.seed), "folder": str(folder)},
+        "total_steps": config.steps,
+        "started": started,
+        "command": command or f"whet resume {shlex.quote(str(folder))}",
+        "seed": config.seed,
+    }
+
+
+def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[Callback]:
+    """Who picks completions for a person to look at, where there is a reward."""
+    from whet.report.review import Review, ReviewPlan
+
+    if not reward_hash or not config.report.review_every:
+        return []
+    plan = ReviewPlan(config.report.review_every, config.report.review_count, config.seed)
+    return [Review(folder, config.steps, plan, reward_hash)]
+
+
+def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
+    found = {
+        "status": outcome.status,
+        "finished": time.time(),
+        "before": dict(outcome.before),
+        "after": dict(outcome.after),
+        "seconds": {"start_up": start_up, **outcome.seconds},
+        "tokens": outcome.tokens,
+    }
+    return {**found, "ended": outcome.ended} if outcome.ended else found
