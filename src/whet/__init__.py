@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate
     from whet.api.run import Run, load
     from whet.api.training import resume, train
+    from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
     from whet.registry import register
     from whet.types import WhetError
@@ -24,8 +25,10 @@ __all__ = [
     "Callback",
     "EvalResult",
     "Run",
+    "RunComparison",
     "WhetError",
     "__version__",
+    "compare",
     "evaluate",
     "load",
     "register",
@@ -34,7 +37,13 @@ __all__ = [
 ]
 
 # Where each name is defined. torch and transformers take seconds to import; `import whet` must not.
-_HOMES = {"Callback": "whet.protocols", "WhetError": "whet.types", "register": "whet.registry"}
+_HOMES = {
+    "Callback": "whet.protocols",
+    "RunComparison": "whet.experiments.run_comparison",
+    "WhetError": "whet.types",
+    "compare": "whet.experiments.run_comparison",
+    "register": "whet.registry",
+}
 
 # Loading a subpackage puts it under its name here. Loaded now and taken away again, a room called like a function
 # (`train`, `evaluate`) never stands in front of it: a second `whet.train(...)` would find a module.
