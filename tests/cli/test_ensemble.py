@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from whet import api
 from whet.cli import app
-from whet.experiments.ensemble import train_members
+from whet.experiments.ensemble import train_ensemble
 from whet.reward.learned import learned
 from whet.types import WhetError
 
@@ -77,4 +77,4 @@ def test_what_has_no_effect_is_refused(words, complaint, tmp_path):
 
 def test_a_policy_has_no_members():
     with pytest.raises(WhetError, match="--seeds makes an ensemble of reward models"):
-        train_members("sft", 2)
+        train_ensemble("sft", 2)

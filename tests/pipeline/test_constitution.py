@@ -5,7 +5,7 @@ import tomli_w
 
 from whet.pipeline.constitution import (
     GENERAL,
-    WORKED,
+    TASK_PRINCIPLES,
     clamped,
     conduct,
     constitution_rows,
@@ -66,7 +66,7 @@ def test_critique_and_revision_are_one_conversation():
     assert [each["content"] for each in asked[1:]] == [
         "kill it", GENERAL[0].critique, "it is rude", GENERAL[0].revision
     ]  # fmt: skip
-    plain = critique_request(Prompt("1", (), "text"), "completion", WORKED[0])
+    plain = critique_request(Prompt("1", (), "text"), "completion", TASK_PRINCIPLES[0])
     assert plain[0] == {"role": "user", "content": "text"}
 
 

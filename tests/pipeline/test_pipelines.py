@@ -11,9 +11,9 @@ from whet.cli import app
 from whet.data import read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
-from whet.pipeline.recipes import RECIPES
-from whet.pipeline.run import resume_pipeline, run_pipeline
-from whet.pipeline.sections import pipeline_toml, resolved_pipeline
+from whet.pipeline.registry import PIPELINES
+from whet.pipeline.runner import resume_pipeline, run_pipeline
+from whet.pipeline.settings import settings_toml, resolve_settings
 from whet.report.record import read_summary
 from whet.types import WhetError
 
@@ -186,12 +186,12 @@ def test_own_completions_that_equal_the_data_end_it(tmp_path, monkeypatch):
     assert "ended early: 8 of 8 own completions equal the data" in run.page.read_text()
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("name", list(PIPELINES))
 def test_settings_are_shown_as_they_are_read_back(name):
-    settings = resolved_pipeline(RECIPES[name], COMMON, TINY.get(name, {}))
+    settings = resolve_settings(PIPELINES[name], COMMON, TINY.get(name, {}))
     import tomllib
 
-    assert resolved_pipeline(RECIPES[name], tomllib.loads(pipeline_toml(settings))) == settings
+    assert resolve_settings(PIPELINES[name], tomllib.loads(settings_toml(settings))) == settings
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_the_command_lists_shows_and_resumes(made):
     from typer.testing import CliRunner
 
     said = CliRunner().invoke(app, ["pipeline"])
-    assert said.exit_code == 0 and all(f"{name} " in said.output for name in RECIPES)
+    assert said.exit_code == 0 and all(f"{name} " in said.output for name in PIPELINES)
     shown = CliRunner().invoke(
         app, ["pipeline", "spin", "--show", "--rounds", "7", "--set", "train.optimizer.beta1=0.5"]
     )

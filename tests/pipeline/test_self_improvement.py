@@ -9,8 +9,8 @@ import pytest
 from whet.data import demonstrations_from, read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
-from whet.pipeline.own_scores import mixed_scores
-from whet.pipeline.run import resume_pipeline, run_pipeline
+from whet.pipeline.self_scores import mixed_scores
+from whet.pipeline.runner import resume_pipeline, run_pipeline
 from whet.types import WhetError
 
 COMMON = {
@@ -87,8 +87,8 @@ def test_the_policy_judges_its_own_completions_and_the_next_one_judges_the_next(
     for at in (1, 2):
         rows = rows_of(run, f"round{at}-pairs", "judged.jsonl")
         assert len(rows) == 6
-        assert all(len(row["judgings"]) == len(row["truth"]) == len(row["anchor"]) == 4 for row in rows)
-        assert all(len(each) == 2 for row in rows for each in row["judgings"])
+        assert all(len(row["judgments"]) == len(row["truth"]) == len(row["anchor"]) == 4 for row in rows)
+        assert all(len(each) == 2 for row in rows for each in row["judgments"])
         marks = {row["id"]: dict(zip(row["completions"], mixed_scores(row, 0.5), strict=True)) for row in rows}
         pairs = rows_of(run, f"round{at}-pairs", "pairs.jsonl")
         assert all(pair["chosen_score"] > pair["rejected_score"] for pair in pairs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.pipeline.run import run_pipeline
+from whet.pipeline.runner import run_pipeline
 
 pytestmark = pytest.mark.slow
 

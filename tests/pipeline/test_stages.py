@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.pipeline import Done, Interrupted, Stage, run_stages
+from whet.pipeline import FinishedStage, Interrupted, Stage, run_stages
 from whet.types import WhetError
 
 
@@ -16,7 +16,7 @@ class Heard:
     def begun(self, number: int, total: int, stage: Stage) -> None:
         self.lines.append(f"{number}/{total} {stage.name}")
 
-    def done(self, number: int, total: int, stage: Stage, done: Done, is_old: bool) -> None:
+    def done(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
         self.lines.append(f"{stage.name} {'old' if is_old else 'new'} {dict(done.result)}")
 
 

@@ -35,13 +35,13 @@ def pipeline(
     Ctrl-C loses nothing: `whet resume FOLDER` goes on.
     """
     from whet.config.config import from_settings, merged, read_toml
-    from whet.pipeline.recipes import RECIPES, recipe_named
-    from whet.pipeline.run import run_pipeline
-    from whet.pipeline.sections import pipeline_toml, resolved_pipeline
+    from whet.pipeline.registry import PIPELINES, find_pipeline
+    from whet.pipeline.runner import run_pipeline
+    from whet.pipeline.settings import settings_toml, resolve_settings
 
     if name is None:
-        width = max(map(len, RECIPES))
-        for recipe in RECIPES.values():
+        width = max(map(len, PIPELINES))
+        for recipe in PIPELINES.values():
             typer.echo(f"{recipe.name:{width}}  {recipe.about}")
         typer.echo("\n`whet pipeline NAME` runs one, with --show it prints what can be set.")
         return
@@ -55,7 +55,7 @@ def pipeline(
             flags[section] = {key: flags[section]}
     layer = merged(merged(read_toml(config) if config else {}, from_settings(settings or [])), flags)
     if show:
-        typer.echo(pipeline_toml(resolved_pipeline(recipe_named(name), layer)), nl=False)
+        typer.echo(settings_toml(resolve_settings(find_pipeline(name), layer)), nl=False)
         return
     run = run_pipeline(name, layer, command=shlex.join(["whet", *sys.argv[1:]]))
     if run.status == "interrupted":

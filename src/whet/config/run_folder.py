@@ -33,7 +33,7 @@ def write_config(folder: Path, config: Config) -> None:
 @contextlib.contextmanager
 def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Path, Config]]:
     """The run's own folder, made and locked; never one that already holds a run."""
-    folder = Path(config.folder) if config.folder else _next_free(config.method)
+    folder = Path(config.folder) if config.folder else next_free_folder(config.method)
     if (folder / CONFIG).exists():
         there = read_config(folder)
         differing = differing_keys(config, there)
@@ -86,8 +86,9 @@ def _row_line(number: int, row: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _next_free(method: str) -> Path:
+def next_free_folder(name: str) -> Path:
+    """runs/NAME-001, or the first number after it that is not taken."""
     number = 1
-    while (folder := Path("runs") / f"{method}-{number:03d}").exists():
+    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
         number += 1
     return folder

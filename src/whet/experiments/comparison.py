@@ -35,7 +35,7 @@ RUN_NAME = re.compile(r".+-seed\d+")
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonRun:
     """A comparison's folder after (or during) its runs."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedRun:
     """One run of the plan."""
 
     method: str
@@ -71,7 +71,7 @@ class Entry:
         return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 
-class RunLine:
+class ProgressLine:
     """A callback that keeps one line of a terminal up to date; elsewhere it is silent."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
@@ -115,7 +115,7 @@ def compare(
     config: str | Path | Mapping[str, Any] | None = None,
     command: str = "",
     **settings: Any,
-) -> Compared:
+) -> ComparisonRun:
     """Run every method with seeds 0, 1, ... on the same task, and draw compare.html with one table and one plot.
 
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it: `steps=20,
@@ -184,7 +184,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return layer
 
 
-def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[Entry]:
+def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[PlannedRun]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
     from whet.build.assembly import row_of
 
@@ -199,7 +199,7 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
             place = folder / f"{method}-seed{seed}"
             config = resolved(method, layer, {"seed": seed, "folder": str(place)})
             assert isinstance(config, PolicyConfig)
-            entries.append(Entry(method, seed, place, config))
+            entries.append(PlannedRun(method, seed, place, config))
         try:
             row_of(entries[-1].config)
         except WhetError as error:
@@ -207,7 +207,7 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
     return entries
 
 
-def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
+def check_folder(folder: Path, entries: Sequence[PlannedRun]) -> None:
     """Refuse a folder with anything but this comparison in it."""
     if folder.exists() and not folder.is_dir():
         raise WhetError(f"{folder} is a file; give another --folder")
@@ -234,7 +234,7 @@ def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
             raise WhetError(f"{entry.folder} is not empty and not a run; move it away, or give another --folder")
 
 
-def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]]:
+def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str, str]]:
     """What all methods share, in words; and the settings in which some differ, whatever the reason."""
     first = entries[0].config
     peers = [entry for entry in entries if entry.seed == entries[0].seed]
@@ -401,11 +401,11 @@ def _link(folder: Path, run: str) -> str:
     return Path(os.path.relpath(run, folder.resolve())).as_posix() if os.path.isabs(run) else run
 
 
-def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, str]:
+def _run(entry: PlannedRun, layer: Mapping[str, Any], output: TextIO) -> tuple[str, str]:
     """Train or go on; what to say of it, and the complaint of a run that failed."""
     from whet.train.run import RunFailed
 
-    line = RunLine(entry.name, output)
+    line = ProgressLine(entry.name, output)
     try:
         if entry.is_begun:
             run = api.resume(entry.folder, callbacks=[line])
@@ -422,7 +422,7 @@ def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, s
     return (INTERRUPTED if run.status == "interrupted" else ""), ""
 
 
-def _outcome(entry: Entry) -> list[str]:
+def _outcome(entry: PlannedRun) -> list[str]:
     if not entry.is_finished:
         return []
     result = entry.result()
@@ -431,7 +431,7 @@ def _outcome(entry: Entry) -> list[str]:
     return [gain, duration(result.seconds)]
 
 
-def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> Comparison:
+def _comparison(entries: Sequence[PlannedRun], failures: Mapping[str, str], command: str) -> Comparison:
     equal, unequal = held_equal(entries)
     remarks = list(failures.values())
     if len({entry.method for entry in entries}) > 1 and entries[0].config.batch.updates_per_step == 1:
@@ -450,13 +450,13 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
     )
 
 
-def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> Compared:
+def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> ComparisonRun:
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
     _say(output, f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:
         _say(output, f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
     status = "interrupted" if is_stopped else "finished" if done == planned else "unfinished"
-    return Compared(folder, status, comparison, folder / PAGE)
+    return ComparisonRun(folder, status, comparison, folder / PAGE)
 
 
 def _say(output: TextIO, text: str) -> None:

@@ -26,7 +26,7 @@ MARKS = "ensemble.json"
 
 
 @dataclass(frozen=True)
-class Members:
+class EnsembleRun:
     """An ensemble's folder after (or during) the training of its members."""
 
     folder: Path
@@ -35,7 +35,7 @@ class Members:
     marks: Mapping[str, float]  # of all members together, on the held-out rows; empty without any
 
 
-def train_members(
+def train_ensemble(
     method: str,
     seeds: int,
     *,
@@ -43,7 +43,7 @@ def train_members(
     config: Mapping[str, Any] | None = None,
     command: str = "",
     **settings: Any,
-) -> Members:
+) -> EnsembleRun:
     """Train `seeds` reward models that differ by their seed, or go on with them, and judge them together.
 
     `config` are nested values, `settings` are top-level keys that win over it; `model`, `data` and `reward` may be
@@ -70,14 +70,14 @@ def train_members(
             status = api.resume(run, command=command).status
         if status != "finished":
             print(f"\ninterrupted; go on with the same command and --folder {place}")
-            return Members(place, status, tuple(Path(each.folder) for each in plan), {})
-    marks = ensemble_marks(plan)
+            return EnsembleRun(place, status, tuple(Path(each.folder) for each in plan), {})
+    marks = ensemble_metrics(plan)
     _write(place / MARKS, {"members": [each.folder for each in plan], "held_out": marks})
     _tell(place, method, marks)
-    return Members(place, "finished", tuple(Path(each.folder) for each in plan), marks)
+    return EnsembleRun(place, "finished", tuple(Path(each.folder) for each in plan), marks)
 
 
-def ensemble_marks(plan: list[RewardModelConfig]) -> dict[str, float]:
+def ensemble_metrics(plan: list[RewardModelConfig]) -> dict[str, float]:
     """The marks of all members together, each with the weights of its newest checkpoint."""
     from whet.build.assembly import assembled
     from whet.model.checkpoint import complete_checkpoints, load_checkpoint

@@ -64,7 +64,7 @@ GENERAL = (
     ),
 )
 # a task's principle is short: the model that learns it is small
-WORKED = (Principle("right steps", "Check each step.", "Fix it.", "?"),)
+TASK_PRINCIPLES = (Principle("right steps", "Check each step.", "Fix it.", "?"),)
 
 REFUSAL = re.compile(
     r"\b(?:i(?:'m| am) sorry,? but|i (?:can(?:'t|not)|won't|am unable to|am not able to|will not)\b|"
@@ -141,7 +141,7 @@ def revision_request(prompt: Prompt, completion: str, principle: Principle, crit
 
 def preference_request(prompt: Prompt, first: str, second: str, principle: Principle) -> tuple[Message, ...]:
     """Which of two completions is better by this principle; to be answered by one letter."""
-    if principle in WORKED:
+    if principle in TASK_PRINCIPLES:
         asked = f"{prompt.question()}\n{FIRST}:{first}\n{SECOND}:{second}\n{principle.preference}"
     else:
         asked = (

@@ -11,11 +11,11 @@ import tomli_w
 from pydantic import Field
 
 from whet.config.config import SUPERVISED
-from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks, written_whole
-from whet.pipeline.bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
+from whet.pipeline import FinishedStage, Pipeline, Stage, found, read_json_lines, write_in_chunks, write_atomically
+from whet.pipeline.generation import EXAMPLE_SEED, ModelSampler, own_sampling, rows_of_kinds, task_kinds
 from whet.pipeline.constitution import (
     GENERAL,
-    WORKED,
+    TASK_PRINCIPLES,
     Principle,
     conduct,
     constitution_rows,
@@ -27,28 +27,28 @@ from whet.pipeline.constitution import (
     violations,
 )
 from whet.pipeline.feedback import FeedbackSection, feedback_pairs, write_feedback
-from whet.pipeline.judge import train_prompts
-from whet.pipeline.judged import SCORER, JudgedSettings, check_policy, method_of, train_policy, train_scorer
-from whet.pipeline.judging import FIRST, SECOND, contests
+from whet.pipeline.judging import train_prompts
+from whet.pipeline.rlaif import REWARD_MODEL, RLAIFSettings, check_policy, method_of, train_policy, train_reward_model
+from whet.pipeline.judging import FIRST, SECOND, candidate_pairs
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.parts import (
+from whet.pipeline.training import (
     CHUNK,
     COMPLETIONS,
     ROWS,
     check_training,
     evaluation,
-    is_marked,
-    marks_stage,
-    model_of,
-    run_told,
+    has_eval,
+    eval_stage,
+    trained_model,
+    run_summary,
     stage_settings,
-    trained,
-    training,
+    train_run,
+    training_config,
     write_completions,
     write_rows,
 )
 from whet.pipeline.rounds import POLICY, steps_for
-from whet.pipeline.sections import TRAIN_KEYS, PipelineSettings
+from whet.pipeline.settings import TRAIN_KEYS, PipelineSettings
 from whet.report.text import percent
 from whet.types import Demonstration, Prompt, Sample, Sampling, WhetError
 
@@ -56,7 +56,7 @@ REVISIONS, CONSTITUTION, CONDUCT = "revisions.jsonl", "constitution.toml", "cond
 NOTHING_WRONG = "all right"
 
 
-class ConstitutionSettings(PipelineSettings):
+class ConstitutionalSettings(PipelineSettings):
     """A constitution and what is done with it."""
 
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
@@ -106,10 +106,10 @@ class ConstitutionSettings(PipelineSettings):
         return found
 
 
-def constitution_stages(settings: ConstitutionSettings) -> list[Stage]:
+def constitutional_stages(settings: ConstitutionalSettings) -> list[Stage]:
     principles = _principles(settings)
-    check_policy(_last_training(settings, settings.model.name))
-    check_training(SUPERVISED, _revising(settings, settings.model.name, "rows.jsonl", 1), "revise")
+    check_policy(_rlaif_settings(settings, settings.model.name))
+    check_training(SUPERVISED, _revising_config(settings, settings.model.name, "rows.jsonl", 1), "revise")
     if settings.forbidden and "=" not in settings.forbidden:
         raise WhetError(f"forbidden is {settings.forbidden!r}; give COLUMN=VALUE, such as label=unsafe")
     same = stage_settings(settings)
@@ -131,54 +131,54 @@ def constitution_stages(settings: ConstitutionSettings) -> list[Stage]:
     about = f"{who} compares them under a principle, in both orders"
     stages.append(Stage("pairs", about, lambda folder, done: _compared(settings, principles, folder, done), same))
     if settings.learn == "reward_model":
-        about = f"{SCORER} on these pairs: the preference model"
+        about = f"{REWARD_MODEL} on these pairs: the preference model"
         stages.append(
-            Stage("reward-model", about, lambda folder, done: train_scorer(_last(settings, done), folder, done), same)
+            Stage("reward-model", about, lambda folder, done: train_reward_model(_last(settings, done), folder, done), same)
         )
     against = "the preference model" if settings.learn == "reward_model" else "these pairs"
-    about = f"{method_of(_last_training(settings, ''))} on {against}; begins with the policy of the revisions"
+    about = f"{method_of(_rlaif_settings(settings, ''))} on {against}; begins with the policy of the revisions"
     stages.append(Stage("train", about, lambda folder, done: train_policy(_last(settings, done), folder, done), same))
     return [*stages, *_measured(settings, 2, "train")]
 
 
-def _principles(settings: ConstitutionSettings) -> tuple[Principle, ...]:
+def _principles(settings: ConstitutionalSettings) -> tuple[Principle, ...]:
     if settings.constitution:
         return read_constitution(settings.constitution)
-    return WORKED if settings.data.parsed_source.is_task else GENERAL
+    return TASK_PRINCIPLES if settings.data.parsed_source.is_task else GENERAL
 
 
-def _last_training(settings: ConstitutionSettings, model: str) -> JudgedSettings:
+def _rlaif_settings(settings: ConstitutionalSettings, model: str) -> RLAIFSettings:
     """The last part is that of the pipeline of a judge, from the policy that learnt the revisions."""
     shared = ("recipe", "seed", "data", "sampling", "marks", "report", "learn", "method", "epochs", "train")
     values = {name: getattr(settings, name) for name in (*shared, "steps", "scorer")}
-    return JudgedSettings(
+    return RLAIFSettings(
         **values, soft=settings.feedback.soft, model=settings.model.model_copy(update={"name": model})
     )
 
 
-def _last(settings: ConstitutionSettings, done: Mapping[str, Done]) -> JudgedSettings:
-    return _last_training(settings, model_of(done["revise"]))
+def _last(settings: ConstitutionalSettings, done: Mapping[str, FinishedStage]) -> RLAIFSettings:
+    return _rlaif_settings(settings, trained_model(done["revise"]))
 
 
-def _first_model(settings: ConstitutionSettings, done: Mapping[str, Done]) -> str:
-    return model_of(done["teach"]) if "teach" in done else settings.model.name
+def _first_model(settings: ConstitutionalSettings, done: Mapping[str, FinishedStage]) -> str:
+    return trained_model(done["teach"]) if "teach" in done else settings.model.name
 
 
-def _revising(settings: ConstitutionSettings, model: str, rows: str, steps: int) -> dict[str, Any]:
-    return training(settings, model, {"data": {"source": rows}, "steps": steps}, settings.revise, "revise")
+def _revising_config(settings: ConstitutionalSettings, model: str, rows: str, steps: int) -> dict[str, Any]:
+    return training_config(settings, model, {"data": {"source": rows}, "steps": steps}, settings.revise, "revise")
 
 
-def _teaching(settings: ConstitutionSettings, rows: str) -> dict[str, Any]:
-    return training(settings, settings.model.name, {"data": {"source": rows}}, settings.teach, "teach")
+def _teaching_config(settings: ConstitutionalSettings, rows: str) -> dict[str, Any]:
+    return training_config(settings, settings.model.name, {"data": {"source": rows}}, settings.teach, "teach")
 
 
-def _teaching_stages(settings: ConstitutionSettings) -> list[Stage]:
-    check_training(SUPERVISED, _teaching(settings, "rows.jsonl"), "teach")
+def _teaching_stages(settings: ConstitutionalSettings) -> list[Stage]:
+    check_training(SUPERVISED, _teaching_config(settings, "rows.jsonl"), "teach")
     same = stage_settings(settings)
 
-    def taught(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-        trained(folder, SUPERVISED, _teaching(settings, str((done["examples"].folder / ROWS).resolve())))
-        return found(run_told(folder))
+    def taught(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+        train_run(folder, SUPERVISED, _teaching_config(settings, str((done["examples"].folder / ROWS).resolve())))
+        return found(run_summary(folder))
 
     about = "examples of answering, criticising, revising and comparing, written by the task"
     return [
@@ -187,11 +187,11 @@ def _teaching_stages(settings: ConstitutionSettings) -> list[Stage]:
     ]
 
 
-def _examples(settings: ConstitutionSettings, folder: Path) -> Mapping[str, Any]:
+def _examples(settings: ConstitutionalSettings, folder: Path) -> Mapping[str, Any]:
     from whet.data.tasks import demonstrations
     from whet.data.tasks.reviewed import Reviewed, reviewed_completions
 
-    (principle,), kinds, seed = WORKED, task_kinds(settings), settings.seed + EXAMPLE_SEED
+    (principle,), kinds, seed = TASK_PRINCIPLES, task_kinds(settings), settings.seed + EXAMPLE_SEED
     shown = rows_of_kinds(
         kinds, settings.examples, lambda task, count, level: demonstrations(task, count, seed, level, 0.35)
     )
@@ -216,24 +216,24 @@ def _row(messages: Sequence[Mapping[str, str]], completion: str) -> dict[str, An
     return {"prompt": [dict(message) for message in messages], "completion": completion}
 
 
-def _is_forbidden(settings: ConstitutionSettings, prompt: Prompt) -> bool:
+def _is_forbidden(settings: ConstitutionalSettings, prompt: Prompt) -> bool:
     column, _, value = settings.forbidden.partition("=")
     return bool(column) and str(prompt.meta.get(column)) == value
 
 
 def _revised(
-    settings: ConstitutionSettings, principles: Sequence[Principle], folder: Path, done: Mapping[str, Done]
+    settings: ConstitutionalSettings, principles: Sequence[Principle], folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
-    written_whole(folder / CONSTITUTION, tomli_w.dumps(constitution_rows(principles)))
+    write_atomically(folder / CONSTITUTION, tomli_w.dumps(constitution_rows(principles)))
     chosen = train_prompts(settings, 0, settings.prompts)
-    bench: list[Bench] = []
+    sampler: list[ModelSampler] = []
 
     def rows_of(number: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        if not bench:
-            bench.append(Bench(settings, _first_model(settings, done)))
-        return _revised_rows(settings, principles, bench[0], prompts, number)
+        if not sampler:
+            sampler.append(ModelSampler(settings, _first_model(settings, done)))
+        return _revised_rows(settings, principles, sampler[0], prompts, number)
 
-    rows = read_json_lines(written_in_chunks(folder / REVISIONS, chosen, CHUNK, rows_of))
+    rows = read_json_lines(write_in_chunks(folder / REVISIONS, chosen, CHUNK, rows_of))
     usable = [row for row in rows if row["finished"] and row["revisions"][-1].strip()]
     learnt = [{"id": row["id"], "prompt": row["prompt"], "completion": row["revisions"][-1]} for row in usable]
     write_rows(folder / ROWS, learnt)
@@ -263,17 +263,17 @@ SIDES = ("before", "after")
 
 
 def _revised_rows(
-    settings: ConstitutionSettings, principles: Sequence[Principle], bench: Bench, prompts: Sequence[Prompt], chunk: int
+    settings: ConstitutionalSettings, principles: Sequence[Principle], sampler: ModelSampler, prompts: Sequence[Prompt], chunk: int
 ) -> list[dict[str, Any]]:
     sampling, seed = own_sampling(settings), settings.seed
     critic = Sampling(settings.critique_tokens, sampling.temperature, sampling.top_p)
-    first = [each for (each,) in bench.completions(prompts, 1, sampling, (seed, 0, chunk))]
+    first = [each for (each,) in sampler.completions(prompts, 1, sampling, (seed, 0, chunk))]
     now: list[Sample] = first
     told: list[dict[str, list[str]]] = [{"principles": [], "critiques": [], "revisions": []} for _ in prompts]
     for time in range(1, settings.critiques + 1):
         chosen = [drawn(principles, seed, "revise", time, prompt.id) for prompt in prompts]
         asked = list(zip(prompts, now, chosen, strict=True))
-        said = bench.texts(
+        said = sampler.texts(
             [critique_request(prompt, completion.completion, principle) for prompt, completion, principle in asked],
             1,
             critic,
@@ -283,12 +283,12 @@ def _revised_rows(
             Prompt(prompt.id, revision_request(prompt, completion.completion, principle, critique))
             for (prompt, completion, principle), (critique,) in zip(asked, said, strict=True)
         ]
-        now = [each for (each,) in bench.completions(again, 1, sampling, (seed, time, chunk, 1))]
+        now = [each for (each,) in sampler.completions(again, 1, sampling, (seed, time, chunk, 1))]
         for notes, principle, (critique,), revision in zip(told, chosen, said, now, strict=True):
             notes["principles"].append(principle.name)
             notes["critiques"].append(critique)
             notes["revisions"].append(revision.completion)
-    truth = bench.scores(None)(prompts, list(zip(first, now, strict=True))) if is_marked(settings) else None
+    truth = sampler.scores(None)(prompts, list(zip(first, now, strict=True))) if has_eval(settings) else None
     return [
         {
             **prompt_row(prompt),
@@ -302,7 +302,7 @@ def _revised_rows(
     ]
 
 
-def _judged_sides(settings: ConstitutionSettings, prompt: Prompt, before: str, after: str) -> dict[str, Any]:
+def _judged_sides(settings: ConstitutionalSettings, prompt: Prompt, before: str, after: str) -> dict[str, Any]:
     is_forbidden = _is_forbidden(settings, prompt)
     table: dict[str, Any] = {}
     for side, completion in zip(SIDES, (before, after), strict=True):
@@ -310,60 +310,60 @@ def _judged_sides(settings: ConstitutionSettings, prompt: Prompt, before: str, a
     return table
 
 
-def _helpful(settings: ConstitutionSettings) -> list[Demonstration]:
+def _helpful(settings: ConstitutionalSettings) -> list[Demonstration]:
     from whet.data import demonstrations_from, read_rows
 
     return demonstrations_from(read_rows(settings.helpful)) if settings.helpful else []
 
 
-def _learnt(settings: ConstitutionSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def _learnt(settings: ConstitutionalSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     rows, extra = read_json_lines(done["revisions"].folder / ROWS), _helpful(settings)
     rows += [
         {"id": f"helpful/{number}", "prompt": prompt_row(row.prompt)["prompt"], "completion": row.completion}
         for number, row in enumerate(extra)
     ]
     file, model = write_rows(folder / ROWS, rows), _first_model(settings, done)
-    config = check_training(SUPERVISED, _revising(settings, model, str(file), 1), "revise")
+    config = check_training(SUPERVISED, _revising_config(settings, model, str(file), 1), "revise")
     steps = steps_for(len(rows), settings.revise_epochs, config.batch.rows_per_step)
-    trained(folder, SUPERVISED, _revising(settings, model, str(file.resolve()), steps))
-    return found(run_told(folder), counts={"revisions": len(rows) - len(extra), "helpful": len(extra)}, steps=steps)
+    train_run(folder, SUPERVISED, _revising_config(settings, model, str(file.resolve()), steps))
+    return found(run_summary(folder), counts={"revisions": len(rows) - len(extra), "helpful": len(extra)}, steps=steps)
 
 
-def _written(settings: ConstitutionSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def _written(settings: ConstitutionalSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     chosen = train_prompts(settings, settings.prompts, settings.preference_prompts)
-    config = evaluation(settings, model_of(done["revise"]))
+    config = evaluation(settings, trained_model(done["revise"]))
     # the truth is asked only to tell how often the feedback meets it
-    rows = write_completions(folder, config, chosen, 2, (settings.seed, 9), is_scored=is_marked(settings))
-    fought, counts = contests(rows)
+    rows = write_completions(folder, config, chosen, 2, (settings.seed, 9), is_scored=has_eval(settings))
+    candidates, counts = candidate_pairs(rows)
     over = "" if fought else "the policy always gives the same completion: there is nothing to compare"
-    return found(f"{len(fought)} pairs of different completions", counts={**counts, "contests": len(fought)}, over=over)
+    return found(f"{len(candidates)} pairs of different completions", counts={**counts, "contests": len(candidates)}, over=over)
 
 
 def _compared(
-    settings: ConstitutionSettings, principles: Sequence[Principle], folder: Path, done: Mapping[str, Done]
+    settings: ConstitutionalSettings, principles: Sequence[Principle], folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
     rows = read_json_lines(done["completions"].folder / COMPLETIONS)
     model = settings.feedback.name or _first_model(settings, done)
-    labels = write_feedback(folder, settings, settings.feedback, model, principles, contests(rows)[0])
+    labels = write_feedback(folder, settings, settings.feedback, model, principles, candidate_pairs(rows)[0])
     return feedback_pairs(folder, rows, settings.feedback, labels)
 
 
-def _measured(settings: ConstitutionSettings, number: int, after: str | None) -> list[Stage]:
+def _measured(settings: ConstitutionalSettings, number: int, after: str | None) -> list[Stage]:
     """Marks where there are any, and the conduct in held-out completions where it is no task."""
     if settings.data.parsed_source.is_task:
-        return [marks_stage(settings, POLICY, number, after)] if is_marked(settings) else []
+        return [eval_stage(settings, POLICY, number, after)] if has_eval(settings) else []
     if not settings.data.held_out or not settings.report.eval_prompts:
         return []
 
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-        return _conduct(settings, folder, settings.model.name if after is None else model_of(done[after]))
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+        return _conduct(settings, folder, settings.model.name if after is None else trained_model(done[after]))
 
     when = ("before", "after the revisions", "after the preferences")[number]
     about = f"violations in completions to held-out prompts {when}, by rules that no model sees"
     return [Stage(f"conduct{number}", about, work, stage_settings(settings), (POLICY, number))]
 
 
-def _conduct(settings: ConstitutionSettings, folder: Path, model: str) -> Mapping[str, Any]:
+def _conduct(settings: ConstitutionalSettings, folder: Path, model: str) -> Mapping[str, Any]:
     from whet.build.assembly import prompts_of
 
     config = evaluation(settings, model)
@@ -382,9 +382,9 @@ def _conduct(settings: ConstitutionSettings, folder: Path, model: str) -> Mappin
     return found(f"{told}; {marks['characters']:.0f} characters a completion", marks, asked=len(chosen))
 
 
-CONSTITUTIONAL = Recipe(
+CONSTITUTIONAL = Pipeline(
     "constitutional",
     "completions are criticised and revised under written principles and learnt; then a model's preferences under them",
-    ConstitutionSettings,
-    constitution_stages,
+    ConstitutionalSettings,
+    constitutional_stages,
 )

@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import Field
 
 from whet.config.sections import Section
-from whet.pipeline import read_json_lines, written_in_chunks
-from whet.pipeline.bench import Bench
+from whet.pipeline import read_json_lines, write_in_chunks
+from whet.pipeline.generation import ModelSampler
 from whet.pipeline.constitution import Principle, clamped, drawn, preference_request
-from whet.pipeline.judged import write_pairs
-from whet.pipeline.judging import FIRST, SECOND, Contest, Label, agreed, contests, judged_pairs, normalised
-from whet.pipeline.parts import CHUNK
-from whet.pipeline.sections import PipelineSettings
+from whet.pipeline.rlaif import write_pairs
+from whet.pipeline.judging import FIRST, SECOND, CandidatePair, PairLabel, combine_orders, candidate_pairs, judged_pairs, normalised
+from whet.pipeline.training import CHUNK
+from whet.pipeline.settings import PipelineSettings
 from whet.types import Message, Prompt, Sampling
 
 LABELS = "labels.jsonl"
@@ -30,12 +30,12 @@ class FeedbackSection(Section):
     soft: bool = Field(True, description="a pair counts as far as the feedback is sure of it")
 
 
-def letter_preferences(bench: Bench, questions: Sequence[Sequence[Message]]) -> list[float]:
+def letter_preferences(sampler: ModelSampler, questions: Sequence[Sequence[Message]]) -> list[float]:
     """How likely the model names the first completion: normalised over naming either."""
     from whet.data.families import completion_family
     from whet.train.completion_logp import families_logp
 
-    machine = bench.machine
+    machine = sampler.machine
     families = [
         completion_family(machine.loaded.tokenizer, Prompt("feedback", tuple(messages)), (FIRST, SECOND))
         for messages in questions
@@ -45,21 +45,21 @@ def letter_preferences(bench: Bench, questions: Sequence[Sequence[Message]]) -> 
 
 
 def reasoned_preferences(
-    bench: Bench, questions: Sequence[Sequence[Message]], sampling: Sampling, seed: tuple[int, ...]
+    sampler: ModelSampler, questions: Sequence[Sequence[Message]], sampling: Sampling, seed: tuple[int, ...]
 ) -> list[float]:
     """The same after reasons that the model writes first, held back."""
-    reasons = bench.texts(questions, 1, sampling, seed)
+    reasons = sampler.texts(questions, 1, sampling, seed)
     longer = [
         (*messages, {"role": "assistant", "content": said or "-"}, WHICH)
         for messages, (said,) in zip(questions, reasons, strict=True)
     ]
-    return [clamped(each) for each in letter_preferences(bench, longer)]
+    return [clamped(each) for each in letter_preferences(sampler, longer)]
 
 
-def _prompt_of(contest: Contest) -> Prompt:
-    said = contest.row["prompt"]
+def _prompt_of(candidate: CandidatePair) -> Prompt:
+    said = candidate.row["prompt"]
     is_text = isinstance(said, str)
-    return Prompt(contest.row["id"], () if is_text else tuple(said), said if is_text else None)
+    return Prompt(candidate.row["id"], () if is_text else tuple(said), said if is_text else None)
 
 
 def write_feedback(
@@ -68,38 +68,38 @@ def write_feedback(
     section: FeedbackSection,
     model: str,
     principles: Sequence[Principle],
-    fought: Sequence[Contest],
-) -> list[Label]:
+    candidates: Sequence[CandidatePair],
+) -> list[PairLabel]:
     """Every contest compared under a principle drawn for it, in both orders, kept in labels.jsonl."""
-    bench: list[Bench] = []
+    sampler: list[ModelSampler] = []
 
-    def rows_of(number: int, chunk: Sequence[Contest]) -> list[dict[str, Any]]:
-        if not bench:
-            bench.append(Bench(settings, model))
-        chosen = [drawn(principles, settings.seed, "prefer", contest.row["id"]) for contest in chunk]
+    def rows_of(number: int, chunk: Sequence[CandidatePair]) -> list[dict[str, Any]]:
+        if not sampler:
+            sampler.append(ModelSampler(settings, model))
+        chosen = [drawn(principles, settings.seed, "prefer", candidate.row["id"]) for candidate in chunk]
         asked: list[Sequence[Message]] = []
-        for contest, principle in zip(chunk, chosen, strict=True):
-            prompt = _prompt_of(contest)
-            asked.append(preference_request(prompt, contest.one, contest.other, principle))
-            asked.append(preference_request(prompt, contest.other, contest.one, principle))
+        for candidate, principle in zip(chunk, chosen, strict=True):
+            prompt = _prompt_of(candidate)
+            asked.append(preference_request(prompt, candidate.one, candidate.other, principle))
+            asked.append(preference_request(prompt, candidate.other, candidate.one, principle))
         if section.reason:
             sampling = Sampling(max_new_tokens=section.reason_tokens, temperature=settings.sampling.temperature)
-            both = reasoned_preferences(bench[0], asked, sampling, (settings.seed, 5, number))
+            both = reasoned_preferences(sampler[0], asked, sampling, (settings.seed, 5, number))
         else:
-            both = letter_preferences(bench[0], asked)
+            both = letter_preferences(sampler[0], asked)
         return [
             {"principle": principle.name, "forth": forth, "back": back}
             for principle, forth, back in zip(chosen, both[::2], both[1::2], strict=True)
         ]
 
-    lines = read_json_lines(written_in_chunks(folder / LABELS, fought, CHUNK, rows_of))
-    return [agreed(line["forth"], line["back"]) for line in lines]
+    lines = read_json_lines(write_in_chunks(folder / LABELS, candidates, CHUNK, rows_of))
+    return [combine_orders(line["forth"], line["back"]) for line in lines]
 
 
 def feedback_pairs(
-    folder: Path, rows: Sequence[Mapping[str, Any]], section: FeedbackSection, labels: Sequence[Label]
+    folder: Path, rows: Sequence[Mapping[str, Any]], section: FeedbackSection, labels: Sequence[PairLabel]
 ) -> dict[str, Any]:
     """Write the pairs with their soft labels; an eighth is held out."""
-    fought, dropped = contests(rows)
-    pairs, counts = judged_pairs(fought, labels, section.least, section.soft)
+    candidates, dropped = candidate_pairs(rows)
+    pairs, counts = judged_pairs(candidates, labels, section.least, section.soft)
     return write_pairs(folder, pairs, {**dropped, **counts})

@@ -10,33 +10,33 @@ from pydantic import Field
 
 from whet.config.config import SUPERVISED, EvaluationConfig
 from whet.config.sections import Section
-from whet.pipeline import Done, Stage, found, read_json_lines, written_in_chunks
+from whet.pipeline import FinishedStage, Stage, found, read_json_lines, write_in_chunks
 from whet.pipeline.judging import (
     FIRST,
     SECOND,
-    Contest,
-    Label,
+    CandidatePair,
+    PairLabel,
     Verdict,
-    agreed,
-    contests,
+    combine_orders,
+    candidate_pairs,
     judge_examples,
-    judge_marks,
+    judge_metrics,
     normalised,
     short_question,
 )
-from whet.pipeline.parts import (
+from whet.pipeline.training import (
     COMPLETIONS,
     check_training,
     evaluation,
-    model_of,
-    run_told,
+    trained_model,
+    run_summary,
     stage_settings,
-    trained,
-    training,
+    train_run,
+    training_config,
     write_completions,
     write_rows,
 )
-from whet.pipeline.sections import TRAIN_KEYS, PipelineSettings
+from whet.pipeline.settings import TRAIN_KEYS, PipelineSettings
 from whet.report.text import percent
 from whet.types import Message, Prompt, Sampling, WhetError
 
@@ -71,17 +71,17 @@ class JudgeSection(Section):
     train: dict[str, Any] = Field({}, description=f"of a made judge: {TRAIN_KEYS}")
 
 
-class WithJudge(PipelineSettings):
+class JudgedPipelineSettings(PipelineSettings):
     """A pipeline with a judge."""
 
     judge: JudgeSection = JudgeSection()
 
 
-def is_made(settings: WithJudge) -> bool:
+def trains_judge(settings: JudgedPipelineSettings) -> bool:
     return not settings.judge.name and not settings.judge.settings.get("base_url")
 
 
-def check_judge(settings: WithJudge) -> None:
+def check_judge(settings: JudgedPipelineSettings) -> None:
     """Refuse a judge that could not be asked, before the first stage."""
     from whet.reward.judge import JudgeSettings
 
@@ -97,22 +97,22 @@ def check_judge(settings: WithJudge) -> None:
         raise WhetError("judge.name and judge.settings.base_url both name a judge; give one of them")
     if told.base_url and judge.verdict == "logp":
         raise WhetError("judge.verdict=logp needs a model in this process; a server is read as text")
-    if is_made(settings):
+    if trains_judge(settings):
         if not settings.data.parsed_source.is_task:
             raise WhetError(
                 "judge.name is empty: only a task has examples to make a judge from; name a model or server"
             )
-        check_training(SUPERVISED, judge_training(settings, EXAMPLES), "judge.train")
+        check_training(SUPERVISED, judge_config(settings, EXAMPLES), "judge.train")
 
 
-def judge_training(settings: WithJudge, examples: str) -> dict[str, Any]:
+def judge_config(settings: JudgedPipelineSettings, examples: str) -> dict[str, Any]:
     own = {"data": {"source": examples}}
-    return training(settings, settings.model.name, own, settings.judge.train, "judge.train")
+    return training_config(settings, settings.model.name, own, settings.judge.train, "judge.train")
 
 
-def making_stages(settings: WithJudge) -> list[Stage]:
+def judge_training_stages(settings: JudgedPipelineSettings) -> list[Stage]:
     """Examples of judging, a judge taught by them, and how good it is."""
-    if not is_made(settings):
+    if not trains_judge(settings):
         return []
     same = stage_settings(settings)
     count = settings.judge.examples
@@ -147,14 +147,14 @@ def train_prompts(settings: PipelineSettings, first: int, count: int) -> list[Pr
     return chosen[first:needed]
 
 
-def _examples(settings: WithJudge, folder: Path) -> Mapping[str, Any]:
+def _examples(settings: JudgedPipelineSettings, folder: Path) -> Mapping[str, Any]:
     chosen = train_prompts(settings, 0, settings.judge.examples)
     config = evaluation(settings, settings.model.name)
     rows = write_completions(folder, config, chosen, DRAWN, (settings.seed, 0), is_scored=True)
-    fought, counts = contests(rows)
-    held_out = min(MOST_HELD_OUT, len(fought) // 4)
-    shown = fought[: len(fought) - held_out]
-    decided = [contest for contest in shown if contest.truth not in (None, 0.5)]
+    candidates, counts = candidate_pairs(rows)
+    held_out = min(MOST_HELD_OUT, len(candidates) // 4)
+    shown = candidates[: len(candidates) - held_out]
+    decided = [candidate for candidate in shown if candidate.truth not in (None, 0.5)]
     if not decided:
         raise WhetError(
             f"judge.examples={settings.judge.examples} gave {len(shown)} pairs of completions to learn from, and none with "
@@ -166,53 +166,53 @@ def _examples(settings: WithJudge, folder: Path) -> Mapping[str, Any]:
     return found(f"{len(taught)} examples in {EXAMPLES}, both orders of each pair with a winner", counts=counts)
 
 
-def _taught(settings: WithJudge, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def _taught(settings: JudgedPipelineSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     examples = (done["judge-examples"].folder / EXAMPLES).resolve()
-    trained(folder, SUPERVISED, judge_training(settings, str(examples)))
-    return found(run_told(folder))
+    train_run(folder, SUPERVISED, judge_config(settings, str(examples)))
+    return found(run_summary(folder))
 
 
-def _judge_marked(settings: WithJudge, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def _judge_marked(settings: JudgedPipelineSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     before = done["judge-examples"]
-    fought = contests(read_json_lines(before.folder / COMPLETIONS))[0]
-    fought = fought[len(fought) - before.result["counts"]["held_out"] :]
-    labels = write_labels(folder, settings, done, fought)
-    marks = judge_marks(fought, labels)
+    candidates = candidate_pairs(read_json_lines(before.folder / COMPLETIONS))[0]
+    candidates = candidates[len(candidates) - before.result["counts"]["held_out"] :]
+    labels = write_labels(folder, settings, done, candidates)
+    marks = judge_metrics(candidates, labels)
     right, flips = percent(marks["judge_accuracy"]), percent(marks["flip_rate"])
-    return found(f"right in {right} of those with a winner; of all {len(fought)} it flips {flips}", marks)
+    return found(f"right in {right} of those with a winner; of all {len(candidates)} it flips {flips}", marks)
 
 
-def write_labels(folder: Path, settings: WithJudge, done: Mapping[str, Done], fought: Sequence[Contest]) -> list[Label]:
+def write_labels(folder: Path, settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage], candidates: Sequence[CandidatePair]) -> list[PairLabel]:
     """Every contest judged in both orders, kept in labels.jsonl."""
     asked: list[Ask] = []
 
-    def rows_of(number: int, chunk: Sequence[Contest]) -> list[dict[str, Any]]:
+    def rows_of(number: int, chunk: Sequence[CandidatePair]) -> list[dict[str, Any]]:
         if not asked:
             asked.append(_ask(settings, done))
-        rows = [_question(contest) for contest in chunk]
+        rows = [_question(candidate) for candidate in chunk]
         both = asked[0]([order for row in rows for order in (row, (row[0], row[2], row[1]))])
         return [{"forth": forth, "back": back} for forth, back in zip(both[::2], both[1::2], strict=True)]
 
-    lines = read_json_lines(written_in_chunks(folder / LABELS, fought, 64, rows_of))
-    return [agreed(line["forth"], line["back"]) for line in lines]
+    lines = read_json_lines(write_in_chunks(folder / LABELS, candidates, 64, rows_of))
+    return [combine_orders(line["forth"], line["back"]) for line in lines]
 
 
-def _question(contest: Contest) -> tuple[Prompt, str, str]:
-    said = contest.row["prompt"]
+def _question(candidate: CandidatePair) -> tuple[Prompt, str, str]:
+    said = candidate.row["prompt"]
     is_text = isinstance(said, str)
-    prompt = Prompt(contest.row["id"], () if is_text else tuple(said), said if is_text else None)
-    return prompt, contest.one, contest.other
+    prompt = Prompt(candidate.row["id"], () if is_text else tuple(said), said if is_text else None)
+    return prompt, candidate.one, candidate.other
 
 
-def _ask(settings: WithJudge, done: Mapping[str, Done]) -> Ask:
+def _ask(settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage]) -> Ask:
     from whet.reward.judge import Judge, JudgeSettings
     from whet.reward.judge.questions import comparison_question
 
     section = settings.judge
     judge = Judge(
-        JudgeSettings(**{**({"attempts": 1, "max_new_tokens": 4} if is_made(settings) else {}), **section.settings})
+        JudgeSettings(**{**({"attempts": 1, "max_new_tokens": 4} if trains_judge(settings) else {}), **section.settings})
     )
-    is_short = is_made(settings) or section.question == "short"
+    is_short = trains_judge(settings) or section.question == "short"
 
     def asked(prompt: Prompt, first: str, second: str) -> tuple[Message, ...]:
         return (
@@ -222,7 +222,7 @@ def _ask(settings: WithJudge, done: Mapping[str, Done]) -> Ask:
         )
 
     if judge.needs_ask:
-        name = model_of(done["judge-train"]) if is_made(settings) else section.name
+        name = trained_model(done["judge-train"]) if trains_judge(settings) else section.name
         config = evaluation(settings, name)
         if section.verdict == "logp":
             return _soft_ask(config, asked)

@@ -19,7 +19,7 @@ Verdict = float | None
 
 
 @dataclass(frozen=True)
-class Contest:
+class CandidatePair:
     """Two different completions to one prompt."""
 
     row: Mapping[str, Any]  # id and prompt, as pairs have them
@@ -29,7 +29,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Label:
+class PairLabel:
     """What both orders came to."""
 
     preference: float | None  # of `one` over `other`; None: no verdict
@@ -41,9 +41,9 @@ def short_question(prompt: Prompt, first: str, second: str) -> tuple[Message, ..
     return ({"role": "user", "content": f"{prompt.question()}\n{FIRST}:{first}\n{SECOND}:{second}\n?"},)
 
 
-def contests(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Contest], dict[str, int]]:
+def candidate_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[list[CandidatePair], dict[str, int]]:
     """The first two completions to each prompt that differ, with the truth where they were scored."""
-    found: list[Contest] = []
+    found: list[CandidatePair] = []
     counts = {"prompts": len(rows), "same_completions": 0}
     for row in rows:
         completions = list(row["completions"])
@@ -53,7 +53,7 @@ def contests(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Contest], dict[str
             continue
         scores = row.get("scores")
         truth = None if scores is None else preferred(scores[0], scores[at])
-        found.append(Contest({"id": row["id"], "prompt": row["prompt"]}, completions[0], completions[at], truth))
+        found.append(CandidatePair({"id": row["id"], "prompt": row["prompt"]}, completions[0], completions[at], truth))
     return found, counts
 
 
@@ -70,28 +70,28 @@ def normalised(first: float, second: float) -> float:
     return 1 / (1 + math.exp(gap)) if gap < 700 else 0.0
 
 
-def agreed(forth: Verdict, back: Verdict) -> Label:
+def combine_orders(forth: Verdict, back: Verdict) -> PairLabel:
     """The mean over both orders; `back` was asked with the completions exchanged. Orders that contradict each other tie.
 
     Lee 2023 (2309.00267) averages the two; here a contradiction is counted as a flip and teaches nothing.
     """
     if forth is None or back is None:
-        return Label(None)
+        return PairLabel(None)
     turned = 1 - back
     if (forth - 0.5) * (turned - 0.5) < 0:
-        return Label(0.5, flipped=True)
-    return Label((forth + turned) / 2)
+        return PairLabel(0.5, flipped=True)
+    return PairLabel((forth + turned) / 2)
 
 
 def judged_pairs(
-    fought: Sequence[Contest], labels: Sequence[Label], least: float = 0.0, soft: bool = True
+    candidates: Sequence[CandidatePair], labels: Sequence[PairLabel], least: float = 0.0, soft: bool = True
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Pairs of those with a winner, at least `least` from 1/2; and what was counted on the way. Only `soft` ones say
     how sure the judge was: the loss then weighs them by it."""
     pairs: list[dict[str, Any]] = []
     counts = dict.fromkeys(("asked", "pairs", "unreadable", "flips", "ties", "unsure", "truth_known", "truth_met"), 0)
-    counts["asked"] = len(fought)
-    for contest, label in zip(fought, labels, strict=True):
+    counts["asked"] = len(candidates)
+    for candidate, label in zip(candidates, labels, strict=True):
         if label.preference is None:
             counts["unreadable"] += 1
         elif label.preference == 0.5:
@@ -100,22 +100,22 @@ def judged_pairs(
             counts["unsure"] += 1
         else:
             first_wins = label.preference > 0.5
-            sides = (contest.one, contest.other) if first_wins else (contest.other, contest.one)
+            sides = (candidate.one, candidate.other) if first_wins else (candidate.other, candidate.one)
             sure: dict[str, Any] = {"preference": max(label.preference, 1 - label.preference)} if soft else {}
-            pairs.append(pair_row(contest.row, *sides, **sure))
-            if contest.truth is not None and contest.truth != 0.5:
+            pairs.append(pair_row(candidate.row, *sides, **sure))
+            if candidate.truth is not None and candidate.truth != 0.5:
                 counts["truth_known"] += 1
-                counts["truth_met"] += first_wins == (contest.truth == 1)
+                counts["truth_met"] += first_wins == (candidate.truth == 1)
     counts["pairs"] = len(pairs)
     return pairs, counts
 
 
-def judge_marks(fought: Sequence[Contest], labels: Sequence[Label]) -> dict[str, float]:
+def judge_metrics(candidates: Sequence[CandidatePair], labels: Sequence[PairLabel]) -> dict[str, float]:
     """How a judge does where the truth is known: `judge_accuracy` counts a flip, a tie and silence as misses."""
     decided = [
-        (contest.truth, label)
-        for contest, label in zip(fought, labels, strict=True)
-        if contest.truth not in (None, 0.5)
+        (candidate.truth, label)
+        for candidate, label in zip(candidates, labels, strict=True)
+        if candidate.truth not in (None, 0.5)
     ]
     met = [
         label.preference is not None and (label.preference - 0.5) * (float(truth or 0) - 0.5) > 0
@@ -129,13 +129,13 @@ def judge_marks(fought: Sequence[Contest], labels: Sequence[Label]) -> dict[str,
     }
 
 
-def judge_examples(fought: Sequence[Contest], prompts: Mapping[str, Prompt]) -> list[dict[str, Any]]:
-    """Demonstrations of judging: the letter of the better completion, each contest in both orders."""
+def judge_examples(candidates: Sequence[CandidatePair], prompts: Mapping[str, Prompt]) -> list[dict[str, Any]]:
+    """Demonstrations of judging: the letter of the better completion, each candidate in both orders."""
     rows = []
-    for contest in fought:
-        sides = {"straight": (contest.one, contest.other), "turned": (contest.other, contest.one)}
+    for candidate in candidates:
+        sides = {"straight": (candidate.one, candidate.other), "turned": (candidate.other, candidate.one)}
         for order, (first, second) in sides.items():
-            messages = [dict(message) for message in short_question(prompts[contest.row["id"]], first, second)]
-            letter = FIRST if (contest.truth == 1) == (order == "straight") else SECOND
-            rows.append({"id": f"{contest.row['id']}/{order}", "prompt": messages, "completion": letter})
+            messages = [dict(message) for message in short_question(prompts[candidate.row["id"]], first, second)]
+            letter = FIRST if (candidate.truth == 1) == (order == "straight") else SECOND
+            rows.append({"id": f"{candidate.row['id']}/{order}", "prompt": messages, "completion": letter})
     return rows

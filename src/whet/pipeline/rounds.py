@@ -14,24 +14,24 @@ from whet.build.preference import preference_row
 from whet.config.config import SUPERVISED, PreferenceConfig, SFTConfig, config_kind
 from whet.config.sections import DemonstrationSection, RewardSection
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.pipeline import Done, Recipe, Stage, found, read_json_lines
+from whet.pipeline import FinishedStage, Pipeline, Stage, found, read_json_lines
 from whet.pipeline.pairs import best_against_worst, prompt_row, shown_against_own
-from whet.pipeline.parts import (
+from whet.pipeline.training import (
     PAIRS,
     ROWS,
     check_training,
     evaluation,
-    is_marked,
-    marks_stage,
-    model_of,
-    run_told,
+    has_eval,
+    eval_stage,
+    trained_model,
+    run_summary,
     stage_settings,
-    trained,
-    training,
+    train_run,
+    training_config,
     write_completions,
     write_rows,
 )
-from whet.pipeline.sections import TRAIN_KEYS, PipelineSettings
+from whet.pipeline.settings import TRAIN_KEYS, PipelineSettings
 from whet.report.text import number as number_text
 from whet.types import Prompt, WhetError
 
@@ -48,7 +48,7 @@ class RoundSettings(PipelineSettings):
     train: dict[str, Any] = Field({}, description=f"of each round's training: {TRAIN_KEYS}")
 
 
-class OwnPairSettings(RoundSettings):
+class IterativeDPOSettings(RoundSettings):
     """The policy's best completions against its worst."""
 
     prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
@@ -83,9 +83,9 @@ class SelfPlaySettings(RoundSettings):
     }
 
 
-def own_pair_stages(settings: OwnPairSettings) -> list[Stage]:
+def iterative_dpo_stages(settings: IterativeDPOSettings) -> list[Stage]:
     reference = checked_method(settings)
-    stages = [marks_stage(settings, POLICY, 0, None)] if is_marked(settings) else []
+    stages = [eval_stage(settings, POLICY, 0, None)] if has_eval(settings) else []
     for number in range(1, settings.rounds + 1):
         stages.append(_own_pairs(settings, number))
         stages += _learnt(settings, number, reference)
@@ -95,11 +95,11 @@ def own_pair_stages(settings: OwnPairSettings) -> list[Stage]:
 def self_play_stages(settings: SelfPlaySettings) -> list[Stage]:
     reference = checked_method(settings)
     if settings.compare:
-        check_training(SUPERVISED, imitation(settings, settings.model.name, "rows.jsonl", 1), "imitate")
+        check_training(SUPERVISED, imitation_config(settings, settings.model.name, "rows.jsonl", 1), "imitate")
     stages = [
         Stage("demonstrations", "the completions to learn from", _demonstrations(settings), stage_settings(settings))
     ]
-    stages += [marks_stage(settings, POLICY, 0, None)] if is_marked(settings) else []
+    stages += [eval_stage(settings, POLICY, 0, None)] if has_eval(settings) else []
     for number in range(1, settings.rounds + 1):
         stages.append(_self_play_pairs(settings, number))
         stages += _learnt(settings, number, reference)
@@ -111,19 +111,19 @@ def checked_method(settings: RoundSettings) -> str:
     """What each round's policy is compared with, in words; refuses a training that could not start."""
     if config_kind(settings.method) is not PreferenceConfig:
         raise WhetError(f"method is {settings.method!r}, which learns from no pairs; give one such as {PLAIN!r}")
-    config = check_training(settings.method, pair_training(settings, settings.model.name, "pairs.jsonl", 1))
+    config = check_training(settings.method, pair_config(settings, settings.model.name, "pairs.jsonl", 1))
     if config.preference.online or config.preference.labels:
         raise WhetError("train.preference: the pairs are written before each training; drop online and labels")
     return "the policy of round {}" if "ref_logp" in preference_row(config).needs() else "none"
 
 
-def pair_training(settings: RoundSettings, model: str, pairs: str, steps: int) -> dict[str, Any]:
-    return training(settings, model, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
+def pair_config(settings: RoundSettings, model: str, pairs: str, steps: int) -> dict[str, Any]:
+    return training_config(settings, model, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
 
 
-def imitation(settings: SelfPlaySettings, model: str, rows: str, steps: int) -> dict[str, Any]:
+def imitation_config(settings: SelfPlaySettings, model: str, rows: str, steps: int) -> dict[str, Any]:
     own = {"data": {"source": rows, "every_completion": settings.data.every_completion}, "steps": steps}
-    return training(settings, model, own, settings.imitate, "imitate")
+    return training_config(settings, model, own, settings.imitate, "imitate")
 
 
 def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:
@@ -131,20 +131,20 @@ def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:
     return max(1, math.ceil(epochs * num_rows / rows_per_step))
 
 
-def last_model(settings: PipelineSettings, done: Mapping[str, Done], number: int, stage: str = "train") -> str:
+def last_model(settings: PipelineSettings, done: Mapping[str, FinishedStage], number: int, stage: str = "train") -> str:
     """The model that a round begins with."""
-    return settings.model.name if number == 1 else model_of(done[f"round{number - 1}-{stage}"])
+    return settings.model.name if number == 1 else trained_model(done[f"round{number - 1}-{stage}"])
 
 
-def _own_pairs(settings: OwnPairSettings, number: int) -> Stage:
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def _own_pairs(settings: IterativeDPOSettings, number: int) -> Stage:
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
         config = evaluation(settings, last_model(settings, done, number), settings.reward)
         chosen = round_prompts(config, number, settings.prompts_per_round)
         rows = write_completions(folder, config, chosen, settings.completions, (settings.seed, number), is_scored=True)
         pairs, counts = best_against_worst(rows)
         scores = [score for row in rows for score in row["scores"] if score is not None]
         mean = f"; the completions score {number_text(fmean(scores))} on average" if scores else ""
-        return paired(
+        return write_round_pairs(
             folder, pairs, counts, f"{counts['ties']} prompts dropped: their completions score the same{mean}"
         )
 
@@ -171,7 +171,7 @@ def round_prompts(config: Any, number: int, count: int) -> list[Prompt]:
     return chosen[needed - count : needed]
 
 
-def paired(folder: Path, pairs: Sequence[Mapping[str, Any]], counts: Mapping[str, int], dropped: str) -> dict[str, Any]:
+def write_round_pairs(folder: Path, pairs: Sequence[Mapping[str, Any]], counts: Mapping[str, int], dropped: str) -> dict[str, Any]:
     """Write the pairs and tell about them; without one the pipeline is over."""
     write_rows(folder / PAIRS, pairs)
     over = "" if pairs else "no pair is left to learn from"
@@ -179,7 +179,7 @@ def paired(folder: Path, pairs: Sequence[Mapping[str, Any]], counts: Mapping[str
 
 
 def _demonstrations(settings: SelfPlaySettings) -> Any:
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
         from whet.build.assembly import demonstrations_of
 
         data = settings.data
@@ -192,7 +192,7 @@ def _demonstrations(settings: SelfPlaySettings) -> Any:
 
 
 def _self_play_pairs(settings: SelfPlaySettings, number: int) -> Stage:
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
         from whet.data import prompts_from, read_rows
 
         source = done["demonstrations"].folder / ROWS
@@ -201,7 +201,7 @@ def _self_play_pairs(settings: SelfPlaySettings, number: int) -> Stage:
         config = evaluation(settings, last_model(settings, done, number))
         rows = write_completions(folder, config, chosen, 1, (settings.seed, number))
         pairs, counts = shown_against_own(shown, rows)
-        result = paired(
+        result = write_round_pairs(
             folder, pairs, counts, f"{counts['identical']} own completions dropped: equal to the demonstration"
         )
         if counts["identical"] >= settings.stop_share * counts["demonstrations"]:
@@ -217,47 +217,47 @@ def _self_play_pairs(settings: SelfPlaySettings, number: int) -> Stage:
 def _learnt(settings: RoundSettings, number: int, reference: str) -> list[Stage]:
     """Training on a round's pairs, and marks of what it made."""
 
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
         pairs = done[f"round{number}-pairs"]
         model, file = last_model(settings, done, number), str((pairs.folder / PAIRS).resolve())
-        config = check_training(settings.method, pair_training(settings, model, file, 1))
+        config = check_training(settings.method, pair_config(settings, model, file, 1))
         steps = steps_for(pairs.result["counts"]["pairs"], settings.epochs, config.batch.rows_per_step)
-        trained(folder, settings.method, pair_training(settings, model, file, steps))
-        return found(run_told(folder), steps=steps)
+        train_run(folder, settings.method, pair_config(settings, model, file, steps))
+        return found(run_summary(folder), steps=steps)
 
     against = reference.format(number - 1)
     about = f"{settings.method} on these pairs; begins with the policy of round {number - 1}, reference: {against}"
     stages = [Stage(f"round{number}-train", about, work, stage_settings(settings))]
-    if is_marked(settings):
-        stages.append(marks_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-marks"))
+    if has_eval(settings):
+        stages.append(eval_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-marks"))
     return stages
 
 
 def _imitated(settings: SelfPlaySettings, number: int) -> list[Stage]:
     """The same demonstrations and as many updates without self-play."""
 
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
         rows, steps = (done["demonstrations"].folder / ROWS).resolve(), done[f"round{number}-train"].result["steps"]
         model = last_model(settings, done, number, "imitate")
-        trained(folder, SUPERVISED, imitation(settings, model, str(rows), steps))
-        return found(run_told(folder))
+        train_run(folder, SUPERVISED, imitation_config(settings, model, str(rows), steps))
+        return found(run_summary(folder))
 
     about = f"to compare: {SUPERVISED} on the demonstrations for as many updates, from the one of round {number - 1}"
     stages = [Stage(f"round{number}-imitate", about, work, stage_settings(settings))]
-    if is_marked(settings):
+    if has_eval(settings):
         stages.append(
-            marks_stage(settings, IMITATION, number, f"round{number}-imitate", f"round{number}-imitate-marks")
+            eval_stage(settings, IMITATION, number, f"round{number}-imitate", f"round{number}-imitate-marks")
         )
     return stages
 
 
-OWN_PAIRS = Recipe(
+ITERATIVE_DPO = Pipeline(
     "iterative_dpo",
     "round by round, the best of the policy's own completions to new prompts against the worst; any scorer",
-    OwnPairSettings,
-    own_pair_stages,
+    IterativeDPOSettings,
+    iterative_dpo_stages,
 )
-SELF_PLAY = Recipe(
+SELF_PLAY = Pipeline(
     "spin",
     "self-play: demonstrations against the policy's own completions, round by round; compared with imitation",
     SelfPlaySettings,

@@ -11,39 +11,39 @@ from pydantic import Field
 
 from whet.config.config import SUPERVISED
 from whet.config.sections import RewardSection, Section
-from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks
-from whet.pipeline.bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
-from whet.pipeline.own_scores import (
+from whet.pipeline import FinishedStage, Pipeline, Stage, found, read_json_lines, write_in_chunks
+from whet.pipeline.generation import EXAMPLE_SEED, ModelSampler, own_sampling, rows_of_kinds, task_kinds
+from whet.pipeline.self_scores import (
     judge_example,
     mean_score,
-    own_pairs,
+    self_scored_pairs,
     rubric_question,
     score_in,
     short_score_question,
 )
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.parts import (
+from whet.pipeline.training import (
     CHUNK,
     PAIRS,
     ROWS,
     check_training,
     evaluation,
-    is_marked,
-    marks_stage,
-    model_of,
-    run_told,
+    has_eval,
+    eval_stage,
+    trained_model,
+    run_summary,
     stage_settings,
-    trained,
-    training,
+    train_run,
+    training_config,
     write_rows,
 )
-from whet.pipeline.rounds import POLICY, RoundSettings, checked_method, pair_training, paired, round_prompts, steps_for
-from whet.pipeline.sections import TRAIN_KEYS
-from whet.pipeline.signs import Signs, order_accuracy, prognosis, round_signs, warnings
+from whet.pipeline.rounds import POLICY, RoundSettings, checked_method, pair_config, write_round_pairs, round_prompts, steps_for
+from whet.pipeline.settings import TRAIN_KEYS
+from whet.pipeline.collapse import CollapseSignals, order_accuracy, collapse_verdict, collapse_signals, warnings
 from whet.report.text import percent
 from whet.types import Prompt, Sampling
 
-JUDGED, EXAM = "judged.jsonl", "exam.jsonl"
+RLAIF, EXAM = "judged.jsonl", "exam.jsonl"
 
 
 class TeachSection(Section):
@@ -53,7 +53,7 @@ class TeachSection(Section):
     train: dict[str, Any] = Field({}, description=f"of this first training: {TRAIN_KEYS}")
 
 
-class OwnJudgeSection(Section):
+class SelfJudgeSection(Section):
     question: Literal["rubric", "short"] = Field(
         "rubric", description="how the policy is asked for a mark: by a rubric of 0 to 5, or as the task teaches it"
     )
@@ -73,7 +73,7 @@ class SelfRewardingSettings(RoundSettings):
     prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
     completions: int = Field(4, ge=2, description="that the policy writes to each prompt and judges")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
-    judge: OwnJudgeSection = Field(OwnJudgeSection(), description="how the policy judges itself")
+    judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how the policy judges itself")
     anchor: RewardSection = Field(
         RewardSection(), description="a reward that is mixed into the policy's own marks; empty: none"
     )
@@ -110,7 +110,7 @@ def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
     same = stage_settings(settings)
     stages = []
     if _is_taught(settings):
-        check_training(SUPERVISED, _teaching(settings, "rows.jsonl"), "teach.train")
+        check_training(SUPERVISED, _teaching_config(settings, "rows.jsonl"), "teach.train")
         stages = [
             Stage(
                 "examples", "examples of answering and of judging", lambda folder, _: _examples(settings, folder), same
@@ -122,8 +122,8 @@ def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
                 same,
             ),
         ]
-    if is_marked(settings):
-        stages.append(marks_stage(settings, POLICY, 0, "teach" if _is_taught(settings) else None))
+    if has_eval(settings):
+        stages.append(eval_stage(settings, POLICY, 0, "teach" if _is_taught(settings) else None))
     about = "the first policy as a judge, on completions with a known truth"
     stages.append(Stage("judge0", about, lambda folder, done: _examined(settings, folder, done, 0), same))
     for number in range(1, settings.rounds + 1):
@@ -136,8 +136,8 @@ def _is_taught(settings: SelfRewardingSettings) -> bool:
     return bool(from_task or settings.teach.file or settings.judge.file)
 
 
-def _teaching(settings: SelfRewardingSettings, rows: str) -> dict[str, Any]:
-    return training(settings, settings.model.name, {"data": {"source": rows}}, settings.teach.train, "teach.train")
+def _teaching_config(settings: SelfRewardingSettings, rows: str) -> dict[str, Any]:
+    return training_config(settings, settings.model.name, {"data": {"source": rows}}, settings.teach.train, "teach.train")
 
 
 def _examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any]:
@@ -170,31 +170,31 @@ def _examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any
     return found(f"{len(answering)} of answering and {len(judging)} of judging in {ROWS}", counts=counts)
 
 
-def _taught(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-    trained(folder, SUPERVISED, _teaching(settings, str((done["examples"].folder / ROWS).resolve())))
-    return found(run_told(folder))
+def _taught(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    train_run(folder, SUPERVISED, _teaching_config(settings, str((done["examples"].folder / ROWS).resolve())))
+    return found(run_summary(folder))
 
 
-def _model(settings: SelfRewardingSettings, done: Mapping[str, Done], number: int) -> str:
+def _model(settings: SelfRewardingSettings, done: Mapping[str, FinishedStage], number: int) -> str:
     """The policy after a round; 0: the first one."""
     if number:
-        return model_of(done[f"round{number}-train"])
-    return model_of(done["teach"]) if "teach" in done else settings.model.name
+        return trained_model(done[f"round{number}-train"])
+    return trained_model(done["teach"]) if "teach" in done else settings.model.name
 
 
-def _judgings(
-    settings: SelfRewardingSettings, bench: Bench, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
+def _self_judgments(
+    settings: SelfRewardingSettings, sampler: ModelSampler, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
 ) -> list[list[float | None]]:
     """Each completion judged `times` times: marks, None where none could be read."""
     judge = settings.judge
     question = rubric_question if judge.question == "rubric" else short_score_question
     sampling = Sampling(max_new_tokens=judge.max_new_tokens, temperature=judge.temperature)
-    answers = bench.texts([question(prompt, completion) for prompt, completion in asked], judge.times, sampling, seed)
+    answers = sampler.texts([question(prompt, completion) for prompt, completion in asked], judge.times, sampling, seed)
     return [[score_in(answer) for answer in each] for each in answers]
 
 
 def _examined(
-    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int
+    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int
 ) -> Mapping[str, Any]:
     """The policy after a round as a judge of the same completions as ever, written by the task."""
     from whet.data.tasks.reviewed import Reviewed, reviewed_completions
@@ -208,21 +208,21 @@ def _examined(
     rows = [each for each in rows if each.is_plain]
     if not rows:
         return found("no exam: the data tells no truth about ready-made completions")
-    bench: list[Bench] = []
+    sampler: list[ModelSampler] = []
 
     def rows_of(chunk: int, part: Sequence[Reviewed]) -> list[dict[str, Any]]:
-        if not bench:
-            bench.append(Bench(settings, _model(settings, done, number)))
+        if not sampler:
+            sampler.append(ModelSampler(settings, _model(settings, done, number)))
         seed = (settings.seed, number, chunk)
-        judged = _judgings(settings, bench[0], [(each.prompt, each.completion) for each in part], seed)
-        return [{"id": each.prompt.id, "judgings": marks} for each, marks in zip(part, judged, strict=True)]
+        judged = _self_judgments(settings, sampler[0], [(each.prompt, each.completion) for each in part], seed)
+        return [{"id": each.prompt.id, "judgments": marks} for each, marks in zip(part, judged, strict=True)]
 
-    lines = read_json_lines(written_in_chunks(folder / EXAM, rows, 5 * CHUNK, rows_of))
+    lines = read_json_lines(write_in_chunks(folder / EXAM, rows, 5 * CHUNK, rows_of))
     by_question: dict[str, list[tuple[float | None, float]]] = {}
     for line, each in zip(lines, rows, strict=True):
-        by_question.setdefault(each.prompt.question(), []).append((mean_score(line["judgings"]), each.quality))
+        by_question.setdefault(each.prompt.question(), []).append((mean_score(line["judgments"]), each.quality))
     right = order_accuracy([tuple(zip(*pairs, strict=True)) for pairs in by_question.values()])  # type: ignore[misc]
-    silent = [mark is None for line in lines for mark in line["judgings"]]
+    silent = [mark is None for line in lines for mark in line["judgments"]]
     said = (
         f"the judge orders {percent(right)} of the exam's pairs right; {percent(sum(silent) / len(silent))} unreadable"
     )
@@ -248,51 +248,51 @@ def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list
             same,
         ),
     ]
-    if is_marked(settings):
-        stages.append(marks_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-marks"))
+    if has_eval(settings):
+        stages.append(eval_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-marks"))
     about = f"signs of collapse after round {number}"
     signs = Stage(f"round{number}-signs", about, lambda folder, done: _watched(settings, folder, done, number), same)
     return [*stages, signs]
 
 
-def _paired(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
+def _paired(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int) -> Mapping[str, Any]:
     chosen = round_prompts(evaluation(settings, settings.model.name), number, settings.prompts_per_round)
-    bench: list[Bench] = []
+    sampler: list[ModelSampler] = []
 
     def rows_of(chunk: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        if not bench:
-            bench.append(Bench(settings, _model(settings, done, number - 1)))
-        return _judged(settings, bench[0], prompts, (settings.seed, number, chunk))
+        if not sampler:
+            sampler.append(ModelSampler(settings, _model(settings, done, number - 1)))
+        return _judged(settings, sampler[0], prompts, (settings.seed, number, chunk))
 
-    rows = read_json_lines(written_in_chunks(folder / JUDGED, chosen, CHUNK, rows_of))
+    rows = read_json_lines(write_in_chunks(folder / RLAIF, chosen, CHUNK, rows_of))
     weight = settings.anchor_weight if _has_anchor(settings) else 0.0
-    pairs, counts = own_pairs(rows, weight)
-    signs = round_signs(number, rows, counts["ties"])
+    pairs, counts = self_scored_pairs(rows, weight)
+    signs = collapse_signals(number, rows, counts["ties"])
     said = f"dropped where best and worst are marked the same: {counts['ties']}; mean own mark {percent(signs.mark)}"
     if "meets_truth" in signs.known():
         said += f"; of right and wrong completions it orders {percent(signs.meets_truth)} right"
-    result = paired(folder, pairs, counts, said)
+    result = write_round_pairs(folder, pairs, counts, said)
     if not pairs:
         result["over"] = "; ".join(warnings(None, signs, signs)) or "every pair is a tie"
     return {**result, "signs": signs.known()}
 
 
 def _judged(
-    settings: SelfRewardingSettings, bench: Bench, prompts: Sequence[Prompt], seed: tuple[int, ...]
+    settings: SelfRewardingSettings, sampler: ModelSampler, prompts: Sequence[Prompt], seed: tuple[int, ...]
 ) -> list[dict[str, Any]]:
     """Rows of completions with the policy's own marks, the truth and the anchor's."""
-    written = bench.completions(prompts, settings.completions, own_sampling(settings), (*seed, 0))
+    written = sampler.completions(prompts, settings.completions, own_sampling(settings), (*seed, 0))
     nothing: list[list[float | None]] = [[] for _ in prompts]
-    truth = bench.scores(None)(prompts, written) if is_marked(settings) else nothing
-    anchor = bench.scores(settings.anchor)(prompts, written) if _has_anchor(settings) else nothing
+    truth = sampler.scores(None)(prompts, written) if has_eval(settings) else nothing
+    anchor = sampler.scores(settings.anchor)(prompts, written) if _has_anchor(settings) else nothing
     flat = [(prompt, sample.completion) for prompt, samples in zip(prompts, written, strict=True) for sample in samples]
-    marks = iter(_judgings(settings, bench, flat, (*seed, 1)))
+    marks = iter(_self_judgments(settings, sampler, flat, (*seed, 1)))
     return [
         {
             **prompt_row(prompt),
             "completions": [sample.completion for sample in samples],
             "finished": [sample.stop != "length" for sample in samples],
-            "judgings": [next(marks) for _ in samples],
+            "judgments": [next(marks) for _ in samples],
             "truth": true,
             "anchor": tied,
         }
@@ -300,22 +300,22 @@ def _judged(
     ]
 
 
-def _learnt(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
+def _learnt(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int) -> Mapping[str, Any]:
     pairs, model = done[f"round{number}-pairs"], _model(settings, done, number - 1)
     file = str((pairs.folder / PAIRS).resolve())
-    config = check_training(settings.method, pair_training(settings, model, file, 1))
+    config = check_training(settings.method, pair_config(settings, model, file, 1))
     steps = steps_for(pairs.result["counts"]["pairs"], settings.epochs, config.batch.rows_per_step)
-    trained(folder, settings.method, pair_training(settings, model, file, steps))
-    return found(run_told(folder), steps=steps)
+    train_run(folder, settings.method, pair_config(settings, model, file, steps))
+    return found(run_summary(folder), steps=steps)
 
 
-def _watched(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
+def _watched(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int) -> Mapping[str, Any]:
     """The signs of the rounds so far, and whether they add up to a collapse."""
     exam = _examined(settings, folder, done, number)
-    before = _after(Signs(0), done["judge0"].result, done.get("marks0"))
+    before = _after(CollapseSignals(0), done["judge0"].result, done.get("marks0"))
     trainer = [
         _after(
-            Signs(at, **done[f"round{at}-pairs"].result["signs"]),
+            CollapseSignals(at, **done[f"round{at}-pairs"].result["signs"]),
             exam if at == number else done[f"round{at}-signs"].result,
             done.get(f"round{at}-marks"),
         )
@@ -323,19 +323,19 @@ def _watched(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, D
     ]
     passed = warnings(before, trainer[0], trainer[-1])
     asked = int(done["marks0"].result["asked"]) if "marks0" in done else 0
-    judged = prognosis(before, trainer, passed, asked)
+    judged = collapse_verdict(before, trainer, passed, asked)
     over = judged.said if judged.is_collapse and settings.stop else ""
     marks = {**trainer[-1].known(), **exam["marks"]}
     return found(judged.said, marks, {"signs_past_threshold": len(passed)}, over, warnings=passed)
 
 
-def _after(signs: Signs, exam: Mapping[str, Any], marked: Done | None) -> Signs:
+def _after(signs: CollapseSignals, exam: Mapping[str, Any], marked: FinishedStage | None) -> CollapseSignals:
     judge = exam["marks"].get("judge_accuracy", float("nan"))
     accuracy = marked.result["marks"].get("accuracy", float("nan")) if marked else float("nan")
     return replace(signs, judge=judge, accuracy=accuracy)
 
 
-SELF_REWARDING = Recipe(
+SELF_REWARDING = Pipeline(
     "self_rewarding",
     "the policy marks its own completions and learns from the marks, with an anchor if wanted; watched for collapse",
     SelfRewardingSettings,

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from whet.types import Group, Prompt, Sample, StepReport
 
-Agreement = Literal["single", "mean", "worst", "mean_minus_variance"]
+Combination = Literal["single", "mean", "worst", "mean_minus_variance"]
 TOKENS_PER_PASS = 16_384
 
 
-def agreement(opinions: Sequence[float], how: Agreement, penalty: float) -> float:
+def combined(opinions: Sequence[float], how: Combination, penalty: float) -> float:
     """The mean, the lowest, or mean - penalty * population variance, of opinions on one scale.
 
     Coste et al. 2023 (2310.02743).
@@ -30,7 +30,7 @@ def agreement(opinions: Sequence[float], how: Agreement, penalty: float) -> floa
     return mean - penalty * pvariance(opinions, mean) if how == "mean_minus_variance" else mean
 
 
-class GoldScore:
+class GoldReward:
     """Mean log-probability a token under a model that was taught right workings, standardised."""
 
     name = "gold"
@@ -56,19 +56,19 @@ class GoldScore:
         ]
 
 
-def gold_score(*, model: str, mean: float = 0.0, spread: float = 1.0) -> GoldScore:
+def gold_score(*, model: str, mean: float = 0.0, spread: float = 1.0) -> GoldReward:
     """The true score of the study, as a reward."""
-    return GoldScore(model, mean, spread)
+    return GoldReward(model, mean, spread)
 
 
-class ProxyScore:
+class ProxyReward:
     """One reward model, or several agreed, each standardised before they are."""
 
     name = "proxy"
     limits_itself = True
     deterministic = True
 
-    def __init__(self, members: Sequence[tuple[str, float, float]], how: Agreement, penalty: float) -> None:
+    def __init__(self, members: Sequence[tuple[str, float, float]], how: Combination, penalty: float) -> None:
         self._members, self._how, self._penalty = tuple(members), how, penalty
 
     @property
@@ -97,7 +97,7 @@ class ProxyScore:
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         opinions = self.opinions(prompts, [sample.completion for sample in samples])
-        return [agreement(each, self._how, self._penalty) for each in zip(*opinions, strict=True)]
+        return [combined(each, self._how, self._penalty) for each in zip(*opinions, strict=True)]
 
 
 def proxy_score(
@@ -105,11 +105,11 @@ def proxy_score(
     folders: tuple[str, ...],
     means: tuple[float, ...] = (0.0,),
     spreads: tuple[float, ...] = (1.0,),
-    how: Agreement = "single",
+    how: Combination = "single",
     penalty: float = 0.0,
-) -> ProxyScore:
+) -> ProxyReward:
     """The learned score of the study, as a reward."""
-    return ProxyScore(list(zip(folders, means, spreads, strict=True)), how, penalty)
+    return ProxyReward(list(zip(folders, means, spreads, strict=True)), how, penalty)
 
 
 def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample]], Any]:
@@ -132,7 +132,7 @@ def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample
     return found
 
 
-class Surveyor:
+class ScoreRecorder:
     """A callback that notes, step by step, both scores of the completions and their distance from the start."""
 
     def __init__(self, file: Path, start: str, temperature: float, beside: Sequence[Any] = ()) -> None:
@@ -168,7 +168,7 @@ class Surveyor:
         pass
 
 
-def surveyed(file: Path) -> list[dict[str, float]]:
+def read_scores(file: Path) -> list[dict[str, float]]:
     """The rows of a survey by step; a step that was done again after a break counts once."""
     by_step: dict[int, dict[str, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,6 +1,6 @@
 """A policy's marks for its own completions: how it is asked, how its answer is read, and pairs made of the marks. Pure.
 
-A judged row has `id`, `prompt`, `completions`, `finished`, and for each completion `judgings` (marks, None for one that could
+A judged row has `id`, `prompt`, `completions`, `finished`, and for each completion `judgments` (marks, None for one that could
 not be read), `truth` and `anchor` (both empty where unknown).
 """
 
@@ -50,19 +50,19 @@ def score_in(answer: str) -> float | None:
     return score if LOW <= score <= HIGH else None
 
 
-def mean_score(judgings: Sequence[float | None]) -> float | None:
+def mean_score(judgments: Sequence[float | None]) -> float | None:
     """The mean of those that could be read, as a share of the scale."""
-    known = [each for each in judgings if each is not None]
+    known = [each for each in judgments if each is not None]
     return (fmean(known) - LOW) / (HIGH - LOW) if known else None
 
 
-def own_scores(row: Row) -> list[float | None]:
-    return [mean_score(judgings) for judgings in row["judgings"]]
+def self_scores(row: Row) -> list[float | None]:
+    return [mean_score(judgments) for judgments in row["judgments"]]
 
 
 def mixed_scores(row: Row, weight: float) -> list[float | None]:
     """(1 - weight) * own + weight * anchor; a completion that either of them cannot score is unscorable."""
-    own = own_scores(row)
+    own = self_scores(row)
     if not weight:
         return own
     return [
@@ -71,7 +71,7 @@ def mixed_scores(row: Row, weight: float) -> list[float | None]:
     ]
 
 
-def own_pairs(rows: Sequence[Row], weight: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def self_scored_pairs(rows: Sequence[Row], weight: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The best completion of each prompt against the worst, by the policy's own marks and as much anchor as wanted."""
     return best_against_worst([{**row, "scores": mixed_scores(row, weight)} for row in rows])
 

@@ -1,4 +1,4 @@
-"""Signs of collapse in rounds of self-improvement, each with its number and its threshold. Pure.
+"""CollapseSignals of collapse in rounds of self-improvement, each with its number and its threshold. Pure.
 
 A loop that feeds on its own judgement can go wrong while its own marks rise: so what the policy says of itself (marks,
 ties, silence, length, variety) stands beside what is known without it (the truth, an anchor, held-out accuracy).
@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from whet.pipeline.own_scores import own_scores
+from whet.pipeline.self_scores import self_scores
 
 LONGER = 1.5  # times the length of the first round's completions
 TOP, FLAT = 0.9, 0.05  # mean mark and spread within a prompt, both as shares of the scale
 TIED = 0.5  # of the prompts
-UNREADABLE = 0.1  # of the judgings
+UNREADABLE = 0.1  # of the judgments
 ALIKE = 0.5  # times the distinct completions of the first round
 JUDGE_LEAST, JUDGE_FALL = 0.65, 0.1  # of pairs ordered right; a coin has 1/2
 AGREEMENT_LEAST = 0.65
@@ -27,7 +27,7 @@ Scores = Sequence[float | None]
 
 
 @dataclass(frozen=True)
-class Signs:
+class CollapseSignals:
     """One round: of the completions that it was trained on, and of the model that it made. NaN: unknown."""
 
     number: int
@@ -35,7 +35,7 @@ class Signs:
     mark: float = math.nan  # mean own mark, as a share of the scale
     spread: float = math.nan  # of the marks of one prompt
     ties: float = math.nan  # of the prompts
-    unreadable: float = math.nan  # of the judgings
+    unreadable: float = math.nan  # of the judgments
     distinct: float = math.nan  # of a prompt's completions
     meets_truth: float = math.nan  # own completions: how often a right one is marked above a wrong one
     agreement: float = math.nan  # the same with the anchor in place of the truth
@@ -46,20 +46,20 @@ class Signs:
         return {name: value for name, value in asdict(self).items() if name != "number" and not math.isnan(value)}
 
 
-def round_signs(number: int, rows: Sequence[Mapping[str, Any]], ties: int) -> Signs:
+def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) -> CollapseSignals:
     """What the judged rows of a round show."""
-    marks = [own_scores(row) for row in rows]
+    marks = [self_scores(row) for row in rows]
     known = [[mark for mark in each if mark is not None] for each in marks]
     flat = [mark for each in known for mark in each]
     completions = [completion for row in rows for completion in row["completions"]]
-    judgings = [mark for row in rows for each in row["judgings"] for mark in each]
-    return Signs(
+    judgments = [mark for row in rows for each in row["judgments"] for mark in each]
+    return CollapseSignals(
         number,
         _mean([len(completion) for completion in completions]),
         _mean(flat),
         _mean([pstdev(each) for each in known if len(each) > 1]),
         ties / max(1, len(rows)),
-        _mean([float(mark is None) for mark in judgings]),
+        _mean([float(mark is None) for mark in judgments]),
         _mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
         order_accuracy([(own, row["truth"]) for own, row in zip(marks, rows, strict=True) if row.get("truth")]),
         order_accuracy([(own, row["anchor"]) for own, row in zip(marks, rows, strict=True) if row.get("anchor")]),
@@ -85,7 +85,7 @@ def order_accuracy(groups: Sequence[tuple[Scores, Scores]]) -> float:
     return met / total if total else math.nan
 
 
-def warnings(before: Signs | None, first: Signs, now: Signs) -> list[str]:
+def warnings(before: CollapseSignals | None, first: CollapseSignals, now: CollapseSignals) -> list[str]:
     """The signs that are past their threshold, each in words with its number. `before` is the first model, as judge."""
     found = []
     if now.length > LONGER * first.length:
@@ -97,7 +97,7 @@ def warnings(before: Signs | None, first: Signs, now: Signs) -> list[str]:
     if now.ties > TIED:
         found.append(f"{now.ties:.0%} of the prompts are ties (over {TIED:.0%})")
     if now.unreadable > UNREADABLE:
-        found.append(f"{now.unreadable:.0%} of the judgings cannot be read (over {UNREADABLE:.0%})")
+        found.append(f"{now.unreadable:.0%} of the judgments cannot be read (over {UNREADABLE:.0%})")
     if now.distinct < ALIKE * first.distinct:
         found.append(f"distinct completions fell from {first.distinct:.0%} to {now.distinct:.0%} (under half)")
     judges = [each.judge for each in (before, now) if each is not None]
@@ -117,29 +117,29 @@ def warnings(before: Signs | None, first: Signs, now: Signs) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Prognosis:
+class CollapseVerdict:
     said: str
     is_collapse: bool
 
 
-def prognosis(before: Signs, rounds: Sequence[Signs], found: Sequence[str], asked: int) -> Prognosis:
+def collapse_verdict(before: CollapseSignals, rounds: Sequence[CollapseSignals], found: Sequence[str], asked: int) -> CollapseVerdict:
     """Where the loop stands after the last of the rounds. Where accuracy is known it decides; else two signs do."""
     trainer = [each for each in (before, *rounds) if not math.isnan(each.accuracy)]
     signs = f"; {'; '.join(found)}" if found else "; no other sign of it"
     if not asked or len(trainer) < 2:
         if len(found) > 1:
-            return Prognosis(f"COLLAPSE is likely, {len(found)} signs: {'; '.join(found)}", True)
-        return Prognosis(f"one sign to watch: {found[0]}" if found else "no sign of collapse", False)
+            return CollapseVerdict(f"COLLAPSE is likely, {len(found)} signs: {'; '.join(found)}", True)
+        return CollapseVerdict(f"one sign to watch: {found[0]}" if found else "no sign of collapse", False)
     best, last = max(trainer, key=lambda each: each.accuracy), trainer[-1]
     if apart(best.accuracy, last.accuracy, asked) > NOISE:
         when = f"after round {best.number}" if best.number else "before the first round"
         fell = f"held-out accuracy fell from {best.accuracy:.1%} {when} to {last.accuracy:.1%}"
-        return Prognosis(f"COLLAPSE: {fell}; take the policy {when}{signs}", True)
+        return CollapseVerdict(f"COLLAPSE: {fell}; take the policy {when}{signs}", True)
     gain = apart(last.accuracy, before.accuracy, asked)
     change = f"held-out accuracy {before.accuracy:.1%} to {last.accuracy:.1%}"
     what = "better by more than noise" if gain > NOISE else "no gain beyond noise"
     watched = f"; to watch: {'; '.join(found)}" if found else "; no sign of collapse"
-    return Prognosis(f"{change}, {what}{watched}", False)
+    return CollapseVerdict(f"{change}, {what}{watched}", False)
 
 
 def apart(one: float, other: float, asked: int) -> float:

@@ -11,10 +11,10 @@ from whet import api
 from whet.config.config import EvaluationConfig, merged, resolved
 from whet.config.run_folder import CONFIG
 from whet.config.sections import DataSection, ReportSection, RewardSection
-from whet.experiments.comparison import RunLine
-from whet.pipeline import Done, Interrupted, Stage, found, json_lines, read_json_lines, written_in_chunks, written_whole
+from whet.experiments.comparison import ProgressLine
+from whet.pipeline import FinishedStage, Interrupted, Stage, found, json_lines, read_json_lines, write_in_chunks, write_atomically
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.sections import PipelineSettings, without_own_keys
+from whet.pipeline.settings import PipelineSettings, without_own_keys
 from whet.report.record import read_metrics, read_summary
 from whet.report.text import headline, measured
 from whet.types import Prompt, Sample, WhetError
@@ -24,10 +24,10 @@ PAIRS, COMPLETIONS, ROWS = "pairs.jsonl", "completions.jsonl", "demonstrations.j
 CHUNK = 64  # prompts that are asked together, and lost together by a kill
 
 
-def trained(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any = None) -> Mapping[str, Any]:
+def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any = None) -> Mapping[str, Any]:
     """A run in this very folder, begun or gone on with: its marks before and after, as JSON."""
     run_folder = folder / RUN
-    line = RunLine("      training", sys.stdout)
+    line = ProgressLine("      training", sys.stdout)
     watching = [line] if callbacks is None else callbacks
     try:
         if (run_folder / CONFIG).exists():
@@ -44,12 +44,12 @@ def trained(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any
     return {"before": dict(run.before), "after": dict(run.after)}
 
 
-def model_of(done: Done) -> str:
+def trained_model(done: FinishedStage) -> str:
     """The model that a training stage left behind."""
     return str((done.folder / RUN).resolve())
 
 
-def training(
+def training_config(
     settings: PipelineSettings, model: str, own: Mapping[str, Any], wished: Mapping[str, Any], section: str
 ) -> dict[str, Any]:
     """The config of a training: what the pipeline decides, `own`, over what the user wished for in that section."""
@@ -61,7 +61,7 @@ def training(
     return merged(merged(base, without_own_keys(wished, section, "steps" in own)), own)
 
 
-def run_told(folder: Path) -> str:
+def run_summary(folder: Path) -> str:
     """A finished training in one line."""
     steps = [line for line in read_metrics(folder / RUN) if "metrics" in line]
     last = steps[-1]["metrics"] if steps else {}
@@ -92,14 +92,14 @@ def evaluation(settings: PipelineSettings, model: str, reward: RewardSection | N
     )
 
 
-def is_marked(settings: PipelineSettings) -> bool:
+def has_eval(settings: PipelineSettings) -> bool:
     """True where there are held-out prompts and something to mark the completions by."""
     brings_own = settings.data.parsed_source.is_generated
     told = bool(settings.marks.parts or settings.marks.template)
     return settings.report.eval_prompts > 0 and (brings_own or (bool(settings.data.held_out) and told))
 
 
-def marked(settings: PipelineSettings, model: str) -> dict[str, Any]:
+def evaluate_model(settings: PipelineSettings, model: str) -> dict[str, Any]:
     """Greedy completions of a model to the held-out prompts, marked."""
     from whet.evaluate.evaluation import held_out_marks
 
@@ -110,11 +110,11 @@ def marked(settings: PipelineSettings, model: str) -> dict[str, Any]:
     return found(said, marks, asked=asked)
 
 
-def marks_stage(settings: PipelineSettings, who: str, number: int, after: str | None, name: str = "") -> Stage:
+def eval_stage(settings: PipelineSettings, who: str, number: int, after: str | None, name: str = "") -> Stage:
     """Marks of the model that the stage `after` trained, or of the first one."""
 
-    def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-        return marked(settings, settings.model.name if after is None else model_of(done[after]))
+    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+        return evaluate_model(settings, settings.model.name if after is None else trained_model(done[after]))
 
     about = f"marks of {who} {'before the first round' if number == 0 else f'after round {number}'}"
     return Stage(name or f"marks{number}", about, work, stage_settings(settings), (who, number))
@@ -142,7 +142,7 @@ def write_completions(
             asked.append(_asking(config, count, seed, is_scored))
         return asked[0](number, prompts)
 
-    return read_json_lines(written_in_chunks(folder / COMPLETIONS, chosen, CHUNK, rows_of))
+    return read_json_lines(write_in_chunks(folder / COMPLETIONS, chosen, CHUNK, rows_of))
 
 
 def _asking(
@@ -178,4 +178,4 @@ def _completion_row(prompt: Prompt, samples: Sequence[Sample], is_scored: bool) 
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    return written_whole(path, json_lines(rows))
+    return write_atomically(path, json_lines(rows))

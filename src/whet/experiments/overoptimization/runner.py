@@ -14,8 +14,8 @@ import tomli_w
 from whet.config.config import read_toml
 from whet.config.run_folder import locked
 from whet.experiments.overoptimization.settings import StudySettings, study_settings
-from whet.experiments.overoptimization.study import Plan, courses_of, plan_name, study_stages
-from whet.pipeline import Done, Interrupted, Stage, run_stages, written_whole
+from whet.experiments.overoptimization.stages import Condition, courses_of, condition_name, study_stages
+from whet.pipeline import FinishedStage, Interrupted, Stage, run_stages, write_atomically
 from whet.report.overoptimization import LAWS, Finding, finding_values, findings, sentence, table_text
 from whet.report.overoptimization_page import PANELS, figure_svg, study_page
 from whet.report.text import duration
@@ -25,7 +25,7 @@ SETTINGS, PAGE, VALUES, FIGURE = "study.toml", "overoptimization.html", "overopt
 
 
 @dataclass(frozen=True)
-class Studied:
+class StudyRun:
     """A study's folder after (or during) its stages."""
 
     folder: Path
@@ -34,7 +34,7 @@ class Studied:
     page: Path
 
 
-def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None = None, command: str = "") -> Studied:
+def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None = None, command: str = "") -> StudyRun:
     """Run the study, or go on with it where its folder is given again; later layers of settings win."""
     place = Path(folder) if folder else _next_free()
     settings = _settled(study_settings(*layers), layers, place)
@@ -43,7 +43,7 @@ def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WhetError(f"{place}: cannot write there ({error.strerror}); give another --folder") from error
-    written_whole(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
+    write_atomically(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
     teller = ProgressPrinter(settings, stages, place, command or f"whet study overoptimization --folder {place}")
     status = "finished"
     with locked(place):
@@ -78,14 +78,14 @@ class ProgressPrinter:
 
     def __init__(self, settings: StudySettings, stages: list[Stage], folder: Path, command: str) -> None:
         self._settings, self._folder, self._command = settings, folder, command
-        self._total, self._finished = len(stages), dict[str, Done]()
-        self._base = plan_name(Plan(0, settings.size))
+        self._total, self._finished = len(stages), dict[str, FinishedStage]()
+        self._base = condition_name(Condition(0, settings.size))
         _say(f"whet study overoptimization: {len(stages)} stages in {folder}\n")
 
     def begun(self, number: int, total: int, stage: Stage) -> None:
         _say(f"[{number}/{total}] {stage.about}")
 
-    def done(self, number: int, total: int, stage: Stage, done: Done, is_old: bool) -> None:
+    def done(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
         self._finished[stage.name] = done
         if is_old:
             _say(f"[{number}/{total}] {stage.about}")
@@ -105,13 +105,13 @@ class ProgressPrinter:
         }
         whole = len(self._finished) == self._total
         facts = {name: _shown(value) for name, value in self._settings.model_dump(mode="json").items()}
-        written_whole(self._folder / VALUES, json.dumps(values, indent=1) + "\n")
-        written_whole(self._folder / PAGE, study_page(found, self._base, facts, self._command, whole))
+        write_atomically(self._folder / VALUES, json.dumps(values, indent=1) + "\n")
+        write_atomically(self._folder / PAGE, study_page(found, self._base, facts, self._command, whole))
         if found:
-            written_whole(self._folder / FIGURE, figure_svg(found, self._base))
+            write_atomically(self._folder / FIGURE, figure_svg(found, self._base))
         return found
 
-    def close(self, status: str) -> Studied:
+    def close(self, status: str) -> StudyRun:
         found = self._draw()
         for group, (title, about) in PANELS.items():
             mine = [finding for finding in found if finding.group == group]
@@ -125,7 +125,7 @@ class ProgressPrinter:
         _say(f"page  {self._folder / PAGE}")
         if status != "finished":
             _say(f"next  whet study overoptimization --folder {self._folder}")
-        return Studied(self._folder, status, tuple(found), self._folder / PAGE)
+        return StudyRun(self._folder, status, tuple(found), self._folder / PAGE)
 
 
 def _shown(value: Any) -> str:

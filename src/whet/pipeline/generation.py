@@ -8,15 +8,15 @@ from typing import Any
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RewardSection
 from whet.data.tasks import Task
-from whet.pipeline.parts import evaluation
-from whet.pipeline.sections import PipelineSettings
+from whet.pipeline.training import evaluation
+from whet.pipeline.settings import PipelineSettings
 from whet.types import Message, Prompt, Sample, Sampling
 
 EXAMPLE_SEED = 7919  # added to the seed: examples ask other questions than the rounds do
 Scores = list[list[float | None]]
 
 
-class Bench:
+class ModelSampler:
     """Completions of one model, and rewards of them."""
 
     def __init__(self, settings: PipelineSettings, model: str) -> None:

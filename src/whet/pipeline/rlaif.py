@@ -14,47 +14,47 @@ from whet.config.sections import RewardPart, RewardSection
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.pipeline import Done, Recipe, Stage, found, read_json_lines
-from whet.pipeline.judge import (
+from whet.pipeline import FinishedStage, Pipeline, Stage, found, read_json_lines
+from whet.pipeline.judging import (
     JudgeSection,
-    WithJudge,
+    JudgedPipelineSettings,
     check_judge,
-    is_made,
-    making_stages,
+    trains_judge,
+    judge_training_stages,
     train_prompts,
     write_labels,
 )
-from whet.pipeline.judging import contests, judged_pairs
+from whet.pipeline.judging import candidate_pairs, judged_pairs
 from whet.pipeline.pairs import pair_row
-from whet.pipeline.parts import (
+from whet.pipeline.training import (
     COMPLETIONS,
     PAIRS,
     check_training,
     evaluation,
-    is_marked,
-    marks_stage,
-    model_of,
-    run_told,
+    has_eval,
+    eval_stage,
+    trained_model,
+    run_summary,
     stage_settings,
-    trained,
-    training,
+    train_run,
+    training_config,
     write_completions,
     write_rows,
 )
 from whet.pipeline.rounds import POLICY, steps_for
-from whet.pipeline.sections import TRAIN_KEYS
+from whet.pipeline.settings import TRAIN_KEYS
 from whet.report.text import percent
 from whet.types import WhetError
 
 HELD_OUT_PAIRS = "held_out.jsonl"
 EVALUATE_EVERY = 5  # steps
-SCORER = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+REWARD_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
 # a learned reward is right only near what it has seen: the first row that is tied to the reference
 TIED = next(name for name, preset in PRESETS.items() if "ref_logp" in preset.objective.needs())
 FIRST_OF = {"pairs": next(iter(PAIR_PRESETS)), "reward_model": TIED}
 
 
-class JudgedSettings(WithJudge):
+class RLAIFSettings(JudgedPipelineSettings):
     """Pairs labelled by a judge."""
 
     prompts: int = Field(1024, ge=8, description="whose completions the judge compares")
@@ -87,19 +87,19 @@ class JudgedSettings(WithJudge):
         found = super().idle()
         if self.learn == "pairs":
             found |= dict.fromkeys(("steps", "scorer"), "has no effect: learn=pairs trains no reward model; drop it")
-        if not is_made(self):
+        if not trains_judge(self):
             reason = "has no effect: this judge is there already, and is not made; drop it"
             found |= dict.fromkeys(("judge.examples", "judge.train"), reason)
         return found
 
 
-def judged_stages(settings: JudgedSettings) -> list[Stage]:
+def rlaif_stages(settings: RLAIFSettings) -> list[Stage]:
     check_judge(settings)
     check_policy(settings)
     same = stage_settings(settings)
-    stages = [marks_stage(settings, POLICY, 0, None)] if is_marked(settings) else []
-    stages += making_stages(settings)
-    who = "the judge made above" if is_made(settings) else settings.judge.name or settings.judge.settings["base_url"]
+    stages = [eval_stage(settings, POLICY, 0, None)] if has_eval(settings) else []
+    stages += judge_training_stages(settings)
+    who = "the judge made above" if trains_judge(settings) else settings.judge.name or settings.judge.settings["base_url"]
     stages += [
         Stage(
             "completions",
@@ -118,51 +118,51 @@ def judged_stages(settings: JudgedSettings) -> list[Stage]:
         stages.append(
             Stage(
                 "reward-model",
-                f"{SCORER} on these pairs",
-                lambda folder, done: train_scorer(settings, folder, done),
+                f"{REWARD_MODEL} on these pairs",
+                lambda folder, done: train_reward_model(settings, folder, done),
                 same,
             )
         )
     against = "the reward model" if settings.learn == "reward_model" else "these pairs"
     about = f"{method_of(settings)} on {against}; begins with the first policy"
     stages.append(Stage("train", about, lambda folder, done: train_policy(settings, folder, done), same))
-    if is_marked(settings):
-        stages.append(marks_stage(settings, POLICY, 1, "train", "marks1"))
+    if has_eval(settings):
+        stages.append(eval_stage(settings, POLICY, 1, "train", "marks1"))
     return stages
 
 
-def method_of(settings: JudgedSettings) -> str:
+def method_of(settings: RLAIFSettings) -> str:
     return settings.method or FIRST_OF[settings.learn]
 
 
-def check_policy(settings: JudgedSettings) -> None:
+def check_policy(settings: RLAIFSettings) -> None:
     if settings.learn == "reward_model" and "steps" in settings.train:
         raise WhetError("train.steps is set by the pipeline; set steps instead")
     kind = PolicyConfig if settings.learn == "reward_model" else PreferenceConfig
     if config_kind(method_of(settings)) is not kind:
         raise WhetError(f"method {settings.method!r} does not learn from {settings.learn}; see `whet algorithms`")
-    config = check_training(method_of(settings), _policy_training(settings, "pairs.jsonl", "model", 1))
+    config = check_training(method_of(settings), _policy_config(settings, "pairs.jsonl", "model", 1))
     if settings.learn == "pairs" and settings.soft and "preference" not in preference_row(config).curve.takes:
         raise WhetError(f"soft: {method_of(settings)} cannot weigh how sure a judge is; give --set soft=false")
     if settings.learn == "reward_model":
-        check_training(SCORER, _scorer_training(settings, "pairs.jsonl", "", 1), "scorer")
+        check_training(REWARD_MODEL, _reward_model_config(settings, "pairs.jsonl", "", 1), "scorer")
 
 
-def _written(settings: JudgedSettings, folder: Path) -> Mapping[str, Any]:
-    first = settings.judge.examples if is_made(settings) else 0
+def _written(settings: RLAIFSettings, folder: Path) -> Mapping[str, Any]:
+    first = settings.judge.examples if trains_judge(settings) else 0
     chosen = train_prompts(settings, first, settings.prompts)
     config = evaluation(settings, settings.model.name)
     # the truth is asked only to tell how often the judge meets it
-    rows = write_completions(folder, config, chosen, 2, (settings.seed, 1), is_scored=is_marked(settings))
-    fought, counts = contests(rows)
-    return found(f"{len(fought)} pairs of different completions", counts={**counts, "contests": len(fought)})
+    rows = write_completions(folder, config, chosen, 2, (settings.seed, 1), is_scored=has_eval(settings))
+    candidates, counts = candidate_pairs(rows)
+    return found(f"{len(candidates)} pairs of different completions", counts={**counts, "contests": len(candidates)})
 
 
-def _labelled(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-    fought, _ = contests(read_json_lines(done["completions"].folder / COMPLETIONS))
-    labels = write_labels(folder, settings, done, fought)
-    pairs, counts = judged_pairs(fought, labels, settings.least, settings.soft)
-    return write_pairs(folder, pairs, counts, lambda held_out: _true(held_out, fought))
+def _labelled(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    candidates, _ = candidate_pairs(read_json_lines(done["completions"].folder / COMPLETIONS))
+    labels = write_labels(folder, settings, done, candidates)
+    pairs, counts = judged_pairs(candidates, labels, settings.least, settings.soft)
+    return write_pairs(folder, pairs, counts, lambda held_out: _true(held_out, candidates))
 
 
 def write_pairs(
@@ -188,9 +188,9 @@ def write_pairs(
     return found("; ".join(said), marks, {**counts, "held_out": held_out}, over, train_pairs=len(pairs) - held_out)
 
 
-def _true(pairs: list[dict[str, Any]], fought: Any) -> list[dict[str, Any]]:
+def _true(pairs: list[dict[str, Any]], candidates: Any) -> list[dict[str, Any]]:
     """Held-out pairs as the truth has them, where it is known; else as the judge has."""
-    truths = {contest.row["id"]: contest for contest in fought if contest.truth is not None}
+    truths = {candidate.row["id"]: candidate for candidate in candidates if candidate.truth is not None}
     if not truths:
         return pairs
     known = [truths[pair["id"]] for pair in pairs if truths[pair["id"]].truth != 0.5]
@@ -200,39 +200,39 @@ def _true(pairs: list[dict[str, Any]], fought: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _scorer_training(settings: JudgedSettings, pairs: str, held_out: str, steps: int) -> dict[str, Any]:
+def _reward_model_config(settings: RLAIFSettings, pairs: str, held_out: str, steps: int) -> dict[str, Any]:
     own = {"data": {"source": pairs, **({"held_out": held_out} if held_out else {})}, "steps": steps}
-    return training(settings, settings.model.name, own, settings.scorer, "scorer")
+    return training_config(settings, settings.model.name, own, settings.scorer, "scorer")
 
 
-def train_scorer(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def train_reward_model(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     labelled = done["pairs"]
     pairs, held_out = ((labelled.folder / name).resolve() for name in (PAIRS, HELD_OUT_PAIRS))
     names = (str(pairs), str(held_out) if held_out.stat().st_size else "")
-    config = check_training(SCORER, _scorer_training(settings, *names, 1), "scorer")
+    config = check_training(REWARD_MODEL, _reward_model_config(settings, *names, 1), "scorer")
     steps = steps_for(labelled.result["train_pairs"], settings.epochs, config.batch.rows_per_step)
-    marks = trained(folder, SCORER, _scorer_training(settings, *names, steps))
+    marks = train_run(folder, REWARD_MODEL, _reward_model_config(settings, *names, steps))
     before, after = marks["before"].get("accuracy"), marks["after"].get("accuracy")
     told = f"; accuracy {percent(before)} to {percent(after)} on held-out pairs" if after is not None else ""
-    return found(run_told(folder) + told, {} if after is None else {"accuracy": after}, steps=steps)
+    return found(run_summary(folder) + told, {} if after is None else {"accuracy": after}, steps=steps)
 
 
-def _policy_training(settings: JudgedSettings, pairs: str, scorer: str, steps: int) -> dict[str, Any]:
+def _policy_config(settings: RLAIFSettings, pairs: str, scorer: str, steps: int) -> dict[str, Any]:
     name = settings.model.name
     if settings.learn == "pairs":
-        return training(settings, name, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
+        return training_config(settings, name, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
     learned = RewardPart(reward="learned", settings={"folder": scorer})
     watched = [part.model_copy(update={"weight": 0.0}) for part in _truth(settings)]
     reward = RewardSection(parts=(*watched, learned)).model_dump(mode="json", exclude_defaults=True)
     data = settings.data.model_dump(exclude_defaults=True)
     own = {"data": data, "reward": reward, "sampling": settings.sampling.model_dump()}
-    asked = settings.report.eval_prompts if is_marked(settings) else 0
+    asked = settings.report.eval_prompts if has_eval(settings) else 0
     # by its own marks on the way one sees where a learned reward stops to help
     report = {"report": {"eval_prompts": asked, "eval_every": EVALUATE_EVERY if asked else 0}}
-    return training(settings, name, {**own, **report, "steps": settings.steps}, settings.train, "train")
+    return training_config(settings, name, {**own, **report, "steps": settings.steps}, settings.train, "train")
 
 
-def _truth(settings: JudgedSettings) -> list[RewardPart]:
+def _truth(settings: RLAIFSettings) -> list[RewardPart]:
     """What the marks are given by, to be watched without counting."""
 
     if settings.marks.parts:
@@ -243,27 +243,27 @@ def _truth(settings: JudgedSettings) -> list[RewardPart]:
     return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 
-def train_policy(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def train_policy(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     pairs, scorer, steps = str((done["pairs"].folder / PAIRS).resolve()), "", 1
     if settings.learn == "reward_model":
         scorer = str(newest_checkpoint(done["reward-model"]))
     else:
-        config = check_training(method_of(settings), _policy_training(settings, pairs, scorer, 1))
+        config = check_training(method_of(settings), _policy_config(settings, pairs, scorer, 1))
         steps = steps_for(done["pairs"].result["train_pairs"], settings.epochs, config.batch.rows_per_step)
-    trained(folder, method_of(settings), _policy_training(settings, pairs, scorer, steps))
-    return found(run_told(folder))
+    train_run(folder, method_of(settings), _policy_config(settings, pairs, scorer, steps))
+    return found(run_summary(folder))
 
 
-def newest_checkpoint(done: Done) -> Path:
+def newest_checkpoint(done: FinishedStage) -> Path:
     from whet.model import complete_checkpoints
 
-    return complete_checkpoints(Path(model_of(done)) / "checkpoints")[-1]
+    return complete_checkpoints(Path(trained_model(done)) / "checkpoints")[-1]
 
 
-JUDGED = Recipe(
+RLAIF = Pipeline(
     "rlaif",
     "a judge compares the policy's completions in both orders; a reward model, or the policy itself, learns from it",
-    JudgedSettings,
-    judged_stages,
+    RLAIFSettings,
+    rlaif_stages,
 )
-__all__ = ["JUDGED", "JudgeSection", "JudgedSettings"]
+__all__ = ["RLAIF", "JudgeSection", "RLAIFSettings"]

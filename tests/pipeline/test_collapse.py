@@ -6,8 +6,8 @@ import pytest
 
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
-from whet.pipeline.own_scores import judge_example, mean_score, mixed_scores, own_pairs, score_in, short_score_question
-from whet.pipeline.signs import Signs, apart, order_accuracy, prognosis, round_signs, warnings
+from whet.pipeline.self_scores import judge_example, mean_score, mixed_scores, self_scored_pairs, score_in, short_score_question
+from whet.pipeline.collapse import CollapseSignals, apart, order_accuracy, collapse_verdict, collapse_signals, warnings
 from whet.types import Prompt
 
 
@@ -33,13 +33,13 @@ def test_silence_is_not_zero():
     assert mean_score([5.0, None, 0.0]) == 0.5
 
 
-def row(judgings, truth=(), anchor=(), completions=("a", "b", "cc")):
+def row(judgments, truth=(), anchor=(), completions=("a", "b", "cc")):
     return {
         "id": "1",
         "prompt": "q",
         "completions": list(completions),
         "finished": [True] * 3,
-        "judgings": [list(each) for each in judgings],
+        "judgments": [list(each) for each in judgments],
         "truth": list(truth),
         "anchor": list(anchor),
     }
@@ -49,7 +49,7 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
     clear = row([(5, 5), (1, None), (3, 3)])
     tied = row([(4,), (4,), (4,)])
     silent = row([(None,), (None,), (2,)])
-    pairs, counts = own_pairs([clear, tied, silent], 0.0)
+    pairs, counts = self_scored_pairs([clear, tied, silent], 0.0)
     (pair,) = pairs
     assert (pair["chosen"], pair["rejected"], pair["chosen_score"], pair["rejected_score"]) == ("a", "b", 1.0, 0.2)
     assert counts["ties"] == 2 and counts["unscorable_completions"] == 2
@@ -58,9 +58,9 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
 def test_the_anchor_is_mixed_in_and_can_turn_a_pair():
     each = row([(5,), (4,), (None,)], anchor=(0.0, 1.0, 1.0))
     assert mixed_scores(each, 0.5) == [0.5, 0.9, None]
-    (pair,), _ = own_pairs([each], 0.5)
+    (pair,), _ = self_scored_pairs([each], 0.5)
     assert pair["chosen"] == "b"
-    (pair,), _ = own_pairs([each], 0.0)
+    (pair,), _ = self_scored_pairs([each], 0.0)
     assert pair["chosen"] == "a"
 
 
@@ -73,14 +73,14 @@ def test_order_accuracy_counts_ties_half_and_silence_as_a_miss():
 
 def test_signs_of_a_round():
     rows = [row([(5,), (0,), (None,)], truth=(1, 0, 0), anchor=(0, 1, 1)), row([(5,)] * 3, completions=("a", "a", "a"))]
-    found = round_signs(2, rows, ties=1)
+    found = collapse_signals(2, rows, ties=1)
     assert found.length == (4 + 3) / 6 and found.ties == 0.5 and found.unreadable == 1 / 6
     assert found.distinct == (1 + 1 / 3) / 2 and found.mark == 0.8 and found.spread == 0.25
     assert found.meets_truth == 0.5 and found.agreement == 0
     assert "judge" not in found.known() and found.known()["ties"] == 0.5
 
 
-FINE = Signs(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
+FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ FINE = Signs(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
         ({"length": 61}, "completions grew from 40 to 61 characters"),
         ({"mark": 0.95, "spread": 0.01}, "saturated"),
         ({"ties": 0.6}, "60% of the prompts are ties"),
-        ({"unreadable": 0.2}, "20% of the judgings cannot be read"),
+        ({"unreadable": 0.2}, "20% of the judgments cannot be read"),
         ({"distinct": 0.3}, "distinct completions fell from 80% to 30%"),
         ({"judge": 0.8}, "the judge fell from 95% to 80%"),
         ({"judge": 0.5}, "orders 50% of the exam right"),
@@ -106,15 +106,15 @@ def test_each_sign_is_named_with_its_number(change, said):
 
 
 def test_the_prognosis_names_a_collapse_only_beyond_noise():
-    before, good, bad = (Signs(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
-    gain = prognosis(before, [good], [], 200)
+    before, good, bad = (CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
+    gain = collapse_verdict(before, [good], [], 200)
     assert not gain.is_collapse and "better by more than noise" in gain.said
-    fall = prognosis(before, [good, bad], ["x"], 200)
+    fall = collapse_verdict(before, [good, bad], ["x"], 200)
     assert fall.is_collapse and fall.said.startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall.said
-    wobble = prognosis(before, [Signs(1, accuracy=0.12)], [], 200)
+    wobble = collapse_verdict(before, [CollapseSignals(1, accuracy=0.12)], [], 200)
     assert not wobble.is_collapse and "no gain beyond noise" in wobble.said
-    assert prognosis(Signs(0), [Signs(1)], ["one", "two"], 0).is_collapse
-    assert not prognosis(Signs(0), [Signs(1)], ["one"], 0).is_collapse
+    assert collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one", "two"], 0).is_collapse
+    assert not collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one"], 0).is_collapse
     assert apart(0.9, 0.5, 200) > 2 > apart(0.12, 0.1, 200) > 0
 
 
