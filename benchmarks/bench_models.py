@@ -99,14 +99,14 @@ def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: 
 
 def random_machine(family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto") -> Any:
     """A whet machine around a random model: fp32 masters, matrix products in `precision`, completions that never end."""
-    from whet.build.assembly import Runtime, recompute_choice, trained_model
+    from whet.build.assembly import Runtime, build_policy, recompute_choice
     from whet.model import LoadedModel, dtype_choice
     from whet.rollout.torch_engine import TorchEngine
 
     tokenizer = tokenizer_of(settings["vocab_size"])
     model = random_model(family, settings, tokenizer, str(device))
     dtype, why = dtype_choice(precision, device)
-    policy = trained_model(model, dtype, recompute_choice(recompute, device))
+    policy = build_policy(model, dtype, recompute_choice(recompute, device))
     context = model.config.max_position_embeddings
     weights = sum(each.numel() for each in model.parameters())
     facts = {"model": f"{weights / 1e6:.1f}M random weights", "dtype": f"{dtype} ({why})"}

@@ -18,7 +18,7 @@ def device_of(job: dict[str, Any]) -> str:
 
 def policy_trainer(job: dict[str, Any]) -> Any:
     from whet.bench.benchmark import bench_config, bench_trainer, unending
-    from whet.build.assembly import runtime_of
+    from whet.build.assembly import load_runtime
     from whet.report.speed import Shape
 
     settings = {
@@ -28,11 +28,11 @@ def policy_trainer(job: dict[str, Any]) -> Any:
         "objective": {"kl": "none"},
     }
     config = bench_config(job["model"], Shape(*job["shape"]), settings, method="grpo")
-    return bench_trainer(config, unending(runtime_of(config)), [tuple(each) for each in job["tokens"]])
+    return bench_trainer(config, unending(load_runtime(config)), [tuple(each) for each in job["tokens"]])
 
 
 def sft_trainer(job: dict[str, Any]) -> Any:
-    from whet.build.assembly import assembled
+    from whet.build.assembly import assemble
     from whet.config.config import resolved
 
     values = {
@@ -53,12 +53,12 @@ def sft_trainer(job: dict[str, Any]) -> Any:
         "optimizer": {"learning_rate": 1e-6},
         "report": {"eval_prompts": 0},
     }
-    return assembled(resolved("sft", values)).trainer
+    return assemble(resolved("sft", values)).trainer
 
 
 def pair_trainer(job: dict[str, Any]) -> Any:
     """Preference training or a reward model, as the job's kind says."""
-    from whet.build.assembly import assembled
+    from whet.build.assembly import assemble
     from whet.config.config import resolved
 
     names = ("precision", "threads")
@@ -73,7 +73,7 @@ def pair_trainer(job: dict[str, Any]) -> Any:
     }
     if job["stored"]:
         values["preference"] = {"reference_logp": "stored"}
-    return assembled(resolved(job["kind"], values)).trainer
+    return assemble(resolved(job["kind"], values)).trainer
 
 
 TRAINERS = {"grpo": policy_trainer, "sft": sft_trainer, "dpo": pair_trainer, "rm": pair_trainer}

@@ -28,7 +28,7 @@ from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
-    from whet.train.run import Outcome
+    from whet.train.run import TrainingResult
 
 RewardLike = str | Callable[..., Any] | Reward
 Weight = float | tuple[tuple[float, float], ...]  # or points it moves between over training
@@ -178,14 +178,14 @@ def _run(
     command: str,
     rewards: Any,
 ) -> Run:
-    from whet.build.assembly import assembled
+    from whet.build.assembly import assemble
     from whet.report import Console, Record, write_report
-    from whet.train.run import Schedule, run_training
+    from whet.train.run import LoopSettings, run_training
     from whet.workbench.workbench import close_version, open_version
 
     started = time.time()
     with uncollected():
-        assembly = assembled(config, rewards)
+        assembly = assemble(config, rewards)
     write_config(folder, config)
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
@@ -194,7 +194,7 @@ def _run(
     console = Console() if callbacks is None else None
     everyone: list[Callback] = [console] if console is not None else list(callbacks or ())
     everyone += _reviewers(config, folder, reward_hash)
-    schedule = Schedule(
+    schedule = LoopSettings(
         config.steps, config.report.eval_every, config.report.save_every, config.report.keep_checkpoints
     )
     start_up = time.time() - started
@@ -234,7 +234,7 @@ def _peak_memory(model: Any) -> int:
     return peak_memory(next(model.parameters()).device)
 
 
-def _next_command(config: Config, folder: Path, outcome: Outcome) -> str:
+def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
     if isinstance(config, RewardModelConfig):
@@ -268,7 +268,7 @@ def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[Callback]
     return [Review(folder, config.steps, plan, reward_hash)]
 
 
-def _ending(outcome: Outcome, start_up: float) -> dict[str, Any]:
+def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
     found = {
         "status": outcome.status,
         "finished": time.time(),

@@ -174,15 +174,15 @@ def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[st
 
 def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
     """The config as a run would take it, the changes to its row included."""
-    from whet.build.assembly import row_of
-    from whet.build.rewards import parts_of
+    from whet.build.assembly import build_objective
+    from whet.build.rewards import build_reward_parts
     from whet.config.config import PolicyConfig, resolved
     from whet.objective import preset_named
 
     config = resolved(method, *layers)
     if isinstance(config, PolicyConfig):
         needs_steps = "step_reward" in preset_named(method).objective.needs()
-        row_of(config, parts_of(config, wanted=False) if needs_steps else ())
+        build_objective(config, build_reward_parts(config, wanted=False) if needs_steps else ())
 
 
 def check_command(words: list[str]) -> None:

@@ -94,7 +94,7 @@ def settings_of(command):
 
 def resolve(command):
     """The command as `whet train` would take it, up to the files: a key or row that cannot be is an error."""
-    from whet.build.assembly import row_of
+    from whet.build.assembly import build_objective
     from whet.config.config import PolicyConfig, from_settings, merged, resolved
 
     words = shlex.split(command)
@@ -104,7 +104,7 @@ def resolve(command):
     layer |= {"reward": {"parts": [{"reward": given["--reward"]}]}} if "--reward" in given else {}
     config = resolved(words[2], merged(layer, from_settings(settings_of(command))))
     if isinstance(config, PolicyConfig):
-        row_of(config)
+        build_objective(config)
     return config
 
 

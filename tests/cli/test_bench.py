@@ -11,7 +11,7 @@ from whet import cli
 from whet.bench import benchmark, meter
 from whet.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
 from whet.bench.meter import Meter, Reading, kept, others_share
-from whet.build.assembly import runtime_of
+from whet.build.assembly import load_runtime
 from whet.report.speed import Shape
 from whet.train.run import PhaseTimer
 from whet.types import WhetError
@@ -22,7 +22,7 @@ SETTINGS = {"model": {"device": "cpu", "threads": 1, "precision": "fp32"}}
 
 @pytest.fixture(scope="module")
 def machine():
-    return unending(runtime_of(bench_config("whetstone", SHAPE, SETTINGS)))
+    return unending(load_runtime(bench_config("whetstone", SHAPE, SETTINGS)))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from whet.build.rewards import parts_of
+from whet.build.rewards import build_reward_parts
 from whet.cli.reward import reward_app
 from whet.config.config import resolved
 from whet.types import WhetError
@@ -25,11 +25,11 @@ FIRST = {"reward": "exact_answer"}
 )
 def test_a_setting_without_effect_is_refused(section, said):
     with pytest.raises(WhetError, match=said):
-        parts_of(resolved("grpo", {"reward": section}), True)
+        build_reward_parts(resolved("grpo", {"reward": section}), True)
 
 
 def test_defences_that_exist_become_parts():
-    parts = parts_of(resolved("grpo", {"reward": {"defences": ["guessing"], "defence_weight": 0.3}}), True)
+    parts = build_reward_parts(resolved("grpo", {"reward": {"defences": ["guessing"], "defence_weight": 0.3}}), True)
     assert [(part.name, part.weights) for part in parts] == [("exact_answer", (1.0,)), ("guessing", (0.3,))]
 
 

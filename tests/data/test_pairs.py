@@ -219,7 +219,8 @@ def test_a_ranking_with_a_tie_gives_the_pairs_that_differ():
 
 def test_message_trees_give_rankings_and_pairs():
     answers = [
-        {"text": text, "role": "assistant", "rank": rank, "replies": []} for text, rank in (("5", 1), ("4", 2), ("6", 0))
+        {"text": text, "role": "assistant", "rank": rank, "replies": []}
+        for text, rank in (("5", 1), ("4", 2), ("6", 0))
     ]
     tree = {"message_tree_id": "t", "prompt": {"text": "2 + 3?", "role": "prompter", "replies": answers}}
     (ranked,) = rankings_from(rows(tree))

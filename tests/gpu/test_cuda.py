@@ -8,8 +8,8 @@ from whet.data import prompt_tokens
 from whet.data.tasks import TASKS, prompts
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.shared_prefix_attention import shared_prefix_works
 from whet.model.token_logp import Details, token_logp
-from whet.model.tree_attention import tree_works
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -38,14 +38,14 @@ def questions(loaded, count, copies=1):
 @pytest.mark.parametrize("sampling", [Sampling(40), Sampling(40, temperature=0.8, top_k=20)], ids=["plain", "top_k"])
 def test_the_sampler_is_the_trainer(precision, sampling):
     from whet.data.packing import token_batch
-    from whet.train.update import scores
+    from whet.train.update import token_scores
     from whet.types import Group, Prompt
 
     dtype, tolerance = GAPS[precision]
     policy, engine, loaded = engine_on("cuda", dtype)
     samples = engine.generate(questions(loaded, 16, copies=4), sampling)
     batch = token_batch([Group(Prompt("q", (), "?"), tuple(samples))])
-    found = scores(policy, batch, sampling.temperature, micro_batch_tokens=2000)
+    found = token_scores(policy, batch, sampling.temperature, micro_batch_tokens=2000)
     gap = (found.logp - batch.behavior_logp)[batch.action].abs()
     assert len(gap) > 200 and float(gap.mean()) < tolerance
     assert float(batch.behavior_logp[batch.action].std()) > 10 * tolerance
@@ -96,7 +96,7 @@ def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
     """Half precision without padding is as near to single precision as half precision with masks."""
     import transformers
 
-    from whet.model import tree_attention
+    from whet.model import shared_prefix_attention
 
     torch.manual_seed(0)
     settings = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 3}
@@ -116,17 +116,17 @@ def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
 
     def outcome(dtype, packed=True):
         split = causal_lm(model, dtype)
-        assert tree_works(split)
+        assert shared_prefix_works(split)
         model.zero_grad()
         logp = token_logp(split, tokens, action, details=Details(packed=packed)).logp
         (logp * torch.linspace(-1, 2, action.numel(), device="cuda").reshape(action.shape)).sum().backward()
         return torch.cat([logp.detach()[action], *(each.grad.flatten() for each in model.parameters())])
 
-    calls, kernel = [], tree_attention.ragged_attention
-    monkeypatch.setattr(tree_attention, "ragged_attention", lambda *values: calls.append(1) or kernel(*values))
+    calls, kernel = [], shared_prefix_attention.ragged_attention
+    monkeypatch.setattr(shared_prefix_attention, "ragged_attention", lambda *values: calls.append(1) or kernel(*values))
     exact, ragged = outcome(torch.float32, packed=False), outcome(torch.bfloat16)
     assert len(calls) >= 3
-    monkeypatch.setattr(tree_attention, "ragged_works", lambda *values: False)
+    monkeypatch.setattr(shared_prefix_attention, "ragged_works", lambda *values: False)
     calls.clear()
     bundled, padded = outcome(torch.bfloat16), outcome(torch.bfloat16, packed=False)
     single = outcome(torch.float32)
@@ -156,7 +156,7 @@ def test_a_run_of_three_steps(tmp_path, precision):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_imitation_on_the_device(tmp_path, packed):
-    assert tree_works(engine_on("cuda")[0])
+    assert shared_prefix_works(engine_on("cuda")[0])
     run = whet.train(
         "sft",
         config={"model": {"device": "cuda"}},

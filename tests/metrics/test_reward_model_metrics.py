@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whet.evaluate.evaluation import pass_at
-from whet.train.evaluate import Exam, marks
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.rl import counts, mean_rewards, uniform_share
 from whet.types import Group, Prompt, Sample, Sampling, StopReason
 
@@ -23,19 +23,19 @@ def group(*rewards):
 
 def test_marks_are_means():
     samples = sample(1.0, length=5, right=1.0), sample(0.0, StopReason.LENGTH, length=1, right=0.0)
-    found = marks([Group(Prompt("q", (), "?"), samples)])
+    found = eval_metrics([Group(Prompt("q", (), "?"), samples)])
     assert found == {"accuracy": 0.5, "reward": 0.5, "completion_tokens": 3.0, "truncated": 0.5}
 
 
 def test_an_unscorable_completion_is_not_a_right_one():
-    assert marks([group(1.0, None)])["accuracy"] == 0.5
-    assert marks([group(1.0, None)])["reward"] == 1.0
-    assert math.isnan(marks([group(None)])["reward"]) and "accuracy" not in marks([group(None)])
+    assert eval_metrics([group(1.0, None)])["accuracy"] == 0.5
+    assert eval_metrics([group(1.0, None)])["reward"] == 1.0
+    assert math.isnan(eval_metrics([group(None)])["reward"]) and "accuracy" not in eval_metrics([group(None)])
 
 
 def test_accuracy_is_the_first_parts_whatever_comes_on_top():
     samples = sample(1.5, right=1.0, short=0.5), sample(0.2, right=0.0, short=0.2)
-    found = marks([Group(Prompt("q", (), "?"), samples)])
+    found = eval_metrics([Group(Prompt("q", (), "?"), samples)])
     assert found["accuracy"] == 0.5
     assert (found["reward"], found["right"], found["short"]) == (0.85, 0.5, 0.35)
     assert pass_at([Group(Prompt("q", (), "?"), samples)], 2) == {"pass@1": 0.5, "pass@2": 1.0}
@@ -43,7 +43,7 @@ def test_accuracy_is_the_first_parts_whatever_comes_on_top():
 
 def test_a_graded_first_part_has_no_accuracy():
     samples = sample(0.5, close=0.5), sample(0.0, close=0.0)
-    assert "accuracy" not in marks([Group(Prompt("q", (), "?"), samples)])
+    assert "accuracy" not in eval_metrics([Group(Prompt("q", (), "?"), samples)])
 
 
 def test_pass_at_k_is_the_unbiased_one():
@@ -91,9 +91,9 @@ def test_an_exam_is_greedy_unless_several_completions_are_asked_for():
         return [each.scored({"right": 1.0}, 1.0) for each in samples]
 
     prompts = [Prompt("a", (), "?"), Prompt("b", (), "?")]
-    exam = Exam(prompts, [(1,), (2, 3)], Sampling(max_new_tokens=4, temperature=0.8), right)
-    assert [len(each.samples) for each in exam.sat(Engine())] == [1, 1]
-    groups = exam.sat(Engine(), 3, 0.8, seed=4)
+    exam = Evaluator(prompts, [(1,), (2, 3)], Sampling(max_new_tokens=4, temperature=0.8), right)
+    assert [len(each.samples) for each in exam.evaluate(Engine())] == [1, 1]
+    groups = exam.evaluate(Engine(), 3, 0.8, seed=4)
     assert [(each.prompt.id, len(each.samples), each.samples[0].reward) for each in groups] == [
         ("a", 3, 1.0),
         ("b", 3, 1.0),

@@ -21,14 +21,14 @@ from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLos
 from whet.reward.learned import learned, learned_steps
 from whet.train.optimizer import OptimizerSettings
 from whet.train.reward_model import (
+    RewardModelDataset,
+    RewardModelRow,
     RewardModelSettings,
     RewardModelTrainer,
-    Verdict,
-    Verdicts,
-    drawn,
-    members_marks,
-    reward_model_on,
-    verdicts,
+    bootstrap_rows,
+    build_reward_model,
+    members_metrics,
+    reward_model_rows,
 )
 from whet.train.rows import RowTrainer
 from whet.train.run import PhaseTimer
@@ -64,18 +64,18 @@ def made_rows(kind):
                 Judged((*prompt, *numbers(2, 40, length)), len(prompt), (len(prompt) + length - 1,))
                 for length in numbers(1, 7, size)
             )
-            made.append(Verdict(rows, (4,) * size, ranks=tuple(range(size))))
+            made.append(RewardModelRow(rows, (4,) * size, ranks=tuple(range(size))))
         else:
             row = (*prompt, *numbers(2, 40, size + 2))
             places = tuple(range(len(row) - size, len(row)))
-            made.append(Verdict((Judged(row, len(prompt), places),), (4,), labels=(1.0, 0.0, None)[:size]))
+            made.append(RewardModelRow((Judged(row, len(prompt), places),), (4,), labels=(1.0, 0.0, None)[:size]))
     return made
 
 
 def trainer(objective, rows, heads=HEADS, held_out=None, **changes):
     settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
     judge = scalar_model(causal_lm(tiny()), "sequence", 7, heads=heads)
-    lessons = Verdicts(rows, rows if held_out is None else held_out)
+    lessons = RewardModelDataset(rows, rows if held_out is None else held_out)
     return RewardModelTrainer(judge, None, objective, lessons, RewardModelSettings(**settings), RATES)
 
 
@@ -86,7 +86,7 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "optimizer_step", note)
     report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
@@ -99,7 +99,7 @@ def close(first, second):
 
 
 def test_each_head_learns_its_own_draw_of_the_rows(monkeypatch):
-    rows = drawn(made_rows("ranks"), HEADS, seed=0)
+    rows = bootstrap_rows(made_rows("ranks"), HEADS, seed=0)
     made = trainer(RankLoss(AllPairs()), rows)
     found, metrics = gradient(made, monkeypatch)
     made.model.zero_grad()
@@ -122,7 +122,7 @@ def test_each_head_learns_its_own_draw_of_the_rows(monkeypatch):
     [(RankLoss(AllPairs(), 0.01), "ranks"), (RankLoss(PlackettLuce()), "ranks"), (LabelLoss(), "labels")],
 )
 def test_passes_and_packing_never_change_the_gradient_of_several_heads(objective, kind, monkeypatch):
-    rows = drawn(made_rows(kind), HEADS, seed=1)
+    rows = bootstrap_rows(made_rows(kind), HEADS, seed=1)
     wanted, metrics = gradient(trainer(objective, rows, micro_batch_tokens=10_000, packed=False), monkeypatch)
     for changes in (
         {"micro_batch_tokens": 1},
@@ -155,7 +155,7 @@ def test_a_bootstrap_is_a_draw_with_replacement():
 
 
 def test_scales_are_written_by_an_evaluation_and_forgotten_by_a_step():
-    rows = drawn(made_rows("ranks"), HEADS, seed=0)
+    rows = bootstrap_rows(made_rows("ranks"), HEADS, seed=0)
     made = trainer(RankLoss(AllPairs()), rows)
     assert made.model.config.score_members == [None] * HEADS
     marks = made.evaluate()
@@ -190,13 +190,17 @@ def test_marks_of_labels_by_hand():
 
 
 def test_members_are_put_on_one_scale_before_they_are_averaged():
-    rows = [Verdict((), (3, 5), ranks=(0, 1)), Verdict((), (3, 5), ranks=(0, 1)), Verdict((), (3, 5), ranks=(0, 1))]
+    rows = [
+        RewardModelRow((), (3, 5), ranks=(0, 1)),
+        RewardModelRow((), (3, 5), ranks=(0, 1)),
+        RewardModelRow((), (3, 5), ranks=(0, 1)),
+    ]
     first = [(1.0, 0.0), (2.0, 1.0), (0.5, 0.0)]  # always right
     loud = [(100.0, 130.0), (170.0, 90.0), (80.0, 130.0)]  # wrong twice, and louder
     scores = [[[a, x], [b, y]] for (a, b), (x, y) in zip(first, loud, strict=True)]
     plain = [[[sum(each) / 2] for each in row] for row in scores]
-    assert members_marks(rows, plain)["accuracy"] == pytest.approx(1 / 3)
-    assert members_marks(rows, scores)["accuracy"] == pytest.approx(2 / 3)
+    assert members_metrics(rows, plain)["accuracy"] == pytest.approx(1 / 3)
+    assert members_metrics(rows, scores)["accuracy"] == pytest.approx(2 / 3)
     assert member_scales([(1.0,), (1.0,)]) is None
 
 
@@ -205,8 +209,8 @@ def test_an_outcome_stands_on_every_token_of_the_completion():
     tokenizer = loaded.tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
     rows = [Labelled(prompt, "5", True), Labelled(prompt, "2 + 3 = 6", False)]
-    last = verdicts(tokenizer, rows, loaded.context)[0]
-    every = verdicts(tokenizer, rows, loaded.context, every_token=True)[0]
+    last = reward_model_rows(tokenizer, rows, loaded.context)[0]
+    every = reward_model_rows(tokenizer, rows, loaded.context, every_token=True)[0]
     opening = tokenizer.apply_chat_template([*prompt.messages], add_generation_prompt=True, tokenize=False)
     start = len(tokenizer(opening, add_special_tokens=False)["input_ids"])
     for one, all_of_it, row in zip(last, every, rows, strict=True):
@@ -224,11 +228,11 @@ def completion(text):
 
 def taught(rows, held_out, objective, kind="sequence", steps=10):
     loaded = load_model("whetstone")
-    lessons = verdicts(loaded.tokenizer, rows, loaded.context, every_token=isinstance(objective, LabelLoss))[0]
-    kept = verdicts(loaded.tokenizer, held_out, loaded.context)[0]
-    judge = reward_model_on(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, 0, HEADS)
+    lessons = reward_model_rows(loaded.tokenizer, rows, loaded.context, every_token=isinstance(objective, LabelLoss))[0]
+    kept = reward_model_rows(loaded.tokenizer, held_out, loaded.context)[0]
+    judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, 0, HEADS)
     made = RewardModelTrainer(
-        judge, loaded.tokenizer, objective, Verdicts(drawn(lessons, HEADS, 0), kept),
+        judge, loaded.tokenizer, objective, RewardModelDataset(bootstrap_rows(lessons, HEADS, 0), kept),
         RewardModelSettings(steps, 16, 4096, True, 0), OptimizerSettings(learning_rate=1e-3),
     )  # fmt: skip
     before = made.evaluate()

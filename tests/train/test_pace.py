@@ -8,7 +8,7 @@ from torch import nn
 
 from whet.objective.policy import Loss
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rows import RowTrainer, pass_totals
+from whet.train.rows import RowTrainer, sum_micro_batches
 from whet.train.run import PhaseTimer, RunFailed
 
 
@@ -93,4 +93,4 @@ def test_the_passes_of_a_step_add_up():
         Loss(torch.tensor(1.5, requires_grad=True), {"margin": torch.tensor(0.25, dtype=torch.float64)}),
         Loss(torch.tensor(2.0), {"margin": torch.tensor(0.5), "rare": torch.tensor(3)}),
     ]
-    assert pass_totals(done) == {"margin": 0.75, "loss": 3.5, "rare": 3.0}
+    assert sum_micro_batches(done) == {"margin": 0.75, "loss": 3.5, "rare": 3.0}

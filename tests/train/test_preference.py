@@ -14,14 +14,27 @@ from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_preferences
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
-from whet.model.reference import HeldReference
+from whet.model.reference import CopiedReference
+from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.token_logp import packs
-from whet.model.tree import tree_of
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.train import completion_logp
-from whet.train.completion_logp import LiveReference, StoredReference, families_logp, pass_scores, stored_reference
+from whet.train.completion_logp import (
+    LiveReference,
+    StoredReference,
+    families_logp,
+    score_completions,
+    stored_reference,
+)
 from whet.train.optimizer import OptimizerSettings
-from whet.train.preference import Contrasted, Lessons, PreferenceSettings, PreferenceTrainer, Pupil, contrasted
+from whet.train.preference import (
+    PreferenceDataset,
+    PreferenceModels,
+    PreferenceRow,
+    PreferenceSettings,
+    PreferenceTrainer,
+    preference_rows,
+)
 from whet.train.rows import RowTrainer
 from whet.train.run import PhaseTimer, RunFailed
 from whet.types import Encoded, Prompt, WhetError
@@ -53,12 +66,12 @@ def family(stream, *, completions=2) -> Family:
 
 def pairs(count=7, seed=0):
     stream = torch.Generator().manual_seed(seed)
-    return [Contrasted(family(stream)) for _ in range(count)]
+    return [PreferenceRow(family(stream)) for _ in range(count)]
 
 
 def labelled(count=8, seed=0):
     stream = torch.Generator().manual_seed(seed)
-    return [Contrasted(family(stream, completions=1), label=1 if at % 2 else -1) for at in range(count)]
+    return [PreferenceRow(family(stream, completions=1), label=1 if at % 2 else -1) for at in range(count)]
 
 
 def settings(**changes):
@@ -76,7 +89,7 @@ def trainer(name="dpo", rows=None, model=None, reference="live", shift=0.02, **c
     objective = PAIR_PRESETS[name].objective
     known = None
     if "ref_logp" in objective.needs():
-        known = LiveReference(HeldReference(policy), 60)
+        known = LiveReference(CopiedReference(policy), 60)
         if reference == "stored":
             known = stored_reference(policy, [row.family for row in rows], 45)
     if shift:
@@ -84,7 +97,9 @@ def trainer(name="dpo", rows=None, model=None, reference="live", shift=0.02, **c
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 parameter.add_(shift * torch.randn(parameter.shape, generator=stream))
-    return PreferenceTrainer(Pupil(policy, None, known), objective, Lessons(rows, rows[:3]), settings(**changes), RATES)
+    return PreferenceTrainer(
+        PreferenceModels(policy, None, known), objective, PreferenceDataset(rows, rows[:3]), settings(**changes), RATES
+    )
 
 
 def gradient(made, monkeypatch):
@@ -95,7 +110,7 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "optimizer_step", note)
     report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
@@ -165,7 +180,7 @@ def test_a_pairs_prompt_is_computed_once():
     for row in pairs():
         rows = family_rows([row.family])
         start = row.family[0].action.index(True)
-        tree = tree_of(rows.tokens, rows.action)
+        tree = shared_prefix_batch(rows.tokens, rows.action)
         assert tree.size == start + sum(len(completion.tokens) - start - 1 for completion in row.family)
 
 
@@ -245,7 +260,7 @@ def test_a_moving_reference_is_saved_once_it_moved():
 
 def test_extras_are_those_of_the_whole_distribution():
     policy, families = causal_lm(tiny()), [row.family for row in pairs(3)]
-    scores = pass_scores(policy, families, True, frozenset({"log_square", "rival_logp"}), [1, 2, 3])
+    scores = score_completions(policy, families, True, frozenset({"log_square", "rival_logp"}), [1, 2, 3])
     logits = policy.model(input_ids=scores.rows.tokens).logits.log_softmax(-1)[:, :-1]
     places = scores.rows.action[:, 1:]
     square = (2 * logits).logsumexp(-1)
@@ -257,7 +272,7 @@ def test_extras_are_those_of_the_whole_distribution():
     nearest = (likely - rival[..., None]).abs().amin(-1)
     assert nearest[places].max() < 1e-3 and (rival - own[..., 0])[places].abs().max() > 1e-2
     assert scores.rival_logp.requires_grad
-    again = pass_scores(policy, families[2:], True, frozenset({"rival_logp"}), [3])
+    again = score_completions(policy, families[2:], True, frozenset({"rival_logp"}), [3])
     torch.testing.assert_close(again.rival_logp[again.rows.action], scores.rival_logp[-2:][scores.rows.action[-2:]])
 
 
@@ -265,15 +280,15 @@ def test_pairs_of_a_task_teach_the_built_in_model():
     loaded = load_model("whetstone")
     rows = task_preferences(TASKS["arithmetic"], "train", 120, 0, 2)
     held_out = task_preferences(TASKS["arithmetic"], "eval", 40, 0, 2)
-    taught, dropped = contrasted(loaded.tokenizer, rows, loaded.context)
-    kept, _ = contrasted(loaded.tokenizer, held_out, loaded.context)
+    taught, dropped = preference_rows(loaded.tokenizer, rows, loaded.context)
+    kept, _ = preference_rows(loaded.tokenizer, held_out, loaded.context)
     assert dropped == 0 and len(taught) == 120
     policy = causal_lm(loaded.model)
     reference = stored_reference(policy, [row.family for row in (*taught, *kept)], 4096)
     made = PreferenceTrainer(
-        Pupil(policy, loaded.tokenizer, reference),
+        PreferenceModels(policy, loaded.tokenizer, reference),
         PAIR_PRESETS["dpo"].objective,
-        Lessons(taught, kept),
+        PreferenceDataset(taught, kept),
         PreferenceSettings(15, 16, 4096, True, 0),
         OptimizerSettings(learning_rate=3e-4),
     )
@@ -289,9 +304,9 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
     tokenizer = load_model("whetstone").tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
     long = "1" * 200
-    found, dropped = contrasted(tokenizer, [Preference(prompt, "5", long), Preference(prompt, "5", "6", 0.5)], 100)
+    found, dropped = preference_rows(tokenizer, [Preference(prompt, "5", long), Preference(prompt, "5", "6", 0.5)], 100)
     assert dropped == 1 and len(found) == 1 and found[0].margin == 0.5 and len(found[0].family) == 2
-    single, _ = contrasted(tokenizer, [Labelled(prompt, "5", True), Labelled(prompt, "6", False)], 100)
+    single, _ = preference_rows(tokenizer, [Labelled(prompt, "5", True), Labelled(prompt, "6", False)], 100)
     assert [row.label for row in single] == [1, -1] and [len(row.family) for row in single] == [1, 1]
 
 
@@ -314,7 +329,11 @@ def test_what_does_not_fit_together_is_refused(name, rows, reference, told):
 def test_without_a_reference_a_row_that_needs_one_is_refused():
     with pytest.raises(WhetError, match="there is none"):
         PreferenceTrainer(
-            Pupil(causal_lm(tiny()), None), PAIR_PRESETS["dpo"].objective, Lessons(pairs()), settings(), RATES
+            PreferenceModels(causal_lm(tiny()), None),
+            PAIR_PRESETS["dpo"].objective,
+            PreferenceDataset(pairs()),
+            settings(),
+            RATES,
         )
 
 

@@ -26,13 +26,13 @@ from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLos
 from whet.reward.learned import learned, learned_steps
 from whet.train.optimizer import OptimizerSettings
 from whet.train.reward_model import (
+    RewardModelDataset,
+    RewardModelRow,
     RewardModelSettings,
     RewardModelTrainer,
-    Verdict,
-    Verdicts,
-    reward_model_on,
-    verdict_marks,
-    verdicts,
+    build_reward_model,
+    reward_model_rows,
+    row_metrics,
 )
 from whet.train.rows import RowTrainer
 from whet.train.run import PhaseTimer
@@ -69,20 +69,22 @@ def rankings(*sizes, margin=0.0):
     for size in sizes:
         rows = judged(stream, size)
         lengths = tuple(len(row.tokens) - row.shared for row in rows)
-        made.append(Verdict(rows, lengths, ranks=tuple(range(size)), margin=margin))
+        made.append(RewardModelRow(rows, lengths, ranks=tuple(range(size)), margin=margin))
     return made
 
 
 def labels():
     stream = torch.Generator().manual_seed(0)
     given = [(1.0, 0.0, None), (1.0,), (0.5, 1.0), (0.0,), (1.0, 1.0, 1.0)]
-    return [Verdict(judged(stream, 1, len(each)), (3,), labels=each) for each in given]
+    return [RewardModelRow(judged(stream, 1, len(each)), (3,), labels=each) for each in given]
 
 
 def trainer(objective, rows, **changes):
     settings = {"steps": 4, "rows_per_step": len(rows), "micro_batch_tokens": 60, "packed": True, "seed": 3, **changes}
     judge = scalar_model(causal_lm(tiny()), "sequence", 7)
-    return RewardModelTrainer(judge, None, objective, Verdicts(rows, rows), RewardModelSettings(**settings), RATES)
+    return RewardModelTrainer(
+        judge, None, objective, RewardModelDataset(rows, rows), RewardModelSettings(**settings), RATES
+    )
 
 
 def gradient(made, monkeypatch):
@@ -92,7 +94,7 @@ def gradient(made, monkeypatch):
         found.update({name: value.grad.clone() for name, value in model.named_parameters()})
         return 1.0
 
-    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "stepped", note)
+    monkeypatch.setattr(sys.modules[RowTrainer.__module__], "optimizer_step", note)
     report, _ = made.step(1, PhaseTimer())
     return found, report.metrics
 
@@ -185,11 +187,11 @@ def test_a_resumed_trainer_goes_on_to_the_same_bytes():
 
 def taught(rows, held_out, objective, kind="sequence", seed=0, steps=12):
     loaded = load_model("whetstone")
-    lessons = verdicts(loaded.tokenizer, rows, loaded.context, "\n")[0]
-    kept = verdicts(loaded.tokenizer, held_out, loaded.context, "\n")[0]
-    judge = reward_model_on(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
+    lessons = reward_model_rows(loaded.tokenizer, rows, loaded.context, "\n")[0]
+    kept = reward_model_rows(loaded.tokenizer, held_out, loaded.context, "\n")[0]
+    judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
     made = RewardModelTrainer(
-        judge, loaded.tokenizer, objective, Verdicts(lessons, kept), RewardModelSettings(steps, 16, 4096, True, seed),
+        judge, loaded.tokenizer, objective, RewardModelDataset(lessons, kept), RewardModelSettings(steps, 16, 4096, True, seed),
         OptimizerSettings(learning_rate=1e-3),
     )  # fmt: skip
     before = made.evaluate()
@@ -273,14 +275,16 @@ def test_outcome_and_step_marks_by_hand():
 
 
 def test_verdict_marks_take_every_pair_of_a_ranking():
-    found = verdict_marks(rankings(3), [[3.0, 1.0, 2.0]])
+    found = row_metrics(rankings(3), [[3.0, 1.0, 2.0]])
     assert found["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
     tokenizer = load_model("whetstone").tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
-    found, dropped = verdicts(tokenizer, [Preference(prompt, "5", "1" * 300), Preference(prompt, "5", "66", 1.0)], 100)
+    found, dropped = reward_model_rows(
+        tokenizer, [Preference(prompt, "5", "1" * 300), Preference(prompt, "5", "66", 1.0)], 100
+    )
     assert dropped == 1 and found[0].margin == 1.0 and found[0].ranks == (0, 1)
     assert found[0].lengths == tuple(len(tokenizer(text)["input_ids"]) for text in ("5", "66"))
 
@@ -288,8 +292,8 @@ def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
 def test_padding_is_never_what_a_row_ends_in():
     loaded = load_model("whetstone")
     loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
-    rows = verdicts(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 4, 0, 1), loaded.context)[0]
-    judge = reward_model_on(causal_lm(loaded.model), loaded.tokenizer, rows, "sequence", 0)
+    rows = reward_model_rows(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 4, 0, 1), loaded.context)[0]
+    judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, rows, "sequence", 0)
     ends = {each.tokens[-1] for row in rows for each in row.rows}
     assert judge.model.config.pad_token_id not in ends
     assert loaded.tokenizer.pad_token_id == judge.model.config.pad_token_id
@@ -315,13 +319,15 @@ def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp
     from whet.model.critic import critic_on
 
     loaded = load_model("whetstone")
-    rows = verdicts(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 8, 0, 1), loaded.context)[0]
+    rows = reward_model_rows(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 8, 0, 1), loaded.context)[0]
 
     def fresh(seed):
         policy = causal_lm(load_model("whetstone").model)
-        judge = reward_model_on(policy, loaded.tokenizer, rows, "sequence", seed)
+        judge = build_reward_model(policy, loaded.tokenizer, rows, "sequence", seed)
         settings = RewardModelSettings(4, 8, 4096, True, 0)
-        return RewardModelTrainer(judge, loaded.tokenizer, RankLoss(AllPairs()), Verdicts(rows, rows), settings, RATES)
+        return RewardModelTrainer(
+            judge, loaded.tokenizer, RankLoss(AllPairs()), RewardModelDataset(rows, rows), settings, RATES
+        )
 
     made = fresh(0)
     made.step(1, PhaseTimer())

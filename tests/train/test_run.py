@@ -21,7 +21,7 @@ from whet import cli
 from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
 from whet.report import Record, read_metrics, read_samples
 from whet.report.record import read_summary
-from whet.train.run import RunFailed, Schedule, run_training
+from whet.train.run import LoopSettings, RunFailed, run_training
 from whet.types import StepReport, WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ class Diary:
 
 
 def run(trainer, folder, *, steps=5, eval_every=0, save_every=2, keep=9, checkpoint=None, diary=None):
-    schedule = Schedule(steps, eval_every, save_every, keep)
+    schedule = LoopSettings(steps, eval_every, save_every, keep)
     callbacks = [diary or Diary()]
     return run_training(
         trainer, schedule, folder, Record(folder), callbacks, {"title": "adding"}, checkpoint=checkpoint

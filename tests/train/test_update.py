@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from whet.data.cursor import Cursor
-from whet.model import tree_attention
+from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.rollout.torch_engine import TorchEngine
@@ -18,7 +18,7 @@ from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, re
 from whet.train.rl import PromptDataset, RewardContext, RLModels, RLSettings, RLTrainer, minibatches
 from whet.train.run import PhaseTimer, RunFailed
 from whet.train.sft import SFTSettings, SFTTrainer
-from whet.train.update import NotFinite, TrainState, scores, update
+from whet.train.update import NotFinite, TrainState, token_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
@@ -221,7 +221,7 @@ def test_a_shared_prompt_is_computed_once_and_teaches_the_same(
     )
     found, _ = gradient(model, twins, name, micro_batch_tokens)
     seen = sizes[-1]
-    monkeypatch.setattr(tree_attention, "_CHECKED", {model.base_model: {CausalLM.dtype: False}})
+    monkeypatch.setattr(shared_prefix_attention, "_CHECKED", {model.base_model: {CausalLM.dtype: False}})
     padded, _ = gradient(model, twins, name)
     assert relative(found, padded) < 1e-10
     if micro_batch_tokens == 10_000:
@@ -254,7 +254,7 @@ def test_the_gradient_is_clipped_and_reported_as_it_was(model, batch):
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 30, 10_000])
 def test_scores_are_the_models_own(model, batch, micro_batch_tokens):
-    found = scores(causal_lm(model), batch, 0.7, micro_batch_tokens)
+    found = token_scores(causal_lm(model), batch, 0.7, micro_batch_tokens)
     with torch.no_grad():
         expected = torch.where(batch.action, plain_logp(model, batch.tokens, 0.7), 0.0)
         every = (model(input_ids=batch.tokens).logits[:, :-1] / 0.7).log_softmax(-1)
@@ -521,7 +521,7 @@ def seen_parts(monkeypatch):
     parts, original = [], rl.update
 
     def watched(learner, objective, batch, totals, **settings):
-        before = scores(learner.policy, batch, learner.temperature, 1000).logp
+        before = token_scores(learner.policy, batch, learner.temperature, 1000).logp
         parts.append((batch, before, totals))
         return original(learner, objective, batch, totals, **settings)
 

@@ -17,7 +17,7 @@ import torch
 
 from whet.bench import meter
 from whet.bench.meter import Meter, Reading
-from whet.build.assembly import Runtime, policy_trainer, row_of, runtime_of
+from whet.build.assembly import Runtime, build_objective, build_rl_trainer, load_runtime
 from whet.config.config import PolicyConfig, merged, resolved
 from whet.objective import PRESETS
 from whet.report.speed import Anatomy, Ceilings, Shape, Speed, rollout_limit, training_operations
@@ -53,7 +53,7 @@ def benchmark(
     config = bench_config(model, shape, settings)
     batch = config.batch
     shape = Shape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
-    machine = unending(runtime_of(config))
+    machine = unending(load_runtime(config))
     device, dtype = machine.policy.device, machine.policy.dtype
     kinds = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16)}
     rates = {name: matrix_rate(device, kind, seconds / 4) for name, kind in kinds.items()}
@@ -153,7 +153,7 @@ def bench_trainer(config: PolicyConfig, machine: Runtime, prompts: Sequence[tupl
     questions = PromptDataset(
         [Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts), _judging
     )
-    return policy_trainer(config, row_of(config), machine, questions, None)
+    return build_rl_trainer(config, build_objective(config), machine, questions, None)
 
 
 def _judging(progress: float) -> RewardContext:

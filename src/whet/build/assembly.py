@@ -25,8 +25,8 @@ from whet.data.source import EVAL, TRAIN
 from whet.data.tasks import Task, demonstrations
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.critic import critic_on
-from whet.model.plain_trunk import plain_works
-from whet.model.reference import Reference, ReloadedReference
+from whet.model.fused_trunk import fused_works
+from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.model.causal_lm import Recompute, CausalLM, causal_lm
 from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
 from whet.build.preference import (
@@ -38,22 +38,22 @@ from whet.build.preference import (
 from whet.reward import Failures, Part, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.build.rewards import (
-    asking,
+    bind_judges,
     check_rewards,
-    failures_of,
-    parts_of,
-    sandbox_fact,
-    scorer,
-    scorer_at,
-    taken_notes,
-    told,
-    weights_of,
+    failure_policy,
+    build_reward_parts,
+    sandbox_summary,
+    build_scorer,
+    build_scorer_at,
+    take_notes,
+    reward_summary,
+    part_weights_at,
 )
 from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
 from whet.build.rows import left_out_phrases, read_usable
 from whet.config.sections import SamplingSection
-from whet.train.evaluate import Exam
+from whet.train.evaluate import Evaluator
 from whet.train.online_preference import Asking, OnlinePreferenceTrainer
 from whet.train.optimizer import OptimizerSettings
 from whet.train.preference import PreferenceTrainer
@@ -87,47 +87,47 @@ class Assembly:
     parts: tuple[Part, ...] = ()
 
 
-def assembled(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
     is_asked = is_policy or (isinstance(config, PreferenceConfig) and config.preference.online > 0)
     scores_completions = not isinstance(config, RewardModelConfig)
-    parts = parts_of(config, is_asked, rewards) if scores_completions else []
-    objective = row_of(config, parts) if isinstance(config, PolicyConfig) else None
-    task_prompts = prompts_of(config, held_out=False) if is_asked else []
+    parts = build_reward_parts(config, is_asked, rewards) if scores_completions else []
+    objective = build_objective(config, parts) if isinstance(config, PolicyConfig) else None
+    task_prompts = load_prompts(config, held_out=False) if is_asked else []
     has_exam = scores_completions and (not isinstance(config, PreferenceConfig) or config.data.parsed_source.is_task)
-    held_out = prompts_of(config, held_out=True) if config.report.eval_prompts and has_exam else []
-    machine = runtime_of(config)
-    sampling = sampling_of(config.sampling)
-    parts = asking(parts, machine.engine, machine.loaded.tokenizer)
-    failures = failures_of(config)
-    judge = scorer(config, parts, failures)
-    exam = exam_of(machine, held_out[: config.report.eval_prompts], sampling, judge) if held_out and parts else None
-    facts = {**machine.facts, "data": data_fact(config, task_prompts, held_out)}
+    held_out = load_prompts(config, held_out=True) if config.report.eval_prompts and has_exam else []
+    machine = load_runtime(config)
+    sampling = sampling_from(config.sampling)
+    parts = bind_judges(parts, machine.engine, machine.loaded.tokenizer)
+    failures = failure_policy(config)
+    judge = build_scorer(config, parts, failures)
+    exam = build_evaluator(machine, held_out[: config.report.eval_prompts], sampling, judge) if held_out and parts else None
+    facts = {**machine.facts, "data": data_summary(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
         check_rewards(objective, parts)
         judging = _judging(config, parts, failures, objective, machine)
-        tokens = encoded_prompts(machine, task_prompts, sampling)
-        trainer: Trainer = policy_trainer(
+        tokens = encode_prompts(machine, task_prompts, sampling)
+        trainer: Trainer = build_rl_trainer(
             config, objective, machine, PromptDataset(task_prompts, tokens, judging), exam
         )
         updates = config.batch.updates_per_step * config.batch.epochs_per_batch
         lines, name = description(objective, updates), title(objective)
-        facts["reward"] = told(parts)
-        facts.update(sandbox_fact(parts))
+        facts["reward"] = reward_summary(parts)
+        facts.update(sandbox_summary(parts))
     elif isinstance(config, PreferenceConfig):
         asked = None if exam is None else (machine.engine, exam)
         trainer, facts["data"] = preference_trainer(config, machine.policy, machine.loaded, asked)
         if config.preference.online:
             trainer = online_trainer(config, trainer, machine, judge, task_prompts)
-            facts.update({"data": data_fact(config, task_prompts, held_out), "reward": told(parts)})
+            facts.update({"data": data_summary(config, task_prompts, held_out), "reward": reward_summary(parts)})
         name, lines = preference_words(config)
     elif isinstance(config, RewardModelConfig):
         trainer, facts["data"] = reward_model_trainer(config, machine.policy, machine.loaded)
         name, lines = reward_model_words(config)
     else:
         assert isinstance(config, SFTConfig)
-        shown = demonstrations_of(config)
+        shown = load_demonstrations(config)
         trainer = sft_trainer(config, machine, exam, shown)
         facts["data"] += "".join(f", {each}" for each in left_out_phrases(*shown))
         lines = [
@@ -147,12 +147,12 @@ def online_trainer(
         raise WhetError(
             "preference.online is 1: a pair needs two completions; give 2 or more, or 0 to learn from the data"
         )
-    sampling = sampling_of(config.sampling)
+    sampling = sampling_from(config.sampling)
     return OnlinePreferenceTrainer(
         trainer,
         Asking(
             chosen,
-            encoded_prompts(machine, chosen, sampling),
+            encode_prompts(machine, chosen, sampling),
             machine.engine,
             judge,
             sampling,
@@ -168,18 +168,18 @@ def _judging(
 ) -> Callable[[float], RewardContext]:
     """share of the training done -> how completions are judged then."""
     steps_scorer = step_scorer(parts)
-    at = scorer_at(config, parts, failures)
+    at = build_scorer_at(config, parts, failures)
 
     def judging(progress: float) -> RewardContext:
         judge = at(progress)
         if steps_scorer is not None and "step_reward" in objective.needs():
             judge = partial(judged_steps, judge=judge, scorer=steps_scorer, tokenizer=machine.loaded.tokenizer)
-        return RewardContext(judge, weights_of(config, parts, progress), partial(taken_notes, parts))
+        return RewardContext(judge, part_weights_at(config, parts, progress), partial(take_notes, parts))
 
     return judging
 
 
-def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
+def build_objective(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
     """The method's row with the config's changes, checked against the rest of the config and its rewards."""
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)
@@ -201,7 +201,7 @@ def row_of(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
     return objective
 
 
-def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
+def load_prompts(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
     data = config.data
     if data.parsed_source.is_generated:
         split, count = (EVAL, config.report.eval_prompts) if held_out else (TRAIN, data.count)
@@ -210,7 +210,7 @@ def prompts_of(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt
     return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
 
 
-def demonstrations_of(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
+def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
     """Rows to learn from, and held-out rows to measure the loss on."""
     data = config.data
     data.parsed_source.require_completions(config.method)
@@ -224,13 +224,13 @@ def demonstrations_of(config: SFTConfig) -> tuple[list[Demonstration], list[Demo
     return data.parsed_source.from_tasks(draw, data.count, data.difficulty), []
 
 
-def runtime_of(config: Config | EvaluationConfig) -> Runtime:
+def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
     adapters = {} if isinstance(config, EvaluationConfig) else adapters_fact(config, loaded.model)
-    policy = trained_model(loaded.model, dtype, recompute_choice(config.model.recompute, device))
+    policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
@@ -252,10 +252,10 @@ def recompute_choice(asked: str, device: torch.device) -> Recompute:
     return asked  # type: ignore[return-value]
 
 
-def trained_model(model: Any, dtype: torch.dtype, recompute: Recompute) -> CausalLM:
+def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> CausalLM:
     """A model to train; one that whet has not written out recomputes its layers itself."""
     policy = causal_lm(model, dtype, recompute)
-    if recompute == "layers" and not plain_works(policy):
+    if recompute == "layers" and not fused_works(policy):
         if not getattr(model, "supports_gradient_checkpointing", False):
             raise WhetError(
                 f"model.recompute=layers: {type(model).__name__} cannot compute its layers again; "
@@ -279,13 +279,13 @@ def thread_choice(asked: int, num_weights: int) -> tuple[int, str]:
     return cores, f"every usable core{busy}"
 
 
-def sampling_of(section: SamplingSection) -> Sampling:
+def sampling_from(section: SamplingSection) -> Sampling:
     return Sampling(
         section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop)
     )
 
 
-def encoded_prompts(machine: Runtime, chosen: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
+def encode_prompts(machine: Runtime, chosen: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
     """Tokens of each prompt; one that cannot fit with its completion is an error."""
     tokens = [prompt_tokens(machine.loaded.tokenizer, prompt) for prompt in chosen]
     lengths = [len(each) for each in tokens]
@@ -293,8 +293,8 @@ def encoded_prompts(machine: Runtime, chosen: Sequence[Prompt], sampling: Sampli
     return tokens
 
 
-def exam_of(machine: Runtime, chosen: Sequence[Prompt], sampling: Sampling, judge: Score) -> Exam:
-    return Exam(chosen, encoded_prompts(machine, chosen, sampling), sampling, judge)
+def build_evaluator(machine: Runtime, chosen: Sequence[Prompt], sampling: Sampling, judge: Score) -> Evaluator:
+    return Evaluator(chosen, encode_prompts(machine, chosen, sampling), sampling, judge)
 
 
 def judged_steps(
@@ -305,8 +305,8 @@ def judged_steps(
     return with_steps(prompts, judge(prompts, samples), scorer, decode)
 
 
-def policy_trainer(
-    config: PolicyConfig, objective: Objective, machine: Runtime, questions: PromptDataset, exam: Exam | None
+def build_rl_trainer(
+    config: PolicyConfig, objective: Objective, machine: Runtime, questions: PromptDataset, exam: Evaluator | None
 ) -> RLTrainer:
     batch, needs = config.batch, objective.needs()
     critic = None
@@ -327,16 +327,16 @@ def policy_trainer(
         batch.group_size,
         batch.updates_per_step,
         batch.micro_batch_tokens,
-        sampling_of(config.sampling),
+        sampling_from(config.sampling),
         config.seed,
         batch.epochs_per_batch,
         batch.staleness,
         config.data.order == "by_difficulty",
     )
-    return RLTrainer(cast, objective, questions, settings, optimizer_of(config), exam)
+    return RLTrainer(cast, objective, questions, settings, optimizer_settings(config), exam)
 
 
-def reference_of(config: PolicyConfig, machine: Runtime, objective: Objective) -> Reference:
+def reference_of(config: PolicyConfig, machine: Runtime, objective: Objective) -> ReferencePolicy:
     """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
     if config.model.reference == "memory":
         return first_policy(config, machine.policy, objective.reference.name, objective.needs())
@@ -351,7 +351,7 @@ def reference_of(config: PolicyConfig, machine: Runtime, objective: Objective) -
 def sft_trainer(
     config: SFTConfig,
     machine: Runtime,
-    exam: Exam | None,
+    exam: Evaluator | None,
     shown: tuple[list[Demonstration], list[Demonstration]],
 ) -> SFTTrainer:
     rows, held_out = shown
@@ -371,17 +371,17 @@ def sft_trainer(
         machine.loaded.tokenizer,
         encoded[: len(rows)],
         settings,
-        optimizer_of(config),
+        optimizer_settings(config),
         encoded[len(rows) :],
         None if exam is None else (machine.engine, exam),
     )
 
 
-def optimizer_of(config: Config) -> OptimizerSettings:
+def optimizer_settings(config: Config) -> OptimizerSettings:
     return OptimizerSettings(**config.optimizer.model_dump())
 
 
-def data_fact(config: Config, chosen: Sequence[Prompt], held_out: Sequence[Prompt]) -> str:
+def data_summary(config: Config, chosen: Sequence[Prompt], held_out: Sequence[Prompt]) -> str:
     data = config.data
     about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.parsed_source.is_task else ""
     numbers = [f"{len(chosen)} prompts"] if chosen else []

@@ -26,46 +26,46 @@ from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.protocols import Engine
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.build.rows import Read, left_out_phrases, read_usable
-from whet.train.evaluate import Exam
+from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
-from whet.train.preference import Lessons, PreferenceTrainer, PreferenceSettings, Pupil, contrasted
+from whet.train.preference import PreferenceDataset, PreferenceTrainer, PreferenceSettings, PreferenceModels, preference_rows
 from whet.train.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.train.reward_model import (
     RewardModelTrainer,
     RewardModelSettings,
-    Verdicts,
-    drawn,
-    reward_model_on,
-    verdicts,
+    RewardModelDataset,
+    bootstrap_rows,
+    build_reward_model,
+    reward_model_rows,
 )
 from whet.types import WhetError
 
 
-def preference_row(config: PreferenceConfig) -> PairObjective:
+def preference_objective(config: PreferenceConfig) -> PairObjective:
     return with_pair_changes(pair_preset_named(config.method).objective, flattened(config.objective))
 
 
 def preference_words(config: PreferenceConfig) -> tuple[str, list[str]]:
     """Title and description of what is minimised."""
-    row = preference_row(config)
+    row = preference_objective(config)
     return pair_title(row), pair_description(row)
 
 
 def preference_trainer(
-    config: PreferenceConfig, policy: CausalLM, loaded: Any, exam: tuple[Engine, Exam] | None
+    config: PreferenceConfig, policy: CausalLM, loaded: Any, exam: tuple[Engine, Evaluator] | None
 ) -> tuple[PreferenceTrainer, str]:
     """The trainer, and its data in words."""
-    row, batch, online = preference_row(config), config.batch, bool(config.preference.online)
+    row, batch, online = preference_objective(config), config.batch, bool(config.preference.online)
     if online and config.preference.reference_logp == "stored":
         raise WhetError(
             "preference.online writes new completions in every step, which a stored reference cannot know; drop it"
         )
     train, held_out = ([], []) if online else _compared(config, row)
     with _naming(config.data.source):
-        rows, dropped = contrasted(loaded.tokenizer, train, loaded.context) if train else ([], 0)
+        rows, dropped = preference_rows(loaded.tokenizer, train, loaded.context) if train else ([], 0)
         if dropped and {each.label for each in rows} in ({1}, {-1}):
             raise WhetError(f"all {len(rows)} completions that fit have the same label{_shorter(dropped)}")
-    others = contrasted(loaded.tokenizer, held_out, loaded.context)[0] if held_out else []
+    others = preference_rows(loaded.tokenizer, held_out, loaded.context)[0] if held_out else []
     reference: ReferenceLogp | None = None
     if "ref_logp" in row.needs():
         if config.preference.reference_logp == "stored":
@@ -81,7 +81,7 @@ def preference_trainer(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed, online
     )
     trainer = PreferenceTrainer(
-        Pupil(policy, loaded.tokenizer, reference), row, Lessons(rows, others), settings, _optimizer(config), exam
+        PreferenceModels(policy, loaded.tokenizer, reference), row, PreferenceDataset(rows, others), settings, _optimizer(config), exam
     )
     return trainer, _told(config.data.source, len(rows), len(others), dropped, left_out_phrases(train, held_out))
 
@@ -119,18 +119,18 @@ def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: An
     separator = _separator(config, train)
     heads, everywhere = config.scorer.heads, config.scorer.outcome_at == "every_token"
     with _naming(config.data.source):
-        rows, dropped = verdicts(tokenizer, train, loaded.context, separator, everywhere)
-    others = verdicts(tokenizer, held_out, loaded.context, separator)[0] if held_out else []
+        rows, dropped = reward_model_rows(tokenizer, train, loaded.context, separator, everywhere)
+    others = reward_model_rows(tokenizer, held_out, loaded.context, separator)[0] if held_out else []
     kind = "token" if learns == "steps" else "sequence"
-    judge = reward_model_on(policy, tokenizer, [*rows, *others], kind, config.seed, heads)  # type: ignore[arg-type]
+    judge = build_reward_model(policy, tokenizer, [*rows, *others], kind, config.seed, heads)  # type: ignore[arg-type]
     if learns == "steps":
         setattr(judge.model.config, SEPARATOR, separator)
-    rows = drawn(rows, heads, config.seed) if heads > 1 and config.scorer.bootstrap else rows
+    rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.scorer.bootstrap else rows
     settings = RewardModelSettings(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed
     )
     with _naming(config.data.source, _shorter(dropped) if dropped else ""):
-        lessons = Verdicts(rows, others)
+        lessons = RewardModelDataset(rows, others)
         trainer = RewardModelTrainer(judge, tokenizer, _loss(config), lessons, settings, _optimizer(config))
     return trainer, _told(config.data.source, len(rows), len(others), dropped, left_out_phrases(train, held_out))
 

@@ -42,7 +42,7 @@ from whet.types import Prompt, Sampling, WhetError, did_you_mean
 DEFENCES = ROWS["robust"]
 
 
-def parts_of(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
+def build_reward_parts(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
     """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
 
     Defences and checks are the same for all of them.
@@ -147,7 +147,7 @@ def task_answer(prompt: Prompt, completion: str) -> float:
     return float(BUILTIN[task.reward](prompt, completion))
 
 
-def asking(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[Part]:
+def bind_judges(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[Part]:
     """Judges that name no server ask the engine of the policy; learned rewards are read now: a bad folder is told."""
 
     def encode(messages: Sequence[Any]) -> tuple[int, ...]:
@@ -166,13 +166,13 @@ def asking(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[Part]:
     return [replace(part, reward=settled(part.reward)) for part in parts]
 
 
-def scorer(config: Config | EvaluationConfig, parts: Sequence[Part], failures: Failures | None = None) -> Score:
+def build_scorer(config: Config | EvaluationConfig, parts: Sequence[Part], failures: Failures | None = None) -> Score:
     """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
     alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
-    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=failures or failures_of(config))
+    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=failures or failure_policy(config))
 
 
-def scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -> Callable[[float], Score]:
+def build_scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -> Callable[[float], Score]:
     """share of the training done -> how completions are scored then."""
     shared = in_shares(parts, _steps(config))
 
@@ -182,11 +182,11 @@ def scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -> Call
     return at
 
 
-def weights_of(config: Config, parts: Sequence[Part], progress: float) -> dict[str, float]:
+def part_weights_at(config: Config, parts: Sequence[Part], progress: float) -> dict[str, float]:
     return weights_at(in_shares(parts, _steps(config)), progress)
 
 
-def taken_notes(parts: Sequence[Part]) -> dict[str, float]:
+def take_notes(parts: Sequence[Part]) -> dict[str, float]:
     """What rewards noticed besides their scores since they were last asked, such as how far members were apart."""
     found: dict[str, float] = {}
     for part in parts:
@@ -195,7 +195,7 @@ def taken_notes(parts: Sequence[Part]) -> dict[str, float]:
     return found
 
 
-def failures_of(config: Config | EvaluationConfig) -> Failures:
+def failure_policy(config: Config | EvaluationConfig) -> Failures:
     return Failures(config.reward.on_error, config.reward.most_failures)
 
 
@@ -219,7 +219,7 @@ def _steps(config: Config | EvaluationConfig) -> int:
     return int(getattr(config, "steps", 1))
 
 
-def told(parts: Sequence[Part]) -> str:
+def reward_summary(parts: Sequence[Part]) -> str:
     """The sum in words, for the run's facts."""
 
     def weight(part: Part) -> str:
@@ -228,7 +228,7 @@ def told(parts: Sequence[Part]) -> str:
     return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
 
 
-def sandbox_fact(parts: Sequence[Part]) -> dict[str, str]:
+def sandbox_summary(parts: Sequence[Part]) -> dict[str, str]:
     """What protects the machine from model-written code, where a part runs any."""
     if not any(isinstance(part.reward, CodeTests) for part in parts):
         return {}

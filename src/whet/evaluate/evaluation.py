@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import comb
 from statistics import fmean
 
-from whet.build.assembly import Runtime, encoded_prompts, exam_of, prompts_of, runtime_of, sampling_of
-from whet.build.rewards import asking, parts_of, scorer
+from whet.build.assembly import Runtime, build_evaluator, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
 from whet.config.config import EvaluationConfig
-from whet.rollout.collect import completions
-from whet.train.evaluate import Exam, marks
+from whet.rollout.collect import draw_completions
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, WhetError
 
 
@@ -19,25 +19,25 @@ def held_out_groups(config: EvaluationConfig, num_samples: int) -> list[Group]:
     return sat_groups(config, num_samples, *held_out_exam(config))
 
 
-def held_out_exam(config: EvaluationConfig) -> tuple[Runtime, Exam]:
+def held_out_exam(config: EvaluationConfig) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
-    chosen = prompts_of(config, held_out=True)[: config.report.eval_prompts]
+    chosen = load_prompts(config, held_out=True)[: config.report.eval_prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
-    parts = parts_of(config, wanted=True)
-    machine = runtime_of(config)
-    judge = scorer(config, asking(parts, machine.engine, machine.loaded.tokenizer))
-    return machine, exam_of(machine, chosen, sampling_of(config.sampling), judge)
+    parts = build_reward_parts(config, wanted=True)
+    machine = load_runtime(config)
+    judge = build_scorer(config, bind_judges(parts, machine.engine, machine.loaded.tokenizer))
+    return machine, build_evaluator(machine, chosen, sampling_from(config.sampling), judge)
 
 
-def sat_groups(config: EvaluationConfig, num_samples: int, machine: Runtime, exam: Exam) -> list[Group]:
+def sat_groups(config: EvaluationConfig, num_samples: int, machine: Runtime, exam: Evaluator) -> list[Group]:
     if num_samples < 1:
         raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples == 1:
-        return exam.sat(machine.engine)
+        return exam.evaluate(machine.engine)
     if config.sampling.temperature == 0:
         raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
-    return exam.sat(machine.engine, num_samples, config.sampling.temperature, config.seed)
+    return exam.evaluate(machine.engine, num_samples, config.sampling.temperature, config.seed)
 
 
 def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
@@ -45,7 +45,7 @@ def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, floa
 
 
 def group_marks(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    found = marks(groups)
+    found = eval_metrics(groups)
     if num_samples > 1 and "accuracy" in found:
         found.update(pass_at(groups, num_samples))
     return {"prompts": float(len(groups)), **found}
@@ -65,8 +65,8 @@ def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
 
 def written_completions(config: EvaluationConfig, questions: Sequence[Prompt], num_samples: int) -> list[list[str]]:
     """Completions to prompts of the user's own."""
-    machine = runtime_of(config)
-    sampling = sampling_of(config.sampling)
-    tokens = encoded_prompts(machine, questions, sampling)
-    written = completions(machine.engine, tokens, num_samples, sampling, (config.seed,))
+    machine = load_runtime(config)
+    sampling = sampling_from(config.sampling)
+    tokens = encode_prompts(machine, questions, sampling)
+    written = draw_completions(machine.engine, tokens, num_samples, sampling, (config.seed,))
     return [[sample.completion for sample in samples] for samples in written]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from whet.build.assembly import Runtime
-from whet.build.rewards import asking, failures_of, scorer
+from whet.build.rewards import bind_judges, build_scorer, failure_policy
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
 from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
@@ -25,7 +25,7 @@ from whet.reward.learned.members import model_folders
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
-from whet.train.evaluate import Exam
+from whet.train.evaluate import Evaluator
 from whet.types import Group, Prompt, Sample, WhetError
 
 AGGREGATES = get_args(Aggregate)
@@ -61,7 +61,9 @@ def reranked(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, floa
     engine, tokenizer = machine.engine, machine.loaded.tokenizer
     scorers = [
         Scorer(each.name, part.reward)
-        for each, part in zip(scorers, asking([Part(each.reward) for each in scorers], engine, tokenizer), strict=True)
+        for each, part in zip(
+            scorers, bind_judges([Part(each.reward) for each in scorers], engine, tokenizer), strict=True
+        )
     ]
     groups = sat_groups(config, num_samples, machine, exam)
     pools = [_pool(group) for group in groups]
@@ -212,7 +214,7 @@ def opinions_of(config: EvaluationConfig, each: Scorer, groups: Sequence[Group])
 
 
 def _judge(config: EvaluationConfig, each: Scorer) -> Score:
-    return scorer(config, [Part(each.reward)], failures_of(config))
+    return build_scorer(config, [Part(each.reward)], failure_policy(config))
 
 
 def _scores(judge: Score, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
@@ -228,7 +230,7 @@ def _search(
     config: EvaluationConfig,
     each: Scorer,
     separator: str,
-    asked: tuple[Runtime, Exam],
+    asked: tuple[Runtime, Evaluator],
     known: tuple[Sequence[Pool], Sequence[Opinions]],
 ) -> SearchMark:
     """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""

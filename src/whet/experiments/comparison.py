@@ -186,7 +186,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[PlannedRun]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
-    from whet.build.assembly import row_of
+    from whet.build.assembly import build_objective
 
     entries = []
     for method in methods:
@@ -201,7 +201,7 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
             assert isinstance(config, PolicyConfig)
             entries.append(PlannedRun(method, seed, place, config))
         try:
-            row_of(entries[-1].config)
+            build_objective(entries[-1].config)
         except WhetError as error:
             raise WhetError(f"{method}: {error}") from error
     return entries

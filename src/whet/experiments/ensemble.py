@@ -79,14 +79,14 @@ def train_ensemble(
 
 def ensemble_metrics(plan: list[RewardModelConfig]) -> dict[str, float]:
     """The marks of all members together, each with the weights of its newest checkpoint."""
-    from whet.build.assembly import assembled
+    from whet.build.assembly import assemble
     from whet.model.checkpoint import complete_checkpoints, load_checkpoint
-    from whet.train.reward_model import RewardModelTrainer, members_marks
+    from whet.train.reward_model import RewardModelTrainer, members_metrics
 
     found: list[Any] = []
     held_out: Any = ()
     for config in plan:
-        trainer = assembled(config).trainer
+        trainer = assemble(config).trainer
         assert isinstance(trainer, RewardModelTrainer)
         if not trainer.held_out:
             return {}
@@ -97,7 +97,7 @@ def ensemble_metrics(plan: list[RewardModelConfig]) -> dict[str, float]:
         [[value for given in each for value in given] for each in zip(*row, strict=True)]
         for row in zip(*found, strict=True)
     ]
-    return members_marks(held_out, together)
+    return members_metrics(held_out, together)
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:

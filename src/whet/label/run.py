@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from whet.build.assembly import Runtime, encoded_prompts, prompts_of, runtime_of, sampling_of
-from whet.build.rewards import asking, parts_of, scorer, told
+from whet.build.assembly import Runtime, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.build.rows import read_usable
 from whet.config.config import EvaluationConfig
 from whet.data.step_rows import Stepped, common_separator, stepped_from
@@ -34,7 +34,7 @@ from whet.model.checkpoint import weights_digest
 from whet.reward import Part, find_reward
 from whet.reward.learned.process import EMPTY_LINE
 from whet.reward.steps import steps_of
-from whet.rollout.collect import completions
+from whet.rollout.collect import draw_completions
 from whet.types import Prompt, WhetError
 
 TOGETHER = 16  # prompts, or given solutions, of one chunk: always the same ones, so that a break changes nothing
@@ -94,14 +94,14 @@ def label_steps(config: EvaluationConfig, wish: LabelWish, tell: Callable[[Progr
     """Label the steps of solutions by rollouts, into `wish.out`; a file that was begun is gone on with."""
     _check(config, wish)
     config = _counted(config, wish)
-    parts = parts_of(config, wanted=True)
-    items: Sequence[Any] = _given(config) if wish.solutions else prompts_of(config, held_out=False)[: wish.count]
-    machine = runtime_of(config)
+    parts = build_reward_parts(config, wanted=True)
+    items: Sequence[Any] = _given(config) if wish.solutions else load_prompts(config, held_out=False)[: wish.count]
+    machine = load_runtime(config)
     separator = wish.separator or _own_separator(config, items if wish.solutions else ())
-    completer = _completer(config, wish, machine, asking(parts, machine.engine, machine.loaded.tokenizer))
+    completer = _completer(config, wish, machine, bind_judges(parts, machine.engine, machine.loaded.tokenizer))
     if not wish.solutions:
-        encoded_prompts(machine, items, completer.sampling)  # one that does not fit is told before the work begins
-    made = {**_made(config, wish, machine), "reward": told(parts), "separator": separator}
+        encode_prompts(machine, items, completer.sampling)  # one that does not fit is told before the work begins
+    made = {**_made(config, wish, machine), "reward": reward_summary(parts), "separator": separator}
     chunks = [items[start : start + TOGETHER] for start in range(0, len(items), TOGETHER)]
     started = time.monotonic()
     with _begun(wish.out, made) as (file, first):
@@ -129,9 +129,9 @@ def _completer(config: EvaluationConfig, wish: LabelWish, machine: Runtime, part
     tokenizer: Any = machine.loaded.tokenizer
     return Completer(
         machine.engine,
-        scorer(config, parts),
+        build_scorer(config, parts),
         partial(tokenizer.decode, skip_special_tokens=True),
-        sampling_of(config.sampling),
+        sampling_from(config.sampling),
         wish.rollouts,
         machine.loaded.context,
         wish.right_from,
@@ -198,8 +198,8 @@ def _drawn(
     separator: str,
 ) -> list[Solution]:
     """The model's own solutions, cut into steps."""
-    tokens = encoded_prompts(machine, prompts, completer.sampling)
-    written = completions(machine.engine, tokens, wish.each, completer.sampling, seed)
+    tokens = encode_prompts(machine, prompts, completer.sampling)
+    written = draw_completions(machine.engine, tokens, wish.each, completer.sampling, seed)
     asked = [
         prompt if wish.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
         for prompt in prompts

@@ -364,10 +364,10 @@ def _measured(settings: ConstitutionalSettings, number: int, after: str | None) 
 
 
 def _conduct(settings: ConstitutionalSettings, folder: Path, model: str) -> Mapping[str, Any]:
-    from whet.build.assembly import prompts_of
+    from whet.build.assembly import load_prompts
 
     config = evaluation(settings, model)
-    chosen = prompts_of(config, held_out=True)[: settings.report.eval_prompts]
+    chosen = load_prompts(config, held_out=True)[: settings.report.eval_prompts]
     rows = write_completions(folder, config, chosen, 1, (settings.seed, 11))
     completions = [row["completions"][0] for row in rows]
     kinds = [

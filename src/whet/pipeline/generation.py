@@ -20,18 +20,20 @@ class ModelSampler:
     """Completions of one model, and rewards of them."""
 
     def __init__(self, settings: PipelineSettings, model: str) -> None:
-        from whet.build.assembly import runtime_of
+        from whet.build.assembly import load_runtime
 
         self._settings, self._model = settings, model
-        self.machine = runtime_of(evaluation(settings, model))
+        self.machine = load_runtime(evaluation(settings, model))
 
     def completions(
         self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seed: tuple[int, ...]
     ) -> list[list[Sample]]:
-        from whet.build.assembly import encoded_prompts
-        from whet.rollout.collect import completions
+        from whet.build.assembly import encode_prompts
+        from whet.rollout.collect import draw_completions
 
-        return completions(self.machine.engine, encoded_prompts(self.machine, prompts, sampling), count, sampling, seed)
+        return draw_completions(
+            self.machine.engine, encode_prompts(self.machine, prompts, sampling), count, sampling, seed
+        )
 
     def texts(
         self, questions: Sequence[Sequence[Message]], count: int, sampling: Sampling, seed: tuple[int, ...]
@@ -42,24 +44,24 @@ class ModelSampler:
 
     def scores(self, reward: RewardSection | None) -> Callable[[Sequence[Prompt], Sequence[Sequence[Sample]]], Scores]:
         """What a reward says of completions; None: the pipeline's own marks."""
-        from whet.build.rewards import asking, parts_of, scorer
-        from whet.rollout.collect import scored_groups
+        from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+        from whet.rollout.collect import score_groups
 
         config: EvaluationConfig = evaluation(self._settings, self._model, reward)
-        parts = asking(parts_of(config, wanted=True), self.machine.engine, self.machine.loaded.tokenizer)
-        judge = scorer(config, parts)
+        parts = bind_judges(build_reward_parts(config, wanted=True), self.machine.engine, self.machine.loaded.tokenizer)
+        judge = build_scorer(config, parts)
 
         def of(prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]]) -> Scores:
-            groups = scored_groups(prompts, written, judge)
+            groups = score_groups(prompts, written, judge)
             return [[sample.reward for sample in group.samples] for group in groups]
 
         return of
 
 
 def own_sampling(settings: PipelineSettings) -> Sampling:
-    from whet.build.assembly import sampling_of
+    from whet.build.assembly import sampling_from
 
-    return sampling_of(settings.sampling)
+    return sampling_from(settings.sampling)
 
 
 def task_kinds(settings: PipelineSettings) -> list[tuple[Task, int]]:

@@ -135,13 +135,13 @@ def judge_training_stages(settings: JudgedPipelineSettings) -> list[Stage]:
 
 def train_prompts(settings: PipelineSettings, first: int, count: int) -> list[Prompt]:
     """`count` prompts of the training split from number `first` on."""
-    from whet.build.assembly import prompts_of
+    from whet.build.assembly import load_prompts
 
     config = evaluation(settings, settings.model.name)
     needed = first + count
     if config.data.parsed_source.is_generated and config.data.count < needed:
         config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
-    chosen = prompts_of(config, held_out=False)
+    chosen = load_prompts(config, held_out=False)
     if len(chosen) < needed:
         raise WhetError(f"{config.data.source} has {len(chosen)} prompts and {needed} are needed; lower prompts")
     return chosen[first:needed]
@@ -233,11 +233,11 @@ def _ask(settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage]) ->
 
 
 def _engine_ask(config: EvaluationConfig, judge: Any) -> Any:
-    from whet.build.assembly import runtime_of
+    from whet.build.assembly import load_runtime
     from whet.data.chat import prompt_tokens
     from whet.reward.judge import engine_ask
 
-    machine = runtime_of(config)
+    machine = load_runtime(config)
     sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
 
     def encode(messages: Sequence[Message]) -> tuple[int, ...]:
@@ -248,11 +248,11 @@ def _engine_ask(config: EvaluationConfig, judge: Any) -> Any:
 
 def _soft_ask(config: EvaluationConfig, asked: Callable[[Prompt, str, str], tuple[Message, ...]]) -> Ask:
     """How likely the judge is to name the first: normalised over naming either."""
-    from whet.build.assembly import runtime_of
+    from whet.build.assembly import load_runtime
     from whet.data.families import completion_family
     from whet.train.completion_logp import families_logp
 
-    machine = runtime_of(config)
+    machine = load_runtime(config)
 
     def verdicts(rows: Sequence[tuple[Prompt, str, str]]) -> list[Verdict]:
         families = [

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.build.preference import preference_row
+from whet.build.preference import preference_objective
 from whet.config.config import PolicyConfig, PreferenceConfig, config_kind
 from whet.config.sections import RewardPart, RewardSection
 from whet.objective.presets import PRESETS
@@ -142,7 +142,7 @@ def check_policy(settings: RLAIFSettings) -> None:
     if config_kind(method_of(settings)) is not kind:
         raise WhetError(f"method {settings.method!r} does not learn from {settings.learn}; see `whet algorithms`")
     config = check_training(method_of(settings), _policy_config(settings, "pairs.jsonl", "model", 1))
-    if settings.learn == "pairs" and settings.soft and "preference" not in preference_row(config).curve.takes:
+    if settings.learn == "pairs" and settings.soft and "preference" not in preference_objective(config).curve.takes:
         raise WhetError(f"soft: {method_of(settings)} cannot weigh how sure a judge is; give --set soft=false")
     if settings.learn == "reward_model":
         check_training(REWARD_MODEL, _reward_model_config(settings, "pairs.jsonl", "", 1), "scorer")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.build.preference import preference_row
+from whet.build.preference import preference_objective
 from whet.config.config import SUPERVISED, PreferenceConfig, SFTConfig, config_kind
 from whet.config.sections import DemonstrationSection, RewardSection
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -114,7 +114,7 @@ def checked_method(settings: RoundSettings) -> str:
     config = check_training(settings.method, pair_config(settings, settings.model.name, "pairs.jsonl", 1))
     if config.preference.online or config.preference.labels:
         raise WhetError("train.preference: the pairs are written before each training; drop online and labels")
-    return "the policy of round {}" if "ref_logp" in preference_row(config).needs() else "none"
+    return "the policy of round {}" if "ref_logp" in preference_objective(config).needs() else "none"
 
 
 def pair_config(settings: RoundSettings, model: str, pairs: str, steps: int) -> dict[str, Any]:
@@ -157,12 +157,12 @@ def _own_pairs(settings: IterativeDPOSettings, number: int) -> Stage:
 
 def round_prompts(config: Any, number: int, count: int) -> list[Prompt]:
     """The prompts of a round: never those of another round."""
-    from whet.build.assembly import prompts_of
+    from whet.build.assembly import load_prompts
 
     needed = number * count
     if config.data.parsed_source.is_generated and config.data.count < needed:
         config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
-    chosen = prompts_of(config, held_out=False)
+    chosen = load_prompts(config, held_out=False)
     if len(chosen) < needed:
         raise WhetError(
             f"{config.data.source} has {len(chosen)} prompts and round {number} needs {needed} in all; "
@@ -180,10 +180,10 @@ def write_round_pairs(folder: Path, pairs: Sequence[Mapping[str, Any]], counts: 
 
 def _demonstrations(settings: SelfPlaySettings) -> Any:
     def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
-        from whet.build.assembly import demonstrations_of
+        from whet.build.assembly import load_demonstrations
 
         data = settings.data
-        rows, _ = demonstrations_of(SFTConfig(method=SUPERVISED, seed=settings.seed, data=data))
+        rows, _ = load_demonstrations(SFTConfig(method=SUPERVISED, seed=settings.seed, data=data))
         told = [{**prompt_row(row.prompt), "completion": row.completion} for row in rows]
         write_rows(folder / ROWS, told)
         return found(f"{len(told)} in {ROWS}", counts={"demonstrations": len(told)})

@@ -148,20 +148,20 @@ def write_completions(
 def _asking(
     config: EvaluationConfig, count: int, seed: tuple[int, ...], is_scored: bool
 ) -> Callable[[int, Sequence[Prompt]], list[dict[str, Any]]]:
-    from whet.build.assembly import encoded_prompts, runtime_of, sampling_of
-    from whet.build.rewards import asking, parts_of, scorer
-    from whet.rollout.collect import completions, scored_groups
+    from whet.build.assembly import encode_prompts, load_runtime, sampling_from
+    from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+    from whet.rollout.collect import draw_completions, score_groups
 
-    parts = parts_of(config, wanted=True) if is_scored else []
-    machine = runtime_of(config)
-    sampling = sampling_of(config.sampling)
-    judge = scorer(config, asking(parts, machine.engine, machine.loaded.tokenizer)) if is_scored else None
+    parts = build_reward_parts(config, wanted=True) if is_scored else []
+    machine = load_runtime(config)
+    sampling = sampling_from(config.sampling)
+    judge = build_scorer(config, bind_judges(parts, machine.engine, machine.loaded.tokenizer)) if is_scored else None
 
     def rows_of(number: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        tokens = encoded_prompts(machine, prompts, sampling)
-        written = completions(machine.engine, tokens, count, sampling, (*seed, number))
+        tokens = encode_prompts(machine, prompts, sampling)
+        written = draw_completions(machine.engine, tokens, count, sampling, (*seed, number))
         if judge is not None:
-            groups = scored_groups(prompts, written, judge)
+            groups = score_groups(prompts, written, judge)
             return [_completion_row(group.prompt, group.samples, True) for group in groups]
         return [_completion_row(prompt, samples, False) for prompt, samples in zip(prompts, written, strict=True)]
 

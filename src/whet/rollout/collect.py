@@ -52,7 +52,7 @@ def request_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def completions(
+def draw_completions(
     engine: Engine, prompt_tokens: Sequence[tuple[int, ...]], group_size: int, sampling: Sampling, seed: tuple[int, ...]
 ) -> list[list[Sample]]:
     """`group_size` completions to each prompt, prompt by prompt."""
@@ -65,7 +65,7 @@ def completions(
     return [written[start : start + group_size] for start in range(0, len(written), group_size)]
 
 
-def scored_groups(prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]], score: Score) -> list[Group]:
+def score_groups(prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]], score: Score) -> list[Group]:
     """One group a prompt, every sample judged."""
     flat_prompts = [prompt for prompt, samples in zip(prompts, written, strict=True) for _ in samples]
     judged = iter(score(flat_prompts, [sample for samples in written for sample in samples]))

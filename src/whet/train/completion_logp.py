@@ -22,9 +22,9 @@ from whet.data.packing import Rows
 from whet.model.causal_lm import CausalLM
 from whet.model.checkpoint import weights_digest
 from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
-from whet.model.reference import HeldReference, Reference
+from whet.model.reference import CopiedReference, ReferencePolicy
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, packs, token_logp
-from whet.model.tree import sent
 from whet.types import Encoded, WhetError
 
 RIVALS = 5  # likeliest tokens that one is drawn from, to stand against the token of a completion
@@ -32,7 +32,7 @@ EXTRAS = frozenset({"log_square", "rival_logp"})
 
 
 @dataclass(frozen=True)
-class PassScores:
+class CompletionScores:
     """All [N, T], 0 where not an action; logp and rival_logp with gradient."""
 
     rows: Rows
@@ -41,16 +41,16 @@ class PassScores:
     rival_logp: Tensor | None = None  # of another likely token
 
 
-def pass_scores(
+def score_completions(
     split: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
-) -> PassScores:
+) -> CompletionScores:
     """One pass over whole families. `wanted` names the extras; `seeds`, one a family, are those of its rivals."""
     rows = family_rows(families)
     asked = wanted & EXTRAS
     found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(asked)))
     if not asked or found.states is None:
-        return PassScores(rows, found.logp)
-    placed = sent(rows.action, found.logp.device)
+        return CompletionScores(rows, found.logp)
+    placed = to_device(rows.action, found.logp.device)
 
     def table(values: Tensor) -> Tensor:
         return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
@@ -60,7 +60,7 @@ def pass_scores(
     if "rival_logp" in asked:
         own = rows.tokens[rows.action].to(split.device)
         rival = table(_other_logp(split, found.states, _rivals(split, found.states, own, _draws(families, seeds))))
-    return PassScores(rows, found.logp, square, rival)
+    return CompletionScores(rows, found.logp, square, rival)
 
 
 @torch.no_grad()
@@ -116,10 +116,10 @@ def families_logp(
     packed = packed and packs(split)
     found: dict[int, tuple[Tensor, ...]] = {}
     for numbers in family_passes(families, micro_batch_tokens, packed):
-        scores = pass_scores(split, [families[number] for number in numbers], packed, frozenset())
+        scores = score_completions(split, [families[number] for number in numbers], packed, frozenset())
         # the places are found on the host, so that nothing waits for the device
         action = scores.rows.action
-        places = sent(action.flatten().nonzero()[:, 0], scores.logp.device)
+        places = to_device(action.flatten().nonzero()[:, 0], scores.logp.device)
         completions = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
         for number in numbers:
             found[number] = tuple(next(completions) for _ in families[number])
@@ -130,16 +130,16 @@ def families_logp(
 class LiveReference:
     """Asked in every step. It may follow the policy."""
 
-    reference: Reference
+    reference: ReferencePolicy
     micro_batch_tokens: int
     packed: bool = True
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
-        with self.reference.split() as split:
+        with self.reference.open() as split:
             return families_logp(split, families, self.micro_batch_tokens, self.packed)
 
     def follow(self, policy: CausalLM, kept: float) -> None:
-        if not isinstance(self.reference, HeldReference):
+        if not isinstance(self.reference, CopiedReference):
             raise WhetError("this reference moves with the policy; give model.reference=memory")
         self.reference.follow(policy, kept)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from whet.protocols import Engine
-from whet.rollout.collect import Score, completions, scored_groups
+from whet.rollout.collect import Score, draw_completions, score_groups
 from whet.types import Group, Prompt, Sampling, StopReason
 
 
 @dataclass(frozen=True)
-class Exam:
+class Evaluator:
     """Prompts the policy never trains on, and how its completions to them are judged."""
 
     prompts: Sequence[Prompt]
@@ -20,14 +20,14 @@ class Exam:
     sampling: Sampling
     score: Score
 
-    def sat(self, engine: Engine, num_samples: int = 1, temperature: float = 0.0, seed: int = 0) -> list[Group]:
+    def evaluate(self, engine: Engine, num_samples: int = 1, temperature: float = 0.0, seed: int = 0) -> list[Group]:
         """One scored group a prompt: a greedy completion, or `num_samples` drawn ones."""
         sampling = replace(self.sampling, temperature=temperature)
-        written = completions(engine, self.prompt_tokens, num_samples, sampling, (seed,))
-        return scored_groups(self.prompts, written, self.score)
+        written = draw_completions(engine, self.prompt_tokens, num_samples, sampling, (seed,))
+        return score_groups(self.prompts, written, self.score)
 
 
-def marks(groups: Sequence[Group]) -> dict[str, float]:
+def eval_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Means over the completions: `accuracy` where the reward's first part is 0 or 1, `reward` and each part always."""
     samples = [sample for group in groups for sample in group.samples]
     rewards = [sample.reward for sample in samples if sample.reward is not None]

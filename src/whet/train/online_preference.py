@@ -14,8 +14,8 @@ from torch import Tensor
 
 from whet.data.cursor import Cursor
 from whet.protocols import Engine
-from whet.rollout.collect import Score, completions, scored_groups
-from whet.train.preference import Contrasted, PreferenceTrainer
+from whet.rollout.collect import Score, draw_completions, score_groups
+from whet.train.preference import PreferenceRow, PreferenceTrainer
 from whet.train.rl import counts, mean_rewards, uniform_share
 from whet.train.run import PhaseTimer, RunFailed
 from whet.types import Encoded, Group, Prompt, Sample, Sampling, StepReport
@@ -59,9 +59,9 @@ class OnlinePreferenceTrainer:
         rows, self._cursor = self._cursor.take(asking.prompts_per_step)
         with clock.phase("rollout"):
             tokens = [asking.prompt_tokens[row] for row in rows]
-            written = completions(asking.engine, tokens, asking.group_size, asking.sampling, (asking.seed, number))
+            written = draw_completions(asking.engine, tokens, asking.group_size, asking.sampling, (asking.seed, number))
         with clock.phase("reward"):
-            groups = scored_groups([asking.prompts[row] for row in rows], written, asking.score)
+            groups = score_groups([asking.prompts[row] for row in rows], written, asking.score)
         pairs = [pair for group in groups if (pair := best_and_worst(group)) is not None]
         if not pairs:
             raise RunFailed(
@@ -96,7 +96,7 @@ class OnlinePreferenceTrainer:
         self._trainer.restore(state, tensors)
 
 
-def best_and_worst(group: Group) -> Contrasted | None:
+def best_and_worst(group: Group) -> PreferenceRow | None:
     """The completion with the highest and the one with the lowest reward, the first of each; None where none differ."""
     scored = [sample for sample in group.samples if sample.reward is not None and bool(sample.action.any())]
     if not scored:
@@ -105,7 +105,7 @@ def best_and_worst(group: Group) -> Contrasted | None:
     worst = min(scored, key=lambda sample: sample.reward or 0.0)
     if best.reward == worst.reward or best.tokens.tolist() == worst.tokens.tolist():
         return None
-    return Contrasted((_encoded(best), _encoded(worst)))
+    return PreferenceRow((_encoded(best), _encoded(worst)))
 
 
 def _encoded(sample: Sample) -> Encoded:

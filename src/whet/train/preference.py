@@ -18,9 +18,9 @@ from whet.data.families import Family, completion_family, family_passes, fitting
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
 from whet.model.causal_lm import CausalLM
-from whet.model.reference import HeldReference
+from whet.model.reference import CopiedReference
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
-from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
@@ -28,10 +28,10 @@ from whet.objective.preference.diagnosis import diagnosis
 from whet.objective.preference.metrics import length_correlation
 from whet.objective.preference.objective import PairObjective
 from whet.protocols import Engine
-from whet.train.completion_logp import LiveReference, PassScores, ReferenceLogp, pass_scores
-from whet.train.evaluate import Exam, marks
+from whet.train.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rows import RowTrainer, pass_totals
+from whet.train.rows import RowTrainer, sum_micro_batches
 from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StepReport, WhetError
 
@@ -42,7 +42,7 @@ HELD_OUT = {"loss": "loss", "accuracy": "pair_accuracy", "margin": "margin", "ch
 
 
 @dataclass(frozen=True)
-class Contrasted:
+class PreferenceRow:
     """The completions to one prompt as the model reads them, and how they compare."""
 
     family: Family  # chosen and rejected, or one completion
@@ -52,13 +52,13 @@ class Contrasted:
 
 
 @dataclass(frozen=True)
-class Lessons:
-    rows: Sequence[Contrasted]
-    held_out: Sequence[Contrasted] = ()
+class PreferenceDataset:
+    rows: Sequence[PreferenceRow]
+    held_out: Sequence[PreferenceRow] = ()
 
 
 @dataclass(frozen=True)
-class Pupil:
+class PreferenceModels:
     """Who learns, and whom it is compared with."""
 
     policy: CausalLM
@@ -76,12 +76,16 @@ class PreferenceSettings:
     online: bool = False  # rows are given step by step, by `learn`
 
 
-def contrasted(tokenizer: Any, rows: Sequence[Preference | Labelled], context: int) -> tuple[list[Contrasted], int]:
+def preference_rows(
+    tokenizer: Any, rows: Sequence[Preference | Labelled], context: int
+) -> tuple[list[PreferenceRow], int]:
     """The rows as tokens, and how many were left out since a completion outgrows the context."""
     found = [
-        Contrasted(completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference)
+        PreferenceRow(
+            completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference
+        )
         if isinstance(row, Preference)
-        else Contrasted(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
+        else PreferenceRow(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
         for row in rows
     ]
     kept, dropped = fitting([row.family for row in found], context)
@@ -95,12 +99,12 @@ class PreferenceTrainer:
 
     def __init__(
         self,
-        pupil: Pupil,
+        pupil: PreferenceModels,
         objective: PairObjective,
-        lessons: Lessons,
+        lessons: PreferenceDataset,
         settings: PreferenceSettings,
         optimizer: OptimizerSettings,
-        exam: tuple[Engine, Exam] | None = None,
+        exam: tuple[Engine, Evaluator] | None = None,
     ) -> None:
         _check(objective, pupil, lessons, settings.online)
         self._pupil, self._objective, self._lessons, self._exam = pupil, objective, lessons, exam
@@ -116,7 +120,7 @@ class PreferenceTrainer:
         taken = self._pace.take(self._settings.rows_per_step)
         return self.learn([self._lessons.rows[index] for index in taken], number, clock), []
 
-    def learn(self, rows: Sequence[Contrasted], number: int, clock: PhaseTimer) -> StepReport:
+    def learn(self, rows: Sequence[PreferenceRow], number: int, clock: PhaseTimer) -> StepReport:
         """One optimizer step on these rows."""
         lesson = self._lesson(rows, (number - 1) / self._settings.steps, clock)
         counts = {"rows": len(rows), "tokens": sum(sum(completion.action) for row in rows for completion in row.family)}
@@ -125,7 +129,7 @@ class PreferenceTrainer:
         self._follow(number)
         return report
 
-    def _lesson(self, rows: Sequence[Contrasted], progress: float, clock: PhaseTimer) -> _Lesson:
+    def _lesson(self, rows: Sequence[PreferenceRow], progress: float, clock: PhaseTimer) -> _Lesson:
         """What the step's losses need of all its rows."""
         objective = self._objective.tuned(progress)
         reference: list[tuple[Tensor, ...]] | None = None
@@ -142,7 +146,7 @@ class PreferenceTrainer:
         return _Lesson(objective, rows, reference, totals, memory)
 
     def _anchor_sums(
-        self, objective: PairObjective, rows: Sequence[Contrasted], reference: list[tuple[Tensor, ...]] | None
+        self, objective: PairObjective, rows: Sequence[PreferenceRow], reference: list[tuple[Tensor, ...]] | None
     ) -> Tensor:
         if "mismatched_logp" in objective.needs():
             rows = _mismatched(rows)
@@ -167,39 +171,39 @@ class PreferenceTrainer:
             if learn:
                 loss.value.backward()
             done.append(Loss(loss.value.detach(), loss.sums))
-        metrics = pass_totals(done)
+        metrics = sum_micro_batches(done)
         correlation = length_correlation(metrics)
         return metrics if correlation is None else {**metrics, "length_correlation": correlation}
 
-    def _passes(self, rows: Sequence[Contrasted]) -> list[list[int]]:
+    def _passes(self, rows: Sequence[PreferenceRow]) -> list[list[int]]:
         return family_passes([row.family for row in rows], self._settings.micro_batch_tokens, self._packed)
 
-    def _scores(self, lesson: _Lesson, numbers: Sequence[int], wanted: frozenset[str], step: int) -> PassScores:
+    def _scores(self, lesson: _Lesson, numbers: Sequence[int], wanted: frozenset[str], step: int) -> CompletionScores:
         families = [lesson.rows[number].family for number in numbers]
         seeds = [_seed(self._settings.seed, step, number) for number in numbers]
-        return pass_scores(self._pupil.policy, families, self._packed, wanted, seeds)
+        return score_completions(self._pupil.policy, families, self._packed, wanted, seeds)
 
     def _batch(
-        self, lesson: _Lesson, numbers: Sequence[int], scores: PassScores
+        self, lesson: _Lesson, numbers: Sequence[int], scores: CompletionScores
     ) -> tuple[PairBatch, Tensor, PairExtras]:
         """The rows of a pass side by side: [B, S, T]. Nothing here waits for the device."""
         rows = [lesson.rows[number] for number in numbers]
         device, shape = scores.logp.device, (len(rows), len(rows[0].family), -1)
-        action = sent(scores.rows.action, device)
+        action = to_device(scores.rows.action, device)
         reference = None
         if lesson.reference is not None:
-            values = sent(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
+            values = to_device(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
             table = torch.zeros(action.shape, dtype=values.dtype, device=device)
             reference = table.masked_scatter(action, values).double().reshape(shape)
         labels = _labels(rows)
-        margin = sent(torch.tensor([row.margin for row in rows]), device) if self._margins else None
+        margin = to_device(torch.tensor([row.margin for row in rows]), device) if self._margins else None
         batch = PairBatch(
             lengths=action.sum(-1).reshape(shape[:2]),
             ref_logp=reference,
-            label=None if labels is None else sent(labels, device),
+            label=None if labels is None else to_device(labels, device),
             action=action.reshape(shape),
             margin=margin,
-            preference=sent(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
+            preference=to_device(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
         )
         extras = PairExtras(
             *(None if each is None else each.reshape(shape) for each in (scores.log_square, scores.rival_logp))
@@ -221,7 +225,7 @@ class PreferenceTrainer:
             result = {shown: metrics[name] for name, shown in HELD_OUT.items() if name in metrics}
         if self._exam is not None:
             engine, exam = self._exam
-            result.update(marks(exam.sat(engine)))
+            result.update(eval_metrics(exam.evaluate(engine)))
         return result
 
     def findings(self, history: Sequence[StepReport]) -> list[str]:
@@ -243,10 +247,10 @@ class PreferenceTrainer:
         if held is not None and "reference" in tensors:
             held.restore(tensors["reference"])
 
-    def _held(self) -> HeldReference | None:
+    def _held(self) -> CopiedReference | None:
         known = self._pupil.reference
         live = known.reference if isinstance(known, LiveReference) else None
-        return live if isinstance(live, HeldReference) else None
+        return live if isinstance(live, CopiedReference) else None
 
 
 @dataclass(frozen=True)
@@ -254,13 +258,13 @@ class _Lesson:
     """The rows of a step with what is known of all of them."""
 
     objective: PairObjective
-    rows: Sequence[Contrasted]
+    rows: Sequence[PreferenceRow]
     reference: list[tuple[Tensor, ...]] | None
     totals: PairTotals
     memory: Mapping[str, Any]
 
 
-def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons, online: bool) -> None:
+def _check(objective: PairObjective, pupil: PreferenceModels, lessons: PreferenceDataset, online: bool) -> None:
     needs = objective.needs()
     if not lessons.rows and not online:
         raise WhetError(
@@ -280,7 +284,7 @@ def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons, online: boo
         raise WhetError(f"{objective.name} compares with a reference and there is none; give model.reference=memory")
     moves = any(objective.reference.kept_after(step) < 1 for step in range(1, 10_001))
     live = isinstance(pupil.reference, LiveReference)
-    if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), HeldReference)):
+    if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), CopiedReference)):
         raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
         raise WhetError(
@@ -288,11 +292,11 @@ def _check(objective: PairObjective, pupil: Pupil, lessons: Lessons, online: boo
         )
 
 
-def _labels(rows: Sequence[Contrasted]) -> Tensor | None:
+def _labels(rows: Sequence[PreferenceRow]) -> Tensor | None:
     return None if rows[0].label == 0 else torch.tensor([[row.label] for row in rows])
 
 
-def _mismatched(rows: Sequence[Contrasted]) -> list[Contrasted]:
+def _mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
     """Each prompt with the completions to another of the step."""
     groups: dict[tuple[int, ...], int] = {}
     prompts = [row.family[0].tokens[: row.family[0].action.index(True)] for row in rows]

@@ -24,13 +24,13 @@ from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
 from whet.metrics.reward_model import outcome_marks, pair_marks, step_marks
 from whet.model.causal_lm import CausalLM
 from whet.model.scalar_head import Kind, ScalarModel, scalar_model
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
-from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
 from whet.reward.learned.ensemble import evened
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rows import RowTrainer, pass_totals
+from whet.train.rows import RowTrainer, sum_micro_batches
 from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StepReport, WhetError
 
@@ -38,7 +38,7 @@ Opinions = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its pl
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RewardModelRow:
     """Rows to be scored, and how they were judged: by their order, or by labels."""
 
     rows: tuple[Judged, ...]  # the completions to one prompt, or a single row
@@ -58,9 +58,9 @@ class Stated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    rows: Sequence[Verdict]
-    held_out: Sequence[Verdict] = ()
+class RewardModelDataset:
+    rows: Sequence[RewardModelRow]
+    held_out: Sequence[RewardModelRow] = ()
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class RewardModelSettings:
     seed: int
 
 
-def verdicts(
+def reward_model_rows(
     tokenizer: Any,
     rows: Sequence[Preference | Ranked | Labelled | Stepped],
     context: int,
     separator: str = "\n\n",
     every_token: bool = False,
-) -> tuple[list[Verdict], int]:
+) -> tuple[list[RewardModelRow], int]:
     """The rows as tokens, and how many were left out since one outgrows the context. `separator` ends a step.
 
     With `every_token` the outcome of a single completion stands on each of its tokens, not only on the last.
@@ -90,10 +90,10 @@ def verdicts(
     return [found[number] for number in kept], dropped
 
 
-def _verdict(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, separator: str) -> Verdict:
+def _verdict(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, separator: str) -> RewardModelRow:
     if isinstance(row, Stepped):
         one = stepped_row(tokenizer, row.prompt, row.steps, separator)
-        return Verdict((one,), (len(one.tokens) - one.shared,), labels=row.labels)
+        return RewardModelRow((one,), (len(one.tokens) - one.shared,), labels=row.labels)
     if isinstance(row, Labelled):
         completions: tuple[str, ...] = (row.completion,)
         judged: dict[str, Any] = {"labels": (float(row.label),)}
@@ -105,10 +105,10 @@ def _verdict(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, sepa
             {"ranks": (0, 1), "margin": row.margin, "preference": row.preference},
         )
     lengths = tuple(len(tokenizer(completion, add_special_tokens=False)["input_ids"]) for completion in completions)
-    return Verdict(judged_family(tokenizer, row.prompt, completions), lengths, **judged)
+    return RewardModelRow(judged_family(tokenizer, row.prompt, completions), lengths, **judged)
 
 
-def _outcome_everywhere(tokenizer: Any, prompt: Prompt, verdict: Verdict) -> Verdict:
+def _outcome_everywhere(tokenizer: Any, prompt: Prompt, verdict: RewardModelRow) -> RewardModelRow:
     """Cobbe 2021 (2110.14168): a prediction after every token of the completion, all with its outcome."""
     (row,) = verdict.rows
     opening = prompt_tokens(tokenizer, prompt)
@@ -119,14 +119,14 @@ def _outcome_everywhere(tokenizer: Any, prompt: Prompt, verdict: Verdict) -> Ver
     return replace(verdict, rows=(Judged(row.tokens, start, places),), labels=verdict.labels * len(places))
 
 
-def drawn(rows: Sequence[Verdict], heads: int, seed: int) -> list[Verdict]:
+def bootstrap_rows(rows: Sequence[RewardModelRow], heads: int, seed: int) -> list[RewardModelRow]:
     """The rows with what they count for each head: as often as its own draw with replacement has them."""
     counts = bootstrap_counts(len(rows), heads, seed)
     return [replace(row, counts=tuple(map(float, each))) for row, each in zip(rows, counts, strict=True)]
 
 
-def reward_model_on(
-    language: CausalLM, tokenizer: Any, rows: Sequence[Verdict], kind: Kind, seed: int, heads: int = 1
+def build_reward_model(
+    language: CausalLM, tokenizer: Any, rows: Sequence[RewardModelRow], kind: Kind, seed: int, heads: int = 1
 ) -> ScalarModel:
     """A reward model for these rows: `sequence` for whole completions, `token` for steps.
 
@@ -151,7 +151,7 @@ class RewardModelTrainer:
         judge: ScalarModel,
         tokenizer: Any,
         objective: RankLoss | LabelLoss,
-        lessons: Verdicts,
+        lessons: RewardModelDataset,
         settings: RewardModelSettings,
         optimizer: OptimizerSettings,
     ) -> None:
@@ -168,7 +168,7 @@ class RewardModelTrainer:
         self._judge.note_scales(None)
         return self._pace.step(number, clock, lambda: self._studied(rows, learn=True)[0], counts), []
 
-    def _studied(self, rows: Sequence[Verdict], learn: bool) -> tuple[dict[str, float], Opinions]:
+    def _studied(self, rows: Sequence[RewardModelRow], learn: bool) -> tuple[dict[str, float], Opinions]:
         """Loss and metrics of all rows, and the scores of each; the gradient is accumulated where `learn`."""
         totals = reward_totals(_ranks(rows, self._stated) if rows[0].ranks else _labels(rows))
         done: list[tuple[Loss, list[int], Tensor]] = []
@@ -181,7 +181,7 @@ class RewardModelTrainer:
             if learn:
                 loss.value.backward()
             done.append((Loss(loss.value.detach(), loss.sums), numbers, scores.detach()))
-        metrics = pass_totals([loss for loss, _, _ in done])
+        metrics = sum_micro_batches([loss for loss, _, _ in done])
         found: dict[int, list[list[float]]] = {}
         for _, numbers, scores in done:
             sizes = [sum(len(each.places) for each in rows[number].rows) for number in numbers]
@@ -189,16 +189,16 @@ class RewardModelTrainer:
                 found[each] = values.tolist()
         return metrics, [found[number] for number in range(len(rows))]
 
-    def _loss(self, rows: Sequence[Verdict], scores: Tensor, totals: RewardTotals) -> Loss:
+    def _loss(self, rows: Sequence[RewardModelRow], scores: Tensor, totals: RewardTotals) -> Loss:
         """The mean of the heads' losses; `scores` [A, K]."""
         device = scores.device
         batch: Any = _moved(_ranks(rows, self._stated) if rows[0].ranks else _labels(rows), device)
         if rows[0].ranks:
             there = batch.rank >= 0
         else:
-            places = sent(torch.tensor([len(row.labels) for row in rows]), device)
+            places = to_device(torch.tensor([len(row.labels) for row in rows]), device)
             there = torch.arange(batch.label.shape[1], device=device) < places[:, None]
-        counts = sent(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
+        counts = to_device(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
         found = []
         for head in range(scores.shape[1]):
             table = torch.zeros(there.shape, dtype=scores.dtype, device=device).masked_scatter(there, scores[:, head])
@@ -214,7 +214,7 @@ class RewardModelTrainer:
         return metrics["loss"], scores
 
     @property
-    def held_out(self) -> Sequence[Verdict]:
+    def held_out(self) -> Sequence[RewardModelRow]:
         return self._lessons.held_out
 
     def evaluate(self) -> dict[str, float]:
@@ -222,7 +222,7 @@ class RewardModelTrainer:
             return {}
         loss, scores = self.held_out_scores()
         self._judge.note_scales(member_scales([each for row in scores for each in row]))
-        return {"loss": loss, **members_marks(self.held_out, scores)}
+        return {"loss": loss, **members_metrics(self.held_out, scores)}
 
     def state(self) -> dict[str, Any]:
         return self._pace.state()
@@ -234,7 +234,7 @@ class RewardModelTrainer:
         self._pace.restore(state, tensors)
 
 
-def members_marks(rows: Sequence[Verdict], scores: Opinions) -> dict[str, float]:
+def members_metrics(rows: Sequence[RewardModelRow], scores: Opinions) -> dict[str, float]:
     """The marks of the mean of the members and, where there are several, what they know of their own mistakes.
 
     Scores of rankings are put on one scale, and the mean back on that of the members; those of labels have their
@@ -246,7 +246,7 @@ def members_marks(rows: Sequence[Verdict], scores: Opinions) -> dict[str, float]
     stretch = 1.0 if scales is None else sum(scale for _, scale in scales) / len(scales)
     shift = 0.0 if scales is None else sum(centre for centre, _ in scales) / len(scales)
     means = [[shift + stretch * sum(each) / len(each) for each in row] for row in even]
-    found = verdict_marks(rows, means)
+    found = row_metrics(rows, means)
     if not several:
         return found
     if rows[0].ranks:
@@ -261,13 +261,13 @@ def members_marks(rows: Sequence[Verdict], scores: Opinions) -> dict[str, float]
     return {**found, **label_opinions(*zip(*known, strict=True))}
 
 
-def _pairs(verdict: Verdict) -> list[tuple[int, int]]:
+def _pairs(verdict: RewardModelRow) -> list[tuple[int, int]]:
     """(better, worse) of all completions that differ in rank."""
     ranks = list(enumerate(verdict.ranks))
     return [(one, two) for one, rank in ranks for two, other in ranks if rank < other]
 
 
-def verdict_marks(rows: Sequence[Verdict], scores: Sequence[Sequence[float]]) -> dict[str, float]:
+def row_metrics(rows: Sequence[RewardModelRow], scores: Sequence[Sequence[float]]) -> dict[str, float]:
     """The marks that fit the kind of the rows; of rankings, those of all their pairs."""
     if rows[0].ranks:
         pairs = [
@@ -281,7 +281,7 @@ def verdict_marks(rows: Sequence[Verdict], scores: Sequence[Sequence[float]]) ->
     return outcome_marks([given[0] for given in scores], [row.labels[0] or 0.0 for row in rows])
 
 
-def _check(objective: RankLoss | LabelLoss, lessons: Verdicts) -> None:
+def _check(objective: RankLoss | LabelLoss, lessons: RewardModelDataset) -> None:
     if not lessons.rows:
         raise WhetError("there are no rows to learn from; give data.source with at least one")
     ranked = {bool(row.ranks) for row in (*lessons.rows, *lessons.held_out)}
@@ -295,7 +295,7 @@ def _check(objective: RankLoss | LabelLoss, lessons: Verdicts) -> None:
         raise WhetError("all labels of the data say the same; give right and wrong ones, else there is nothing to tell")
 
 
-def _ranks(rows: Sequence[Verdict], stated: Stated) -> RankBatch:
+def _ranks(rows: Sequence[RewardModelRow], stated: Stated) -> RankBatch:
     most = max(len(row.ranks) for row in rows)
     rank = torch.tensor([[*row.ranks, *[-1] * (most - len(row.ranks))] for row in rows])
 
@@ -309,7 +309,7 @@ def _ranks(rows: Sequence[Verdict], stated: Stated) -> RankBatch:
     )
 
 
-def _labels(rows: Sequence[Verdict]) -> LabelBatch:
+def _labels(rows: Sequence[RewardModelRow]) -> LabelBatch:
     most = max(len(row.labels) for row in rows)
     label = torch.zeros(len(rows), most)
     judged = torch.zeros(len(rows), most, dtype=torch.bool)
@@ -322,4 +322,4 @@ def _labels(rows: Sequence[Verdict]) -> LabelBatch:
 
 def _moved(batch: Any, device: torch.device) -> Any:
     values = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
-    return replace(batch, **{name: sent(value, device) for name, value in values.items() if value is not None})
+    return replace(batch, **{name: to_device(value, device) for name, value in values.items() if value is not None})

@@ -15,15 +15,23 @@ from whet.data.segments import anchors, segments, sentence_ends
 from whet.metrics.distribution import reward_spread
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
-from whet.model.reference import HeldReference, Reference
+from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.objective import Memory, Objective, step_totals
 from whet.protocols import Engine
 from whet.rollout.buffer import PromptOrder, RolloutBuffer
-from whet.rollout.collect import RolloutBatch, RolloutSpec, Score, completions, outcomes_of, request_seed, scored_groups
-from whet.train.evaluate import Exam, marks
+from whet.rollout.collect import (
+    RolloutBatch,
+    RolloutSpec,
+    Score,
+    draw_completions,
+    outcomes_of,
+    request_seed,
+    score_groups,
+)
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.train.run import PhaseTimer, RunFailed
-from whet.train.update import NotFinite, Scores, TrainState, scores, update, values
+from whet.train.update import NotFinite, Scores, TrainState, critic_values, token_scores, update
 from whet.types import Group, Prompt, Sample, Sampling, StepReport, StopReason, TokenBatch
 
 
@@ -68,7 +76,7 @@ class RLModels:
     policy: CausalLM
     tokenizer: Any
     engine: Engine
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
 
@@ -83,7 +91,7 @@ class RLTrainer:
         questions: PromptDataset,
         settings: RLSettings,
         optimizer: OptimizerSettings,
-        exam: Exam | None = None,
+        exam: Evaluator | None = None,
     ) -> None:
         if "ref_logp" in objective.needs() and cast.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
@@ -160,16 +168,16 @@ class RLTrainer:
         self._version += 1
         self._cast.engine.load(self._cast.policy.model.state_dict(), self._version)
         kept = row.reference.kept_after(number)
-        if kept < 1 and isinstance(self._cast.reference, HeldReference):
+        if kept < 1 and isinstance(self._cast.reference, CopiedReference):
             self._cast.reference.follow(self._cast.policy, kept)
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
 
     def _ask(self, rows: Sequence[int], count: int, sampling: Sampling, seed: tuple[int, ...]) -> list[Group]:
         tokens = [self._questions.prompt_tokens[row] for row in rows]
         with self._clock.phase("rollout"):
-            written = completions(self._cast.engine, tokens, count, sampling, seed)
+            written = draw_completions(self._cast.engine, tokens, count, sampling, seed)
         with self._clock.phase("reward"):
-            return scored_groups([self._questions.prompts[row] for row in rows], written, self._judging.score)
+            return score_groups([self._questions.prompts[row] for row in rows], written, self._judging.score)
 
     def _collected(self, number: int) -> tuple[RolloutBatch, list[Group]]:
         keep = self._objective.keep
@@ -205,15 +213,15 @@ class RLTrainer:
         needs, settings, cast = self._objective.needs(), self._settings, self._cast
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
         if "ref_logp" in needs and cast.reference is not None:
-            with clock.phase("reference"), cast.reference.split() as reference:
-                batch = replace(batch, ref_logp=scores(reference, batch, temperature, micro_batch_tokens).logp)
+            with clock.phase("reference"), cast.reference.open() as reference:
+                batch = replace(batch, ref_logp=token_scores(reference, batch, temperature, micro_batch_tokens).logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
         with clock.phase("train"):
             if ("old_logp" in needs and has_moved) or "entropy" in needs:
-                seen = scores(cast.policy, batch, temperature, micro_batch_tokens)
+                seen = token_scores(cast.policy, batch, temperature, micro_batch_tokens)
                 batch = replace(batch, old_logp=seen.logp if has_moved else None, entropy=seen.entropy)
             if cast.critic is not None:
-                batch = replace(batch, value=values(cast.critic, cast.policy, batch, micro_batch_tokens))
+                batch = replace(batch, value=critic_values(cast.critic, cast.policy, batch, micro_batch_tokens))
         return batch
 
     def _learn(
@@ -247,7 +255,7 @@ class RLTrainer:
 
     def _updated(self, row: Objective, part: TokenBatch, totals: Any, only_critic: bool) -> Any:
         if "divergence" in row.needs() and self._cast.reference is not None:
-            with self._cast.reference.split() as reference:
+            with self._cast.reference.open() as reference:
                 return update(self._learner, row, part, totals, reference=reference, only_critic=only_critic)
         return update(self._learner, row, part, totals, only_critic=only_critic)
 
@@ -276,7 +284,7 @@ class RLTrainer:
     def evaluate(self) -> dict[str, float]:
         if self._exam is None:
             return {}
-        return marks(self._exam.sat(self._cast.engine))
+        return eval_metrics(self._exam.evaluate(self._cast.engine))
 
     def state(self) -> dict[str, Any]:
         return {"supply": self._supply.state(), "memory": dict(self._memory), "version": self._version}
@@ -287,7 +295,7 @@ class RLTrainer:
             found["critic"] = self._cast.critic.tensors()
             modules = self._cast.critic.modules()
             found["critic_optimizer"] = optimizer_tensors(modules, self._learner.critic_optimizer)
-        if self._follows and isinstance(self._cast.reference, HeldReference):
+        if self._follows and isinstance(self._cast.reference, CopiedReference):
             found["reference"] = self._cast.reference.tensors()
         if self._settings.staleness:
             found["waiting"] = self._supply.tensors()
@@ -308,7 +316,7 @@ class RLTrainer:
             self._cast.critic.restore(tensors["critic"])
             modules = self._cast.critic.modules()
             restore_optimizer(modules, self._learner.critic_optimizer, tensors["critic_optimizer"])
-        if "reference" in tensors and isinstance(self._cast.reference, HeldReference):
+        if "reference" in tensors and isinstance(self._cast.reference, CopiedReference):
             self._cast.reference.restore(tensors["reference"])
 
 

@@ -14,11 +14,11 @@ from whet.data.cursor import Cursor
 from whet.objective.policy import Loss
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.train.run import PhaseTimer, RunFailed
-from whet.train.update import NotFinite, stepped
+from whet.train.update import NotFinite, optimizer_step
 from whet.types import StepReport
 
 
-def pass_totals(done: Sequence[Loss]) -> dict[str, float]:
+def sum_micro_batches(done: Sequence[Loss]) -> dict[str, float]:
     """Loss and metrics of a step from those of its passes, read from the device at once."""
     named = [pair for loss in done for pair in {**loss.sums, "loss": loss.value}.items()]
     found: dict[str, float] = {}
@@ -54,7 +54,7 @@ class RowTrainer:
                 metrics = study()
                 if not math.isfinite(metrics["loss"]):
                     raise NotFinite("the loss is not finite", "the weights diverged; lower optimizer.learning_rate")
-                norm = stepped(self._model, self._optimizer, self._rates.max_gradient_norm)
+                norm = optimizer_step(self._model, self._optimizer, self._rates.max_gradient_norm)
             except NotFinite as error:
                 raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
         told = {**metrics, "gradient_norm": norm, "learning_rate": rate}

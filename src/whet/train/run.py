@@ -84,7 +84,7 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LoopSettings:
     """When to do what; step numbers start at 1."""
 
     steps: int
@@ -94,7 +94,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """What a run came to."""
 
     status: str  # finished or interrupted
@@ -126,7 +126,7 @@ def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> 
 
 def run_training(
     trainer: Trainer,
-    schedule: Schedule,
+    schedule: LoopSettings,
     folder: Path,
     record: Record,
     callbacks: Sequence[Callback],
@@ -134,7 +134,7 @@ def run_training(
     *,
     checkpoint: Path | None = None,
     precision: str = "fp32",
-) -> Outcome:
+) -> TrainingResult:
     """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1."""
     checkpoints = folder / "checkpoints"
     progress = _restored(trainer, folder, checkpoint)
@@ -191,11 +191,11 @@ def run_training(
     return _outcome(progress, schedule.steps, trainer.over)
 
 
-def _outcome(progress: _Progress, steps: int, ended: str | None) -> Outcome:
+def _outcome(progress: _Progress, steps: int, ended: str | None) -> TrainingResult:
     status = "finished" if progress.step == steps or ended is not None else "interrupted"
     # a mark that only one of the two evaluations could give is no comparison
     before = {name: value for name, value in progress.before.items() if name in progress.after}
-    return Outcome(status, progress.step, before, progress.after, progress.seconds, progress.tokens, ended or "")
+    return TrainingResult(status, progress.step, before, progress.after, progress.seconds, progress.tokens, ended or "")
 
 
 def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None) -> _Progress:

@@ -13,7 +13,7 @@ from whet.data.packing import padded_rows, row_passes
 from whet.model.causal_lm import CausalLM
 from whet.model.token_logp import Details, packs, token_logp
 from whet.protocols import Engine
-from whet.train.evaluate import Exam, marks
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer
 from whet.train.run import PhaseTimer
@@ -42,7 +42,7 @@ class SFTTrainer:
         settings: SFTSettings,
         optimizer: OptimizerSettings,
         held_out: Sequence[Encoded] = (),
-        exam: tuple[Engine, Exam] | None = None,
+        exam: tuple[Engine, Evaluator] | None = None,
     ) -> None:
         self.model, self.tokenizer, self._policy = policy.model, tokenizer, policy
         self._rows, self._held_out, self._exam = rows, held_out, exam
@@ -72,7 +72,7 @@ class SFTTrainer:
         result = {"loss": self._total_loss(self._held_out, learn=False)} if self._held_out else {}
         if self._exam is not None:
             engine, exam = self._exam
-            result.update(marks(exam.sat(engine)))
+            result.update(eval_metrics(exam.evaluate(engine)))
         return result
 
     def state(self) -> dict[str, Any]:

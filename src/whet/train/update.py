@@ -14,8 +14,8 @@ from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, TokenScores, packs, token_logp
-from whet.model.tree import sent
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -50,7 +50,7 @@ class TrainState:
 
 
 @torch.no_grad()
-def scores(split: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int) -> Scores:
+def token_scores(split: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int) -> Scores:
     """log-probability and entropy of every action token, pass by pass."""
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
@@ -64,7 +64,7 @@ def scores(split: CausalLM, batch: TokenBatch, temperature: float, micro_batch_t
 
 
 @torch.no_grad()
-def values(critic: Critic, policy: CausalLM, batch: TokenBatch, micro_batch_tokens: int) -> Tensor:
+def critic_values(critic: Critic, policy: CausalLM, batch: TokenBatch, micro_batch_tokens: int) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
     found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     for rows in passes(batch, micro_batch_tokens, packs(critic.trunk or policy)):
@@ -128,10 +128,10 @@ def update(
             each.zero_grad(set_to_none=True)
         return {**metrics, "ended": 1.0}, Scores(logp, entropy)
     if not only_critic:
-        metrics["gradient_norm"] = stepped(learner.policy.model, learner.optimizer, learner.max_gradient_norm)
+        metrics["gradient_norm"] = optimizer_step(learner.policy.model, learner.optimizer, learner.max_gradient_norm)
     if learner.critic is not None and learner.critic_optimizer is not None:
         modules = learner.critic.modules()
-        metrics["critic_gradient_norm"] = stepped(modules, learner.critic_optimizer, learner.max_gradient_norm)
+        metrics["critic_gradient_norm"] = optimizer_step(modules, learner.critic_optimizer, learner.max_gradient_norm)
     return metrics, Scores(logp, entropy)
 
 
@@ -152,7 +152,7 @@ def _known(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Tot
     if grad is None:
         return None
     rows, columns = host.action.nonzero(as_tuple=True)
-    each = grad.flatten()[sent(rows * grad.shape[1] + columns, grad.device)]
+    each = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
     return lambda logp, window: each[window]
 
 
@@ -184,7 +184,7 @@ def _critic_values(learner: TrainState, found: TokenScores, part: TokenBatch) ->
     return torch.zeros(part.tokens.shape, dtype=each.dtype, device=each.device).masked_scatter(part.action, each)
 
 
-def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_norm: float) -> float:
+def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_norm: float) -> float:
     """Check, clip and step; the gradient norm before clipping."""
     # checked first: clipping by a norm that is not a number would spread it over every gradient
     norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
@@ -205,7 +205,7 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_nor
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """The batch on the device."""
-    return batch if device.type == "cpu" else batch.mapped(lambda value: sent(value, device))
+    return batch if device.type == "cpu" else batch.mapped(lambda value: to_device(value, device))
 
 
 def _cause(batch: TokenBatch, logp: Tensor) -> str:

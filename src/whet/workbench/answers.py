@@ -100,7 +100,7 @@ def given_answers(
 
 def run_answers(folder: str | Path, limit: int = 0) -> Answers:
     """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
-    from whet.build.assembly import prompts_of
+    from whet.build.assembly import load_prompts
     from whet.config.run_folder import read_config
     from whet.report import read_samples
 
@@ -112,7 +112,7 @@ def run_answers(folder: str | Path, limit: int = 0) -> Answers:
     notes: list[str] = []
     known: dict[str, Prompt] = {}
     try:
-        known = {prompt.id: prompt for prompt in prompts_of(config, held_out=False)}
+        known = {prompt.id: prompt for prompt in load_prompts(config, held_out=False)}
     except WhetError as error:
         notes.append(f"its prompts are read from the samples, without further columns: {error}")
     found = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whet.build.rewards import parts_of
+from whet.build.rewards import build_reward_parts
 from whet.config.config import read_toml, resolved_evaluation
 from whet.report import evaluations, read_metrics, read_summary, step_reports
 from whet.report.rescore import Rejudged, Rescore
@@ -50,7 +50,7 @@ def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None
             )
         values = read_toml(configs[0])
         chosen: dict[str, Any] = {key: values[key] for key in ("reward", "data", "model") if key in values}
-        return parts_of(resolved_evaluation(chosen), True)
+        return build_reward_parts(resolved_evaluation(chosen), True)
     if not names:
         raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
     known = {_short_name(_name_and_weight(name)[0]): name for name in names}

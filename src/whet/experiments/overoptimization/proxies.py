@@ -119,14 +119,14 @@ def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample
     from whet.data.packing import token_batch
     from whet.model.causal_lm import causal_lm
     from whet.model.load import load_model
-    from whet.train.update import scores
+    from whet.train.update import token_scores
 
     loaded = load_model(model, torch.float32, "cpu").model
     split = causal_lm(loaded.eval().requires_grad_(False), torch.float32)
 
     def found(samples: Sequence[Sample]) -> Any:
         batch = token_batch([Group(Prompt("", ()), tuple(samples))])
-        logp = scores(split, batch, temperature, TOKENS_PER_PASS).logp
+        logp = token_scores(split, batch, temperature, TOKENS_PER_PASS).logp
         return (logp.double() * batch.action).sum(-1)
 
     return found

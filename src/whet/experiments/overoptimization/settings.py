@@ -86,7 +86,7 @@ def study_settings(*layers: Mapping[str, Any]) -> StudySettings:
 
 def _check(settings: StudySettings) -> None:
     """What could not start is refused before the first stage."""
-    from whet.build.assembly import row_of
+    from whet.build.assembly import build_objective
     from whet.data.tasks import TASKS
 
     seen = settings.proxy_steps * PROXY_ROWS
@@ -114,7 +114,7 @@ def _check(settings: StudySettings) -> None:
     for beta in (0.0, *settings.betas):
         config = resolved(settings.method, learning_config(settings, 0, beta, {}))
         assert isinstance(config, PolicyConfig)
-        row_of(config)
+        build_objective(config)
 
 
 def learning_config(settings: StudySettings, seed: int, beta: float, reward: Mapping[str, Any]) -> dict[str, Any]:

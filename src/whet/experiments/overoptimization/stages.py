@@ -130,10 +130,10 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Finishe
 
 def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     """Two completions to many questions, for comparisons, and a pool of many completions to a few others."""
-    from whet.build.assembly import encoded_prompts, runtime_of, sampling_of
+    from whet.build.assembly import encode_prompts, load_runtime, sampling_from
     from whet.config.config import EvaluationConfig
     from whet.data.tasks import TASKS, prompts
-    from whet.rollout.collect import completions
+    from whet.rollout.collect import draw_completions
 
     config = validated(
         EvaluationConfig,
@@ -142,7 +142,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
             "sampling": {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature},
         },
     )
-    machine, sampling = runtime_of(config), sampling_of(config.sampling)
+    machine, sampling = load_runtime(config), sampling_from(config.sampling)
     gold = gold_score(model=gold_model(done))
     task = TASKS[settings.task]
     # some pairs are of equal completions and are left out
@@ -153,7 +153,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
         (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
     ):
         chosen = prompts(task, split, count, seed, settings.difficulty)
-        written = completions(machine.engine, encoded_prompts(machine, chosen, sampling), each, sampling, (seed,))
+        written = draw_completions(machine.engine, encode_prompts(machine, chosen, sampling), each, sampling, (seed,))
         judged = gold([p for p, samples in zip(chosen, written, strict=True) for _ in samples], _flat(written))
         given = iter(judged)
         rows = [
