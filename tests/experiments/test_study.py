@@ -22,7 +22,7 @@ from whet.experiments.overoptimization.proxies import (
 )
 from whet.experiments.overoptimization.runner import study_overoptimization
 from whet.experiments.overoptimization.settings import QUICK, learning_config, settings_text, study_settings
-from whet.experiments.overoptimization.stages import courses_of, labelled_pairs, study_stages
+from whet.experiments.overoptimization.stages import read_curves, study_stages
 from whet.pipeline import FinishedStage, Interrupted
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
@@ -82,13 +82,13 @@ def test_survey_is_the_kl_of_a_completion(tmp_path: Path) -> None:
 
 def test_labels_hard_and_sampled() -> None:
     rows = [{"messages": [], "completions": [f"worse {at}", f"better {at}"], "gold": [0.0, 1.0]} for at in range(400)]
-    hard = labelled_pairs(rows, 1.0, "hard", 0)
+    hard = gold_labelled_pairs(rows, 1.0, "hard", 0)
     assert all(pair["chosen"].startswith("better") for pair in hard)
-    drawn = labelled_pairs(rows, 1.0, "sampled", 0)
+    drawn = gold_labelled_pairs(rows, 0.5, "sampled", 0)
     share = sum(pair["chosen"].startswith("better") for pair in drawn) / len(drawn)
-    assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.06)
+    assert share == pytest.approx(1 / (1 + math.exp(-2)), abs=0.04)
     equal = [{"messages": [], "completions": ["same", "same"], "gold": [0.0, 0.0]}]
-    assert labelled_pairs(equal, 1.0, "hard", 0) == []
+    assert gold_labelled_pairs(equal, 1.0, "hard", 0) == []
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,17 @@ def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert scores[0] == scores[2] != scores[1]
 
 
-def test_courses_come_from_results() -> None:
+def test_curves_come_from_results() -> None:
     row = {"name": "a", "kind": "rl", "group": "rl", "seed": 1, "points": [[0.5, 0.1, 0.2]]}
-    (course,) = courses_of({"learn": FinishedStage(Path(), {"courses": [row]}), "gold": FinishedStage(Path(), {})})
-    assert (course.seed, course.points[0].proxy) == (1, 0.2)
+    (curve,) = read_curves({"learn": FinishedStage(Path(), {"curves": [row]}), "gold": FinishedStage(Path(), {})})
+    assert (course.seed, curve.points[0].proxy) == (1, 0.2)
 
 
 def test_command_lists_and_refuses(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["study", "overoptimization", "--quick", "--show"])
     assert listed.exit_code == 0 and "seeds = 1 " in listed.output
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(WhetError, match="is no study"):
+    with pytest.raises(WhetError, match="is not a study"):
         CliRunner().invoke(
             app, ["study", "overoptimization", "--folder", str(tmp_path)], catch_exceptions=False, standalone_mode=False
         )

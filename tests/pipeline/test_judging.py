@@ -7,8 +7,8 @@ import pytest
 from whet.pipeline.judging import (
     CandidatePair,
     PairLabel,
-    combine_orders,
     candidate_pairs,
+    combine_orders,
     judge_examples,
     judge_metrics,
     judged_pairs,
@@ -99,7 +99,9 @@ def test_a_judge_is_marked_where_there_is_a_winner():
 
 def test_examples_show_both_orders_with_the_right_letter():
     prompt = Prompt("q", ({"role": "user", "content": "1+1"},))
-    rows = judge_examples([CandidatePair(ROW, "two", "three", 1.0), CandidatePair(ROW, "four", "2", 0.0)], {"q": prompt})
+    rows = judge_examples(
+        [CandidatePair(ROW, "two", "three", 1.0), CandidatePair(ROW, "four", "2", 0.0)], {"q": prompt}
+    )
     assert [row["completion"] for row in rows] == ["A", "B", "B", "A"]
     asked = [row["prompt"][0]["content"] for row in rows]
     assert asked[0] == short_question(prompt, "two", "three")[0]["content"]

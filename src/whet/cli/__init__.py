@@ -95,11 +95,11 @@ def train(
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
     if seeds > 1:
-        from whet.experiments.ensemble import train_members
+        from whet.experiments.ensemble import train_ensemble
 
         command = shlex.join(["whet", *sys.argv[1:]])
         flags |= {"model": model, "data": data, "reward": reward or None}
-        return _leave(train_members(method, seeds, config=values, command=command, **flags))
+        return _leave(train_ensemble(method, seeds, config=values, command=command, **flags))
     run = api.train(
         method,
         model=model,
@@ -140,7 +140,7 @@ def resume(
 ) -> None:
     """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
     from whet import api
-    from whet.pipeline.run import is_pipeline, resume_pipeline
+    from whet.pipeline.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
         _leave(resume_pipeline(run, steps, checkpoint))

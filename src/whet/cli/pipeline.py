@@ -19,8 +19,8 @@ pipeline_app = typer.Typer(
 @pipeline_app.command()
 def pipeline(
     name: Annotated[str | None, typer.Argument(help="Which one; without a name they are listed.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="How often it goes round.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The policy to begin with, as in `whet train`.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="How many rounds.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The policy to start from, as in `whet train`.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the pipeline.")] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Default: the next free one under runs/.")] = None,
@@ -30,9 +30,9 @@ def pipeline(
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting as TOML, and do nothing.")] = False,
 ) -> None:
-    """Run stages one after another: completions, pairs, trainings and marks by round, with one page at the end.
+    """Run stages one after another: completions, pairs, training and evals by round, with one page at the end.
 
-    Ctrl-C loses nothing: `whet resume FOLDER` goes on.
+    Ctrl-C loses nothing: `whet resume FOLDER` continues.
     """
     from whet.config.config import from_settings, merged, read_toml
     from whet.pipeline.registry import PIPELINES, find_pipeline
@@ -41,9 +41,9 @@ def pipeline(
 
     if name is None:
         width = max(map(len, PIPELINES))
-        for recipe in PIPELINES.values():
-            typer.echo(f"{recipe.name:{width}}  {recipe.about}")
-        typer.echo("\n`whet pipeline NAME` runs one, with --show it prints what can be set.")
+        for each in PIPELINES.values():
+            typer.echo(f"{each.name:{width}}  {each.about}")
+        typer.echo("\n`whet pipeline NAME` runs one; with --show it prints every setting.")
         return
     flags: dict[str, Any] = {
         key: value

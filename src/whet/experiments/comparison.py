@@ -10,24 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from whet import api
 from whet.config import run_folder
 from whet.config.config import Config, PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
+from whet.pipeline.progress import ProgressLine, print_line
 from whet.report.compare import Comparison, Result, comparison_values, mark_name, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
 from whet.report.run import read_run
-from whet.report.text import duration, headline, measured, number
-from whet.types import Prompt, Sample, StepReport, WhetError
+from whet.report.text import duration, headline, measured
+from whet.types import WhetError
 
 PAGE, VALUES = "compare.html", "compare.json"
 OWN_KEYS = {"method": "--methods", "seed": "--seeds", "folder": "--folder"}
@@ -46,7 +45,7 @@ class ComparisonRun:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of the plan."""
+    """A run of the comparison, to be made or made already."""
 
     method: str
     seed: int
@@ -71,42 +70,6 @@ class PlannedRun:
         return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 
-class ProgressLine:
-    """A callback that keeps one line of a terminal up to date; elsewhere it is silent."""
-
-    def __init__(self, name: str, stream: TextIO) -> None:
-        self._name, self._stream = name, stream
-        self._is_live = stream.isatty()
-        self._total, self._steps, self._began = 0, 0, time.monotonic()
-
-    def started(self, summary: Mapping[str, Any]) -> None:
-        self._total, self._began = int(summary.get("total_steps") or 0), time.monotonic()
-        self._show("starting")
-
-    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
-        self._steps += 1
-        left = (time.monotonic() - self._began) / self._steps * (self._total - report.step)
-        reward = number(report.reward.get("total"))
-        self._show(f"step {report.step}/{self._total}  reward {reward}  {duration(left)} left")
-
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        pass
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        pass
-
-    def clear(self) -> None:
-        if self._is_live:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-
-    def _show(self, text: str) -> None:
-        if self._is_live:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(f"\r\x1b[K{f'{self._name}  {text}'[:width]}")
-            self._stream.flush()
-
-
 def compare(
     methods: str | Sequence[str],
     seeds: int = 3,
@@ -126,20 +89,19 @@ def compare(
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
-    place = Path(folder) if folder else _next_free()
-    entries = plan(names, seeds, place, layer)
+    place = Path(folder) if folder else run_folder.next_free_folder("compare")
+    entries = plan_runs(names, seeds, place, layer)
     check_folder(place, entries)
-    output = sys.stdout
     is_stopped, failures = False, {}
     try:
         # seed by seed: whenever this is interrupted, the methods have about as many runs each
         for number, entry in enumerate(sorted(entries, key=lambda each: each.seed), 1):
             words = "already finished"
             if not entry.is_finished:
-                words, complaint = _run(entry, layer, output)
+                words, complaint = _train(entry, layer)
                 failures.update({entry.name: complaint} if complaint else {})
                 write_comparison(place, _comparison(entries, failures, command))
-            _say(output, f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
+            print_line(f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
             if is_stopped := words == INTERRUPTED:
                 break
     except BaseException:
@@ -148,7 +110,7 @@ def compare(
         raise
     comparison = _comparison(entries, failures, command)
     write_comparison(place, comparison)
-    return _closed(place, comparison, is_stopped, output)
+    return _closed(place, comparison, is_stopped)
 
 
 INTERRUPTED = "interrupted"
@@ -184,7 +146,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return layer
 
 
-def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[PlannedRun]:
+def plan_runs(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[PlannedRun]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
     from whet.build.assembly import build_objective
 
@@ -401,11 +363,11 @@ def _link(folder: Path, run: str) -> str:
     return Path(os.path.relpath(run, folder.resolve())).as_posix() if os.path.isabs(run) else run
 
 
-def _run(entry: PlannedRun, layer: Mapping[str, Any], output: TextIO) -> tuple[str, str]:
+def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
     """Train or go on; what to say of it, and the complaint of a run that failed."""
     from whet.train.run import RunFailed
 
-    line = ProgressLine(entry.name, output)
+    line = ProgressLine(entry.name, sys.stdout)
     try:
         if entry.is_begun:
             run = api.resume(entry.folder, callbacks=[line])
@@ -450,26 +412,10 @@ def _comparison(entries: Sequence[PlannedRun], failures: Mapping[str, str], comm
     )
 
 
-def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> ComparisonRun:
+def _closed(folder: Path, comparison: Comparison, is_stopped: bool) -> ComparisonRun:
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
-    _say(output, f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
+    print_line(f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:
-        _say(output, f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
+        print_line(f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
     status = "interrupted" if is_stopped else "finished" if done == planned else "unfinished"
     return ComparisonRun(folder, status, comparison, folder / PAGE)
-
-
-def _say(output: TextIO, text: str) -> None:
-    encoding = getattr(output, "encoding", None) or "utf-8"
-    try:
-        "±".encode(encoding)
-    except UnicodeEncodeError:
-        text = text.replace("±", "+-")
-    print(text.encode(encoding, "replace").decode(encoding), file=output, flush=True)
-
-
-def _next_free() -> Path:
-    number = 1
-    while (folder := Path("runs") / f"compare-{number:03d}").exists():
-        number += 1
-    return folder

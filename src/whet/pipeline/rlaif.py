@@ -1,4 +1,4 @@
-"""Learning from a judge: it compares the policy's completions, and a reward model or the policy learns from that."""
+"""RLAIF: a judge compares the policy's completions, and a reward model or the policy itself learns from that."""
 
 from __future__ import annotations
 
@@ -14,42 +14,37 @@ from whet.config.sections import RewardPart, RewardSection
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.pipeline import FinishedStage, Pipeline, Stage, found, read_json_lines
+from whet.pipeline.evaluation import POLICY, eval_stage, evaluation_config, has_eval
+from whet.pipeline.generation import COMPLETIONS, PAIRS, train_prompts, write_completions, write_rows
 from whet.pipeline.judging import (
-    JudgeSection,
+    CandidatePair,
     JudgedPipelineSettings,
+    candidate_pairs,
     check_judge,
-    trains_judge,
     judge_training_stages,
-    train_prompts,
+    judged_pairs,
+    trains_judge,
     write_labels,
 )
-from whet.pipeline.judging import candidate_pairs, judged_pairs
 from whet.pipeline.pairs import pair_row
+from whet.pipeline.settings import TRAIN_KEYS, Pipeline
+from whet.pipeline.stages import FinishedStage, Stage, read_json_lines, stage_result
 from whet.pipeline.training import (
-    COMPLETIONS,
-    PAIRS,
     check_training,
-    evaluation,
-    has_eval,
-    eval_stage,
-    trained_model,
     run_summary,
     stage_settings,
+    steps_for,
     train_run,
+    trained_model,
     training_config,
-    write_completions,
-    write_rows,
 )
-from whet.pipeline.rounds import POLICY, steps_for
-from whet.pipeline.settings import TRAIN_KEYS
 from whet.report.text import percent
 from whet.types import WhetError
 
-HELD_OUT_PAIRS = "held_out.jsonl"
-EVALUATE_EVERY = 5  # steps
+EVAL_PAIRS = "eval_pairs.jsonl"
+EVAL_EVERY = 5  # steps
 REWARD_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
-# a learned reward is right only near what it has seen: the first row that is tied to the reference
+# a learned reward is right only near what it has seen: the first preset that is tied to the reference
 TIED = next(name for name, preset in PRESETS.items() if "ref_logp" in preset.objective.needs())
 FIRST_OF = {"pairs": next(iter(PAIR_PRESETS)), "reward_model": TIED}
 
@@ -58,11 +53,12 @@ class RLAIFSettings(JudgedPipelineSettings):
     """Pairs labelled by a judge."""
 
     prompts: int = Field(1024, ge=8, description="whose completions the judge compares")
-    least: float = Field(
+    min_margin: float = Field(
         0.0, ge=0, lt=0.5, description="how far from 1/2 the judge's preference must be; soft verdicts"
     )
-    soft: bool = Field(
-        True, description="a pair counts as far as the judge is sure of it: the loss is told its preference"
+    soft_labels: bool = Field(
+        True,
+        description="a pair counts as far as the judge is sure of it: the loss weights pairs by the judge's preference",
     )
     learn: Literal["reward_model", "pairs"] = Field(
         "reward_model", description="train a reward model and then against it, or the policy on the pairs themselves"
@@ -72,7 +68,7 @@ class RLAIFSettings(JudgedPipelineSettings):
     )
     steps: int = Field(100, ge=1, description="of the training against the reward model, which is soon over-optimised")
     epochs: float = Field(2.0, gt=0, description="passes over the pairs, of the reward model or of the policy")
-    scorer: dict[str, Any] = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
+    reward_model: dict[str, Any] = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
     train: dict[str, Any] = Field({}, description=f"of the policy: {TRAIN_KEYS}")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -80,17 +76,19 @@ class RLAIFSettings(JudgedPipelineSettings):
         "steps": 20,
         "sampling": {"max_new_tokens": 64},
         "judge": {"examples": 640, "verdict": "logp", "train": {"steps": 120, "batch": {"rows_per_step": 32}}},
-        "scorer": {"batch": {"rows_per_step": 32}},
+        "reward_model": {"batch": {"rows_per_step": 32}},
     }
 
     def idle(self) -> dict[str, str]:
-        found = super().idle()
+        idle = super().idle()
         if self.learn == "pairs":
-            found |= dict.fromkeys(("steps", "scorer"), "has no effect: learn=pairs trains no reward model; drop it")
+            idle |= dict.fromkeys(
+                ("steps", "reward_model"), "has no effect: learn=pairs trains no reward model; drop it"
+            )
         if not trains_judge(self):
-            reason = "has no effect: this judge is there already, and is not made; drop it"
-            found |= dict.fromkeys(("judge.examples", "judge.train"), reason)
-        return found
+            reason = "has no effect: this judge is given and not trained; drop it"
+            idle |= dict.fromkeys(("judge.examples", "judge.train"), reason)
+        return idle
 
 
 def rlaif_stages(settings: RLAIFSettings) -> list[Stage]:
@@ -99,18 +97,22 @@ def rlaif_stages(settings: RLAIFSettings) -> list[Stage]:
     same = stage_settings(settings)
     stages = [eval_stage(settings, POLICY, 0, None)] if has_eval(settings) else []
     stages += judge_training_stages(settings)
-    who = "the judge made above" if trains_judge(settings) else settings.judge.name or settings.judge.settings["base_url"]
+    who = (
+        "the judge trained above"
+        if trains_judge(settings)
+        else settings.judge.name or settings.judge.settings["base_url"]
+    )
     stages += [
         Stage(
             "completions",
             f"two completions of the policy to each of {settings.prompts} new prompts",
-            lambda folder, done: _written(settings, folder),
+            lambda folder, done: _write_completions(settings, folder),
             same,
         ),
         Stage(
             "pairs",
             f"{who} compares them, in both orders",
-            lambda folder, done: _labelled(settings, folder, done),
+            lambda folder, done: _label_pairs(settings, folder, done),
             same,
         ),
     ]
@@ -124,10 +126,10 @@ def rlaif_stages(settings: RLAIFSettings) -> list[Stage]:
             )
         )
     against = "the reward model" if settings.learn == "reward_model" else "these pairs"
-    about = f"{method_of(settings)} on {against}; begins with the first policy"
+    about = f"{method_of(settings)} on {against}; starts from the first policy"
     stages.append(Stage("train", about, lambda folder, done: train_policy(settings, folder, done), same))
     if has_eval(settings):
-        stages.append(eval_stage(settings, POLICY, 1, "train", "marks1"))
+        stages.append(eval_stage(settings, POLICY, 1, "train", "eval1"))
     return stages
 
 
@@ -142,27 +144,35 @@ def check_policy(settings: RLAIFSettings) -> None:
     if config_kind(method_of(settings)) is not kind:
         raise WhetError(f"method {settings.method!r} does not learn from {settings.learn}; see `whet algorithms`")
     config = check_training(method_of(settings), _policy_config(settings, "pairs.jsonl", "model", 1))
-    if settings.learn == "pairs" and settings.soft and "preference" not in preference_objective(config).curve.takes:
-        raise WhetError(f"soft: {method_of(settings)} cannot weigh how sure a judge is; give --set soft=false")
+    if (
+        settings.learn == "pairs"
+        and settings.soft_labels
+        and "preference" not in preference_objective(config).curve.takes
+    ):
+        raise WhetError(
+            f"soft_labels: {method_of(settings)} cannot weight pairs by preference; give --set soft_labels=false"
+        )
     if settings.learn == "reward_model":
-        check_training(REWARD_MODEL, _reward_model_config(settings, "pairs.jsonl", "", 1), "scorer")
+        check_training(REWARD_MODEL, _reward_model_config(settings, "pairs.jsonl", "", 1), "reward_model")
 
 
-def _written(settings: RLAIFSettings, folder: Path) -> Mapping[str, Any]:
+def _write_completions(settings: RLAIFSettings, folder: Path) -> Mapping[str, Any]:
     first = settings.judge.examples if trains_judge(settings) else 0
-    chosen = train_prompts(settings, first, settings.prompts)
-    config = evaluation(settings, settings.model.name)
-    # the truth is asked only to tell how often the judge meets it
+    config = evaluation_config(settings, settings.model.name)
+    chosen = train_prompts(config, first, settings.prompts, "prompts")
+    # the true scores only serve to measure how often the judge is right
     rows = write_completions(folder, config, chosen, 2, (settings.seed, 1), is_scored=has_eval(settings))
     candidates, counts = candidate_pairs(rows)
-    return found(f"{len(candidates)} pairs of different completions", counts={**counts, "contests": len(candidates)})
+    return stage_result(
+        f"{len(candidates)} pairs of different completions", counts={**counts, "candidate_pairs": len(candidates)}
+    )
 
 
-def _labelled(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+def _label_pairs(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     candidates, _ = candidate_pairs(read_json_lines(done["completions"].folder / COMPLETIONS))
     labels = write_labels(folder, settings, done, candidates)
-    pairs, counts = judged_pairs(candidates, labels, settings.least, settings.soft)
-    return write_pairs(folder, pairs, counts, lambda held_out: _true(held_out, candidates))
+    pairs, counts = judged_pairs(candidates, labels, settings.min_margin, settings.soft_labels)
+    return write_pairs(folder, pairs, counts, lambda eval_pairs: _true_pairs(eval_pairs, candidates))
 
 
 def write_pairs(
@@ -171,25 +181,27 @@ def write_pairs(
     counts: Mapping[str, int],
     shown: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list,
 ) -> dict[str, Any]:
-    """Write labelled pairs, an eighth of them apart as `shown` makes them, and tell what the labelling came to."""
-    held_out = len(pairs) // 8
-    write_rows(folder / PAIRS, pairs[held_out:])
-    write_rows(folder / HELD_OUT_PAIRS, shown(list(pairs[:held_out])))
-    asked = max(1, counts["asked"])
+    """Write the labelled pairs, an eighth of them, as `shown` makes them, for evaluation; sum up the labelling."""
+    num_eval = len(pairs) // 8
+    write_rows(folder / PAIRS, pairs[num_eval:])
+    write_rows(folder / EVAL_PAIRS, shown(list(pairs[:num_eval])))
+    compared = max(1, counts["compared"])
     known, met = counts["truth_known"], counts["truth_met"]
-    said = [
-        f"{len(pairs)} of {counts['asked']} pairs have a winner",
-        f"flips {percent(counts['flips'] / asked)}, ties {percent(counts['ties'] / asked)}",
+    summary = [
+        f"{len(pairs)} of {counts['compared']} pairs have a winner",
+        f"flips {percent(counts['flips'] / compared)}, ties {percent(counts['ties'] / compared)}",
         *([f"the winner is right in {percent(met / known)} of {known}"] if known else []),
     ]
-    marks = {"flip_rate": counts["flips"] / asked, "tie_rate": counts["ties"] / asked}
-    marks |= {"truth_accuracy": met / known} if known else {}
-    over = "" if len(pairs) > held_out else "no pair has a winner"
-    return found("; ".join(said), marks, {**counts, "held_out": held_out}, over, train_pairs=len(pairs) - held_out)
+    metrics = {"flip_rate": counts["flips"] / compared, "tie_rate": counts["ties"] / compared}
+    metrics |= {"truth_accuracy": met / known} if known else {}
+    stop_reason = "" if len(pairs) > num_eval else "no pair has a winner"
+    return stage_result(
+        "; ".join(summary), metrics, {**counts, "eval_pairs": num_eval}, stop_reason, train_pairs=len(pairs) - num_eval
+    )
 
 
-def _true(pairs: list[dict[str, Any]], candidates: Any) -> list[dict[str, Any]]:
-    """Held-out pairs as the truth has them, where it is known; else as the judge has."""
+def _true_pairs(pairs: list[dict[str, Any]], candidates: Sequence[CandidatePair]) -> list[dict[str, Any]]:
+    """Eval pairs as the truth orders them, where it is known; else as the judge does."""
     truths = {candidate.row["id"]: candidate for candidate in candidates if candidate.truth is not None}
     if not truths:
         return pairs
@@ -200,43 +212,42 @@ def _true(pairs: list[dict[str, Any]], candidates: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _reward_model_config(settings: RLAIFSettings, pairs: str, held_out: str, steps: int) -> dict[str, Any]:
-    own = {"data": {"source": pairs, **({"held_out": held_out} if held_out else {})}, "steps": steps}
-    return training_config(settings, settings.model.name, own, settings.scorer, "scorer")
+def _reward_model_config(settings: RLAIFSettings, pairs: str, eval_pairs: str, steps: int) -> dict[str, Any]:
+    own = {"data": {"source": pairs, **({"held_out": eval_pairs} if eval_pairs else {})}, "steps": steps}
+    return training_config(settings, settings.model.name, own, settings.reward_model, "reward_model")
 
 
 def train_reward_model(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     labelled = done["pairs"]
-    pairs, held_out = ((labelled.folder / name).resolve() for name in (PAIRS, HELD_OUT_PAIRS))
-    names = (str(pairs), str(held_out) if held_out.stat().st_size else "")
-    config = check_training(REWARD_MODEL, _reward_model_config(settings, *names, 1), "scorer")
+    pairs, eval_pairs = ((labelled.folder / name).resolve() for name in (PAIRS, EVAL_PAIRS))
+    names = (str(pairs), str(eval_pairs) if eval_pairs.stat().st_size else "")
+    config = check_training(REWARD_MODEL, _reward_model_config(settings, *names, 1), "reward_model")
     steps = steps_for(labelled.result["train_pairs"], settings.epochs, config.batch.rows_per_step)
-    marks = train_run(folder, REWARD_MODEL, _reward_model_config(settings, *names, steps))
-    before, after = marks["before"].get("accuracy"), marks["after"].get("accuracy")
-    told = f"; accuracy {percent(before)} to {percent(after)} on held-out pairs" if after is not None else ""
-    return found(run_summary(folder) + told, {} if after is None else {"accuracy": after}, steps=steps)
+    metrics = train_run(folder, REWARD_MODEL, _reward_model_config(settings, *names, steps))
+    before, after = metrics["before"].get("accuracy"), metrics["after"].get("accuracy")
+    accuracy = f"; accuracy {percent(before)} to {percent(after)} on held-out pairs" if after is not None else ""
+    return stage_result(run_summary(folder) + accuracy, {} if after is None else {"accuracy": after}, steps=steps)
 
 
-def _policy_config(settings: RLAIFSettings, pairs: str, scorer: str, steps: int) -> dict[str, Any]:
+def _policy_config(settings: RLAIFSettings, pairs: str, reward_model: str, steps: int) -> dict[str, Any]:
     name = settings.model.name
     if settings.learn == "pairs":
         return training_config(settings, name, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
-    learned = RewardPart(reward="learned", settings={"folder": scorer})
+    learned = RewardPart(reward="learned", settings={"folder": reward_model})
     watched = [part.model_copy(update={"weight": 0.0}) for part in _truth(settings)]
     reward = RewardSection(parts=(*watched, learned)).model_dump(mode="json", exclude_defaults=True)
-    data = settings.data.model_dump(exclude_defaults=True)
+    data = {**settings.data.model_dump(exclude_defaults=True), "held_out": settings.eval.source}
     own = {"data": data, "reward": reward, "sampling": settings.sampling.model_dump()}
-    asked = settings.report.eval_prompts if has_eval(settings) else 0
-    # by its own marks on the way one sees where a learned reward stops to help
-    report = {"report": {"eval_prompts": asked, "eval_every": EVALUATE_EVERY if asked else 0}}
+    num_prompts = settings.eval.prompts if has_eval(settings) else 0
+    # its own eval on the way shows where a learned reward stops helping
+    report = {"report": {"eval_prompts": num_prompts, "eval_every": EVAL_EVERY if num_prompts else 0}}
     return training_config(settings, name, {**own, **report, "steps": settings.steps}, settings.train, "train")
 
 
 def _truth(settings: RLAIFSettings) -> list[RewardPart]:
-    """What the marks are given by, to be watched without counting."""
-
-    if settings.marks.parts:
-        return list(settings.marks.parts)
+    """The rewards of the eval, to be watched with weight 0."""
+    if settings.eval.reward.parts:
+        return list(settings.eval.reward.parts)
     if not settings.data.parsed_source.is_task:
         return []
     names = {task.reward for task in settings.data.parsed_source.tasks()}
@@ -244,14 +255,14 @@ def _truth(settings: RLAIFSettings) -> list[RewardPart]:
 
 
 def train_policy(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
-    pairs, scorer, steps = str((done["pairs"].folder / PAIRS).resolve()), "", 1
+    pairs, reward_model, steps = str((done["pairs"].folder / PAIRS).resolve()), "", 1
     if settings.learn == "reward_model":
-        scorer = str(newest_checkpoint(done["reward-model"]))
+        reward_model = str(newest_checkpoint(done["reward-model"]))
     else:
-        config = check_training(method_of(settings), _policy_config(settings, pairs, scorer, 1))
+        config = check_training(method_of(settings), _policy_config(settings, pairs, reward_model, 1))
         steps = steps_for(done["pairs"].result["train_pairs"], settings.epochs, config.batch.rows_per_step)
-    train_run(folder, method_of(settings), _policy_config(settings, pairs, scorer, steps))
-    return found(run_summary(folder))
+    train_run(folder, method_of(settings), _policy_config(settings, pairs, reward_model, steps))
+    return stage_result(run_summary(folder))
 
 
 def newest_checkpoint(done: FinishedStage) -> Path:
@@ -266,4 +277,3 @@ RLAIF = Pipeline(
     RLAIFSettings,
     rlaif_stages,
 )
-__all__ = ["RLAIF", "JudgeSection", "RLAIFSettings"]

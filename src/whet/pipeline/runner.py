@@ -13,9 +13,9 @@ from whet.config.config import read_toml
 from whet.config.run_folder import next_free_folder
 from whet.pipeline import FinishedStage, Stage, write_atomically
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
-from whet.pipeline.training import RUN
 from whet.pipeline.registry import find_pipeline
 from whet.pipeline.settings import Pipeline, resolve_settings, settings_toml
+from whet.pipeline.training import RUN
 from whet.report.html import REPORT
 from whet.report.pipeline_page import write_pipeline_page
 from whet.report.story import StageLine, Story, aligned, rounds_table, verdict

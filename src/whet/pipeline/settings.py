@@ -22,7 +22,7 @@ OWN_KEYS = {"method": "method", "seed": "seed", "folder": "folder", "data": "dat
 RENAMED_KEYS = {
     "recipe": "pipeline",
     "marks": "eval.reward",
-    "scorer": "reward_model",
+    "reward_model": "reward_model",
     "least": "min_margin",
     "soft": "soft_labels",
     "report.eval_prompts": "eval.prompts",
@@ -30,7 +30,7 @@ RENAMED_KEYS = {
     "data.held_out": "eval.source",
     "judge.exam": "judge.eval_prompts",
     "feedback.least": "feedback.min_margin",
-    "feedback.soft": "feedback.soft_labels",
+    "feedback.soft_labels": "feedback.soft_labels_labels",
     "replies": "completions",
 }
 

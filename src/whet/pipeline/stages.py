@@ -1,7 +1,7 @@
 """Stages one after another, each in its own folder; what is finished is never done again.
 
-A stage is finished when its folder holds `stage.json`, which is written last and atomically. A stage that was broken off
-is started again in the same folder: work that takes long continues from what it left there.
+A stage is finished when its folder holds `stage.json`, which is written last and atomically. A stage that was
+interrupted is started again in the same folder: work that takes long continues from what it left there.
 
 What a stage returns is JSON, made by `stage_result`: `summary` is one line for the user, `metrics` are measurements on
 held-out data, `counts` say what was counted and dropped, `stop_reason` is why the stages after it are not worth doing.
@@ -110,9 +110,7 @@ def _read_finished(place: Path, stage: Stage) -> FinishedStage | None:
     # through JSON and back: a tuple and a list are the same setting
     differing = saved["settings"] != json.loads(json.dumps(stage.settings))
     if saved["name"] != stage.name or differing:
-        raise WhetError(
-            f"{place} was finished with other settings; give the same settings again, or another --folder"
-        )
+        raise WhetError(f"{place} was finished with other settings; give the same settings again, or another --folder")
     return FinishedStage(place, saved["result"], saved["seconds"])
 
 

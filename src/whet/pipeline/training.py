@@ -1,42 +1,39 @@
-"""What the stages of a pipeline are made of: trainings, completions of a model, and marks of one."""
+"""Trainings inside a pipeline: the config of one, its run folder, and what came of it."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from whet import api
-from whet.config.config import EvaluationConfig, merged, resolved
+from whet.config.config import merged, resolved
 from whet.config.run_folder import CONFIG
-from whet.config.sections import DataSection, ReportSection, RewardSection
-from whet.experiments.comparison import ProgressLine
-from whet.pipeline import FinishedStage, Interrupted, Stage, found, json_lines, read_json_lines, write_in_chunks, write_atomically
-from whet.pipeline.pairs import prompt_row
+from whet.pipeline.progress import ProgressLine
 from whet.pipeline.settings import PipelineSettings, without_own_keys
+from whet.pipeline.stages import FinishedStage, Interrupted
 from whet.report.record import read_metrics, read_summary
-from whet.report.text import headline, measured
-from whet.types import Prompt, Sample, WhetError
+from whet.report.text import measured
+from whet.types import WhetError
 
 RUN = "run"  # a training stage's run folder
-PAIRS, COMPLETIONS, ROWS = "pairs.jsonl", "completions.jsonl", "demonstrations.jsonl"
-CHUNK = 64  # prompts that are asked together, and lost together by a kill
 
 
 def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any = None) -> Mapping[str, Any]:
-    """A run in this very folder, begun or gone on with: its marks before and after, as JSON."""
+    """Train in this stage's folder, or resume what is there; the eval metrics before and after, as JSON."""
     run_folder = folder / RUN
     line = ProgressLine("      training", sys.stdout)
-    watching = [line] if callbacks is None else callbacks
+    observers = [line] if callbacks is None else callbacks
     try:
         if (run_folder / CONFIG).exists():
             summary = read_summary(run_folder)
             if summary.get("status") == "finished":
                 return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
-            run = api.resume(run_folder, callbacks=watching)
+            run = api.resume(run_folder, callbacks=observers)
         else:
-            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=watching)
+            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=observers)
     finally:
         line.clear()
     if run.status == "interrupted":
@@ -50,15 +47,15 @@ def trained_model(done: FinishedStage) -> str:
 
 
 def training_config(
-    settings: PipelineSettings, model: str, own: Mapping[str, Any], wished: Mapping[str, Any], section: str
+    settings: PipelineSettings, model: str, own: Mapping[str, Any], requested: Mapping[str, Any], section: str
 ) -> dict[str, Any]:
-    """The config of a training: what the pipeline decides, `own`, over what the user wished for in that section."""
+    """The config of a training: what the pipeline decides, `own`, over what the user requested in that section."""
     base = {
         "seed": settings.seed,
         "model": {**settings.model.model_dump(), "name": model},
         "report": {"eval_every": 0, "save_every": settings.report.save_every, "review_every": 0},
     }
-    return merged(merged(base, without_own_keys(wished, section, "steps" in own)), own)
+    return merged(merged(base, without_own_keys(requested, section, "steps" in own)), own)
 
 
 def run_summary(folder: Path) -> str:
@@ -66,8 +63,8 @@ def run_summary(folder: Path) -> str:
     steps = [line for line in read_metrics(folder / RUN) if "metrics" in line]
     last = steps[-1]["metrics"] if steps else {}
     words = [f"{len(steps)} updates"]
-    told = {"loss": "last loss", "accuracy": "pairs told apart"}
-    words += [f"{text} {measured(name, last[name])}" for name, text in told.items() if name in last]
+    shown = {"loss": "last loss", "accuracy": "pair accuracy"}
+    words += [f"{text} {measured(name, last[name])}" for name, text in shown.items() if name in last]
     return ", ".join(words)
 
 
@@ -79,103 +76,12 @@ def check_training(method: str, config: Mapping[str, Any], section: str = "train
         raise WhetError(f"{section}: {str(error).removeprefix('config: ')}") from error
 
 
-def evaluation(settings: PipelineSettings, model: str, reward: RewardSection | None = None) -> EvaluationConfig:
-    """How a model is asked: the pipeline's prompts, sampling and rewards."""
-    data = {name: getattr(settings.data, name) for name in DataSection.model_fields}
-    return EvaluationConfig(
-        seed=settings.seed,
-        model=settings.model.model_copy(update={"name": model}),
-        data=DataSection(**data),
-        sampling=settings.sampling,
-        reward=settings.marks if reward is None else reward,
-        report=ReportSection(eval_prompts=settings.report.eval_prompts),
-    )
-
-
-def has_eval(settings: PipelineSettings) -> bool:
-    """True where there are held-out prompts and something to mark the completions by."""
-    brings_own = settings.data.parsed_source.is_generated
-    told = bool(settings.marks.parts or settings.marks.template)
-    return settings.report.eval_prompts > 0 and (brings_own or (bool(settings.data.held_out) and told))
-
-
-def evaluate_model(settings: PipelineSettings, model: str) -> dict[str, Any]:
-    """Greedy completions of a model to the held-out prompts, marked."""
-    from whet.evaluate.evaluation import held_out_marks
-
-    marks = held_out_marks(evaluation(settings, model), 1)
-    asked = int(marks.pop("prompts"))
-    main = headline(marks) or ""
-    said = f"{main.replace('_', ' ')} {measured(main, marks.get(main))} on {asked} held-out prompts"
-    return found(said, marks, asked=asked)
-
-
-def eval_stage(settings: PipelineSettings, who: str, number: int, after: str | None, name: str = "") -> Stage:
-    """Marks of the model that the stage `after` trained, or of the first one."""
-
-    def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
-        return evaluate_model(settings, settings.model.name if after is None else trained_model(done[after]))
-
-    about = f"marks of {who} {'before the first round' if number == 0 else f'after round {number}'}"
-    return Stage(name or f"marks{number}", about, work, stage_settings(settings), (who, number))
-
-
 def stage_settings(settings: PipelineSettings) -> dict[str, Any]:
     """What a finished stage depends on. More rounds do not change the first ones."""
     values = settings.model_dump(mode="json")
     return {key: value for key, value in values.items() if key not in ("folder", "rounds", "report")}
 
 
-def write_completions(
-    folder: Path,
-    config: EvaluationConfig,
-    chosen: Sequence[Prompt],
-    count: int,
-    seed: tuple[int, ...],
-    is_scored: bool = False,
-) -> list[dict[str, Any]]:
-    """`count` completions to each prompt, scored by the config's reward where wanted, as rows of completions.jsonl."""
-    asked: list[Callable[[int, Sequence[Prompt]], list[dict[str, Any]]]] = []
-
-    def rows_of(number: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        if not asked:  # a stage that had only its result left to write needs no model
-            asked.append(_asking(config, count, seed, is_scored))
-        return asked[0](number, prompts)
-
-    return read_json_lines(write_in_chunks(folder / COMPLETIONS, chosen, CHUNK, rows_of))
-
-
-def _asking(
-    config: EvaluationConfig, count: int, seed: tuple[int, ...], is_scored: bool
-) -> Callable[[int, Sequence[Prompt]], list[dict[str, Any]]]:
-    from whet.build.assembly import encode_prompts, load_runtime, sampling_from
-    from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
-    from whet.rollout.collect import draw_completions, score_groups
-
-    parts = build_reward_parts(config, wanted=True) if is_scored else []
-    machine = load_runtime(config)
-    sampling = sampling_from(config.sampling)
-    judge = build_scorer(config, bind_judges(parts, machine.engine, machine.loaded.tokenizer)) if is_scored else None
-
-    def rows_of(number: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        tokens = encode_prompts(machine, prompts, sampling)
-        written = draw_completions(machine.engine, tokens, count, sampling, (*seed, number))
-        if judge is not None:
-            groups = score_groups(prompts, written, judge)
-            return [_completion_row(group.prompt, group.samples, True) for group in groups]
-        return [_completion_row(prompt, samples, False) for prompt, samples in zip(prompts, written, strict=True)]
-
-    return rows_of
-
-
-def _completion_row(prompt: Prompt, samples: Sequence[Sample], is_scored: bool) -> dict[str, Any]:
-    row = {
-        **prompt_row(prompt),
-        "completions": [sample.completion for sample in samples],
-        "finished": [sample.stop != "length" for sample in samples],
-    }
-    return {**row, "scores": [sample.reward for sample in samples]} if is_scored else row
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    return write_atomically(path, json_lines(rows))
+def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:
+    """Updates that make `epochs` passes over the rows."""
+    return max(1, math.ceil(epochs * num_rows / rows_per_step))

@@ -32,7 +32,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Course:
+class Curve:
     """What optimising one proxy did: the points of one seed, from the start on."""
 
     name: str  # "256 pairs", "beta 0.1", "worst of 4"
@@ -78,9 +78,9 @@ class Finding:
     kind: Kind
     group: str
     mean: tuple[Point, ...]  # over the seeds, evaluation by evaluation
-    courses: tuple[Course, ...]
+    curves: tuple[Curve, ...]
     law: Law | None  # None: too few points beyond the least distance
-    peak: Point  # of the mean course, measured
+    peak: Point  # of the mean curve, measured
     end: Point
 
     @property
@@ -159,24 +159,24 @@ def _product(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
-def mean_course(courses: Sequence[Course]) -> tuple[Point, ...]:
-    """The mean over the courses, evaluation by evaluation, as far as all of them go."""
+def mean_course(curves: Sequence[Curve]) -> tuple[Point, ...]:
+    """The mean over the curves, evaluation by evaluation, as far as all of them go."""
     return tuple(
         Point(*(fmean(getattr(point, part) for point in points) for part in ("d", "gold", "proxy")))
-        for points in zip(*(course.points for course in courses), strict=False)
+        for points in zip(*(curve.points for curve in curves), strict=False)
     )
 
 
-def findings(courses: Sequence[Course], least: Mapping[Kind, float]) -> list[Finding]:
+def findings(curves: Sequence[Curve], least: Mapping[Kind, float]) -> list[Finding]:
     """One a name and group, in the order in which they come; each kind's law is fitted beyond its least distance."""
-    together: dict[tuple[str, str], list[Course]] = {}
-    for course in courses:
-        together.setdefault((course.group, course.name), []).append(course)
+    together: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        together.setdefault((curve.group, curve.name), []).append(curve)
     found = []
     for (group, name), mine in together.items():
         kind = mine[0].kind
         mean = mean_course(mine)
-        law = fitted_law([point for course in mine for point in course.points], kind, least[kind])
+        law = fitted_law([point for curve in mine for point in curve.points], kind, least[kind])
         peak = max(mean, key=lambda point: point.gold)
         found.append(Finding(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
     return found
@@ -251,5 +251,5 @@ def finding_values(finding: Finding) -> dict[str, Any]:
         "end": listed([finding.end])[0],
         "fit": fitted,
         "mean": listed(finding.mean),
-        "seeds": {str(course.seed): listed(course.points) for course in finding.courses},
+        "seeds": {str(curve.seed): listed(curve.points) for curve in finding.curves},
     }

@@ -32,7 +32,7 @@ PAGE_STYLE = """
 
 
 def figure_svg(found: Sequence[Finding], base: str) -> str:
-    """The panels two by two in one file; empty without a course. `base` is the course that KL and ensembles change."""
+    """The panels two by two in one file; empty without a curve. `base` is the curve that KL and ensembles change."""
     panels = [_panel_svg(group, found, base) for group in DRAWN]
     parts = [text for text in panels if text]
     if not parts:
@@ -58,7 +58,7 @@ def _panel_svg(group: str, found: Sequence[Finding], base: str) -> str:
     if not mine:
         return ""
     if group in ("kl", "ensemble"):  # beside what they are to improve, of the same seeds
-        seeds = {course.seed for finding in mine for course in finding.courses}
+        seeds = {curve.seed for finding in mine for curve in finding.curves}
         bare = [_of_seeds(finding, seeds) for finding in found if finding.group == "rl" and finding.name == base]
         mine = [*bare, *mine]
     curves = [_curve(finding, "gold", place % TONES) for place, finding in enumerate(mine)]
@@ -74,8 +74,8 @@ def _panel_svg(group: str, found: Sequence[Finding], base: str) -> str:
 
 
 def _of_seeds(finding: Finding, seeds: set[int]) -> Finding:
-    courses = [course for course in finding.courses if course.seed in seeds]
-    return replace(finding, mean=mean_course(courses), courses=tuple(courses))
+    curves = [curve for curve in finding.curves if curve.seed in seeds]
+    return replace(finding, mean=mean_course(curves), curves=tuple(curves))
 
 
 def _curve(finding: Finding, part: str, tone: int) -> Curve:

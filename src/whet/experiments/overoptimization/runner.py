@@ -1,10 +1,9 @@
-"""A study from its settings to its folder: begun, gone on with, told on the console and on its page."""
+"""Runs the study: from its settings to a folder, a console and a page; continues it where it was interrupted."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from typing import Any
 import tomli_w
 
 from whet.config.config import read_toml
-from whet.config.run_folder import locked
+from whet.config.run_folder import next_free_folder
 from whet.experiments.overoptimization.settings import StudySettings, study_settings
-from whet.experiments.overoptimization.stages import Condition, courses_of, condition_name, study_stages
-from whet.pipeline import FinishedStage, Interrupted, Stage, run_stages, write_atomically
+from whet.experiments.overoptimization.stages import Condition, condition_name, read_curves, study_stages
+from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
+from whet.pipeline.stages import FinishedStage, write_atomically
 from whet.report.overoptimization import LAWS, Finding, finding_values, findings, sentence, table_text
 from whet.report.overoptimization_page import PANELS, figure_svg, study_page
-from whet.report.text import duration
 from whet.types import WhetError
 
 SETTINGS, PAGE, VALUES, FIGURE = "study.toml", "overoptimization.html", "overoptimization.json", "overoptimization.svg"
@@ -35,8 +34,8 @@ class StudyRun:
 
 
 def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None = None, command: str = "") -> StudyRun:
-    """Run the study, or go on with it where its folder is given again; later layers of settings win."""
-    place = Path(folder) if folder else _next_free()
+    """Run the study, or continue it where its folder is given again; later layers of settings win."""
+    place = Path(folder) if folder else next_free_folder("overoptimization")
     settings = _settled(study_settings(*layers), layers, place)
     stages = study_stages(settings)
     try:
@@ -44,21 +43,27 @@ def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None
     except OSError as error:
         raise WhetError(f"{place}: cannot write there ({error.strerror}); give another --folder") from error
     write_atomically(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
-    teller = ProgressPrinter(settings, stages, place, command or f"whet study overoptimization --folder {place}")
-    status = "finished"
-    with locked(place):
-        try:
-            run_stages(stages, place, teller)
-        except (Interrupted, KeyboardInterrupt):
-            status = "interrupted"
-    return teller.close(status)
+    shown_command = command or f"whet study overoptimization --folder {place}"
+
+    def draw(finished: Mapping[str, FinishedStage]) -> list[Finding]:
+        return _draw(place, settings, finished, shown_command, len(finished) == len(stages))
+
+    printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {place}", draw)
+    status = run_with_progress(stages, place, printer)
+    found = draw(printer.finished)
+    _print_findings(found, _base_name(settings))
+    print_line(f"\n{status}")
+    print_line(f"page  {place / PAGE}")
+    if status != "finished":
+        print_line(f"next  whet study overoptimization --folder {place}")
+    return StudyRun(place, status, tuple(found), place / PAGE)
 
 
 def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place: Path) -> StudySettings:
     """The settings of the folder where it holds a study and none are given; other ones are refused."""
     if not (place / SETTINGS).exists():
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise WhetError(f"{place} is there already and is no study; give an empty or new --folder")
+            raise WhetError(f"{place} already exists and is not a study; give an empty or new --folder")
         return given
     before = study_settings(read_toml(place / SETTINGS))
     if not any(layers):
@@ -67,78 +72,43 @@ def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place:
     differing = [name for name in type(given).model_fields if getattr(given, name) != getattr(before, name)]
     if differing and differing != ["seeds"]:
         raise WhetError(
-            f"{place} holds a study with other settings ({', '.join(differing[:3])} differ); leave the settings away "
-            "to go on with it, or give another --folder"
+            f"{place} holds a study with other settings ({', '.join(differing[:3])} differ); drop the settings "
+            "to continue it, or give another --folder"
         )
     return given
 
 
-class ProgressPrinter:
-    """Says what each stage does and what came out, and draws the page whenever there is more to draw."""
+def _base_name(settings: StudySettings) -> str:
+    return condition_name(Condition(0, settings.size))
 
-    def __init__(self, settings: StudySettings, stages: list[Stage], folder: Path, command: str) -> None:
-        self._settings, self._folder, self._command = settings, folder, command
-        self._total, self._finished = len(stages), dict[str, FinishedStage]()
-        self._base = condition_name(Condition(0, settings.size))
-        _say(f"whet study overoptimization: {len(stages)} stages in {folder}\n")
 
-    def begun(self, number: int, total: int, stage: Stage) -> None:
-        _say(f"[{number}/{total}] {stage.about}")
+def _draw(
+    folder: Path, settings: StudySettings, finished: Mapping[str, FinishedStage], command: str, is_whole: bool
+) -> list[Finding]:
+    """The page, its numbers and its figure, from the stages finished so far."""
+    fitted_from = {"best_of_n": settings.least_d_best_of, "rl": settings.least_d}
+    found = findings(read_curves(finished), fitted_from)  # type: ignore[arg-type]
+    dumped = settings.model_dump(mode="json")
+    values = {"settings": dumped, "findings": [finding_values(finding) for finding in found]}
+    facts = {name: _shown(value) for name, value in dumped.items()}
+    base = _base_name(settings)
+    write_atomically(folder / VALUES, json.dumps(values, indent=1) + "\n")
+    write_atomically(folder / PAGE, study_page(found, base, facts, command, is_whole))
+    if found:
+        write_atomically(folder / FIGURE, figure_svg(found, base))
+    return found
 
-    def done(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
-        self._finished[stage.name] = done
-        if is_old:
-            _say(f"[{number}/{total}] {stage.about}")
-        _say(f"      {done.result.get('said', 'done')}  ({'done before' if is_old else duration(done.seconds)})")
-        if not is_old and done.result.get("courses"):
-            self._draw()
 
-    def _found(self) -> list[Finding]:
-        least = {"best_of_n": self._settings.least_d_best_of, "rl": self._settings.least_d}
-        return findings(courses_of(self._finished), least)  # type: ignore[arg-type]
-
-    def _draw(self) -> list[Finding]:
-        found = self._found()
-        values = {
-            "settings": self._settings.model_dump(mode="json"),
-            "findings": [finding_values(finding) for finding in found],
-        }
-        whole = len(self._finished) == self._total
-        facts = {name: _shown(value) for name, value in self._settings.model_dump(mode="json").items()}
-        write_atomically(self._folder / VALUES, json.dumps(values, indent=1) + "\n")
-        write_atomically(self._folder / PAGE, study_page(found, self._base, facts, self._command, whole))
-        if found:
-            write_atomically(self._folder / FIGURE, figure_svg(found, self._base))
-        return found
-
-    def close(self, status: str) -> StudyRun:
-        found = self._draw()
-        for group, (title, about) in PANELS.items():
-            mine = [finding for finding in found if finding.group == group]
-            if mine:
-                _say(f"\n{title}: {about.format(base=self._base)}; {LAWS[mine[0].kind]}\n{table_text(mine)}")
-        _say("")
-        for finding in found:
-            if finding.group == "rl":
-                _say(sentence(finding))
-        _say(f"\n{status}")
-        _say(f"page  {self._folder / PAGE}")
-        if status != "finished":
-            _say(f"next  whet study overoptimization --folder {self._folder}")
-        return StudyRun(self._folder, status, tuple(found), self._folder / PAGE)
+def _print_findings(found: Sequence[Finding], base: str) -> None:
+    for group, (title, about) in PANELS.items():
+        mine = [finding for finding in found if finding.group == group]
+        if mine:
+            print_line(f"\n{title}: {about.format(base=base)}; {LAWS[mine[0].kind]}\n{table_text(mine)}")
+    print_line("")
+    for finding in found:
+        if finding.group == "rl":
+            print_line(sentence(finding))
 
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _next_free() -> Path:
-    number = 1
-    while (folder := Path("runs") / f"overoptimization-{number:03d}").exists():
-        number += 1
-    return folder
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
