@@ -22,7 +22,7 @@ from whet.experiments.overoptimization.proxies import (
 )
 from whet.experiments.overoptimization.runner import study_overoptimization
 from whet.experiments.overoptimization.settings import QUICK, learning_config, settings_text, study_settings
-from whet.experiments.overoptimization.stages import read_curves, study_stages
+from whet.experiments.overoptimization.stages import gold_labelled_pairs, read_curves, study_stages
 from whet.pipeline import FinishedStage, Interrupted
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
@@ -168,7 +168,7 @@ def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_curves_come_from_results() -> None:
     row = {"name": "a", "kind": "rl", "group": "rl", "seed": 1, "points": [[0.5, 0.1, 0.2]]}
     (curve,) = read_curves({"learn": FinishedStage(Path(), {"curves": [row]}), "gold": FinishedStage(Path(), {})})
-    assert (course.seed, curve.points[0].proxy) == (1, 0.2)
+    assert (curve.seed, curve.points[0].proxy) == (1, 0.2)
 
 
 def test_command_lists_and_refuses(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from whet.report.curves import Curve, Frame, Panel, curves_svg, straightened, ti
 from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
-REFRESH = "python -c \"from whet.explain.clip_plots import write_plots; write_plots('docs/images/clip')\""
+REFRESH = "python -m whet.explain"
 FRAME = Frame("title", "x", "y", (0.0, 2.0), (0.0, 2.0), size=(200, 100))
 
 
@@ -103,7 +103,7 @@ def test_a_rule_nobody_has_seen_is_drawn():
 
 def test_the_text_plot_by_hand():
     """A good token is dropped above 1.2, a bad one below 0.8; between them both weigh what their ratio is."""
-    lines = plots.clip_text(PRESETS["grpo"].objective).splitlines()
+    lines = plots.clip_text(PRESETS["grpo"].objective.clip).splitlines()
     assert len(lines) == 12 and max(len(line) for line in lines) <= 60
     assert lines[0] == "weight against ratio: + A > 0, - A < 0, * both"
     assert lines[-1].split() == ["0", "1", "3"]
@@ -115,7 +115,7 @@ def test_the_text_plot_by_hand():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_method_has_a_text_plot(name):
-    lines = plots.clip_text(PRESETS[name].objective).splitlines()
+    lines = plots.clip_text(PRESETS[name].objective.clip).splitlines()
     assert len(lines) == 12 and max(len(line) for line in lines) <= 66
     drawn = "".join(line.split("|", 1)[1] for line in lines[1:-2])
     assert set(drawn) <= set("+-* ") and "*" in drawn

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from whet.objective.axes import with_changes
 from whet.objective.preference import PairBatch, diagnosis, pair_totals
-from whet.objective.preference.axes import with_pair_changes
 from whet.objective.presets.preference import PAIR_PRESETS
 
 STEPS = 12
@@ -126,7 +126,7 @@ def test_too_little_history_has_no_trends():
 
 @pytest.mark.parametrize(("beta", "said"), [(0.001, "below 0.01"), (2.0, "above 1")])
 def test_beta_out_of_range_is_named_for_rows_it_means_something_for(beta, said):
-    row = with_pair_changes(ROWS["dpo"], {"curve.beta": beta})
+    row = with_changes(ROWS["dpo"], {"curve.beta": beta})
     (found,) = diagnosis(run_with(), row)
     assert said in found and f"{beta:g}" in found and "log 2 = 0.6931" in found
     assert diagnosis(run_with(), ROWS["simpo"]) == []
@@ -137,7 +137,7 @@ def descended(name, steps=60, rate=12.0, **changes):
 
     Chosen and rejected share their features, the rejected completion has more of them: what pushes it down pulls both.
     """
-    objective = with_pair_changes(ROWS[name], changes)
+    objective = with_changes(ROWS[name], changes)
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 3, generator=draw, dtype=torch.float64).requires_grad_()
     features = torch.tensor([[1.0, 1.3, 0.0], [1.3, 2.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)

@@ -75,7 +75,7 @@ def test_pairs_have_the_winner_first_and_everything_is_counted():
         ("1", "other", 0.8),
     ]
     assert counts == {
-        "asked": 6,
+        "compared": 6,
         "pairs": 2,
         "unreadable": 1,
         "flips": 1,

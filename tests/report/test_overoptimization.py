@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from whet.report.overoptimization import (
-    Course,
+    Curve,
     Kind,
     Law,
     Point,
@@ -35,8 +35,8 @@ def on_law(kind: Kind, alpha: float, beta: float, distances: list[float]) -> lis
     return [Point(d, law(d), d) for d in distances]
 
 
-def course(points: list[Point], name: str = "64 pairs", group: str = "rl", seed: int = 0) -> Course:
-    return Course(name, "best_of_n" if group.startswith("best") else "rl", group, seed, tuple(points))
+def curve(points: list[Point], name: str = "64 pairs", group: str = "rl", seed: int = 0) -> Curve:
+    return Curve(name, "best_of_n" if group.startswith("best") else "rl", group, seed, tuple(points))
 
 
 def test_laws_by_hand() -> None:
@@ -136,7 +136,7 @@ def test_steps_become_points() -> None:
 def test_seeds_are_told_together() -> None:
     one = [Point(0.5, 0.1, 0.2), Point(1.5, 0.9, 1.0), Point(3.0, -0.4, 2.0)]
     other = [Point(0.7, 0.3, 0.4), Point(1.7, 0.7, 1.2), Point(3.2, -0.6, 2.2)]
-    (found,) = findings([course(one, seed=0), course(other, seed=1)], LEAST)
+    (found,) = findings([curve(one, seed=0), curve(other, seed=1)], LEAST)
     assert (found.peak.d, found.peak.gold) == pytest.approx((1.6, 0.8))
     assert (found.end.gold, found.end.proxy) == pytest.approx((-0.5, 2.1))
     assert found.law is not None and found.law.num_points == 6
@@ -150,8 +150,8 @@ def test_sentences_say_what_was_seen() -> None:
     rising = [Point(1.0, 0.3, 0.3), Point(2.0, 0.6, 0.8)]
     falling = [Point(1.0, -0.1, 0.3), Point(2.0, -0.9, 0.8)]
     flat = [Point(1.0, 0.01, 0.3), Point(2.0, 0.0, 0.8)]
-    courses = [course(points, str(place)) for place, points in enumerate((rising, falling, flat))]
-    told = [sentence(each) for each in findings(courses, LEAST)]
+    curves = [curve(points, str(place)) for place, points in enumerate((rising, falling, flat))]
+    told = [sentence(each) for each in findings(curves, LEAST)]
     assert "rose to 0.600 and did not fall" in told[0]
     assert "only fell, to -0.900" in told[1]
     assert "did not rise" in told[2]
@@ -162,8 +162,8 @@ def test_table_says_where_the_law_does_not_fit() -> None:
     good = on_law("rl", 1.5, 0.9, [1.0, 2.0, 3.0, 4.0])
     far = on_law("rl", 1.0, 0.2, [1.0, 2.0, 3.0, 4.0])
     near = on_law("rl", 0.1, 0.6, [1.0, 2.0, 3.0, 4.0])
-    courses = [course(points, name) for points, name in ((jagged, "a"), (good, "b"), (far, "c"), (near, "d"))]
-    lines = table_text(findings(courses, LEAST)).splitlines()
+    curves = [curve(points, name) for points, name in ((jagged, "a"), (good, "b"), (far, "c"), (near, "d"))]
+    lines = table_text(findings(curves, LEAST)).splitlines()
     assert lines[1].endswith("does not fit")
     assert lines[2].split()[-4:-1] == ["1.50", "0.900", "1.00"]
     assert float(lines[2].split()[-1]) == pytest.approx(math.exp(1.5 / 0.9 - 1), rel=1e-2)
@@ -174,7 +174,7 @@ def test_table_says_where_the_law_does_not_fit() -> None:
 def test_page_draws_every_course() -> None:
     points = on_law("rl", 1.0, 0.6, [0.5, 1.0, 2.0, 3.0, 4.0])
     shown = [("64 pairs", "best_of_n"), ("64 pairs", "rl"), ("KL penalty 0.1", "kl"), ("worst of 4", "ensemble")]
-    found = findings([course(points, name, group) for name, group in shown], LEAST)
+    found = findings([curve(points, name, group) for name, group in shown], LEAST)
     figure = figure_svg(found, "64 pairs")
     assert figure.count("<svg ") == 5
     assert len(re.findall(r'class="line s\d dashed"', figure)) >= 6  # a proxy line and a legend in each panel
@@ -187,8 +187,8 @@ def test_page_draws_every_course() -> None:
 
 def test_what_restrains_is_drawn_beside_the_same_seeds() -> None:
     one, other = on_law("rl", 1.0, 0.6, [1.0, 2.0]), on_law("rl", 1.0, 0.6, [3.0, 9.0])
-    courses = [course(one, seed=0), course(other, seed=1), course(one, "KL penalty 0.1", "kl")]
-    found = findings(courses, LEAST)
+    curves = [curve(one, seed=0), curve(other, seed=1), curve(one, "KL penalty 0.1", "kl")]
+    found = findings(curves, LEAST)
     assert found[0].mean[-1].d == pytest.approx(5.5)
     panels = figure_svg(found, "64 pairs").split("<svg ")
     drawn = [re.findall(r'class="line s0" d="([^"]+)"', panel)[-1] for panel in panels if 'class="line s0' in panel]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import whet
+from whet.report.record import read_metrics
 from whet.train.online_preference import best_and_worst
 from whet.types import Group, Prompt, Sample, StopReason, WhetError
 
@@ -13,7 +14,8 @@ SMALL = {
     "model": {"threads": 1},
     "preference": {"online": 8},
     "batch": {"rows_per_step": 8},
-    "report": {"eval_prompts": 40, "save_every": 2},
+    "eval": {"prompts": 40},
+    "report": {"save_every": 2},
 }
 
 
@@ -34,8 +36,8 @@ def test_the_best_and_the_worst_are_a_pair():
 
 
 def test_it_learns_the_task(tmp_path):
-    run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), callbacks=[])
-    steps = [line for line in run.metrics() if "eval" not in line]
+    run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), console=False)
+    steps = [line for line in read_metrics(run.folder) if "eval" not in line]
     assert run.before["accuracy"] < 0.3 and run.after["accuracy"] > 0.8
     assert steps[-1]["reward"]["total"] > steps[0]["reward"]["total"] and 0 < steps[0]["counts"]["rows"] <= 8
     assert steps[0]["metrics"]["accuracy"] == 0.5 and "uniform_groups" in steps[0]["metrics"]
@@ -46,9 +48,9 @@ def test_resume_gives_the_same_bytes(tmp_path):
         return hashlib.sha256((whet.Run(folder, "", 0, {}, {}, folder).model / "model.safetensors").read_bytes())
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whet.train("dpo", config=SMALL, steps=4, folder=str(whole), callbacks=[])
-    whet.train("dpo", config=SMALL, steps=2, folder=str(parts), callbacks=[])
-    whet.resume(parts, steps=4, callbacks=[])
+    whet.train("dpo", config=SMALL, steps=4, folder=str(whole), console=False)
+    whet.train("dpo", config=SMALL, steps=2, folder=str(parts), console=False)
+    whet.resume(parts, steps=4, console=False)
     assert weights(whole).hexdigest() == weights(parts).hexdigest()
 
 
@@ -58,4 +60,4 @@ def test_resume_gives_the_same_bytes(tmp_path):
 )
 def test_what_cannot_work_is_refused(tmp_path, preference, told):
     with pytest.raises(WhetError, match=told):
-        whet.train("dpo", preference=preference, steps=1, folder=str(tmp_path / "run"), callbacks=[])
+        whet.train("dpo", preference=preference, steps=1, folder=str(tmp_path / "run"), console=False)

@@ -37,7 +37,7 @@ def pipeline(
     from whet.config.config import from_settings, merged, read_toml
     from whet.pipeline.registry import PIPELINES, find_pipeline
     from whet.pipeline.runner import run_pipeline
-    from whet.pipeline.settings import settings_toml, resolve_settings
+    from whet.pipeline.settings import resolve_settings, settings_toml
 
     if name is None:
         width = max(map(len, PIPELINES))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, differing_keys, read_toml, resolved, toml_text
+from whet.config.names import translated
 from whet.types import WhetError
 
 CONFIG, ROWS = "config.toml", "data.jsonl"
@@ -20,8 +21,13 @@ def read_config(folder: Path) -> Config:
     """The config a run was started with."""
     if not (folder / CONFIG).is_file():
         raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `ls runs` lists yours")
-    values = read_toml(folder / CONFIG)
+    values = read_values(folder)
     return resolved(str(values.get("method")), values)
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file."""
+    return translated(read_toml(folder / CONFIG)) if (folder / CONFIG).is_file() else {}
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -52,7 +58,7 @@ def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = No
             values: dict[str, Any] = {"folder": str(folder)}
             if rows is not None:
                 source = folder / ROWS
-                source.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
+                write_rows(source, rows)
                 values["data"] = config.data.model_copy(update={"source": str(source)})
             yield folder, config.model_copy(update=values)
     except BaseException:
@@ -77,6 +83,22 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process is training in the folder now."""
+    if not (folder / "lock").is_file():
+        return False
+    try:
+        with locked(folder):
+            return False
+    except WhetError:
+        return True
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows given from Python as a JSONL file."""
+    path.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
+
+
 def _row_line(number: int, row: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(row)) + "\n"
@@ -86,9 +108,9 @@ def _row_line(number: int, row: Mapping[str, Any]) -> str:
         ) from error
 
 
-def next_free_folder(name: str) -> Path:
-    """runs/NAME-001, or the first number after it that is not taken."""
+def next_free_folder(name: str, under: Path | str = "runs") -> Path:
+    """The first of runs/NAME-001, runs/NAME-002, ... that does not exist yet."""
     number = 1
-    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
+    while (folder := Path(under) / f"{name}-{number:03d}").exists():
         number += 1
     return folder

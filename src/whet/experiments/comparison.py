@@ -206,9 +206,9 @@ def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str,
     data, batch, sampling, optimizer = first.data, first.batch, first.sampling, first.optimizer
     is_task = data.parsed_source.is_task
     about = f" difficulty {', '.join(map(str, data.difficulty))}, {data.count} prompts" if is_task else ""
-    asked = first.report.eval_prompts
-    held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {data.held_out}"
-    is_examined = asked and (is_task or data.held_out)
+    asked = first.eval.prompts
+    held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {first.eval.source}"
+    is_examined = asked and (is_task or first.eval.source)
     updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
     seeds = ", ".join(str(entry.seed) for entry in entries if entry.method == entries[0].method)
     facts = (
@@ -307,7 +307,7 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> Comparison
     )
 
 
-SHOWN_EQUAL = ("method", "model.name", "data.source", "data.held_out", "eval.source", "steps")
+SHOWN_EQUAL = ("method", "model.name", "data.source", "eval.source", "steps")
 
 
 def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Sequence[Config]) -> list[str]:
@@ -325,14 +325,14 @@ def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Se
 
 def _incomparable(settings: Sequence[Mapping[str, Any]], differing: Sequence[str], results: Sequence[Result]) -> str:
     """Why the metrics of these runs do not measure the same thing; empty where they do."""
-    source = str(settings[0].get("eval.source") or settings[0].get("data.held_out") or "")
+    source = str(settings[0].get("eval.source") or "")
     # a task brings its own eval split; elsewhere the training data may differ as they like
     own_split = () if source else ("data.source", "data.difficulty")
     for path in differing:
-        section, _, key = path.partition(".")
-        if path in own_split or path == "data.held_out" or (section == "eval" and key != "every"):
+        section = path.partition(".")[0]
+        if path in own_split or path == "eval.source":
             return f"they were evaluated on different data ({path} differs)"
-        if path == "report.eval_prompts":
+        if path == "eval.prompts":
             return f"they were evaluated on different numbers of prompts ({path} differs)"
         if section == "reward":
             return f"their completions were scored by different rewards ({path} differs)"
@@ -370,10 +370,10 @@ def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
     line = ProgressLine(entry.name, sys.stdout)
     try:
         if entry.is_begun:
-            run = api.resume(entry.folder, callbacks=[line])
+            run = api.resume(entry.folder, callbacks=[line], console=False)
         else:
             own = {"seed": entry.seed, "folder": str(entry.folder)}
-            run = api.train(entry.method, config=merged(layer, own), callbacks=[line])
+            run = api.train(entry.method, config=merged(layer, own), callbacks=[line], console=False)
     except KeyboardInterrupt:
         return INTERRUPTED, ""
     except RunFailed as error:

@@ -124,10 +124,10 @@ def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> R
 
 
 def _print_summary(place: Path, method: str, metrics: Mapping[str, float]) -> None:
-    from whet.config.config import STEP_SCORERS
+    from whet.config.config import learns_steps
 
     print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
     for name, value in told_marks(metrics).items():
         print(f"  {name:28} {measured(name, value)}")
-    kind = "learned_steps" if method in STEP_SCORERS else "learned"
+    kind = "learned_steps" if learns_steps(method) else "learned"
     print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import EvaluationConfig
-from whet.config.sections import DataSection, ReportSection, RewardSection
+from whet.config.sections import DataSection, EvalSection, RewardSection
 from whet.pipeline.settings import PipelineSettings
 from whet.pipeline.stages import FinishedStage, Stage, stage_result
 from whet.pipeline.training import stage_settings, trained_model
@@ -22,10 +22,10 @@ def evaluation_config(settings: PipelineSettings, model: str, reward: RewardSect
     return EvaluationConfig(
         seed=settings.seed,
         model=settings.model.model_copy(update={"name": model}),
-        data=DataSection(**{**data, "held_out": settings.eval.source}),
+        data=DataSection(**data),
         sampling=settings.sampling,
         reward=settings.eval.reward if reward is None else reward,
-        report=ReportSection(eval_prompts=settings.eval.prompts),
+        eval=EvalSection(source=settings.eval.source, prompts=settings.eval.prompts),
     )
 
 

@@ -135,7 +135,7 @@ def judged_pairs(
 
 
 def judge_metrics(candidates: Sequence[CandidatePair], labels: Sequence[PairLabel]) -> dict[str, float]:
-    """How a judge does where the truth is known: `judge_accuracy` counts flips, ties and unreadable answers as wrong."""
+    """A judge where the truth is known: `judge_accuracy` counts flips, ties and unreadable answers as wrong."""
     decided = [
         (candidate.truth, label)
         for candidate, label in zip(candidates, labels, strict=True)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from whet.build.preference import preference_objective
 from whet.config.config import PolicyConfig, PreferenceConfig, config_kind
-from whet.config.sections import RewardPart, RewardSection
+from whet.config.sections import RewardPartSection, RewardSection
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
@@ -43,7 +43,7 @@ from whet.types import WhetError
 
 EVAL_PAIRS = "eval_pairs.jsonl"
 EVAL_EVERY = 5  # steps
-REWARD_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+REWARD_MODEL = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 # a learned reward is right only near what it has seen: the first preset that is tied to the reference
 TIED = next(name for name, preset in PRESETS.items() if "ref_logp" in preset.objective.needs())
 FIRST_OF = {"pairs": next(iter(PAIR_PRESETS)), "reward_model": TIED}
@@ -213,7 +213,7 @@ def _true_pairs(pairs: list[dict[str, Any]], candidates: Sequence[CandidatePair]
 
 
 def _reward_model_config(settings: RLAIFSettings, pairs: str, eval_pairs: str, steps: int) -> dict[str, Any]:
-    own = {"data": {"source": pairs, **({"held_out": eval_pairs} if eval_pairs else {})}, "steps": steps}
+    own = {"data": {"source": pairs}, "eval": {"source": eval_pairs} if eval_pairs else {}, "steps": steps}
     return training_config(settings, settings.model.name, own, settings.reward_model, "reward_model")
 
 
@@ -233,25 +233,27 @@ def _policy_config(settings: RLAIFSettings, pairs: str, reward_model: str, steps
     name = settings.model.name
     if settings.learn == "pairs":
         return training_config(settings, name, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
-    learned = RewardPart(reward="learned", settings={"folder": reward_model})
+    learned = RewardPartSection(reward="learned", settings={"folder": reward_model})
     watched = [part.model_copy(update={"weight": 0.0}) for part in _truth(settings)]
     reward = RewardSection(parts=(*watched, learned)).model_dump(mode="json", exclude_defaults=True)
-    data = {**settings.data.model_dump(exclude_defaults=True), "held_out": settings.eval.source}
+    data = settings.data.model_dump(exclude_defaults=True)
     own = {"data": data, "reward": reward, "sampling": settings.sampling.model_dump()}
     num_prompts = settings.eval.prompts if has_eval(settings) else 0
     # its own eval on the way shows where a learned reward stops helping
-    report = {"report": {"eval_prompts": num_prompts, "eval_every": EVAL_EVERY if num_prompts else 0}}
-    return training_config(settings, name, {**own, **report, "steps": settings.steps}, settings.train, "train")
+    evals: dict[str, Any] = {"prompts": num_prompts, "every": EVAL_EVERY if num_prompts else 0}
+    if settings.eval.source:
+        evals["source"] = settings.eval.source
+    return training_config(settings, name, {**own, "eval": evals, "steps": settings.steps}, settings.train, "train")
 
 
-def _truth(settings: RLAIFSettings) -> list[RewardPart]:
+def _truth(settings: RLAIFSettings) -> list[RewardPartSection]:
     """The rewards of the eval, to be watched with weight 0."""
     if settings.eval.reward.parts:
         return list(settings.eval.reward.parts)
     if not settings.data.parsed_source.is_task:
         return []
     names = {task.reward for task in settings.data.parsed_source.tasks()}
-    return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
+    return [RewardPartSection(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 
 def train_policy(settings: RLAIFSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:

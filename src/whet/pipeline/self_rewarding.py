@@ -219,7 +219,7 @@ def _evaluate_judge(
     rows: list[Reviewed] = rows_of_kinds(
         kinds,
         settings.judge.eval_prompts if kinds else 0,
-        lambda task, count, level: reviewed_completions(task, "held_out", count, EXAMPLE_SEED, level),
+        lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
     )
     rows = [each for each in rows if each.is_plain]
     if not rows:

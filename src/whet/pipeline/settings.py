@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field
 
-from whet.config.config import idle_keys, merged, origin_of, validated
+from whet.config.config import idle_data_keys, merged, origin_of, validated
 from whet.config.sections import DataSection, ModelSection, RewardSection, SamplingSection, Section
 from whet.pipeline.stages import Stage
 from whet.types import WhetError
@@ -18,19 +18,15 @@ TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set its
 OWN_KEYS = {"method": "method", "seed": "seed", "folder": "folder", "data": "data.source", "steps": "epochs"}
 
 
-# keys of 0.1 and where they are now
+# keys of 0.1 that only pipelines had, and where they are now
 RENAMED_KEYS = {
     "recipe": "pipeline",
     "marks": "eval.reward",
-    "reward_model": "reward_model",
     "least": "min_margin",
     "soft": "soft_labels",
-    "report.eval_prompts": "eval.prompts",
-    "report.evaluate_prompts": "eval.prompts",
-    "data.held_out": "eval.source",
     "judge.exam": "judge.eval_prompts",
     "feedback.least": "feedback.min_margin",
-    "feedback.soft_labels": "feedback.soft_labels_labels",
+    "feedback.soft": "feedback.soft_labels",
     "replies": "completions",
 }
 
@@ -61,9 +57,7 @@ class PipelineSettings(Section):
 
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this pipeline, with the reason."""
-        # asked about its data alone, which every kind of config has
-        idle = idle_keys(self)  # type: ignore[arg-type]
-        return {path: reason for path, reason in idle.items() if path.startswith("data.")}
+        return idle_data_keys(self.data)
 
     # defaults for the built-in model, which wants other numbers than one of a billion weights
     small_run: ClassVar[Mapping[str, Any]] = {}

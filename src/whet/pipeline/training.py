@@ -31,9 +31,9 @@ def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: A
             summary = read_summary(run_folder)
             if summary.get("status") == "finished":
                 return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
-            run = api.resume(run_folder, callbacks=observers)
+            run = api.resume(run_folder, callbacks=observers, console=False)
         else:
-            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=observers)
+            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=observers, console=False)
     finally:
         line.clear()
     if run.status == "interrupted":
@@ -53,7 +53,8 @@ def training_config(
     base = {
         "seed": settings.seed,
         "model": {**settings.model.model_dump(), "name": model},
-        "report": {"eval_every": 0, "save_every": settings.report.save_every, "review_every": 0},
+        "eval": {"every": 0},
+        "report": {"save_every": settings.report.save_every, "review_every": 0},
     }
     return merged(merged(base, without_own_keys(requested, section, "steps" in own)), own)
 

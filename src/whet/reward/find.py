@@ -7,11 +7,12 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from whet import registry
 from whet.protocols import Reward
 from whet.reward.failure import one_line, place, positions
 from whet.reward.settings import reward_with
@@ -37,7 +38,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "length": ("soft_overlong", "length_cost", "cosine_length"),
     "math_answer": ("math_answer",),
     "repetition": ("repetition",),
-    "robust": (
+    "defences": (
         *("incoherent_reasoning", "padding", "redundant_calls", "unsupported_answer", "guessing", "hollow_answer"),
         *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes", "judge_injection"),
         "self_grading",
@@ -50,31 +51,49 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Builtin(Mapping[str, Callable[..., Any]]):
-    """The built-in rewards by name. A reward's file is imported when it is asked for, not before."""
+class Builtin(MutableMapping[str, Callable[..., Any]]):
+    """The rewards that have a name. A built-in's file is imported when it is asked for; a user's own are registered."""
 
     def __init__(self, rows: Mapping[str, tuple[str, ...]]) -> None:
         self._modules = {name: module for module, names in rows.items() for name in names}
+        self._registered: dict[str, Callable[..., Any]] = {}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name in self._registered:
+            return self._registered[name]
         found: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._modules
+        return name in self._modules or name in self._registered
+
+    def __setitem__(self, name: str, reward: Callable[..., Any]) -> None:
+        self._registered[name] = reward
+
+    def __delitem__(self, name: str) -> None:
+        del self._registered[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter((*self._modules, *self._registered))
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._modules) + len(self._registered)
 
 
 BUILTIN = Builtin(ROWS)
 
 
+def _refusal(reward: Any) -> str:
+    return "" if callable(reward) else f"it is {reward!r}; give a function of (prompt, completion)"
+
+
+registry.open_shelf("reward", BUILTIN, _refusal)
+
+
 def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:
     """The reward of that name with these settings; a file's or module's reward is imported, so its code runs."""
+    if name_or_path not in BUILTIN and ":" not in name_or_path:
+        registry.load_plugins()
     if name_or_path in BUILTIN:
         return reward_with(BUILTIN[name_or_path], settings, name_or_path, strict=True)
     source, _, attribute = name_or_path.rpartition(":")

@@ -44,7 +44,7 @@ GOLD, COMPLETIONS = "gold", "completions"
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
 NUM_STANDARD = 1000  # completions of the start that scores are standardised on
 PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
-RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Finishe
         "model": {"name": settings.model},
         "data": {"source": f"task:{settings.task}", "difficulty": [settings.difficulty], "share_worked": 1.0},
         "sampling": {"max_new_tokens": settings.max_new_tokens},
-        "report": {"eval_every": 0, "eval_prompts": 100, "keep_checkpoints": 1, "save_every": 20},
+        "eval": {"every": 0, "prompts": 100},
+        "report": {"keep_checkpoints": 1, "save_every": 20},
     }
     found = train_run(folder, SUPERVISED, config)
     accuracy = [percent(found[when].get("accuracy")) for when in ("before", "after")]
@@ -224,10 +225,11 @@ def train_proxy(
         "seed": 1000 * seed + place,
         "steps": settings.proxy_steps,
         "model": {"name": settings.model},
-        "data": {"source": str(folder / PAIRS), "held_out": str(folder / EVAL_PAIRS)},
+        "data": {"source": str(folder / PAIRS)},
         "batch": {"rows_per_step": PROXY_ROWS},
         "optimizer": {"learning_rate": 1e-3},
-        "report": {"eval_every": 0, "keep_checkpoints": 1, "save_every": 25},
+        "eval": {"source": str(folder / EVAL_PAIRS), "every": 0},
+        "report": {"keep_checkpoints": 1, "save_every": 25},
     }
     found = train_run(folder, RANKER, config)
     model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from whet.objective.preference.batch import Completions, PairTotals
+from whet.objective.preference.batch import PairCompletions, PairTotals
 
 # a token a completion, and hundredths of a nat a token: closer than this two completions say the same
 SAME_LENGTH, SAME_LOGP = 1, 0.01
 
 
-def pair_sums(completions: Completions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
+def pair_sums(completions: PairCompletions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
     """`reward` [B, S] is the implicit one: beta times the score, less what it is compared with.
 
     chosen_* and rejected_* are means over good and bad completions, the rest means over pairs. `drift` is the mean of
@@ -39,7 +39,7 @@ def pair_sums(completions: Completions, reward: Tensor, totals: PairTotals) -> d
     return found if not batch.paired else {**found, **_paired(completions, reward, totals)}
 
 
-def _paired(completions: Completions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
+def _paired(completions: PairCompletions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
     gap, longer = (values[:, 0] - values[:, 1] for values in (reward, completions.lengths))
     likelier = (completions.mean_logp[:, 0] - completions.mean_logp[:, 1]).detach()
     each = {
