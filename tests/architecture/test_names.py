@@ -23,8 +23,14 @@ from source_tree import (
     write_tree,
 )
 
-NAMED_HERE = ("objective/presets/", "advise/")
-EXAMPLES_HERE = ("cli/__init__.py", "cli/train.py", "cli/runs.py", "cli/text.py", "__init__.py")  # docstrings and help texts may show a real command
+NAMED_HERE = ("objective/presets/", "advise/", "config/names.py")  # the last: what other packages call their settings
+EXAMPLES_HERE = (
+    "cli/__init__.py",
+    "cli/train.py",
+    "cli/runs.py",
+    "cli/text.py",
+    "__init__.py",
+)  # docstrings and help texts may show a real command
 
 VAGUE_FUNCTIONS = ("compute_", "get_", "do_", "handle_")
 VAGUE_CLASSES = ("Manager", "Helper")
@@ -159,7 +165,6 @@ DIALECT = {
     "exam": "evaluator",
     "mend": "fix",
     "mends": "fixes",
-    "slope": "gradient",
     "lag": "staleness",
     "teller": "printer",
     "told": "summary",

@@ -9,15 +9,17 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from tests.drawings import same_drawing
 from whet.explain import clip_plots as plots
 from whet.objective import AXES, PRESETS
 from whet.objective.clip import Cap, PPOClip, Unclipped
 from whet.objective.gates import GeometricMean, VariationMask
-from whet.report.curves import Curve, Frame, Panel, curves_svg, straightened, ticks, within
+from whet.report.charts import Frame, Panel, PlottedCurve, curves_svg, straightened, ticks, within
 from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
 REFRESH = "python -m whet.explain"
+SVG = "{http://www.w3.org/2000/svg}"
 FRAME = Frame("title", "x", "y", (0.0, 2.0), (0.0, 2.0), size=(200, 100))
 
 
@@ -27,7 +29,7 @@ def test_every_rule_and_every_method_has_a_fresh_picture():
     assert {plots.plot_name(preset.objective) for preset in PRESETS.values()} <= set(drawn)
     there = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.svg")}
     assert set(there) == set(drawn), f"pictures missing or left over in docs/images/clip; {REFRESH}"
-    stale = [name for name in drawn if there[name] != drawn[name]]
+    stale = [name for name in drawn if not same_drawing(there[name], drawn[name])]
     assert not stale, f"stale: {', '.join(stale)}; {REFRESH}"
 
 
@@ -143,18 +145,74 @@ def test_ticks_are_round_numbers_inside():
 
 
 def test_a_jump_is_a_riser_and_a_limit_is_shaded():
-    curve = Curve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
+    curve = PlottedCurve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
     text = curves_svg([Panel((curve,), limit=1.5, limit_text="out")], FRAME)
     assert text.count('class="jump s0"') == 1 and text.count('class="shade"') == 1
     assert "jumps &amp; more" in text and ">out<" in text
     assert text.count('class="line s0"') == 3  # two stretches and the legend
-    calm = curves_svg([Panel((Curve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
+    calm = curves_svg([Panel((PlottedCurve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
     assert 'class="jump' not in calm and 'class="shade"' not in calm and "line s0 dashed" in calm
 
 
 def test_a_long_legend_takes_another_line():
-    curves = tuple(Curve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
+    curves = tuple(PlottedCurve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
     one, three = (ElementTree.fromstring(curves_svg([Panel(curves[:count])], FRAME)) for count in (1, 3))
     assert float(three.attrib["height"]) > float(one.attrib["height"])
     names = [element for element in three.iter() if element.attrib.get("class") == "name"]
     assert len({element.attrib["y"] for element in names}) == 3
+
+
+@dataclass(frozen=True)
+class Repelled(PPOClip):
+    """Pushes back what strayed too far: negative weights."""
+
+    name: ClassVar[str] = "repelled"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return torch.where((ratio - 1).abs() > 0.5, -2 * ratio, ratio)
+
+
+@dataclass(frozen=True)
+class Sunk(PPOClip):
+    name: ClassVar[str] = "sunk"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return -ratio
+
+
+@dataclass(frozen=True)
+class Nothing(PPOClip):
+    name: ClassVar[str] = "nothing"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return torch.zeros_like(ratio)
+
+
+@dataclass(frozen=True)
+class Steep(PPOClip):
+    name: ClassVar[str] = "steep"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return torch.where(ratio > 2, torch.inf, torch.where(ratio < 0.5, torch.nan, ratio))
+
+
+def test_negative_weights_have_a_place_in_both_pictures():
+    lines = plots.clip_text(Repelled()).splitlines()
+    assert lines[1].startswith("   1.5 |") and lines[9].startswith("    -6 |")
+    assert sum("*" in line for line in lines[1:10]) >= 5 and lines[9].rstrip().endswith("*")
+    assert [line[:8] for line in lines].count("     0 |") == 1 and [line[:8] for line in lines].count("     1 |") == 1
+    root = ElementTree.fromstring(plots.rule_plot(Repelled()))
+    heights = [
+        float(number)
+        for path in root.iter(f"{SVG}path")
+        for number in re.findall(r"[ML][\d.]+ ([\d.]+)", path.attrib["d"])
+    ]
+    assert "-6" in {each.text for each in root.iter() if each.text} and max(heights) > min(heights) + 100
+    assert max(heights) <= float(root.attrib["height"])
+
+
+@pytest.mark.parametrize("rule", [Sunk(), Nothing(), Steep()])
+def test_no_rule_is_too_strange_to_draw(rule):
+    lines = plots.clip_text(rule).splitlines()
+    assert len(lines) == plots.TEXT_ROWS + 4 and any("*" in line for line in lines[1:-2])
+    assert ElementTree.fromstring(plots.rule_plot(rule)).tag.endswith("svg")

@@ -17,9 +17,8 @@ from whet import api
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.config.run_folder import CONFIG, next_free_folder, read_config
 from whet.pipeline.stages import write_atomically
-from whet.report.eval_section import told_marks
 from whet.report.record import read_summary
-from whet.report.text import measured
+from whet.report.text import metric_text, plain_metrics
 from whet.types import WhetError
 
 VALUES = "ensemble.json"
@@ -127,7 +126,7 @@ def _print_summary(place: Path, method: str, metrics: Mapping[str, float]) -> No
     from whet.config.config import learns_steps
 
     print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
-    for name, value in told_marks(metrics).items():
-        print(f"  {name:28} {measured(name, value)}")
+    for name, value in plain_metrics(metrics).items():
+        print(f"  {name:28} {metric_text(name, value)}")
     kind = "learned_steps" if learns_steps(method) else "learned"
     print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

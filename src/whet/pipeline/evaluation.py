@@ -11,7 +11,7 @@ from whet.config.sections import DataSection, EvalSection, RewardSection
 from whet.pipeline.settings import PipelineSettings
 from whet.pipeline.stages import FinishedStage, Stage, stage_result
 from whet.pipeline.training import stage_settings, trained_model
-from whet.report.text import headline, measured
+from whet.report.text import headline, metric_text
 
 POLICY = "the policy"
 
@@ -38,12 +38,12 @@ def has_eval(settings: PipelineSettings) -> bool:
 
 def evaluate_model(settings: PipelineSettings, model: str) -> dict[str, Any]:
     """Greedy completions of a model to the held-out prompts, scored."""
-    from whet.evaluate.evaluation import held_out_marks
+    from whet.evaluate.evaluation import evaluate_metrics
 
-    metrics = held_out_marks(evaluation_config(settings, model), 1)
+    metrics = evaluate_metrics(evaluation_config(settings, model), 1)
     num_prompts = int(metrics.pop("prompts"))
     main = headline(metrics) or ""
-    summary = f"{main.replace('_', ' ')} {measured(main, metrics.get(main))} on {num_prompts} held-out prompts"
+    summary = f"{main.replace('_', ' ')} {metric_text(main, metrics.get(main))} on {num_prompts} held-out prompts"
     return stage_result(summary, metrics, eval_prompts=num_prompts)
 
 

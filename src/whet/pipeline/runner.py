@@ -16,8 +16,8 @@ from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progres
 from whet.pipeline.registry import find_pipeline
 from whet.pipeline.settings import Pipeline, resolve_settings, settings_toml
 from whet.pipeline.training import RUN
-from whet.report.html import REPORT
 from whet.report.pipeline_page import write_pipeline_page
+from whet.report.run_page import REPORT
 from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
 from whet.types import WhetError
 

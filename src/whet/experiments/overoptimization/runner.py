@@ -16,7 +16,7 @@ from whet.experiments.overoptimization.settings import StudySettings, study_sett
 from whet.experiments.overoptimization.stages import Condition, condition_name, read_curves, study_stages
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
 from whet.pipeline.stages import FinishedStage, write_atomically
-from whet.report.overoptimization import LAWS, Finding, finding_values, findings, sentence, table_text
+from whet.report.overoptimization import LAWS, ProxyResult, proxy_results, result_values, sentence, table_text
 from whet.report.overoptimization_page import PANELS, figure_svg, study_page
 from whet.types import WhetError
 
@@ -29,7 +29,7 @@ class StudyRun:
 
     folder: Path
     status: str  # finished or interrupted
-    findings: tuple[Finding, ...]
+    findings: tuple[ProxyResult, ...]
     page: Path
 
 
@@ -45,7 +45,7 @@ def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None
     write_atomically(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
     shown_command = command or f"whet study overoptimization --folder {place}"
 
-    def draw(finished: Mapping[str, FinishedStage]) -> list[Finding]:
+    def draw(finished: Mapping[str, FinishedStage]) -> list[ProxyResult]:
         return _draw(place, settings, finished, shown_command, len(finished) == len(stages))
 
     printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {place}", draw)
@@ -84,12 +84,12 @@ def _base_name(settings: StudySettings) -> str:
 
 def _draw(
     folder: Path, settings: StudySettings, finished: Mapping[str, FinishedStage], command: str, is_whole: bool
-) -> list[Finding]:
+) -> list[ProxyResult]:
     """The page, its numbers and its figure, from the stages finished so far."""
     fitted_from = {"best_of_n": settings.least_d_best_of, "rl": settings.least_d}
-    found = findings(read_curves(finished), fitted_from)  # type: ignore[arg-type]
+    found = proxy_results(read_curves(finished), fitted_from)  # type: ignore[arg-type]
     dumped = settings.model_dump(mode="json")
-    values = {"settings": dumped, "findings": [finding_values(finding) for finding in found]}
+    values = {"settings": dumped, "findings": [result_values(finding) for finding in found]}
     facts = {name: _shown(value) for name, value in dumped.items()}
     base = _base_name(settings)
     write_atomically(folder / VALUES, json.dumps(values, indent=1) + "\n")
@@ -99,7 +99,7 @@ def _draw(
     return found
 
 
-def _print_findings(found: Sequence[Finding], base: str) -> None:
+def _print_findings(found: Sequence[ProxyResult], base: str) -> None:
     for group, (title, about) in PANELS.items():
         mine = [finding for finding in found if finding.group == group]
         if mine:

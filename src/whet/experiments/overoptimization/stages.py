@@ -33,7 +33,7 @@ from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline.progress import ProgressLine
 from whet.pipeline.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
 from whet.pipeline.training import RUN, train_run
-from whet.report.overoptimization import Curve, Kind, Point, best_of_points, binned, from_start
+from whet.report.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.report.text import number, percent
 from whet.types import Prompt, Sample, WhetError
 
@@ -331,15 +331,17 @@ def optimise(
     return {"summary": summary, "curves": [_curve_row(condition_name(condition), "rl", group, condition.seed, points)]}
 
 
-def _curve_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[Point]) -> dict[str, Any]:
+def _curve_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[ScorePoint]) -> dict[str, Any]:
     listed = [[point.d, point.gold, point.proxy] for point in points]
     return {"name": name, "kind": kind, "group": group, "seed": seed, "points": listed}
 
 
-def read_curves(done: Mapping[str, FinishedStage]) -> list[Curve]:
+def read_curves(done: Mapping[str, FinishedStage]) -> list[ProxyCurve]:
     """Every curve of the finished stages."""
     return [
-        Curve(row["name"], row["kind"], row["group"], row["seed"], tuple(Point(*each) for each in row["points"]))
+        ProxyCurve(
+            row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*each) for each in row["points"])
+        )
         for each in done.values()
         for row in each.result.get("curves", ())
     ]
