@@ -9,7 +9,7 @@ from typing import Any
 
 from stopwatch import Stopwatch
 
-from whet.train.run import PhaseTimer
+from whet.metrics.timer import PhaseTimer
 
 
 def device_of(job: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from whet.bench.benchmark import bench_config, bench_trainer, model_anatomy, ran
 from whet.bench.meter import Meter, Reading, kept, others_share
 from whet.build.assembly import load_runtime
 from whet.report.speed import Shape
-from whet.train.run import PhaseTimer
+from whet.metrics.timer import PhaseTimer
 from whet.types import WhetError
 
 SHAPE = Shape(2, 2, 6, 5)

@@ -9,7 +9,8 @@ from torch import nn
 from whet.objective.policy import Loss
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer, sum_micro_batches
-from whet.train.run import PhaseTimer, RunFailed
+from whet.metrics.timer import PhaseTimer
+from whet.train.run import RunFailed
 
 
 def model():

@@ -36,7 +36,8 @@ from whet.train.preference import (
     preference_rows,
 )
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer, RunFailed
+from whet.metrics.timer import PhaseTimer
+from whet.train.run import RunFailed
 from whet.types import Encoded, Prompt, WhetError
 
 

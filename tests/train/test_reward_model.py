@@ -35,7 +35,7 @@ from whet.train.reward_model import (
     row_metrics,
 )
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer
+from whet.metrics.timer import PhaseTimer
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 RATES = OptimizerSettings(learning_rate=1e-2)

@@ -16,7 +16,8 @@ from whet.rollout.torch_engine import TorchEngine
 from whet.train import rl
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.train.rl import PromptDataset, RewardContext, RLModels, RLSettings, RLTrainer, minibatches
-from whet.train.run import PhaseTimer, RunFailed
+from whet.metrics.timer import PhaseTimer
+from whet.train.run import RunFailed
 from whet.train.sft import SFTSettings, SFTTrainer
 from whet.train.update import NotFinite, TrainState, token_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch

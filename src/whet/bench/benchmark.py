@@ -21,9 +21,9 @@ from whet.build.assembly import Runtime, build_objective, build_rl_trainer, load
 from whet.config.config import PolicyConfig, merged, resolved
 from whet.objective import PRESETS
 from whet.report.speed import Anatomy, Ceilings, Shape, Speed, rollout_limit, training_operations
-from whet.rollout.collect import request_seed
+from whet.rollout.seed import request_seed
 from whet.train.rl import PromptDataset, RewardContext, RLTrainer
-from whet.train.run import PhaseTimer
+from whet.metrics.timer import PhaseTimer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 
 LARGEST = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that the product rate is measured on
