@@ -26,7 +26,7 @@ import transformers
 
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.rollout.decode_any import write_any
+from whet.rollout.own_cache import write_any
 from whet.rollout.scheduler import Ending
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling

@@ -60,7 +60,7 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
     if saved.exists():
         return dict(json.loads(saved.read_text()))
     started = time.monotonic()
-    run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), callbacks=[])
+    run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), console=False)
     steps = [line for line in run.metrics() if "eval" not in line]
     first = steps[0]["reward"].get("exact_answer", steps[0]["reward"]["total"])
     last = [line["reward"].get("exact_answer", line["reward"]["total"]) for line in steps[-3:]]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from whet.sandbox import Exam, Program, Sandbox
+from whet.sandbox import ProgramJob, Sandbox, UnitTestJob
 
 CODE = """
 from typing import List
@@ -50,14 +50,14 @@ def naive(count: int, workers: int) -> None:
 
 
 def programs(count: int, sandbox: Sandbox) -> None:
-    jobs = [Program(f"{CODE}\n{TESTS[number % len(TESTS)]}") for number in range(count)]
-    assert all(outcome.exit_code == 0 and not outcome.ended for outcome in sandbox.run(jobs))
+    jobs = [ProgramJob(f"{CODE}\n{TESTS[number % len(TESTS)]}") for number in range(count)]
+    assert all(result.exit_code == 0 and not result.ended for result in sandbox.run(jobs))
 
 
 def exams(count: int, sandbox: Sandbox) -> None:
-    paper = {"form": "assertions", "tests": TESTS}
-    outcomes = sandbox.run([Exam((CODE,), paper)] * (count // len(TESTS)))
-    assert all(outcome.passed == (True,) * len(TESTS) for outcome in outcomes)
+    test_spec = {"form": "assertions", "tests": TESTS}
+    results = sandbox.run([UnitTestJob((CODE,), test_spec)] * (count // len(TESTS)))
+    assert all(result.passed == (True,) * len(TESTS) for result in results)
 
 
 def rate(side: Callable[[int], None], count: int) -> float:

@@ -10,7 +10,7 @@ import torch
 import whet
 from whet.model.checkpoint import complete_checkpoints
 from whet.model.load import BUILTIN
-from whet.report.record import read_summary
+from whet.report.record import read_metrics, read_summary
 from whet.types import WhetError
 
 SMALL = {
@@ -42,12 +42,12 @@ def batched(prompts, completions, answer, **columns):
 
 
 def train(folder, method="reinforce", **changes):
-    settings = {"data": ROWS, "config": SMALL, "steps": 2, "callbacks": [], **changes}
+    settings = {"data": ROWS, "config": SMALL, "steps": 2, "console": False, **changes}
     return whet.train(method, folder=str(folder), **settings)
 
 
 def steps_of(run):
-    return [line for line in run.metrics() if "eval" not in line]
+    return [line for line in read_metrics(run.folder) if "eval" not in line]
 
 
 def loaded(path):
@@ -113,7 +113,7 @@ def test_the_model_is_a_folder_transformers_loads(run):
 def test_resume_finds_the_reward_in_its_file(run, reward_file):
     stated = tomllib.loads((run.folder / "config.toml").read_text())
     assert stated["reward"]["parts"] == [{"reward": f"{reward_file}:length", "weight": 1.0}]
-    resumed = whet.resume(run.folder, steps=3, callbacks=[])
+    resumed = whet.resume(run.folder, steps=3, console=False)
     assert (resumed.status, resumed.steps) == ("finished", 3)
     assert [step["step"] for step in steps_of(resumed)] == [1, 2, 3]
     assert steps_of(resumed)[2]["reward"].keys() == {"length", "total"}
@@ -145,8 +145,8 @@ def test_a_reward_that_only_python_has_must_be_given_again(tmp_path):
     found = train(tmp_path / "run", reward=Fixed(), steps=1)
     assert steps_of(found)[0]["reward"] == {"fixed": 0.25, "total": 0.25}
     with pytest.raises(WhetError, match=r"'fixed' was given from Python .* whet\.resume\(folder, reward=\.\.\.\)"):
-        whet.resume(found.folder, steps=2, callbacks=[])
-    assert whet.resume(found.folder, steps=2, reward=Fixed(), callbacks=[]).steps == 2
+        whet.resume(found.folder, steps=2, console=False)
+    assert whet.resume(found.folder, steps=2, reward=Fixed(), console=False).steps == 2
 
 
 def test_a_reward_that_raises_stops_the_run_and_names_the_sample(tmp_path, reward_file):
@@ -160,9 +160,9 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_sample(tmp_path, rewar
     summary = read_summary(folder)
     assert (summary["status"], summary["error"], summary["title"]) == ("failed", message, "REINFORCE")
     # six rows, three a step: the first pass over the data meets it in step 1 or 2
-    done = steps_of(whet.Run(folder, "failed", 0, {}, {}, folder / "report.html"))
+    done = steps_of(whet.load(folder))
     assert len(done) <= 1 and (folder / "report.html").is_file()
-    resumed = whet.resume(folder, steps=3, reward=f"{reward_file}:length", callbacks=[])
+    resumed = whet.resume(folder, steps=3, reward=f"{reward_file}:length", console=False)
     assert resumed.status == "finished" and complete_checkpoints(folder / "checkpoints")
 
 
@@ -223,7 +223,7 @@ def test_a_watcher_sees_everything(watched):
 
 def test_a_run_is_asked_about_its_own_task(watched):
     found, _ = watched
-    marks = whet.evaluate(str(found.folder))
+    marks = whet.evaluate(found)
     assert {name: marks[name] for name in found.after} == found.after
     assert marks["prompts"] == 6
 
@@ -232,10 +232,10 @@ def test_evaluate_with_several_samples_gives_pass_at_k():
     settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
     settings["report"] = {"eval_prompts": 12}
     settings["data"] = {"difficulty": [1]}
-    marks = whet.evaluate("whetstone", samples=4, settings=settings)
+    marks = whet.evaluate("whetstone", samples=4, settings=settings).metrics
     assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1
     assert marks["pass@1"] < marks["pass@2"] < marks["pass@4"] <= 1
-    assert marks == whet.evaluate("whetstone", samples=4, settings=settings)
+    assert marks == whet.evaluate("whetstone", samples=4, settings=settings).metrics
     with pytest.raises(WhetError, match="temperature 0 are all equal"):
         whet.evaluate("whetstone", samples=2, settings={**settings, "sampling": {"temperature": 0.0}})
     with pytest.raises(WhetError, match="samples is 0"):

@@ -23,7 +23,7 @@ from source_tree import (
     write_tree,
 )
 
-NAMED_HERE = ("objective/presets/", "advice.py")
+NAMED_HERE = ("objective/presets/", "advise/")
 EXAMPLES_HERE = ("cli/__init__.py", "__init__.py")  # docstrings and help texts may show a real command
 
 VAGUE_FUNCTIONS = ("compute_", "get_", "do_", "handle_")
@@ -70,6 +70,9 @@ def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]
     `pieces` are the names of rules (a clip rule may carry the word of a method); they are no methods.
     """
     complaints = []
+    starts: dict[str, list[tuple[str, ...]]] = {}
+    for method in methods:
+        starts.setdefault(method[0], []).append(method)
     for module in package_modules(package):
         inside = module.path.relative_to(package).as_posix()
         if inside.startswith(NAMED_HERE):
@@ -80,11 +83,15 @@ def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]
         texts += [(line, text) for line, text, _ in comments(module.text)]
         for line, text in [(1, module.path.stem), *texts]:
             words = [word for token in re.findall(r"\w+", text) if token not in pieces for word in name_words(token)]
-            for method in methods:
-                if any(tuple(words[at : at + len(method)]) == method for at in range(len(words))):
-                    complaints.append(
-                        f"{module.at(line)} names the method {'_'.join(method)!r} in {text.strip()[:60]!r}"
-                    )
+            named = {
+                method
+                for at, word in enumerate(words)
+                for method in starts.get(word, ())
+                if tuple(words[at : at + len(method)]) == method
+            }
+            complaints += [
+                f"{module.at(line)} names the method {'_'.join(method)!r} in {text.strip()[:60]!r}" for method in named
+            ]
     return complaints
 
 
@@ -140,6 +147,45 @@ def vague_names(package: Path) -> list[str]:
             if short := SHORT_WORDS & set(name_words(name)):
                 complaints.append(f"{module.at(line)} names something {name}: write {', '.join(short)} out")
     return complaints
+
+
+# Words of a private dialect, and the field's word for each. As whole words of identifiers, file names and prose.
+DIALECT = {
+    "reply": "completion",
+    "replies": "completions",
+    "cast": "models",
+    "wish": "spec",
+    "harvest": "rollout batch",
+    "exam": "evaluator",
+    "mend": "fix",
+    "mends": "fixes",
+    "slope": "gradient",
+    "lag": "staleness",
+    "teller": "printer",
+    "told": "summary",
+    "pupil": "policy",
+    "lessons": "dataset",
+}
+
+
+def private_words(package: Path) -> list[str]:
+    """Names of a private dialect; a word that the outside world uses (a column, a format) stands in a string only."""
+    complaints = []
+    for module in package_modules(package):
+        for line, name in [(1, module.path.stem), *bound_names(module)]:
+            for word in DIALECT.keys() & set(name_words(name)):
+                complaints.append(f"{module.at(line)} names something {name}: the field says {DIALECT[word]!r}")
+    return complaints
+
+
+def repeated_classes(package: Path) -> list[str]:
+    """Class names with more than one meaning, private ones too: a reader who greps finds one thing."""
+    places: dict[str, list[str]] = {}
+    for module in package_modules(package):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(module.at(node.lineno))
+    return [f"{name} is defined in {' and '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
 
 
 def left_over_notes(root: Path) -> list[str]:
@@ -234,6 +280,24 @@ def test_methods_are_named_in_the_presets_only():
 
 def test_names_say_what_they_name():
     assert not (found := vague_names(ROOT / "src" / "whet")), "\n".join(found)
+
+
+def test_names_are_the_fields_own():
+    assert not (found := private_words(ROOT / "src" / "whet")), "\n".join(found)
+
+
+def test_a_class_name_has_one_meaning():
+    assert not (found := repeated_classes(ROOT / "src" / "whet")), "\n".join(found)
+
+
+def test_private_words_and_repeated_classes_are_found(tmp_path):
+    files = {
+        "whet/a.py": "class Exam: pass\nreply_width = 1\n",
+        "whet/b.py": "class _Exam: pass\nexample = relay = 1\n",
+    }
+    package = write_tree(tmp_path, files) / "whet"
+    assert [each.split(":")[0] for each in private_words(package)] == ["whet/a.py", "whet/a.py", "whet/b.py"]
+    assert repeated_classes(package) == ["Exam is defined in whet/a.py:1 and whet/b.py:1"]
 
 
 def test_nothing_is_left_over():

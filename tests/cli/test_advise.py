@@ -162,7 +162,7 @@ def test_every_rehearsal_trains(tmp_path, monkeypatch):
             settings = {key: value for key, value in settings.items() if not key.startswith("batch.")}
             settings["batch.rows_per_step"] = "8"
         config = from_settings([f"{key}={value}" for key, value in settings.items()])
-        run = api.train(method, config=config, callbacks=[])
+        run = api.train(method, config=config, console=False)
         assert run.status == "finished" and run.steps == 1, rehearsal
 
 
@@ -309,7 +309,7 @@ def test_the_bytes_are_those_of_a_real_run(tmp_path, monkeypatch):
     from whet.model import frozen_copy, load_model
 
     monkeypatch.chdir(tmp_path)
-    run = api.train("grpo", config=from_settings([f"{key}={value}" for key, value in TINY.items()]), callbacks=[])
+    run = api.train("grpo", config=from_settings([f"{key}={value}" for key, value in TINY.items()]), console=False)
     weights = load_file(run.model / "model.safetensors")
     states = load_file(run.model / "optimizer.safetensors")
     held = sum(each.nbytes for each in (*weights.values(), *states.values()) if each.ndim)

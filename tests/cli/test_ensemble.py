@@ -50,7 +50,7 @@ def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
         "sampling": {"max_new_tokens": 8},
         "report": {"eval_prompts": 4},
     }
-    trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, callbacks=[])
+    trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, console=False)
     told = [line["metrics"]["learned_disagreement"] for line in trained.metrics() if "metrics" in line]
     assert len(told) == 2 and all(0 < each < 10 for each in told) and told[0] != told[1]
 

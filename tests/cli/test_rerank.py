@@ -38,7 +38,7 @@ def eval_(capsys, *words):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for method in ("rm", "prm"):
-        whet.train(method, steps=1, folder=str(folder / method), config=TINY, callbacks=[])
+        whet.train(method, steps=1, folder=str(folder / method), config=TINY, console=False)
     return folder
 
 

@@ -48,7 +48,7 @@ def run(tmp_path_factory) -> Path:
         "report": {"eval_prompts": 4},
         "model": {"threads": 1},
     }
-    whet.train("grpo", steps=2, folder=str(folder), config=few, callbacks=[])
+    whet.train("grpo", steps=2, folder=str(folder), config=few, console=False)
     return folder
 
 
@@ -175,7 +175,7 @@ def test_a_run_leaves_answers_for_review(tmp_path):
         "report": {"eval_prompts": 0, "review_every": 2, "review_count": 2},
         "model": {"threads": 1},
     }
-    whet.train("grpo", steps=3, folder=str(folder), config=few, callbacks=[])
+    whet.train("grpo", steps=3, folder=str(folder), config=few, console=False)
     rows = read_review(folder)
     hashes = {row["reward_hash"] for row in rows}
     assert {row["step"] for row in rows} == {2, 3} and hashes == {each["reward_hash"] for each in read_samples(folder)}

@@ -8,8 +8,8 @@ from whet.data import prompt_tokens
 from whet.data.tasks import TASKS, prompts
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.shared_prefix_attention import shared_prefix_works
 from whet.model.token_logp import Details, token_logp
-from whet.model.tree_attention import tree_works
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -96,7 +96,7 @@ def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
     """Half precision without padding is as near to single precision as half precision with masks."""
     import transformers
 
-    from whet.model import tree_attention
+    from whet.model import shared_prefix_attention
 
     torch.manual_seed(0)
     settings = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 3}
@@ -116,17 +116,17 @@ def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
 
     def outcome(dtype, packed=True):
         split = causal_lm(model, dtype)
-        assert tree_works(split)
+        assert shared_prefix_works(split)
         model.zero_grad()
         logp = token_logp(split, tokens, action, details=Details(packed=packed)).logp
         (logp * torch.linspace(-1, 2, action.numel(), device="cuda").reshape(action.shape)).sum().backward()
         return torch.cat([logp.detach()[action], *(each.grad.flatten() for each in model.parameters())])
 
-    calls, kernel = [], tree_attention.ragged_attention
-    monkeypatch.setattr(tree_attention, "ragged_attention", lambda *values: calls.append(1) or kernel(*values))
+    calls, kernel = [], shared_prefix_attention.ragged_attention
+    monkeypatch.setattr(shared_prefix_attention, "ragged_attention", lambda *values: calls.append(1) or kernel(*values))
     exact, ragged = outcome(torch.float32, packed=False), outcome(torch.bfloat16)
     assert len(calls) >= 3
-    monkeypatch.setattr(tree_attention, "ragged_works", lambda *values: False)
+    monkeypatch.setattr(shared_prefix_attention, "ragged_works", lambda *values: False)
     calls.clear()
     bundled, padded = outcome(torch.bfloat16), outcome(torch.bfloat16, packed=False)
     single = outcome(torch.float32)
@@ -144,19 +144,19 @@ def test_a_run_of_three_steps(tmp_path, precision):
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 4, "group_size": 4, "updates_per_step": 2},
         report={"eval_prompts": 8, "save_every": 2},
-        callbacks=[],
+        console=False,
     )
     steps = [line for line in run.metrics() if "eval" not in line]
     assert run.status == "finished" and len(steps) == 3
     assert all(step["metrics"]["sampler_gap"] < GAPS[precision][1] for step in steps)
     assert any(step["metrics"]["gradient_norm"] > 0 for step in steps)
-    resumed = whet.resume(run.folder, steps=4, callbacks=[])
+    resumed = whet.resume(run.folder, steps=4, console=False)
     assert (resumed.status, resumed.steps) == ("finished", 4)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_imitation_on_the_device(tmp_path, packed):
-    assert tree_works(engine_on("cuda")[0])
+    assert shared_prefix_works(engine_on("cuda")[0])
     run = whet.train(
         "sft",
         config={"model": {"device": "cuda"}},
@@ -164,7 +164,7 @@ def test_imitation_on_the_device(tmp_path, packed):
         folder=str(tmp_path / "run"),
         batch={"rows_per_step": 8, "packed": packed},
         report={"eval_prompts": 0},
-        callbacks=[],
+        console=False,
     )
     losses = [line["metrics"]["loss"] for line in run.metrics() if "eval" not in line]
     assert run.status == "finished" and len(losses) == 3 and all(loss > 0 for loss in losses)

@@ -45,7 +45,7 @@ def test_gated(precision):
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("shape", [(6, 2, 32), (9, 3, 64), (8, 8, 128)])
 def test_attention_over_the_prompt_and_over_what_was_written(precision, shape):
-    from whet.model import kernels
+    from whet.model import decode_kernels
 
     dtype, tolerance = DTYPES[precision]
     heads, key_heads, size = shape
@@ -59,7 +59,7 @@ def test_attention_over_the_prompt_and_over_what_was_written(precision, shape):
     out = torch.empty(rows, heads, size, dtype=dtype, device="cuda")
     scratch = (noise(rows, heads), noise(rows, heads), noise(rows, heads, size), out)
     prompts = (prompt_k, prompt_v, lengths, members)
-    kernels.attention(query, prompts, (own_k, own_v), written, scratch, size**-0.5)
+    decode_kernels.attention(query, prompts, (own_k, own_v), written, scratch, size**-0.5)
     for row, prompt in ((4, 0), (0, 0), (1, 1), (2, 1), (3, 1)):
         length, own = int(lengths[prompt]), int(written[row]) + 1
         keys = torch.cat([prompt_k[prompt, :, :length], own_k[row, :, :own]], 1).float()
@@ -73,7 +73,7 @@ def test_attention_over_the_prompt_and_over_what_was_written(precision, shape):
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_sample_inverts_the_cumulative_distribution(precision, temperature):
-    from whet.model import kernels
+    from whet.model import decode_kernels
     from whet.rollout.sampling import draw
     from whet.types import Sampling
 
@@ -81,12 +81,12 @@ def test_sample_inverts_the_cumulative_distribution(precision, temperature):
     logits = 3 * noise(64, 9001, dtype=dtype)
     uniform = torch.rand(64, device="cuda", generator=torch.Generator(device="cuda").manual_seed(5))
     token, logp = torch.zeros(64, dtype=torch.long, device="cuda"), torch.zeros(64, device="cuda")
-    kernels.sample(logits, uniform, temperature, token, logp)
+    decode_kernels.sample(logits, uniform, temperature, token, logp)
     expected = draw(logits, uniform, Sampling(temperature=temperature))
     same = token == expected.token
     assert same.sum() >= 62  # float noise may tip a draw over
     torch.testing.assert_close(logp[same], expected.logp[same], rtol=1e-4, atol=1e-4)
-    kernels.sample(logits, torch.ones_like(uniform), temperature, token, logp)
+    decode_kernels.sample(logits, torch.ones_like(uniform), temperature, token, logp)
     assert logp.isfinite().all()
 
 

@@ -14,15 +14,15 @@ from torch.func import functional_call
 from whet.model import load_checkpoint, save_checkpoint, weights_digest
 from whet.model.causal_lm import causal_lm
 from whet.model.critic import critic_on
-from whet.model.decode import hooked_decoder
-from whet.model.decode_llama import llama_decoder
+from whet.model.fused_decode import fused_decoder
+from whet.model.fused_trunk import fused_states, fused_works
+from whet.model.hooked_decode import hooked_decoder
 from whet.model.lora import LowRank, adapted_layers, adapter_factors, adapters_off, add_adapters, merge_adapters
-from whet.model.plain_trunk import plain_states, plain_works
-from whet.model.reference import BaseReference
+from whet.model.reference import AdapterFreeReference
 from whet.model.scalar_head import scalar_model
+from whet.model.shared_prefix import shared_prefix_batch
+from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
 from whet.model.token_logp import token_logp
-from whet.model.tree import tree_of
-from whet.model.tree_attention import tree_states, trial_rows
 from whet.types import WhetError
 
 SHAPE = {
@@ -86,12 +86,12 @@ def test_gradients_are_autograds_in_double_precision(make_llama: Any, exact: Non
 def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype: torch.dtype) -> None:
     model = trained(model_of(family))
     split = causal_lm(model, dtype)
-    assert plain_works(split)
-    tree = tree_of(*rows())
+    assert fused_works(split)
+    tree = shared_prefix_batch(*rows())
     found = {}
     for name, states, chosen in (
-        ("theirs", tree_states, split),
-        ("ours", plain_states, replace(split, recompute=recompute)),
+        ("theirs", shared_prefix_states, split),
+        ("ours", fused_states, replace(split, recompute=recompute)),
     ):
         model.zero_grad(set_to_none=True)
         values = states(chosen, tree)
@@ -110,9 +110,9 @@ def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype
 def test_some_matrices_only() -> None:
     model = trained(model_of("llama"), matrices=("q_proj", "up_proj"))
     assert sorted({name.rpartition(".")[2] for name in adapted_layers(model)}) == ["q_proj", "up_proj"]
-    split, tree = causal_lm(model), tree_of(*rows())
+    split, tree = causal_lm(model), shared_prefix_batch(*rows())
     grads = []
-    for states in (tree_states, plain_states):
+    for states in (shared_prefix_states, fused_states):
         model.zero_grad(set_to_none=True)
         states(split, tree).square().sum().backward()
         grads.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
@@ -142,7 +142,7 @@ def test_the_reference_is_the_base_bit_for_bit(narrow: torch.dtype) -> None:
     assert {layer.base.dtype for layer in adapted_layers(model).values()} == {narrow}
     now, moved = weights_digest(model), token_logp(split, *rows()).logp.detach()
     assert now != first and (moved - known).abs().max() > 1e-3
-    with BaseReference(split).split() as reference, torch.no_grad():
+    with AdapterFreeReference(split).open() as reference, torch.no_grad():
         assert weights_digest(model) == first
         assert torch.equal(token_logp(reference, *rows()).logp, known)
     assert weights_digest(model) == now
@@ -155,7 +155,7 @@ def test_samplers_keep_their_written_out_step() -> None:
     split = causal_lm(trained(model_of("llama")))
     with torch.no_grad():
         decoder = hooked_decoder(split)
-        assert decoder is not None and llama_decoder(decoder) is not None
+        assert decoder is not None and fused_decoder(decoder) is not None
 
 
 def test_the_head_of_a_reward_model_learns_in_full() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from whet.model import frozen_copy, weights_digest
 from whet.model.causal_lm import causal_lm
-from whet.model.reference import HeldReference, ReloadedReference
+from whet.model.reference import CopiedReference, ReloadedReference
 
 
 def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ def other_weights(model: Any) -> Any:
 
 def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama: Any) -> None:
     policy, first = causal_lm(other_weights(llama)), dict(llama.named_parameters())
-    reference = HeldReference(causal_lm(llama))
+    reference = CopiedReference(causal_lm(llama))
     reference.follow(policy, kept=0.75)
     now = reference.tensors()
     for name, parameter in policy.model.named_parameters():
@@ -45,12 +45,12 @@ def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama
     reference.follow(policy, kept=0.0)
     now = reference.tensors()
     assert all(torch.equal(now[name], parameter) for name, parameter in policy.model.named_parameters())
-    with reference.split() as split:
+    with reference.open() as split:
         assert not any(parameter.requires_grad for parameter in split.model.parameters())
 
 
 def test_a_held_reference_is_restored(llama: Any) -> None:
-    first, second = HeldReference(causal_lm(other_weights(llama))), HeldReference(causal_lm(llama))
+    first, second = CopiedReference(causal_lm(other_weights(llama))), CopiedReference(causal_lm(llama))
     second.restore(first.tensors())
     assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
 
@@ -65,6 +65,6 @@ def test_a_reloaded_reference_is_read_anew_each_time_and_cannot_learn(llama: Any
     reference = ReloadedReference(load)
     assert not reads
     for _ in range(2):
-        with reference.split() as split:
+        with reference.open() as split:
             assert not split.model.training and not any(each.requires_grad for each in split.model.parameters())
     assert len(reads) == 2

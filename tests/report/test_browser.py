@@ -36,7 +36,7 @@ def report(tmp_path_factory) -> Path:
         "report": {"eval_prompts": 8},
         "model": {"threads": 1},
     }
-    return whet.train("grpo", steps=4, folder=str(folder), config=few, callbacks=[]).report
+    return whet.train("grpo", steps=4, folder=str(folder), config=few, console=False).report
 
 
 def browse(page: Path, profile: Path, *words: str) -> str:

@@ -1,4 +1,4 @@
-"""No reply can hang a rule reward: every one of them is quick on text made to be slow."""
+"""No completion can hang a rule reward: every one of them is quick on text made to be slow."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ASKED = Prompt(
 CALLED = Prompt("p", (), text="q", answer="f(x=1)")
 REWARDS: dict[str, Callable[[str], Any]] = {
     "agent_format": agent_format,
-    "choice_answer": lambda reply: choice_answer(ASKED, reply),
-    "citations": lambda reply: citations(ASKED, reply),
-    "coherence": lambda reply: coherence(ASKED, reply),
-    "efficiency": lambda reply: efficiency(reply, 10),
-    "language": lambda reply: language(ASKED, reply),
+    "choice_answer": lambda completion: choice_answer(ASKED, completion),
+    "citations": lambda completion: citations(ASKED, completion),
+    "coherence": lambda completion: coherence(ASKED, completion),
+    "efficiency": lambda completion: efficiency(completion, 10),
+    "language": lambda completion: language(ASKED, completion),
     "repetition": repetition,
-    "safety": lambda reply: safety(ASKED, reply),
-    "set_answer": lambda reply: set_answer(ASKED, reply),
-    "tool_calls": lambda reply: tool_calls(CALLED, reply),
+    "safety": lambda completion: safety(ASKED, completion),
+    "set_answer": lambda completion: set_answer(ASKED, completion),
+    "tool_calls": lambda completion: tool_calls(CALLED, completion),
 }
 PIECES = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "<source>", "<source ", "[", "[1", "[1,"),
@@ -64,9 +64,9 @@ PIECES = [
 def test_long_hostile_replies_are_judged_quickly(name: str) -> None:
     slow = {}
     for piece in PIECES:
-        reply = piece * (20_000 // len(piece))
+        completion = piece * (20_000 // len(piece))
         started = time.process_time()
-        score = REWARDS[name](reply)
+        score = REWARDS[name](completion)
         spent = time.process_time() - started
         assert score is None or -1 <= score <= 1
         if spent > 0.6:

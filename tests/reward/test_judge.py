@@ -36,9 +36,9 @@ def samples(*completions):
 
 
 class Server:
-    """Answers like a chat endpoint: `completion(messages)` gives a text, or (status, headers, body)."""
+    """Answers like a chat endpoint: `respond(messages)` gives a text, or (status, headers, body)."""
 
-    def __init__(self, completion):
+    def __init__(self, respond):
         self.requests, self.headers, self.active, self.most_active = [], [], 0, 0
         lock, server = threading.Lock(), self
 
@@ -51,7 +51,7 @@ class Server:
                     server.active += 1
                     server.most_active = max(server.most_active, server.active)
                 try:
-                    answer = completion(body["messages"])
+                    answer = respond(body["messages"])
                 finally:
                     with lock:
                         server.active -= 1

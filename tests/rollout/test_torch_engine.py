@@ -6,13 +6,13 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.model.causal_lm import causal_lm
-from whet.model.decode import hooked_decoder
-from whet.model.decode_llama import LlamaDecoder, llama_decoder
-from whet.model.decode_state import Shape
+from whet.model.decode_state import BatchShape
+from whet.model.fused_decode import FusedDecoder, fused_decoder
+from whet.model.hooked_decode import hooked_decoder
 from whet.model.token_logp import token_logp
-from whet.rollout.decode_any import write_any
+from whet.rollout.own_cache import write_any
 from whet.rollout.sampling import draw
-from whet.rollout.scheduler import DecodeScheduler, Ending
+from whet.rollout.scheduler import DecodeScheduler, StopRule
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, StopReason, WhetError
 
@@ -153,7 +153,7 @@ def test_each_family_takes_the_quickest_way_it_can(family):
     hooked = hooked_decoder(causal_lm(model_of(family)))
     assert (hooked is None) == (family in OWN_CACHE)
     if hooked is not None:
-        assert (llama_decoder(hooked) is not None) == (family in WRITTEN_OUT)
+        assert (fused_decoder(hooked) is not None) == (family in WRITTEN_OUT)
         assert hooked.split.model.config._attn_implementation == "sdpa"
 
 
@@ -162,7 +162,7 @@ def ways(model: torch.nn.Module):
     split = causal_lm(model)
     hooked = hooked_decoder(split)
     yield lambda *wish: write_any(split, *wish)
-    for decoder in (hooked, LlamaDecoder(hooked), llama_decoder(hooked)):
+    for decoder in (hooked, FusedDecoder(hooked), fused_decoder(hooked)):
         yield torch.no_grad()(lambda *wish, decoder=decoder: DecodeScheduler(decoder, *wish).run())
 
 
@@ -172,7 +172,7 @@ def test_all_ways_write_the_same_whoever_waits_enters_or_leaves(family, rows):
     """Groups of different size and length, fewer rows than requests: rows change hands, move and wait."""
     model = model_of(family)
     requests = [Request(tokens, 7 * n + row) for row, tokens in enumerate(PROMPTS * 2) for n in range(1 + row % 4)]
-    ending = Ending(torch.arange(0, 97, 12), Letters().decode)
+    ending = StopRule(torch.arange(0, 97, 12), Letters().decode)
     expected, *others = (way(requests, Sampling(max_new_tokens=16), ending, rows) for way in ways(model))
     assert len(set(expected.count)) > 5 and set(expected.stop) == {StopReason.END, StopReason.LENGTH}
     for found in others:
@@ -238,8 +238,8 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("written_out", [False, True])
 def test_a_step_and_its_draw_never_wait_for_the_device(written_out):
     decoder = hooked_decoder(causal_lm(model_of("mistral")))
-    decoder = llama_decoder(decoder) if written_out else decoder
-    state = decoder.state(Shape(4, 2, 5, 6))
+    decoder = fused_decoder(decoder) if written_out else decoder
+    state = decoder.state(BatchShape(4, 2, 5, 6))
     with torch.no_grad(), decoder.running():
         decoder.prefill(torch.tensor([[5, 6, 7, 8, 9], [4, 3, 2, 0, 0]]), [5, 3], [0, 1], state)
         state.seat([0, 1, 0, None], 5)
@@ -254,12 +254,12 @@ def test_a_step_and_its_draw_never_wait_for_the_device(written_out):
 
 def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
     """Sixteen rows, one prompt: its keys are held once, and the batch shrinks with the rows that are left."""
-    decoder = llama_decoder(hooked_decoder(causal_lm(model_of("llama")))).suited(Shape(16, 1, 3, 12))
+    decoder = fused_decoder(hooked_decoder(causal_lm(model_of("llama")))).suited(BatchShape(16, 1, 3, 12))
     widths, prefills = [], []
     step, prefill = decoder.step, decoder.prefill
     decoder.step = lambda tokens, state: widths.append((len(tokens), state.slots)) or step(tokens, state)
     decoder.prefill = lambda tokens, *rest: prefills.append(tuple(tokens.shape)) or prefill(tokens, *rest)
-    ending = Ending(torch.arange(0, 97, 5), Letters().decode)
+    ending = StopRule(torch.arange(0, 97, 5), Letters().decode)
     requests = [Request((5, 9, 2), n) for n in range(16)]
     with torch.no_grad():
         completions = DecodeScheduler(
@@ -275,7 +275,7 @@ def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
 def test_the_models_own_cache_drops_finished_rows():
     model = model_of("gemma2")
     requests = [Request((5, 9, 2), n) for n in range(16)]
-    ending = Ending(torch.arange(0, 97, 5), Letters().decode)
+    ending = StopRule(torch.arange(0, 97, 5), Letters().decode)
     split, shapes = causal_lm(model), []
     model.model.register_forward_pre_hook(
         lambda _, args, more: shapes.append(more["input_ids"].shape[0]), with_kwargs=True

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.sandbox import Limits, Outcome, Program, Sandbox, active_protections
+from whet.sandbox import JobResult, Limits, ProgramJob, Sandbox, active_protections
 from whet.sandbox.protections import num_jobs_left
 from whet.types import WhetError
 
@@ -31,8 +31,8 @@ def sandbox():
         yield pool
 
 
-def ran(sandbox: Sandbox, source: str, stdin: str = "", limits: Limits = SMALL) -> Outcome:
-    (found,) = sandbox.run([Program(textwrap.dedent(source), stdin, limits)])
+def ran(sandbox: Sandbox, source: str, stdin: str = "", limits: Limits = SMALL) -> JobResult:
+    (found,) = sandbox.run([ProgramJob(textwrap.dedent(source), stdin, limits)])
     assert not found.is_lost
     return found
 
@@ -44,18 +44,18 @@ def test_a_program_reads_its_input_and_writes_its_output(sandbox):
 
 
 def test_outcomes_keep_the_order_of_the_jobs(sandbox):
-    jobs = [Program("import time\ntime.sleep(float(input()) / 200)\nprint('done')", str(20 - n)) for n in range(20)]
+    jobs = [ProgramJob("import time\ntime.sleep(float(input()) / 200)\nprint('done')", str(20 - n)) for n in range(20)]
     jobs = [replace(job, source=job.source.replace("'done'", str(n))) for n, job in enumerate(jobs)]
     assert [int(found.stdout) for found in sandbox.run(jobs)] == list(range(20))
 
 
 def test_every_job_starts_alike(sandbox):
     leave = "import builtins, os, random, sys, math\nmath.pi = 3\nbuiltins.print = None\nopen('left', 'w').write('x')"
-    assert [found.exit_code for found in sandbox.run([Program(leave)] * 4)] == [0] * 4
+    assert [found.exit_code for found in sandbox.run([ProgramJob(leave)] * 4)] == [0] * 4
     quick = "import os\nos.mkdir('a')\nprint(sorted(os.listdir('.')))"
-    assert {found.stdout for found in sandbox.run([Program(quick)] * 40)} == {"['a']\n"}
+    assert {found.stdout for found in sandbox.run([ProgramJob(quick)] * 40)} == {"['a']\n"}
     look = "import math, os, random\nprint(math.pi, os.listdir('.'), random.random(), hash('a'))"
-    seen = {found.stdout for found in sandbox.run([Program(look)] * 6)}
+    seen = {found.stdout for found in sandbox.run([ProgramJob(look)] * 6)}
     assert len(seen) == 1 and "3.14159" in seen.pop()
 
 
@@ -162,9 +162,9 @@ def test_huge_output(sandbox):
 
 
 def test_the_last_words_of_a_quick_job_are_heard(sandbox):
-    outcomes = sandbox.run([Program("print('x' * 50000)", limits=SMALL)] * 60)
-    assert {(len(outcome.stdout), outcome.ended) for outcome in outcomes} == {(50001, "")}
-    (found,) = sandbox.run([Program("print('x' * 50000)", limits=replace(SMALL, output_kb=1))])
+    results = sandbox.run([ProgramJob("print('x' * 50000)", limits=SMALL)] * 60)
+    assert {(len(result.stdout), result.ended) for result in results} == {(50001, "")}
+    (found,) = sandbox.run([ProgramJob("print('x' * 50000)", limits=replace(SMALL, output_kb=1))])
     assert found.ended == "too much output"
 
 
@@ -243,7 +243,7 @@ def test_daemons_die_with_the_job(sandbox):
     print('left')
     """
     started = time.monotonic()
-    assert [found.stdout for found in sandbox.run([Program(textwrap.dedent(source))] * 4)] == ["left\n"] * 4
+    assert [found.stdout for found in sandbox.run([ProgramJob(textwrap.dedent(source))] * 4)] == ["left\n"] * 4
     assert time.monotonic() - started < 5 and num_jobs_left(sandbox) == 0
 
 
@@ -294,7 +294,7 @@ def test_the_worker_cannot_be_harmed(sandbox):
     except OSError:
         print('refused')
     """
-    found = sandbox.run([Program(textwrap.dedent(source), limits=SMALL)] * 3)
+    found = sandbox.run([ProgramJob(textwrap.dedent(source), limits=SMALL)] * 3)
     # a process that signals everybody may end itself: then there is no output, and no harm either
     assert all(each.stdout in ("-1 -1 -1\nrefused\n", "") for each in found)
     assert ran(sandbox, "print('alive')").stdout == "alive\n"
@@ -319,7 +319,7 @@ def test_a_dead_worker_is_replaced(sandbox):
     for worker in sandbox.workers:
         worker.process.kill()
         worker.process.wait()
-    assert [found.stdout for found in sandbox.run([Program("print(1)")] * 4)] == ["1\n"] * 4
+    assert [found.stdout for found in sandbox.run([ProgramJob("print(1)")] * 4)] == ["1\n"] * 4
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_an_interrupted_batch_leaves_a_usable_pool(interruptible):
 
         threading.Thread(target=strike).start()
         with pytest.raises(KeyboardInterrupt):
-            pool.run([Program("import time\ntime.sleep(20)", limits=replace(SMALL, wall_seconds=30.0))])
+            pool.run([ProgramJob("import time\ntime.sleep(20)", limits=replace(SMALL, wall_seconds=30.0))])
         assert ran(pool, "print('again')").stdout == "again\n"
 
 
@@ -348,8 +348,8 @@ def test_many_threads_share_a_pool(sandbox):
     found: dict[int, list[str]] = {}
 
     def ask(number: int) -> None:
-        outcomes = sandbox.run([Program(f"print({number})")] * 3)
-        found[number] = [outcome.stdout for outcome in outcomes]
+        results = sandbox.run([ProgramJob(f"print({number})")] * 3)
+        found[number] = [result.stdout for result in results]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -376,9 +376,9 @@ def test_a_forked_process_gets_workers_of_its_own(sandbox):
 def test_workers_end_with_the_process_that_started_them():
     script = """
     import os, signal, sys
-    from whet.sandbox import Program, Sandbox
+    from whet.sandbox import ProgramJob, Sandbox
     pool = Sandbox(1)
-    assert pool.run([Program("print(1)")])[0].stdout == "1\\n"
+    assert pool.run([ProgramJob("print(1)")])[0].stdout == "1\\n"
     print(pool.workers[0].process.pid, flush=True)
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

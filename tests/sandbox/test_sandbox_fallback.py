@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from whet.reward import sandbox as package
-from whet.sandbox import Exam, Limits, Program, Sandbox, active_protections
+from whet import sandbox as package
+from whet.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob, active_protections
 from whet.sandbox.protections import num_jobs_left
 from whet.sandbox.seccomp import ARCHITECTURE, filter_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux ones")
 
-INSIDE = ("candidate", "examiner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+INSIDE = ("candidate", "test_runner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
 ALWAYS = {"memory limit", "file size limit", "processor time limit", "wall clock limit", "output limit", "bare start"}
 SMALL = Limits(cpu_seconds=1, wall_seconds=4.0, memory_mb=128)
 
@@ -36,10 +36,10 @@ def test_each_protection_holds_alone(without, mechanism, stopped):
         if not found.mechanisms.get(mechanism):
             pytest.skip(f"this kernel grants no {mechanism}")
         assert {name for name, holds in found.effects.items() if holds} >= ALWAYS | stopped
-        exam = Exam(
+        job = UnitTestJob(
             ("def f(x): return x + 1",), {"form": "assertions", "tests": ["assert f(1) == 2", "assert f(1) == 3"]}
         )
-        assert [outcome.passed for outcome in pool.run([exam] * 3)] == [(True, False)] * 3
+        assert [result.passed for result in pool.run([job] * 3)] == [(True, False)] * 3
 
 
 def test_with_nothing_it_works_and_says_so(caplog):
@@ -62,7 +62,7 @@ def test_orphans_are_found_without_a_process_namespace():
     time.sleep(0.2)
     """
     with Sandbox(1, without=("namespaces", "seccomp")) as pool:
-        (found,) = pool.run([Program(textwrap.dedent(source), limits=SMALL)])
+        (found,) = pool.run([ProgramJob(textwrap.dedent(source), limits=SMALL)])
         assert found.exit_code == 0 and num_jobs_left(pool) == 0 and found.seconds < 3
 
 
@@ -77,7 +77,7 @@ def test_signals_stay_inside_without_a_process_namespace():
             print('refused')
     """
     with Sandbox(1, without=("namespaces", "landlock")) as pool:
-        (found,) = pool.run([Program(textwrap.dedent(source), limits=SMALL)])
+        (found,) = pool.run([ProgramJob(textwrap.dedent(source), limits=SMALL)])
         if not pool.holds["seccomp"]:
             pytest.skip("this kernel grants no seccomp")
         assert found.stdout.split() == ["refused"] * 4
@@ -101,9 +101,9 @@ def test_the_tests_are_nowhere_in_the_memory_of_the_code():
         "assert f('kept-[b]y-the-tests') == False",
         "'kept-by-the-tests'",
     ]
-    exam = Exam((textwrap.dedent(code),), {"form": "assertions", "tests": tests}, limits=SMALL)
+    job = UnitTestJob((textwrap.dedent(code),), {"form": "assertions", "tests": tests}, limits=SMALL)
     with Sandbox(1, without=("namespaces", "landlock")) as pool:
-        assert [outcome.passed[:2] for outcome in pool.run([exam] * 3)] == [(True, True)] * 3
+        assert [result.passed[:2] for result in pool.run([job] * 3)] == [(True, True)] * 3
 
 
 def test_workers_load_only_the_standard_library():
@@ -120,7 +120,7 @@ def test_workers_load_only_the_standard_library():
                 assert (node.module or "").split(".")[0] in sys.stdlib_module_names, name
     with Sandbox(1) as pool:
         (found,) = pool.run(
-            [Program("import sys\nprint(sorted(n for n in sys.modules if n[:4] in ('whet', 'torc', 'nump')))")]
+            [ProgramJob("import sys\nprint(sorted(n for n in sys.modules if n[:4] in ('whet', 'torc', 'nump')))")]
         )
     assert found.stdout == "[]\n"
 
@@ -143,5 +143,5 @@ def test_a_job_cut_short_without_a_process_namespace_leaves_nothing():
     source = "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(60)"
     with Sandbox(1, without=("namespaces", "seccomp")) as pool:
         started = time.monotonic()
-        (found,) = pool.run([Program(source, limits=Limits(wall_seconds=0.5))])
+        (found,) = pool.run([ProgramJob(source, limits=Limits(wall_seconds=0.5))])
         assert found.ended == "out of time" and num_jobs_left(pool) == 0 and time.monotonic() - started < 4

@@ -57,9 +57,9 @@ def metrics_of(folder):
 def test_the_run_goes_on_exactly(trainer, tmp_path):
     method, changes = TRAINERS[trainer]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whet.train(method, config=layers_of(changes), steps=STEPS, folder=str(whole), callbacks=[])
-    whet.train(method, config=layers_of(changes), steps=BREAK, folder=str(broken), callbacks=[])
-    whet.resume(broken, steps=STEPS, callbacks=[])
+    whet.train(method, config=layers_of(changes), steps=STEPS, folder=str(whole), console=False)
+    whet.train(method, config=layers_of(changes), steps=BREAK, folder=str(broken), console=False)
+    whet.resume(broken, steps=STEPS, console=False)
     one, two = content(whole), content(broken)
     assert one.keys() == two.keys() and "adapter_model.safetensors" in one
     for name in one:
@@ -70,7 +70,7 @@ def test_the_run_goes_on_exactly(trainer, tmp_path):
 def test_the_sampler_has_the_adapters_and_the_reference_has_not(tmp_path):
     run = tmp_path / "run"
     _, changes = TRAINERS["a policy held to its base"]
-    whet.train("grpo", config=layers_of(changes), steps=STEPS, folder=str(run), callbacks=[])
+    whet.train("grpo", config=layers_of(changes), steps=STEPS, folder=str(run), console=False)
     found = metrics_of(run)
     assert max(step["sampler_gap"] for step in found) < 1e-5
     assert found[0]["kl"] == 0.0 and found[-1]["kl"] > 1e-5
@@ -95,7 +95,7 @@ def test_only_factors_and_a_head_are_in_the_optimizer(tmp_path):
     from safetensors import safe_open
 
     run = tmp_path / "run"
-    whet.train("rm", config=layers_of(ROWS), steps=1, folder=str(run), callbacks=[])
+    whet.train("rm", config=layers_of(ROWS), steps=1, folder=str(run), console=False)
     with safe_open(run / "checkpoints" / "step-000001" / "optimizer.safetensors", "pt") as stored:
         names = {name.rpartition("/")[0] for name in stored.keys()}  # noqa: SIM118
     assert {name.rpartition(".")[2] for name in names} == {"down", "up", "weight"}
@@ -104,14 +104,14 @@ def test_only_factors_and_a_head_are_in_the_optimizer(tmp_path):
 
 def test_a_run_is_a_whole_model(tmp_path):
     run = tmp_path / "run"
-    whet.train("sft", config=layers_of(ROWS), steps=STEPS, folder=str(run), callbacks=[])
+    whet.train("sft", config=layers_of(ROWS), steps=STEPS, folder=str(run), console=False)
     first, after = load_model("whetstone").model, load_model(str(run)).model
     changed = {name for name, value in first.state_dict().items() if not torch.equal(value, after.state_dict()[name])}
     assert len(changed) == 21 and all("_proj." in name for name in changed)
     marks = whet.evaluate(str(run), settings={"report": {"eval_prompts": 4}})
     assert 0 <= marks["accuracy"] <= 1
     again = tmp_path / "again"
-    whet.train("dpo", model=str(run), config=layers_of(ROWS), steps=1, folder=str(again), callbacks=[])
+    whet.train("dpo", model=str(run), config=layers_of(ROWS), steps=1, folder=str(again), console=False)
     assert metrics_of(again)[0]["margin"] == 0.0  # the reference of a run on a run is the merged model
 
 
@@ -139,5 +139,5 @@ def test_a_run_is_a_whole_model(tmp_path):
 )
 def test_what_cannot_be_is_refused(method, changes, said, tmp_path):
     with pytest.raises(WhetError, match=said):
-        whet.train(method, config=layers_of(changes), steps=1, folder=str(tmp_path / "run"), callbacks=[])
+        whet.train(method, config=layers_of(changes), steps=1, folder=str(tmp_path / "run"), console=False)
     assert not (tmp_path / "run").exists()

@@ -34,7 +34,7 @@ def test_the_best_and_the_worst_are_a_pair():
 
 
 def test_it_learns_the_task(tmp_path):
-    run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), callbacks=[])
+    run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), console=False)
     steps = [line for line in run.metrics() if "eval" not in line]
     assert run.before["accuracy"] < 0.3 and run.after["accuracy"] > 0.8
     assert steps[-1]["reward"]["total"] > steps[0]["reward"]["total"] and 0 < steps[0]["counts"]["rows"] <= 8
@@ -46,9 +46,9 @@ def test_resume_gives_the_same_bytes(tmp_path):
         return hashlib.sha256((whet.Run(folder, "", 0, {}, {}, folder).model / "model.safetensors").read_bytes())
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whet.train("dpo", config=SMALL, steps=4, folder=str(whole), callbacks=[])
-    whet.train("dpo", config=SMALL, steps=2, folder=str(parts), callbacks=[])
-    whet.resume(parts, steps=4, callbacks=[])
+    whet.train("dpo", config=SMALL, steps=4, folder=str(whole), console=False)
+    whet.train("dpo", config=SMALL, steps=2, folder=str(parts), console=False)
+    whet.resume(parts, steps=4, console=False)
     assert weights(whole).hexdigest() == weights(parts).hexdigest()
 
 
@@ -58,4 +58,4 @@ def test_resume_gives_the_same_bytes(tmp_path):
 )
 def test_what_cannot_work_is_refused(tmp_path, preference, told):
     with pytest.raises(WhetError, match=told):
-        whet.train("dpo", preference=preference, steps=1, folder=str(tmp_path / "run"), callbacks=[])
+        whet.train("dpo", preference=preference, steps=1, folder=str(tmp_path / "run"), console=False)

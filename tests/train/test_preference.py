@@ -14,9 +14,9 @@ from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_preferences
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
-from whet.model.reference import HeldReference
+from whet.model.reference import CopiedReference
+from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.token_logp import packs
-from whet.model.tree import tree_of
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.train import completion_logp
 from whet.train.completion_logp import (
@@ -90,7 +90,7 @@ def trainer(name="dpo", rows=None, model=None, reference="live", shift=0.02, **c
     objective = PAIR_PRESETS[name].objective
     known = None
     if "ref_logp" in objective.needs():
-        known = LiveReference(HeldReference(policy), 60)
+        known = LiveReference(CopiedReference(policy), 60)
         if reference == "stored":
             known = stored_reference(policy, [row.family for row in rows], 45)
     if shift:
@@ -181,7 +181,7 @@ def test_a_pairs_prompt_is_computed_once():
     for row in pairs():
         rows = family_rows([row.family])
         start = row.family[0].action.index(True)
-        tree = tree_of(rows.tokens, rows.action)
+        tree = shared_prefix_batch(rows.tokens, rows.action)
         assert tree.size == start + sum(len(completion.tokens) - start - 1 for completion in row.family)
 
 

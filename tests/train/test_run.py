@@ -311,7 +311,7 @@ def command(monkeypatch, capsys, *words):
 @pytest.fixture(scope="module")
 def four_steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "four"
-    assert whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), callbacks=[]).status == "finished"
+    assert whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), console=False).status == "finished"
     return folder
 
 
@@ -333,7 +333,7 @@ def test_resume_extends_a_run(monkeypatch, capsys, copied, tmp_path):
     assert code == 0 and saved_steps(copied) == [2, 4, 6]
     assert read_summary(copied)["status"] == "finished" and read_summary(copied)["total_steps"] == 6
     whole = tmp_path / "whole"
-    whet.train("reinforce", config=SMALL, steps=6, folder=str(whole), callbacks=[])
+    whet.train("reinforce", config=SMALL, steps=6, folder=str(whole), console=False)
     assert weights_of(copied, 6) == weights_of(whole, 6)
     assert read_samples(copied) == read_samples(whole)
     code, error = command(monkeypatch, capsys, "resume", str(copied))
@@ -399,8 +399,8 @@ def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
     try:
         wait_until(process, lambda: len(read_metrics(folder)) >= 3)
         for attempt in (
-            lambda: whet.resume(folder, callbacks=[]),
-            lambda: whet.train("reinforce", config=SMALL, folder=str(folder), callbacks=[]),
+            lambda: whet.resume(folder, console=False),
+            lambda: whet.train("reinforce", config=SMALL, folder=str(folder), console=False),
         ):
             with pytest.raises(WhetError, match=r"another process is training there|already holds a run"):
                 attempt()
@@ -416,7 +416,7 @@ def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
     step = saved_steps(folder)[-1]
     assert summary["status"] == "interrupted"
     assert step == read_metrics(folder)[-1]["step"] < 5000
-    resumed = whet.resume(folder, steps=step + 1, callbacks=[])
+    resumed = whet.resume(folder, steps=step + 1, console=False)
     assert (resumed.status, resumed.steps) == ("finished", step + 1)
 
 
@@ -455,7 +455,7 @@ def test_weights_that_explode_stop_the_run_and_the_last_checkpoint_stays(tmp_pat
     config = {**SMALL, "batch": batch, "optimizer": {"learning_rate": 1e30}}
     config["report"] = {**SMALL["report"], "save_every": 1}
     with pytest.raises(RunFailed) as error:
-        whet.train(method, config=config, steps=5, folder=str(folder), callbacks=[])
+        whet.train(method, config=config, steps=5, folder=str(folder), console=False)
     message = str(error.value)
     assert message.startswith("step 2: the gradient is not finite") and "optimizer.learning_rate" in message
     assert "last checkpoint are untouched" in message and "\n" not in message
@@ -483,9 +483,9 @@ def test_a_failing_step_is_repeated_by_resume(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "loss", broken)
         with pytest.raises(RunFailed, match=r"step 3: the loss is not finite: .*; samples of arithmetic/train/\d+, "):
-            whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), callbacks=[])
+            whet.train("reinforce", config=SMALL, steps=4, folder=str(folder), console=False)
     assert saved_steps(folder) == [2]
-    assert whet.resume(folder, callbacks=[]).status == "finished"
+    assert whet.resume(folder, console=False).status == "finished"
     assert [line["step"] for line in read_metrics(folder)] == [0, 1, 2, 3, 4, 4]
 
 
@@ -500,13 +500,13 @@ def test_a_trainer_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path)
         "report": {"eval_prompts": 8, "eval_every": 0},
         "objective": changes,
     }
-    run = whet.train("grpo", steps=9, config=settings, folder=str(tmp_path / "run"), callbacks=[])
+    run = whet.train("grpo", steps=9, config=settings, folder=str(tmp_path / "run"), console=False)
     assert (run.status, run.steps) == ("finished", 2)
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir() and run.after
     summary = json.loads((tmp_path / "run" / "run.json").read_text())
     assert "the KL budget is spent" in summary["ended"]
     assert "it ended early: the KL budget is spent" in run.report.read_text()
-    again = whet.resume(tmp_path / "run", steps=12, callbacks=[])
+    again = whet.resume(tmp_path / "run", steps=12, console=False)
     assert (again.status, again.steps) == ("finished", 2)
 
 
@@ -523,4 +523,4 @@ def test_a_reward_that_never_varies_stops_a_row_that_refills_and_says_why(tmp_pa
         "objective": {"keep": {"rounds": 3}},
     }
     with pytest.raises(RunFailed, match=r"each of 9 prompts had the same outcome, in 3 rounds.*keep=everything"):
-        whet.train("dapo", reward=always_right, steps=2, config=settings, folder=str(tmp_path / "run"), callbacks=[])
+        whet.train("dapo", reward=always_right, steps=2, config=settings, folder=str(tmp_path / "run"), console=False)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from whet.data.cursor import Cursor
-from whet.model import tree_attention
+from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.rollout.torch_engine import TorchEngine
@@ -222,7 +222,7 @@ def test_a_shared_prompt_is_computed_once_and_teaches_the_same(
     )
     found, _ = gradient(model, twins, name, micro_batch_tokens)
     seen = sizes[-1]
-    monkeypatch.setattr(tree_attention, "_CHECKED", {model.base_model: {CausalLM.dtype: False}})
+    monkeypatch.setattr(shared_prefix_attention, "_CHECKED", {model.base_model: {CausalLM.dtype: False}})
     padded, _ = gradient(model, twins, name)
     assert relative(found, padded) < 1e-10
     if micro_batch_tokens == 10_000:

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.config.config import Config
 from whet.model.lora import LowRank, adapter_factors, add_adapters
-from whet.model.reference import BaseReference, HeldReference
+from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.model.causal_lm import CausalLM
 from whet.types import WhetError
 
@@ -28,13 +28,13 @@ def adapters_fact(config: Config, model: Any) -> dict[str, str]:
 
 def first_policy(
     config: Config, policy: CausalLM, rule: str, needs: Collection[str] = ()
-) -> HeldReference | BaseReference:
+) -> CopiedReference | AdapterFreeReference:
     """The reference of a policy: a copy in memory, or with adapters the policy without them.
 
     `rule` says whether it moves, `needs` are the objective's.
     """
     if not config.model.lora.rank:
-        return HeldReference(policy)
+        return CopiedReference(policy)
     if rule != "frozen":
         raise WhetError(
             f"objective.reference={rule} moves the reference, and with model.lora it is the base, which stays; "
@@ -45,4 +45,4 @@ def first_policy(
             f"{config.method} asks policy and reference in one pass, and with model.lora they are one model; "
             "give another objective.kl, such as k3, or model.lora=0"
         )
-    return BaseReference(policy)
+    return AdapterFreeReference(policy)

@@ -25,8 +25,8 @@ from whet.data.source import EVAL, TRAIN
 from whet.data.tasks import Task, demonstrations
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.critic import critic_on
-from whet.model.plain_trunk import plain_works
-from whet.model.reference import Reference, ReloadedReference
+from whet.model.fused_trunk import fused_works
+from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.model.causal_lm import Recompute, CausalLM, causal_lm
 from whet.objective import Objective, Setting, check_setting, description, preset_named, title, with_changes
 from whet.build.preference import (
@@ -255,7 +255,7 @@ def recompute_choice(asked: str, device: torch.device) -> Recompute:
 def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> CausalLM:
     """A model to train; one that whet has not written out recomputes its layers itself."""
     policy = causal_lm(model, dtype, recompute)
-    if recompute == "layers" and not plain_works(policy):
+    if recompute == "layers" and not fused_works(policy):
         if not getattr(model, "supports_gradient_checkpointing", False):
             raise WhetError(
                 f"model.recompute=layers: {type(model).__name__} cannot compute its layers again; "
@@ -336,7 +336,7 @@ def build_rl_trainer(
     return RLTrainer(cast, objective, questions, settings, optimizer_settings(config), exam)
 
 
-def reference_of(config: PolicyConfig, machine: Runtime, objective: Objective) -> Reference:
+def reference_of(config: PolicyConfig, machine: Runtime, objective: Objective) -> ReferencePolicy:
     """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
     if config.model.reference == "memory":
         return first_policy(config, machine.policy, objective.reference.name, objective.needs())

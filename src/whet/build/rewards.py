@@ -39,7 +39,7 @@ from whet.rollout.collect import Score
 from whet.config.sections import RewardPart, RewardSection
 from whet.types import Prompt, Sampling, WhetError, did_you_mean
 
-DEFENCES = ROWS["robust"]
+DEFENCES = ROWS["defences"]
 
 
 def build_reward_parts(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:

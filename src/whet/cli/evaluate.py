@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,14 @@ def tell_evaluation(asked: Asked) -> None:
     if "rerank" in values or asked.page is not None:
         _tell_reranking(asked, values)
         return
-    found = api.evaluate(asked.model, data=asked.data, samples=asked.samples, settings=values)
+    found = api.evaluate(asked.model, data=asked.data, samples=asked.samples, settings=values).metrics
     if asked.as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(dict(found), indent=2))
         return
     _tell(found)
 
 
-def _tell(marks: dict[str, float]) -> None:
+def _tell(marks: Mapping[str, float]) -> None:
     for name, value in marks.items():
         typer.echo(f"{name:14} {value:.4g}")
 

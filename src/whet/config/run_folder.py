@@ -52,7 +52,7 @@ def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = No
             values: dict[str, Any] = {"folder": str(folder)}
             if rows is not None:
                 source = folder / ROWS
-                source.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
+                write_rows(source, rows)
                 values["data"] = config.data.model_copy(update={"source": str(source)})
             yield folder, config.model_copy(update=values)
     except BaseException:
@@ -75,6 +75,22 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: another process is training there; wait for it, or give another --folder"
             ) from error
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is training in the folder now."""
+    if not (folder / "lock").is_file():
+        return False
+    try:
+        with locked(folder):
+            return False
+    except WhetError:
+        return True
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows given from Python as a JSONL file."""
+    path.write_text("".join(_row_line(*numbered) for numbered in enumerate(rows)), encoding="utf-8")
 
 
 def _row_line(number: int, row: Mapping[str, Any]) -> str:

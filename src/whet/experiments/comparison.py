@@ -408,10 +408,10 @@ def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, s
     line = RunLine(entry.name, output)
     try:
         if entry.is_begun:
-            run = api.resume(entry.folder, callbacks=[line])
+            run = api.resume(entry.folder, callbacks=[line], console=False)
         else:
             own = {"seed": entry.seed, "folder": str(entry.folder)}
-            run = api.train(entry.method, config=merged(layer, own), callbacks=[line])
+            run = api.train(entry.method, config=merged(layer, own), callbacks=[line], console=False)
     except KeyboardInterrupt:
         return INTERRUPTED, ""
     except RunFailed as error:

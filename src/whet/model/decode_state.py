@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """What one batch needs room for."""
 
     rows: int
@@ -25,7 +25,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionShape:
     """The attention layers of a model, as its own forward showed them."""
 
     num_layers: int
@@ -42,7 +42,7 @@ class DecodeState:
     numbers: they fix the shapes of a step, and whoever captures one holds them still.
     """
 
-    def __init__(self, shape: Shape, attended: Attended, state_size: int, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
         self.shape, self.attended, self.device = shape, attended, device
         heads, size = attended.num_heads, attended.head_size
 

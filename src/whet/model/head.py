@@ -59,7 +59,7 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _HeadPlan:
     scale: float  # of the logits
     dtype: torch.dtype  # of the products
     rows: int  # of a chunk
@@ -86,7 +86,7 @@ def chunked_logp(
     learns = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (states, head.weight, head.bias)
     )
-    plan = _Plan(head.factor / temperature, products, rows, coefficient if learns else None)
+    plan = _HeadPlan(head.factor / temperature, products, rows, coefficient if learns else None)
     found: tuple[Tensor, Tensor] = _ChunkedLogp.apply(states, head.weight, head.bias, targets, plan)
     return found
 
@@ -107,7 +107,7 @@ def _kernels(states: Tensor) -> ModuleType | None:
 class _ChunkedLogp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _Plan
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _HeadPlan
     ) -> tuple[Tensor, Tensor]:
         chunks = _Chunks(states, weight, bias, plan)
         norm, logp, entropy = (chunks.wide.new_empty(len(states)) for _ in range(3))
@@ -161,7 +161,7 @@ class _ChunkedLogp(torch.autograd.Function):
 class _Chunks:
     """The logits of a window of tokens at a time, in memory that is used again."""
 
-    def __init__(self, states: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan) -> None:
+    def __init__(self, states: Tensor, weight: Tensor, bias: Tensor | None, plan: _HeadPlan) -> None:
         self.plan = plan
         self.wide = torch.empty(0, dtype=torch.promote_types(plan.dtype, torch.float32), device=states.device)
         self.windows = [slice(start, start + plan.rows) for start in range(0, len(states), plan.rows)]

@@ -58,7 +58,7 @@ class AdaptedLinear(nn.Linear):
         if not torch.is_grad_enabled():
             return output
         # the input's own gradient comes through `output`, whose weight has the adapter in it already
-        return _Bent.apply(output, F.linear(F.linear(input.detach(), self.down), self.up) * self.scale)
+        return _GradientToBoth.apply(output, F.linear(F.linear(input.detach(), self.down), self.up) * self.scale)
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -77,7 +77,7 @@ class AdaptedLinear(nn.Linear):
             del destination[prefix + name]
 
 
-class _Bent(torch.autograd.Function):
+class _GradientToBoth(torch.autograd.Function):
     """The first tensor's values; the gradient goes to both."""
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from whet.model.layer_ops import kernels_for
-from whet.model.tree import Segments
+from whet.model.shared_prefix import Segments
 
 
 def ragged_works(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -24,30 +24,30 @@ def frozen_copy(model: Model) -> Model:
     return reference
 
 
-class HeldReference:
+class CopiedReference:
     """A second copy in memory. It may be moved towards the policy."""
 
     def __init__(self, policy: CausalLM) -> None:
-        self._split = causal_lm(frozen_copy(policy.model), policy.dtype)
+        self._copy = causal_lm(frozen_copy(policy.model), policy.dtype)
 
     @contextmanager
-    def split(self) -> Iterator[CausalLM]:
-        yield self._split
+    def open(self) -> Iterator[CausalLM]:
+        yield self._copy
 
     @torch.no_grad()
     def follow(self, policy: CausalLM, kept: float) -> None:
         """reference <- kept * reference + (1 - kept) * policy."""
-        for mine, theirs in zip(self._split.model.parameters(), policy.model.parameters(), strict=True):
+        for mine, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
             # at kept = 0 the copy must be exact: lerp would leave rounding
             mine.copy_(theirs if kept == 0 else mine * kept + theirs * (1 - kept))
 
     def tensors(self) -> dict[str, Tensor]:
         """Its weights by name; a weight shared by two layers is there once."""
-        return {name: value.detach().cpu().contiguous() for name, value in self._split.model.named_parameters()}
+        return {name: value.detach().cpu().contiguous() for name, value in self._copy.model.named_parameters()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._split.model.named_parameters():
+        for name, parameter in self._copy.model.named_parameters():
             parameter.copy_(tensors[name])
 
 
@@ -58,14 +58,14 @@ class ReloadedReference:
         self._load = load
 
     @contextmanager
-    def split(self) -> Iterator[CausalLM]:
+    def open(self) -> Iterator[CausalLM]:
         loaded = self._load()
         loaded.model.eval()
         loaded.model.requires_grad_(False)
         yield loaded
 
 
-class BaseReference:
+class AdapterFreeReference:
     """The policy itself with its adapters off: the model it began as, bit for bit, and no second copy.
 
     While it is asked there is no policy: a pass that needs both at once cannot have it.
@@ -75,9 +75,9 @@ class BaseReference:
         self._policy = policy
 
     @contextmanager
-    def split(self) -> Iterator[CausalLM]:
+    def open(self) -> Iterator[CausalLM]:
         with adapters_off(self._policy.model):
             yield self._policy
 
 
-Reference = HeldReference | ReloadedReference | BaseReference
+ReferencePolicy = CopiedReference | ReloadedReference | AdapterFreeReference

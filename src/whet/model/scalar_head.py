@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
 from whet.model.pretrained import quiet_transformers
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import states_before
-from whet.model.tree import sent
 from whet.types import WhetError
 
 Kind = Literal["sequence", "token"]
@@ -56,7 +56,7 @@ class ScalarModel:
         action = after | opens
         states = states_before(self.split, wide, action)
         # places, not flags: to count flags on a device is to wait for it
-        wanted = states[sent(after[action].nonzero()[:, 0], states.device)]
+        wanted = states[to_device(after[action].nonzero()[:, 0], states.device)]
         return self.head(wanted.to(self.head.weight.dtype))
 
     def note_scales(self, scales: Sequence[tuple[float, float]] | None) -> None:

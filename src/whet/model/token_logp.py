@@ -1,7 +1,7 @@
 """log pi(token | prefix) of the action tokens, without ever building [N, T, V] logits.
 
 Rows come padded and scores go back padded; in between, rows that share a prompt become a tree and padding is left out
-(`whet.model.tree`), where the model can walk a tree and that saves work. Only positions that carry loss reach the
+(`whet.model.shared_prefix`), where the model can walk a tree and that saves work. Only positions that carry loss reach the
 vocabulary head, a chunk of logits at a time (`whet.model.head`). What a method wants beyond log-probability and entropy
 takes a path of its own, whose chunks are dropped after the forward pass and built again in the backward pass.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from whet.model.causal_lm import CausalLM
+from whet.model.fused_trunk import fused_states, fused_works
 from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
-from whet.model.plain_trunk import plain_states, plain_works
-from whet.model.tree import Tree, sent, tree_of
-from whet.model.tree_attention import tree_states, tree_works
+from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch, to_device
+from whet.model.shared_prefix_attention import shared_prefix_states, shared_prefix_works
 
 WORTHWHILE = 0.95  # a tree with a larger share of the padded tokens saves too little
 
@@ -62,7 +62,7 @@ def token_logp(
     details = details or Details()
     device = split.device
     tree = _tree(split, tokens, action) if details.packed else None
-    targets = sent(tokens[:, 1:][action[:, 1:]], device)
+    targets = to_device(tokens[:, 1:][action[:, 1:]], device)
     kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
     states = _states(split, tokens, action, tree)
     others = None
@@ -76,7 +76,7 @@ def token_logp(
     else:
         found = _scores(_Head(split, temperature, details), states, targets, kept, others)
 
-    flags = sent(action, device)
+    flags = to_device(action, device)
 
     def placed(values: Tensor) -> Tensor:
         rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=device)
@@ -95,7 +95,7 @@ def token_logp(
 
 def packs(split: CausalLM) -> bool:
     """True where rows that share a prompt compute it once, and padding costs nothing."""
-    return plain_works(split) or tree_works(split)
+    return fused_works(split) or shared_prefix_works(split)
 
 
 def states_before(split: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
@@ -103,23 +103,23 @@ def states_before(split: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  #
     return _states(split, tokens, action, _tree(split, tokens, action))
 
 
-def _tree(split: CausalLM, tokens: Tensor, action: Tensor) -> Tree | None:
+def _tree(split: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
     """The rows as a tree, where that saves work."""
     if not packs(split):
         return None
-    tree = tree_of(tokens, action, split.device)
-    if plain_works(split):
+    tree = shared_prefix_batch(tokens, action, split.device)
+    if fused_works(split):
         return tree
     return tree if tree is not None and tree.size <= WORTHWHILE * tokens.numel() else None
 
 
-def _states(split: CausalLM, tokens: Tensor, action: Tensor, tree: Tree | None) -> Tensor:
+def _states(split: CausalLM, tokens: Tensor, action: Tensor, tree: SharedPrefixBatch | None) -> Tensor:
     if bool(action[:, 0].any()):
         raise ValueError("the first token of a row has no prefix: it cannot be an action")
-    if tree is not None and plain_works(split):
-        return plain_states(split, tree)
-    if tree is not None and tree_works(split):
-        return tree_states(split, tree)
+    if tree is not None and fused_works(split):
+        return fused_states(split, tree)
+    if tree is not None and shared_prefix_works(split):
+        return shared_prefix_states(split, tree)
     tokens, action = tokens.to(split.device), action.to(split.device)
     return split.hidden(tokens)[:, :-1][action[:, 1:]]
 

@@ -34,9 +34,9 @@ def trained(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any
             summary = read_summary(run_folder)
             if summary.get("status") == "finished":
                 return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
-            run = api.resume(run_folder, callbacks=watching)
+            run = api.resume(run_folder, callbacks=watching, console=False)
         else:
-            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=watching)
+            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=watching, console=False)
     finally:
         line.clear()
     if run.status == "interrupted":

@@ -29,7 +29,8 @@ MOST = 500  # citations of a completion that are looked at
 
 
 def citations(prompt: Prompt, completion: str, *, at_least: int = 2) -> float:
-    """0 to 1: the share of `at_least` different sources that the completion cites, times the share of citations that hold.
+    """0 to 1: the share of `at_least` different sources that the completion cites, times the share of citations that
+    hold.
 
     Citations are [1], [1, 2], [1-3], links and DOIs, (Author, 2020), Author et al. (2020) and <source>...</source>,
     after the thinking. Where the prompt has a column `sources` (or `documents`, `contexts`, `passages`; a list of

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from whet.reward.answer import final_part
-from whet.sandbox import Exam, Job, Limits, Outcome, Program, shared_sandbox
+from whet.sandbox import Job, JobResult, Limits, ProgramJob, UnitTestJob, shared_sandbox
 from whet.types import Prompt, Sample, WhetError
 
 FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -36,10 +36,10 @@ COLUMNS = ("tests", "test_list", "test", "input_output")
 
 
 @dataclass(frozen=True)
-class Tests:
+class PromptTests:
     """The tests of one prompt, in one of the forms a sandbox knows."""
 
-    paper: Mapping[str, Any] | None = None  # of an exam
+    test_spec: Mapping[str, Any] | None = None  # of a unit-test job
     pairs: tuple[tuple[str, str], ...] = ()  # (standard input, expected output)
     prelude: str = ""  # the data's own code: before the completion's and before the tests
     total: int = 0  # how many there are; of a program, how many it holds
@@ -47,7 +47,7 @@ class Tests:
     @property
     def is_program(self) -> bool:
         """True where the tests are one program, which alone knows how many assertions it makes."""
-        return self.paper is not None and self.paper["form"] == "program"
+        return self.test_spec is not None and self.test_spec["form"] == "program"
 
 
 @dataclass(frozen=True)
@@ -74,37 +74,37 @@ class CodeTests:
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         """k of n tests passed, or 1 for all and 0 otherwise; None for a prompt whose data gives no usable test."""
         jobs: list[Job] = []
-        spans: list[tuple[Tests, slice] | None] = []
+        spans: list[tuple[PromptTests, slice] | None] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             tests = tests_of(prompt, self.prelude, self.tolerance)
             first = len(jobs)
             if tests is not None:
                 jobs += self._jobs(tests, prompt, completion)
             spans.append(None if tests is None else (tests, slice(first, len(jobs))))
-        outcomes = shared_sandbox(self.workers).run(jobs)
-        return [None if span is None else self._score(span[0], outcomes[span[1]]) for span in spans]
+        results = shared_sandbox(self.workers).run(jobs)
+        return [None if span is None else self._score(span[0], results[span[1]]) for span in spans]
 
-    def _jobs(self, tests: Tests, prompt: Prompt, completion: str) -> list[Job]:
+    def _jobs(self, tests: PromptTests, prompt: Prompt, completion: str) -> list[Job]:
         code = code_of(completion)
         if code is None or len(code) > LONGEST_CODE:
             return []
-        if tests.paper is None:
-            return [Program(f"{tests.prelude}\n{code}", given, self.limits) for given, _ in tests.pairs]
-        return [Exam(sources_of(code, prompt), tests.paper, tests.prelude, self.limits)]
+        if tests.test_spec is None:
+            return [ProgramJob(f"{tests.prelude}\n{code}", given, self.limits) for given, _ in tests.pairs]
+        return [UnitTestJob(sources_of(code, prompt), tests.test_spec, tests.prelude, self.limits)]
 
-    def _score(self, tests: Tests, outcomes: Sequence[Outcome]) -> float | None:
-        if not outcomes:  # the completion holds no code to run
+    def _score(self, tests: PromptTests, results: Sequence[JobResult]) -> float | None:
+        if not results:  # the completion holds no code to run
             return 0.0
-        if any(outcome.is_lost for outcome in outcomes):
+        if any(result.is_lost for result in results):
             return None
-        if tests.paper is None:
+        if tests.test_spec is None:
             passed = [
-                outcome.ended == "" and outcome.exit_code == 0 and same_output(outcome.stdout, expected, self.tolerance)
-                for outcome, (_, expected) in zip(outcomes, tests.pairs, strict=True)
+                result.ended == "" and result.exit_code == 0 and same_output(result.stdout, expected, self.tolerance)
+                for result, (_, expected) in zip(results, tests.pairs, strict=True)
             ]
         else:
-            passed = [each for outcome in outcomes for each in outcome.passed]
-        ended_well = all(outcome.ended == "" for outcome in outcomes)
+            passed = [each for result in results for each in result.passed]
+        ended_well = all(result.ended == "" for result in results)
         # how many assertions a program makes is known when it ends; before that, at least those it holds and one more
         total = len(passed) if tests.is_program and ended_well else max(tests.total, len(passed) + tests.is_program)
         return sum(passed) / total if self.partial else float(ended_well and sum(passed) == total)
@@ -184,7 +184,7 @@ def _is_code(text: str) -> bool:
     return True
 
 
-def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> Tests | None:
+def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> PromptTests | None:
     """The prompt's tests; None where its data says there are none to judge by."""
     given = _given(prompt)
     if prompt.meta.get("unscorable") or given in ([], {}, ""):
@@ -195,13 +195,13 @@ def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> Tests | None:
         given = given["functional"]
     if isinstance(given, str):
         _check_parses(given, prompt)
-        paper: dict[str, Any] = {"form": "program", "program": given, "entry_point": entry}
-        return Tests(paper=paper, prelude=prelude, total=num_assertions(given))
+        test_spec: dict[str, Any] = {"form": "program", "program": given, "entry_point": entry}
+        return PromptTests(test_spec=test_spec, prelude=prelude, total=num_assertions(given))
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         setup = str(prompt.meta.get("test_setup_code") or "")
         _check_parses("\n".join([setup, *given]), prompt)
-        paper = {"form": "assertions", "tests": given, "setup": setup, "entry_point": entry}
-        return Tests(paper=paper, prelude=prelude, total=len(given))
+        test_spec = {"form": "assertions", "tests": given, "setup": setup, "entry_point": entry}
+        return PromptTests(test_spec=test_spec, prelude=prelude, total=len(given))
     return _cases(given, prompt, prelude, tolerance)
 
 
@@ -247,7 +247,7 @@ def num_assertions(program: str) -> int:
     return sum(not (isinstance(node.test, ast.Constant) and node.test.value) for node in found)
 
 
-def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> Tests:
+def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
     """Input and output pairs: of a function where one is named, of standard input and output otherwise."""
     entry = str(prompt.meta.get("entry_point") or prompt.meta.get("fn_name") or "")
     functional = bool(entry)
@@ -271,10 +271,10 @@ def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> Tests:
     assert isinstance(inputs, list) and isinstance(outputs, list)
     if functional:
         cases = [(_arguments(each), _json(output)) for each, output in zip(inputs, outputs, strict=True)]
-        paper = {"form": "calls", "entry_point": entry, "cases": cases, "tolerance": tolerance}
-        return Tests(paper=paper, prelude=prelude, total=len(cases))
+        test_spec = {"form": "calls", "entry_point": entry, "cases": cases, "tolerance": tolerance}
+        return PromptTests(test_spec=test_spec, prelude=prelude, total=len(cases))
     pairs = tuple((_lines(given), _lines(wanted)) for given, wanted in zip(inputs, outputs, strict=True))
-    return Tests(pairs=pairs, prelude=prelude, total=len(pairs))
+    return PromptTests(pairs=pairs, prelude=prelude, total=len(pairs))
 
 
 def _arguments(given: Any) -> list[Any]:

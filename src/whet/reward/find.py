@@ -37,7 +37,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "length": ("soft_overlong", "length_cost", "cosine_length"),
     "math_answer": ("math_answer",),
     "repetition": ("repetition",),
-    "robust": (
+    "defences": (
         *("incoherent_reasoning", "padding", "redundant_calls", "unsupported_answer", "guessing", "hollow_answer"),
         *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes", "judge_injection"),
         "self_grading",

@@ -1,7 +1,7 @@
 """The reward of prompts from `gym:NAME`: reasoning-gym's own verifier, on the explicit answer of the completion.
 
-Some of its verifiers hand the answer to `eval`, or to sympy's parser, which evaluates Python too: a completion could run
-code in the trainer. So a verifier is called here with both replaced: `eval` reads literals only, and the parser
+Some of its verifiers hand the answer to `eval`, or to sympy's parser, which evaluates Python too: a completion could
+run code in the trainer. So a verifier is called here with both replaced: `eval` reads literals only, and the parser
 takes nothing but arithmetic of a bounded size. Verifiers that accept anything are told by a nonsense answer.
 """
 

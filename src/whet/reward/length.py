@@ -38,7 +38,8 @@ def cosine_length(
     wrong: tuple[float, float] = (-10.0, 0.0),
     exceeded: float = -10.0,
 ) -> Reward:
-    """A right completion is worth less the longer it is, a wrong one costs less the longer it tried. Yeo 2025 (2502.03373).
+    """A right completion is worth less the longer it is, a wrong one costs less the longer it tried. Yeo 2025
+    (2502.03373).
 
     Each pair is (value at length 0, value at max_tokens), half a cosine in between; a completion that is cut off is
     worth `exceeded`. `accuracy` names the reward that says whether a completion is right (it gives 1). The range is

@@ -1,8 +1,8 @@
 """Samples in, scored samples out: named parts, their sum, a time limit on every call, and what happens on failure.
 
-What one completion can cause (an exception, a timeout, an unusable number) is a `RewardFailure`. `Failures` says whether
-that stops the run or makes the sample unscorable. A mistake in the data (a column it lacks) always stops the run: it
-would exclude everything.
+What one completion can cause (an exception, a timeout, an unusable number) is a `RewardFailure`. `Failures` says
+whether that stops the run or makes the sample unscorable. A mistake in the data (a column it lacks) always stops the
+run: it would exclude everything.
 """
 
 from __future__ import annotations

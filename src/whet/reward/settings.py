@@ -1,7 +1,7 @@
 """A reward made of a function and its settings.
 
-A function of (prompt, completion, ...) keeps its settings as keyword-only parameters. A maker takes nothing but settings
-and returns a reward; a class whose objects are rewards is one too.
+A function of (prompt, completion, ...) keeps its settings as keyword-only parameters. A maker takes nothing but
+settings and returns a reward; a class whose objects are rewards is one too.
 """
 
 from __future__ import annotations

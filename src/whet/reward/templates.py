@@ -126,8 +126,8 @@ def format_first(
 def defended(
     specs: Sequence[PartSpec], names: Sequence[str], weight: float = 0.5, as_gates: bool = False
 ) -> tuple[PartSpec, ...]:
-    """The parts with defences (names of `whet.reward.defences`) behind them: as penalties of `weight` each, or as gates,
-    where the first part counts nothing for a completion that one of them finds guilty.
+    """The parts with defences (names of `whet.reward.defences`) behind them: as penalties of `weight` each, or as
+    gates, where the first part counts nothing for a completion that one of them finds guilty.
 
     A part has one gate, so several gates stand in a row: each of them looks at the next.
     """

@@ -63,9 +63,7 @@ class RolloutBuffer:
     def restore(
         self, state: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]
     ) -> None:
-        self._waiting = [
-            _restored_batch(saved, f"{number}/", tensors, prompts) for number, saved in enumerate(state)
-        ]
+        self._waiting = [_restored_batch(saved, f"{number}/", tensors, prompts) for number, saved in enumerate(state)]
 
 
 def _samples(group: Group) -> list[Sample]:

@@ -142,7 +142,8 @@ def score_groups(prompts: Sequence[Prompt], completions: Sequence[Sequence[Sampl
     flat_prompts = [prompt for prompt, samples in zip(prompts, completions, strict=True) for _ in samples]
     scored = iter(score(flat_prompts, [sample for samples in completions for sample in samples]))
     return [
-        Group(prompt, tuple(next(scored) for _ in samples)) for prompt, samples in zip(prompts, completions, strict=True)
+        Group(prompt, tuple(next(scored) for _ in samples))
+        for prompt, samples in zip(prompts, completions, strict=True)
     ]
 
 

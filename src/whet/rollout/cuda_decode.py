@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from whet.model.causal_lm import CausalLM
-from whet.model.cuda_layers import Caches, Workspace, decode_step, workspace
-from whet.model.plain import is_plain, plain_layers, plain_shape, rotation_tables
-from whet.model.plain_trunk import plain_states, plain_works
+from whet.model.cuda_step import Caches, Workspace, decode_step, workspace
+from whet.model.fused_trunk import fused_states, fused_works
+from whet.model.fused_weights import fused_weights, is_plain, plain_shape, rotation_tables
+from whet.model.shared_prefix import prompt_batch
 from whet.model.token_logp import token_logp
-from whet.model.tree import prompts_tree
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.rollout.scheduler import Completions, shares
 from whet.types import Request, Sampling, StopReason
@@ -81,7 +81,7 @@ class CudaDecoder:
 
     def __init__(self, split: CausalLM, end_tokens: Tensor, context: int) -> None:
         self._split, self._end_tokens = split, end_tokens.to(split.device)
-        self._layers = plain_layers(split, split.dtype)
+        self._layers = fused_weights(split, split.dtype)
         self._tables = rotation_tables(split, torch.arange(context, device=split.device))
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Workspace]] = {}
         self._caches: Caches | None = None
@@ -224,14 +224,14 @@ class CudaDecoder:
         caches, device = self._caches, self._split.device
         at = torch.tensor(slots, device=device)
         caches.lengths[at] = torch.tensor([len(each) for each in prompts], dtype=torch.int32, device=device)
-        tree = prompts_tree(prompts, device)
+        tree = prompt_batch(prompts, device)
         index, longest = tree.layout.prompt_index, tree.layout.prompt_index.shape[1]
 
         def keep(number: int, key: Tensor, value: Tensor) -> None:
             for mine, theirs in ((caches.prompt_k[number], key), (caches.prompt_v[number], value)):
                 mine[at, :, :longest] = theirs[index].transpose(1, 2).to(mine.dtype)
 
-        self._prompt_logits[at] = self._split.logits(plain_states(self._split, tree, keep))
+        self._prompt_logits[at] = self._split.logits(fused_states(self._split, tree, keep))
 
     def _run(self, active: int, sampling: Sampling) -> None:
         graph = self._graph(active, sampling)
@@ -288,11 +288,11 @@ class CudaDecoder:
     def _drawn(self, logits: Tensor, uniform: Tensor, sampling: Sampling) -> Draw:
         if sampling.temperature == 0:
             return draw(logits, uniform, sampling)
-        from whet.model import kernels
+        from whet.model import decode_kernels
 
         token = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        kernels.sample(logits, uniform, sampling.temperature, token, logp)
+        decode_kernels.sample(logits, uniform, sampling.temperature, token, logp)
         return Draw(token, logp, None)
 
     def _ends(self, token: Tensor) -> Tensor:
@@ -339,7 +339,7 @@ def graph_decoder(split: CausalLM, end_tokens: Tensor, context: int) -> CudaDeco
     """A decoder for a plain model on a CUDA device whose completions have the log-probabilities the model gives them."""
     if split.device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    if not is_plain(split) or plain_shape(split).size not in HEAD_SIZES or not plain_works(split):
+    if not is_plain(split) or plain_shape(split).size not in HEAD_SIZES or not fused_works(split):
         return None
     decoder = CudaDecoder(split, end_tokens, context)
     tokens = [

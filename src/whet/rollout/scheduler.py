@@ -12,8 +12,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from whet.model.decode import Decoder
-from whet.model.decode_state import Shape
+from whet.model.decode_state import BatchShape
+from whet.model.hooked_decode import HookedDecoder
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason, WhetError
 
@@ -37,7 +37,7 @@ class Completions:
 
 
 @dataclass(frozen=True)
-class Ending:
+class StopRule:
     """What ends a completion: a token, or a text that `text_of` some tokens contains."""
 
     tokens: Tensor  # int64
@@ -81,7 +81,7 @@ class DecodeScheduler:
     """One batch of requests on its way."""
 
     def __init__(
-        self, decoder: Decoder, requests: Sequence[Request], sampling: Sampling, ending: Ending, rows: int
+        self, decoder: HookedDecoder, requests: Sequence[Request], sampling: Sampling, ending: StopRule, rows: int
     ) -> None:
         self._sampling, self._ending = sampling, ending
         self._device, self._budget = decoder.split.device, sampling.max_new_tokens
@@ -94,7 +94,7 @@ class DecodeScheduler:
         smallest = min(len(numbers) for _, numbers in prompts)
         num_slots = min(len(prompts), self._most_rows, 2 * -(-self._most_rows // smallest) + 1)
         width = max(map(len, self._prompts))
-        shape = Shape(self._most_rows, num_slots, width, self._budget)
+        shape = BatchShape(self._most_rows, num_slots, width, self._budget)
         self._decoder = decoder.suited(shape)
         self._state = self._decoder.state(shape)
         self._rows: list[_Row | None] = []  # as in the state; None is free

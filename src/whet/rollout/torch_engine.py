@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from whet.model.causal_lm import CausalLM
-from whet.model.decode import Decoder, hooked_decoder
-from whet.model.decode_llama import llama_decoder
+from whet.model.fused_decode import fused_decoder
+from whet.model.hooked_decode import HookedDecoder, hooked_decoder
 from whet.rollout.cuda_decode import CudaDecoder, graph_decoder, written_by_graphs
-from whet.rollout.decode_any import write_any
-from whet.rollout.scheduler import Completions, DecodeScheduler, Ending
+from whet.rollout.own_cache import write_any
+from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule
 from whet.types import Request, Sample, Sampling, Support, WhetError
 
 
@@ -43,11 +43,11 @@ class TorchEngine:
         """
         self._split = split
         self._tokenizer = tokenizer
-        self._ending = Ending(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
+        self._ending = StopRule(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
         self._context = context
         self._rows_per_batch = rows_per_batch or (1024 if split.device.type == "cuda" else 512)
         self._version = 0
-        self._decoder: Decoder | None = None
+        self._decoder: HookedDecoder | None = None
         self._graphs: CudaDecoder | None = None
         self._tried = not fast
 
@@ -81,7 +81,7 @@ class TorchEngine:
         if not self._tried:
             self._graphs = graph_decoder(self._split, self._ending.tokens, self._context)
             hooked = hooked_decoder(self._split)
-            self._decoder = hooked and (llama_decoder(hooked) or hooked)
+            self._decoder = hooked and (fused_decoder(hooked) or hooked)
             self._tried = True
         if self._graphs is not None and not (sampling.truncates or sampling.stop):
             self._graphs.refresh()

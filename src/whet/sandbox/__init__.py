@@ -1,20 +1,20 @@
 """Runs code nobody has read: separate processes, everything the kernel offers to confine them, warm workers.
 
-`Sandbox.run` takes a batch of jobs (`Program`, `Exam`) and gives their outcomes. `active_protections` tries every
-protection on this machine and says which hold.
+`Sandbox.run` takes a batch of jobs (`ProgramJob`, `UnitTestJob`) and gives their results. `active_protections` tries
+every protection on this machine and says which hold.
 """
 
-from whet.sandbox.job import Exam, Job, Outcome, Program
+from whet.sandbox.job import Job, JobResult, ProgramJob, UnitTestJob
 from whet.sandbox.limits import Limits
 from whet.sandbox.pool import Sandbox, shared_sandbox
 from whet.sandbox.protections import Protections, active_protections
 
 __all__ = [
-    "Exam",
+    "UnitTestJob",
     "Job",
     "Limits",
-    "Outcome",
-    "Program",
+    "JobResult",
+    "ProgramJob",
     "Protections",
     "Sandbox",
     "active_protections",

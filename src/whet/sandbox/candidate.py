@@ -1,4 +1,5 @@
-"""The process of an exam that runs the code under test. It answers calls; it never sees a test or an expected value.
+"""The process of a unit-test job that runs the code under test. It answers calls; it never sees a test or an expected
+value.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. Nothing in this process is
 trusted: code under test may replace all of it, and gains no more than the right to answer its own calls.
@@ -48,7 +49,7 @@ def run_program(source: str) -> None:
     os._exit(code & 0xFF)
 
 
-class Answers:
+class CandidateServer:
     """Objects of this side by number, and the messages about them."""
 
     def __init__(self, channel: int, module: types.ModuleType, shared: dict[str, type]) -> None:
@@ -174,11 +175,12 @@ def serve(channel: int, prelude: str, sources: Sequence[str]) -> None:
     except BaseException as error:
         wire.send(channel, {"error": _kinds(error), "text": _described(error)[-500:]})
         os._exit(1)
-    answers = Answers(channel, module, {name: kind for name, kind in shared.items() if vars(module).get(name) is kind})
+    kept = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
+    server = CandidateServer(channel, module, kept)
     wire.send(channel, {"loaded": True})
     while True:
         try:
             message = wire.receive(channel)
-        except wire.Closed:
+        except wire.ConnectionClosed:
             os._exit(0)
-        wire.send(channel, answers.answer(message))
+        wire.send(channel, server.answer(message))

@@ -34,13 +34,13 @@ BROKEN = 66  # exit code of a job whose protections could not be put up
 
 
 @dataclass
-class Ground:
+class Confinement:
     """Where a worker stands: what holds, and what its jobs need to know."""
 
     folder: str  # the jobs' working directory
     without: frozenset[str] = frozenset()  # of "privilege", "namespaces", "landlock", "seccomp": not to be used
     holds: dict[str, bool] = field(default_factory=dict)
-    users: tuple[int, ...] = ()  # spare user numbers: of the code under test, of the examiner
+    users: tuple[int, ...] = ()  # spare user numbers: of the code under test, of the test runner
     visible: tuple[str, ...] = ()
     rules: int | None = None  # landlock
     processes: int | None = None  # a descriptor of /proc that sees this worker's jobs alone
@@ -50,13 +50,13 @@ class Ground:
     filter: bytes | None = None  # seccomp, where it is the same for every job
 
 
-def tried(ground: Ground, name: str, step: Callable[[], Any]) -> bool:
+def tried(confinement: Confinement, name: str, step: Callable[[], Any]) -> bool:
     try:
         step()
-        ground.holds[name] = True
+        confinement.holds[name] = True
     except (OSError, KeyError, ValueError):
-        ground.holds[name] = False
-    return ground.holds[name]
+        confinement.holds[name] = False
+    return confinement.holds[name]
 
 
 def visible_paths() -> tuple[str, ...]:
@@ -71,31 +71,31 @@ def visible_paths() -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def separate(ground: Ground) -> None:
+def separate(confinement: Confinement) -> None:
     """Leave the machine's namespaces. Ends in a new process: number 1 of a process namespace where there is one."""
     if not kernel.IS_LINUX:
         return
     number = os.getpid()
-    if "namespaces" in ground.without:
-        ground.holds |= dict.fromkeys(NAMESPACES, False)
+    if "namespaces" in confinement.without:
+        confinement.holds |= dict.fromkeys(NAMESPACES, False)
     else:
-        _leave_namespaces(ground)
-    _continue_in_child(ground)
-    ground.holds["process_namespace"] = os.getpid() == 1
-    if not ground.holds["process_namespace"]:
-        tried(ground, "orphans_adopted", lambda: kernel.control(kernel.SET_CHILD_SUBREAPER, 1))
-    if os.geteuid() == 0 and not ground.holds.get("user_namespace", False):
-        _choose_users(ground, number)
+        _leave_namespaces(confinement)
+    _continue_in_child(confinement)
+    confinement.holds["process_namespace"] = os.getpid() == 1
+    if not confinement.holds["process_namespace"]:
+        tried(confinement, "orphans_adopted", lambda: kernel.control(kernel.SET_CHILD_SUBREAPER, 1))
+    if os.geteuid() == 0 and not confinement.holds.get("user_namespace", False):
+        _choose_users(confinement, number)
 
 
-def _leave_namespaces(ground: Ground) -> None:
+def _leave_namespaces(confinement: Confinement) -> None:
     parts = NAMESPACES
     own_user, own_group = os.geteuid(), os.getegid()
     before = {name: _namespace_link(name) for name in parts}
     everything = kernel.NEW_UTS | sum(parts.values())
-    is_privileged = own_user == 0 and "privilege" not in ground.without
+    is_privileged = own_user == 0 and "privilege" not in confinement.without
     done = is_privileged and _succeeds(lambda: kernel.unshare(everything))
-    if not done and tried(ground, "user_namespace", lambda: kernel.unshare(kernel.NEW_USER)):
+    if not done and tried(confinement, "user_namespace", lambda: kernel.unshare(kernel.NEW_USER)):
         # not number 0 inside: that one would get its capabilities back when it starts a program
         for file, line in (
             ("setgroups", "deny"),
@@ -108,9 +108,9 @@ def _leave_namespaces(ground: Ground) -> None:
     for name, flag in parts.items():
         if not done:
             _succeeds(lambda flag=flag: kernel.unshare(flag))  # type: ignore[misc]
-        ground.holds[name] = _namespace_link(name) != before[name]
+        confinement.holds[name] = _namespace_link(name) != before[name]
     # the kernel counts no processes of the machine's root, whatever it is called inside
-    ground.counts_processes = ground.holds.get("user_namespace", False) and own_user != 0
+    confinement.counts_processes = confinement.holds.get("user_namespace", False) and own_user != 0
 
 
 def _namespace_link(name: str) -> str:
@@ -129,7 +129,7 @@ def _succeeds(step: Callable[[], Any]) -> bool:
     return True
 
 
-def _continue_in_child(ground: Ground) -> None:
+def _continue_in_child(confinement: Confinement) -> None:
     child = os.fork()
     if child:
         # stays behind as the process the trainer knows: its end takes the child along
@@ -137,10 +137,10 @@ def _continue_in_child(ground: Ground) -> None:
         kernel.close_all_but(())
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    ground.holds["dies_with_parent"] = _succeeds(kernel.die_with_parent)
+    confinement.holds["dies_with_parent"] = _succeeds(kernel.die_with_parent)
 
 
-def _choose_users(ground: Ground, number: int) -> None:
+def _choose_users(confinement: Confinement, number: int) -> None:
     """Spare users for the jobs of a worker that is root; none where they could not read the interpreter's files.
 
     `number` tells workers apart: the kernel counts the processes of a user, whichever worker they belong to.
@@ -151,21 +151,21 @@ def _choose_users(ground: Ground, number: int) -> None:
         for users in ((first, first + 1), (NOBODY, NOBODY)):
             os.setresuid(users[0], 0, 0)
             try:
-                readable = ground.holds.get("mount_namespace", False) or os.access(os.__file__, os.R_OK)
+                readable = confinement.holds.get("mount_namespace", False) or os.access(os.__file__, os.R_OK)
             finally:
                 os.setresuid(0, 0, 0)
             if readable:
-                ground.users, ground.counts_processes = users, users[0] != NOBODY
+                confinement.users, confinement.counts_processes = users, users[0] != NOBODY
                 return
         raise OSError(0, "no user can read the interpreter")
 
-    tried(ground, "separate_user", attempt)
+    tried(confinement, "separate_user", attempt)
 
 
-def build_root(ground: Ground, scratch: str) -> None:
+def build_root(confinement: Confinement, scratch: str) -> None:
     """A root with the visible paths, read-only, and a working directory; the machine's files are gone from view."""
-    ground.visible = visible_paths()
-    if not ground.holds.get("mount_namespace", False):
+    confinement.visible = visible_paths()
+    if not confinement.holds.get("mount_namespace", False):
         return
     root = os.path.join(scratch, "root")
 
@@ -174,15 +174,15 @@ def build_root(ground: Ground, scratch: str) -> None:
         kernel.mount("none", "/", "", kernel.RECURSIVE | kernel.PRIVATE)
         flags = kernel.NO_SUID | kernel.NO_DEVICES
         kernel.mount("tmpfs", root, "tmpfs", flags, "mode=0755,size=4m")
-        for path in ground.visible:
+        for path in confinement.visible:
             _show(path, root + path)
         os.makedirs(f"{root}/jobs/now")
-        _mount_processes(ground, f"{root}/jobs/now")
+        _mount_processes(confinement, f"{root}/jobs/now")
         kernel.enter_root(root)
         kernel.mount("none", "/", "", kernel.BIND | kernel.REMOUNT | kernel.READ_ONLY | flags)
-        ground.folder = "/jobs/now"
+        confinement.folder = "/jobs/now"
 
-    tried(ground, "private_root", build)
+    tried(confinement, "private_root", build)
 
 
 def _show(path: str, target: str) -> None:
@@ -200,65 +200,65 @@ def _show(path: str, target: str) -> None:
         kernel.make_read_only(target)
 
 
-def _mount_processes(ground: Ground, place: str) -> None:
+def _mount_processes(confinement: Confinement, place: str) -> None:
     """Keep a descriptor of /proc for counting memory, and show no /proc to the jobs."""
     with contextlib.suppress(OSError):
         kernel.mount("proc", place, "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
-        ground.processes = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        confinement.processes = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         kernel.unmount(place)
 
 
-def prepare_rules(ground: Ground) -> None:
+def prepare_rules(confinement: Confinement) -> None:
     if not kernel.IS_LINUX:
         return
-    writable = os.path.dirname(ground.folder) if ground.holds.get("private_root") else ground.folder
-    os.makedirs(ground.folder, exist_ok=True)
-    readable = [path for path in ground.visible if os.path.exists(path)]
+    writable = os.path.dirname(confinement.folder) if confinement.holds.get("private_root") else confinement.folder
+    os.makedirs(confinement.folder, exist_ok=True)
+    readable = [path for path in confinement.visible if os.path.exists(path)]
 
     def prepare() -> None:
-        ground.rules = kernel.landlock_rules(readable, [writable, "/dev/null"])
+        confinement.rules = kernel.landlock_rules(readable, [writable, "/dev/null"])
 
-    if "landlock" in ground.without:
-        ground.holds["landlock"] = False
+    if "landlock" in confinement.without:
+        confinement.holds["landlock"] = False
     else:
-        tried(ground, "landlock", prepare)
-    if ground.holds.get("process_namespace") and kernel.MACHINE in seccomp.ARCHITECTURE:
-        ground.filter = call_filter(ground)
+        tried(confinement, "landlock", prepare)
+    if confinement.holds.get("process_namespace") and kernel.MACHINE in seccomp.ARCHITECTURE:
+        confinement.filter = call_filter(confinement)
 
 
-def renew_folder(ground: Ground, megabytes: int) -> None:
+def renew_folder(confinement: Confinement, megabytes: int) -> None:
     """An empty working directory. A fresh file system where possible: no tree is too hostile to remove."""
-    owner = ground.users[0] if ground.users else os.geteuid()
-    if ground.holds.get("private_root"):
+    owner = confinement.users[0] if confinement.users else os.geteuid()
+    if confinement.holds.get("private_root"):
         # a folder nobody touched is used again: mounts take a lock that all workers share
-        if _is_untouched(ground, megabytes):
+        if _is_untouched(confinement, megabytes):
             return
-        if ground.mounted is not None:
-            kernel.unmount(ground.folder)
-            ground.mounted = None
+        if confinement.mounted is not None:
+            kernel.unmount(confinement.folder)
+            confinement.mounted = None
         options = (
-            f"mode=0700,size={megabytes}m,nr_inodes=4096,uid={owner},gid={owner if ground.users else os.getegid()}"
+            f"mode=0700,size={megabytes}m,nr_inodes=4096,uid={owner},gid={owner if confinement.users else os.getegid()}"
         )
-        kernel.mount("tmpfs", ground.folder, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, options)
-        ground.mounted = (megabytes, os.stat(ground.folder).st_ctime_ns)
+        kernel.mount("tmpfs", confinement.folder, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, options)
+        confinement.mounted = (megabytes, os.stat(confinement.folder).st_ctime_ns)
         return
     # emptied, not replaced: the landlock rules hold for this very folder
-    os.makedirs(ground.folder, exist_ok=True)
+    os.makedirs(confinement.folder, exist_ok=True)
     with contextlib.suppress(OSError):
-        for entry in list(os.scandir(ground.folder)):
+        for entry in list(os.scandir(confinement.folder)):
             _remove(entry.path)
-        os.chown(ground.folder, owner, owner if ground.users else -1)
-        os.chmod(ground.folder, 0o700)
+        os.chown(confinement.folder, owner, owner if confinement.users else -1)
+        os.chmod(confinement.folder, 0o700)
 
 
-def _is_untouched(ground: Ground, megabytes: int) -> bool:
-    found = os.stat(ground.folder)
+def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
+    found = os.stat(confinement.folder)
     # the clock of file systems is coarse: a quick job may leave the time as it was, never the rest as well
     return (
-        ground.mounted == (megabytes, found.st_ctime_ns)
+        confinement.mounted == (megabytes, found.st_ctime_ns)
         and stat.S_IMODE(found.st_mode) == 0o700
-        and not os.listdir(ground.folder)
-        and not os.listxattr(ground.folder)
+        and not os.listdir(confinement.folder)
+        and not os.listxattr(confinement.folder)
     )
 
 
@@ -274,8 +274,8 @@ def _remove(path: str) -> None:
             os.unlink(path)
 
 
-def confine(ground: Ground, limits: dict[str, int], kept: Iterable[int], role: int) -> dict[str, bool]:
-    """Give up everything a job does not need; `role` 0 is the code under test, 1 the examiner.
+def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int], role: int) -> dict[str, bool]:
+    """Give up everything a job does not need; `role` 0 is the code under test, 1 the test runner.
 
     Returns which steps held. The order matters: users before capabilities, the filter last.
     """
@@ -288,10 +288,10 @@ def confine(ground: Ground, limits: dict[str, int], kept: Iterable[int], role: i
         except (OSError, ValueError, KeyError):
             held[name] = False
 
-    os.chdir(ground.folder)
-    step("resource_limits", lambda: _limit(ground, limits))
-    if ground.users:
-        step("separate_user", lambda: _become(ground.users[role]))
+    os.chdir(confinement.folder)
+    step("resource_limits", lambda: _limit(confinement, limits))
+    if confinement.users:
+        step("separate_user", lambda: _become(confinement.users[role]))
     if not kernel.IS_LINUX:
         kernel.close_all_but(kept)
         return held
@@ -299,20 +299,20 @@ def confine(ground: Ground, limits: dict[str, int], kept: Iterable[int], role: i
     step("no_new_privileges", lambda: kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1))
     step("capabilities_dropped", kernel.drop_capabilities)
     step("not_inspectable", lambda: kernel.control(kernel.SET_DUMPABLE, 0))
-    if ground.rules is not None:
-        step("landlock", lambda: kernel.apply_landlock(ground.rules or 0))
+    if confinement.rules is not None:
+        step("landlock", lambda: kernel.apply_landlock(confinement.rules or 0))
     kernel.close_all_but(kept)
-    if "seccomp" in ground.without:
+    if "seccomp" in confinement.without:
         held["seccomp"] = False
         return held
-    step("seccomp", lambda: kernel.apply_filter(ground.filter or call_filter(ground)))
+    step("seccomp", lambda: kernel.apply_filter(confinement.filter or call_filter(confinement)))
     return held
 
 
-def call_filter(ground: Ground) -> bytes:
+def call_filter(confinement: Confinement) -> bytes:
     """The seccomp filter for the process that asks: without a process namespace it names that very process."""
-    own = None if ground.holds.get("process_namespace") else os.getpid()
-    return seccomp.filter_program(kernel.MACHINE, own, ground.counts_processes)
+    own = None if confinement.holds.get("process_namespace") else os.getpid()
+    return seccomp.filter_program(kernel.MACHINE, own, confinement.counts_processes)
 
 
 def _become(user: int) -> None:
@@ -321,15 +321,15 @@ def _become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def _limit(ground: Ground, limits: dict[str, int]) -> None:
+def _limit(confinement: Confinement, limits: dict[str, int]) -> None:
     wanted = {
         **{resource.RLIMIT_CPU: limits["cpu_seconds"], resource.RLIMIT_FSIZE: limits["file_mb"] * MEGABYTE},
         **{resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits["open_files"], resource.RLIMIT_STACK: STACK},
-        resource.RLIMIT_AS: ground.address_space + limits["memory_mb"] * MEGABYTE,
+        resource.RLIMIT_AS: confinement.address_space + limits["memory_mb"] * MEGABYTE,
     }
-    if ground.counts_processes:
-        # in a user namespace the worker, its parent and the examiner count too
-        wanted[resource.RLIMIT_NPROC] = limits["processes"] + (0 if ground.users else 3)
+    if confinement.counts_processes:
+        # in a user namespace the worker, its parent and the test runner count too
+        wanted[resource.RLIMIT_NPROC] = limits["processes"] + (0 if confinement.users else 3)
     refused = []
     for kind, value in wanted.items():
         hard = resource.getrlimit(kind)[1]
@@ -342,7 +342,7 @@ def _limit(ground: Ground, limits: dict[str, int]) -> None:
         raise OSError(0, f"the system refuses limits {refused}")
 
 
-def observed(ground: Ground, held: dict[str, bool]) -> dict[str, bool]:
+def observed(confinement: Confinement, held: dict[str, bool]) -> dict[str, bool]:
     """What a confined process finds when it tries: each filter by an act it must refuse."""
     found = dict(held)
     if found.get("seccomp"):
@@ -350,7 +350,7 @@ def observed(ground: Ground, held: dict[str, bool]) -> dict[str, bool]:
     if found.get("landlock"):
         found["landlock"] = _is_refused(lambda: os.listdir("/"))
     if found.get("separate_user"):
-        found["separate_user"] = os.getuid() == ground.users[0] and _is_refused(lambda: os.setuid(0))
+        found["separate_user"] = os.getuid() == confinement.users[0] and _is_refused(lambda: os.setuid(0))
     return found
 
 

@@ -19,7 +19,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramJob:
     """A script with its standard input, run as `python script.py < stdin`."""
 
     source: str
@@ -31,30 +31,30 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Exam:
+class UnitTestJob:
     """Code to call and tests that call it, in two processes.
 
-    `paper` goes to the tests' side alone: {"form": "assertions", "tests": [...], "setup": ...}, {"form": "program",
+    `test_spec` goes to the tests' side alone: {"form": "assertions", "tests": [...], "setup": ...}, {"form": "program",
     "program": ..., "entry_point": ...} or {"form": "calls", "cases": [(arguments, expected), ...], ...}. `prelude`,
     the data's own code, runs on both sides: objects of the classes it defines can travel.
     """
 
     sources: tuple[str, ...]
-    paper: Mapping[str, Any]
+    test_spec: Mapping[str, Any]
     prelude: str = ""
     limits: Limits = DEFAULT_LIMITS
 
     def messages(self) -> list[dict[str, Any]]:
-        code = {**_common(self.limits), "kind": "exam", "sources": list(self.sources), "prelude": self.prelude}
-        return [code, {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.paper}]
+        code = {**_common(self.limits), "kind": "unit_tests", "sources": list(self.sources), "prelude": self.prelude}
+        return [code, {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}]
 
 
-Job = Program | Exam
+Job = ProgramJob | UnitTestJob
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a job ended. For a program, its output; for an exam, the tests it came to, in order."""
+class JobResult:
+    """How a job ended. For a program, its output; for unit tests, the tests it came to, in order."""
 
     ended: str = ""  # "" when the job ran to its own end; else why it did not, in words
     exit_code: int = 0  # of the code under test; negative: the signal that killed it
@@ -72,25 +72,25 @@ class Outcome:
         return self.ended == LOST
 
 
-def outcome(result: Mapping[str, Any]) -> Outcome:
-    """A worker's answer as an `Outcome`."""
-    record = _record(result["record"].encode("latin-1")) if "record" in result else []
+def job_result(answer: Mapping[str, Any]) -> JobResult:
+    """A worker's answer as a `JobResult`."""
+    record = _record(answer["record"].encode("latin-1")) if "record" in answer else []
     tests = [entry for entry in record if "passed" in entry]
     closing = next((entry for entry in record if "ended" in entry), None)
-    ended = REASONS[result["ended"]]
-    if "record" in result and not ended:
+    ended = REASONS[answer["ended"]]
+    if "record" in answer and not ended:
         ended = "the test program ended early" if closing is None else str(closing["ended"])
-    status = int(result["status"])
+    status = int(answer["status"])
     signal_number, code = status & 0x7F, status >> 8 & 0xFF
-    return Outcome(
+    return JobResult(
         ended=ended,
         exit_code=-signal_number if signal_number else code,
-        stdout=result.get("stdout", ""),
-        stderr=result.get("stderr", ""),
+        stdout=answer.get("stdout", ""),
+        stderr=answer.get("stderr", ""),
         passed=tuple(bool(entry["passed"]) for entry in tests),
         notes=tuple(str(entry["note"]) for entry in tests),
-        seconds=float(result["seconds"]),
-        processor_seconds=float(result["processor_seconds"]),
+        seconds=float(answer["seconds"]),
+        processor_seconds=float(answer["processor_seconds"]),
         details={} if closing is None or not closing.get("note") else {"note": closing["note"]},
     )
 

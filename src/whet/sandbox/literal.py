@@ -1,4 +1,4 @@
-"""Values as text: how arguments and results travel between the two sides of an exam. Never pickle.
+"""Values as text: how arguments and results travel between the two sides of a unit-test job. Never pickle.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. Only plain values are
 rebuilt, and a value of a subclass arrives as its base: an object that claims to equal everything cannot pass for a

@@ -1,4 +1,4 @@
-"""The trainer's side: warm workers, one a core, and the jobs dealt out to them.
+"""The trainer's side: warm workers, one per core, and the jobs dealt out to them.
 
 Workers are fresh interpreters, started by exec and never by a fork of the trainer: threads, CUDA and open files of
 the trainer do not exist in them. A pool works from any thread, one batch at a time, and starts anew after a fork.
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from whet.sandbox import wire
-from whet.sandbox.job import DEFAULT_LIMITS, LOST, Job, Outcome, outcome
+from whet.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, job_result
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ ATTEMPTS = 2  # of a job whose worker was lost
 # stand-ins for the packages on the way: their own __init__ would load torch into every worker
 BOOT = """
 import sys, types
-for name, folder in zip(("whet", "whet.reward", "whet.sandbox"), sys.argv[2:]):
+for name, folder in zip(("whet", "whet.sandbox"), sys.argv[2:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
 from whet.sandbox.worker import main
@@ -52,15 +52,15 @@ ENVIRONMENT = {
 }
 
 
-class Worker:
+class WorkerProcess:
     """One worker process as the trainer sees it."""
 
     def __init__(self, preload: Sequence[str], without: Sequence[str]) -> None:
         self.scratch = tempfile.mkdtemp(prefix="whet-sandbox-")
         os.chmod(self.scratch, 0o711)
-        self.line, there = socket.socketpair()
+        self.connection, there = socket.socketpair()
         here = Path(__file__).parent
-        folders = [str(here.parents[1]), str(here.parent), str(here)]
+        folders = [str(here.parent), str(here)]
         with there:
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", "-c", BOOT, str(there.fileno()), *folders],
@@ -72,19 +72,19 @@ class Worker:
                 pass_fds=(there.fileno(),),
                 start_new_session=True,
             )
-        self.line.settimeout(START_SECONDS)
+        self.connection.settimeout(START_SECONDS)
         self.at: int | None = None  # the job it works on
         self.deadline = 0.0
         wanted = {"preload": list(preload), "without": list(without)}
-        self.tell({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
+        self.send({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
 
-    def tell(self, *messages: object) -> None:
+    def send(self, *messages: object) -> None:
         try:
-            self.line.sendall(b"".join(map(wire.packed, messages)))
+            self.connection.sendall(b"".join(map(wire.packed, messages)))
         except OSError as error:
-            raise wire.Closed(str(error)) from None
+            raise wire.ConnectionClosed(str(error)) from None
 
-    def hear(self) -> dict[str, object]:
+    def receive(self) -> dict[str, object]:
         length = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))[0]
         return dict(json.loads(self._exactly(length)))
 
@@ -92,19 +92,19 @@ class Worker:
         pieces = []
         while count:
             try:
-                piece = self.line.recv(min(count, 1 << 20))
+                piece = self.connection.recv(min(count, 1 << 20))
             except OSError as error:
-                raise wire.Closed(str(error)) from None
+                raise wire.ConnectionClosed(str(error)) from None
             if not piece:
-                raise wire.Closed("the worker is gone")
+                raise wire.ConnectionClosed("the worker is gone")
             pieces.append(piece)
             count -= len(piece)
         return b"".join(pieces)
 
     def end(self) -> None:
-        """Hang up and let the worker bury its jobs; only one that does not is killed."""
+        """Hang up and let the worker clean up its jobs; only one that does not is killed."""
         self.hang_up()
-        self.line.close()
+        self.connection.close()
         try:
             self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -114,14 +114,14 @@ class Worker:
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):
-            self.line.shutdown(socket.SHUT_RDWR)
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def remove_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def forget(self) -> None:
         """Let go of a worker that belongs to the process this one was forked from."""
-        self.line.close()
+        self.connection.close()
         self.process.returncode = 0  # not a child of this process: there is nothing to wait for
 
 
@@ -133,11 +133,11 @@ class Sandbox:
 
     def __init__(self, workers: int = 0, preload: Sequence[str] = (), without: Sequence[str] = ()) -> None:
         if workers < 0:
-            raise WhetError(f"the sandbox's workers is {workers}; give a count, or 0 for one a core")
+            raise WhetError(f"the sandbox's workers is {workers}; give a count, or 0 for one per core")
         self.size = workers or num_cores()
         self.preload, self.without = tuple(preload), tuple(without)
         self.holds: Mapping[str, bool] = {}
-        self.workers: list[Worker] = []  # started ones
+        self.workers: list[WorkerProcess] = []  # started ones
         self._owner = os.getpid()
         self._lock = threading.Lock()
         _open_pools.add(self)
@@ -148,14 +148,14 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcome of every job, in order; all workers are kept busy."""
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """The result of every job, in order; all workers are kept busy."""
         self._notice_fork()
         if not jobs:
             return []
         with self._lock:
             try:
-                return self._dealt(jobs)
+                return self._run_jobs(jobs)
             except BaseException:
                 # an alarm or Ctrl-C may strike anywhere: a worker in the middle of a job cannot be spoken to
                 self._end(self.workers)
@@ -181,25 +181,25 @@ class Sandbox:
         fresh = []
         try:
             while len(self.workers) < min(count, self.size):
-                worker = Worker(self.preload, self.without)
+                worker = WorkerProcess(self.preload, self.without)
                 self.workers.append(worker)
                 fresh.append(worker)
             for worker in fresh:
-                told = worker.hear()["holds"]
-                assert isinstance(told, dict)
-                if told.get("private_root"):
+                holds = worker.receive()["holds"]
+                assert isinstance(holds, dict)
+                if holds.get("private_root"):
                     worker.remove_scratch()  # it lives on inside the worker; outside nothing is left to clean up
                 if not self.holds:
-                    self.holds = told
-                    announce(told)
-        except (wire.Closed, OSError) as error:
+                    self.holds = holds
+                    announce(holds)
+        except (wire.ConnectionClosed, OSError) as error:
             self._end(self.workers)
             raise WhetError(
                 f"the sandbox's worker did not start ({error}); run {sys.executable} -c pass to see whether this "
                 "interpreter starts, and check that the temporary folder is writable"
             ) from None
 
-    def _end(self, workers: Sequence[Worker]) -> None:
+    def _end(self, workers: Sequence[WorkerProcess]) -> None:
         ended = list(workers)
         for worker in ended:
             worker.hang_up()
@@ -207,8 +207,8 @@ class Sandbox:
             self.workers.remove(worker)
             worker.end()
 
-    def _dealt(self, jobs: Sequence[Job]) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [None] * len(jobs)
+    def _run_jobs(self, jobs: Sequence[Job]) -> list[JobResult]:
+        results: list[JobResult | None] = [None] * len(jobs)
         waiting = deque(range(len(jobs)))
         attempts = [0] * len(jobs)
         with selectors.DefaultSelector() as busy:
@@ -218,44 +218,44 @@ class Sandbox:
                 for worker in self.workers:
                     if worker.at is None and waiting:
                         self._give(worker, waiting.popleft(), jobs, attempts)
-                        busy.register(worker.line, selectors.EVENT_READ, worker)
-                for worker, result in self._heard(busy):
-                    busy.unregister(worker.line)
+                        busy.register(worker.connection, selectors.EVENT_READ, worker)
+                for worker, answer in self._answers(busy):
+                    busy.unregister(worker.connection)
                     at, worker.at = worker.at, None
                     assert at is not None
-                    if result is not None and not result.get("is_out_of_step"):
-                        outcomes[at] = outcome(result)
+                    if answer is not None and not answer.get("is_out_of_step"):
+                        results[at] = job_result(answer)
                         continue
                     self._end([worker])
                     if attempts[at] < ATTEMPTS:
                         waiting.appendleft(at)
                     else:
                         logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
-                        outcomes[at] = Outcome(ended=LOST)
-        return [each for each in outcomes if each is not None]
+                        results[at] = JobResult(ended=LOST)
+        return [each for each in results if each is not None]
 
-    def _give(self, worker: Worker, at: int, jobs: Sequence[Job], attempts: list[int]) -> None:
+    def _give(self, worker: WorkerProcess, at: int, jobs: Sequence[Job], attempts: list[int]) -> None:
         attempts[at] += 1
         worker.at = at
         worker.deadline = time.monotonic() + jobs[at].limits.wall_seconds + GRACE_SECONDS
-        worker.line.settimeout(GRACE_SECONDS)
-        with contextlib.suppress(wire.Closed):  # its end will be heard
-            worker.tell(*jobs[at].messages())
+        worker.connection.settimeout(GRACE_SECONDS)
+        with contextlib.suppress(wire.ConnectionClosed):  # its end will be noticed
+            worker.send(*jobs[at].messages())
 
-    def _heard(self, busy: selectors.BaseSelector) -> list[tuple[Worker, dict[str, object] | None]]:
+    def _answers(self, busy: selectors.BaseSelector) -> list[tuple[WorkerProcess, dict[str, object] | None]]:
         """Every worker that has something to say, with None for one that is gone or far too late."""
-        heard: list[tuple[Worker, dict[str, object] | None]] = []
-        workers: list[Worker] = [key.data for key in busy.get_map().values()]
+        answers: list[tuple[WorkerProcess, dict[str, object] | None]] = []
+        workers: list[WorkerProcess] = [key.data for key in busy.get_map().values()]
         earliest = min(worker.deadline for worker in workers)
         for key, _ in busy.select(max(0.0, earliest - time.monotonic())):
             try:
-                heard.append((key.data, key.data.hear()))
-            except wire.Closed:
-                heard.append((key.data, None))
-        if not heard:
+                answers.append((key.data, key.data.receive()))
+            except wire.ConnectionClosed:
+                answers.append((key.data, None))
+        if not answers:
             now = time.monotonic()
-            heard = [(worker, None) for worker in workers if worker.deadline < now]
-        return heard
+            answers = [(worker, None) for worker in workers if worker.deadline < now]
+        return answers
 
 
 _open_pools: weakref.WeakSet[Sandbox] = weakref.WeakSet()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.sandbox.job import REASONS, Outcome, Program
+from whet.sandbox.job import REASONS, JobResult, ProgramJob
 from whet.sandbox.limits import Limits
 from whet.sandbox.pool import Sandbox
 
@@ -138,25 +138,25 @@ def active_protections(sandbox: Sandbox | None = None) -> Protections:
             "process limit": PROCESSES,
             "bare start": BARE.format(known=KNOWN),
         }
-        jobs = {name: Program(source, limits=SMALL) for name, source in programs.items()}
-        jobs["processor time limit"] = Program("while True: pass", limits=SMALL)
-        jobs["wall clock limit"] = Program("import time; time.sleep(60)", limits=replace(SMALL, wall_seconds=0.5))
-        jobs["output limit"] = Program("while True: print('x' * 1000)", limits=SMALL)
-        outcomes = dict(zip(jobs, sandbox.run(list(jobs.values())), strict=True))
-    effects = {name: JUDGED.get(name, _is_stopped)(outcome) for name, outcome in outcomes.items()}
-    sandbox.run([Program(SURVIVOR, limits=SMALL)] * sandbox.size)
+        jobs = {name: ProgramJob(source, limits=SMALL) for name, source in programs.items()}
+        jobs["processor time limit"] = ProgramJob("while True: pass", limits=SMALL)
+        jobs["wall clock limit"] = ProgramJob("import time; time.sleep(60)", limits=replace(SMALL, wall_seconds=0.5))
+        jobs["output limit"] = ProgramJob("while True: print('x' * 1000)", limits=SMALL)
+        results = dict(zip(jobs, sandbox.run(list(jobs.values())), strict=True))
+    effects = {name: JUDGED.get(name, _is_stopped)(result) for name, result in results.items()}
+    sandbox.run([ProgramJob(SURVIVOR, limits=SMALL)] * sandbox.size)
     effects["whole tree killed"] = num_jobs_left(sandbox) == 0
     return Protections(dict(sandbox.holds), effects)
 
 
-def _is_stopped(outcome: Outcome) -> bool:
-    return outcome.stdout.strip() == STOPPED
+def _is_stopped(result: JobResult) -> bool:
+    return result.stdout.strip() == STOPPED
 
 
-JUDGED: Mapping[str, Callable[[Outcome], bool]] = {
-    "processor time limit": lambda outcome: outcome.ended == "" and outcome.exit_code < 0,
-    "wall clock limit": lambda outcome: outcome.ended == REASONS["time"],
-    "output limit": lambda outcome: outcome.ended == REASONS["output"],
+JUDGED: Mapping[str, Callable[[JobResult], bool]] = {
+    "processor time limit": lambda result: result.ended == "" and result.exit_code < 0,
+    "wall clock limit": lambda result: result.ended == REASONS["time"],
+    "output limit": lambda result: result.ended == REASONS["output"],
 }
 
 

@@ -14,7 +14,7 @@ LENGTH = struct.Struct(">I")
 LARGEST = 1 << 28  # bytes of one message between trusted sides
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The other side is gone, or talks nonsense."""
 
 
@@ -33,18 +33,18 @@ def send_bytes(descriptor: int, data: bytes) -> None:
         while view:
             view = view[os.write(descriptor, view) :]
     except OSError as error:
-        raise Closed(str(error)) from None
+        raise ConnectionClosed(str(error)) from None
 
 
 def receive(descriptor: int, largest: int = LARGEST) -> Any:
-    """The next message, or `Closed`; nothing beyond the message is read."""
+    """The next message, or `ConnectionClosed`; nothing beyond the message is read."""
     (length,) = LENGTH.unpack(_exactly(descriptor, LENGTH.size))
     if length > largest:
-        raise Closed(f"a message of {length} bytes, more than {largest}")
+        raise ConnectionClosed(f"a message of {length} bytes, more than {largest}")
     try:
         return json.loads(_exactly(descriptor, length))
     except (ValueError, RecursionError):
-        raise Closed("not a message") from None
+        raise ConnectionClosed("not a message") from None
 
 
 def _exactly(descriptor: int, count: int) -> bytes:
@@ -53,9 +53,9 @@ def _exactly(descriptor: int, count: int) -> bytes:
         try:
             piece = os.read(descriptor, min(count, 1 << 20))
         except OSError as error:
-            raise Closed(str(error)) from None
+            raise ConnectionClosed(str(error)) from None
         if not piece:
-            raise Closed("the other side is gone")
+            raise ConnectionClosed("the other side is gone")
         pieces.append(piece)
         count -= len(piece)
     return b"".join(pieces)

@@ -1,8 +1,8 @@
 """A warm worker: an interpreter started once, confined once, that forks a fresh process for every job.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. It speaks with the trainer
-over one socket (`wire`). A job is a program (source and standard input in, output back) or an exam: two processes,
-one with the code under test, one with the tests (`candidate`, `examiner`). After a job everything it started is
+over one socket (`wire`). A job is a program (source and standard input in, output back) or unit tests: two processes,
+one with the code under test, one with the tests (`candidate`, `test_runner`). After a job everything it started is
 killed, the working directory is new, and nothing of it is left in this process but the source it was asked to run.
 """
 
@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.sandbox import candidate, examiner, isolation, kernel, wire
-from whet.sandbox.isolation import BROKEN, MEGABYTE, Ground
+from whet.sandbox import candidate, isolation, kernel, test_runner, wire
+from whet.sandbox.isolation import BROKEN, MEGABYTE, Confinement
 
 TICK = 0.05  # seconds between two looks at the memory of a job
-RECORD = 1 << 20  # bytes of an examiner's record
+RECORD = 1 << 20  # bytes of the test runner's record
 ERRORS = 4096  # bytes kept of what a program writes to standard error
 # not threading: its work after every fork would double what a fork costs
 PRELOAD = (
@@ -35,10 +35,10 @@ PRELOAD = (
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
 )
 OWN_MODULES = (
-    *("whet", "whet.reward", "whet.sandbox"),
+    *("whet", "whet.sandbox"),
     *(
         f"whet.sandbox.{name}"
-        for name in ("candidate", "examiner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+        for name in ("candidate", "test_runner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
     ),
 )
 
@@ -83,7 +83,7 @@ class Stream:
 
 
 def start_job(
-    ground: Ground, limits: dict[str, int], kept: tuple[int, ...], role: int, body: Callable[[], None]
+    confinement: Confinement, limits: dict[str, int], kept: tuple[int, ...], role: int, body: Callable[[], None]
 ) -> int:
     """Fork a confined process that runs `body` and never returns."""
     child = os.fork()
@@ -92,8 +92,8 @@ def start_job(
     try:
         gc.enable()
         os.setsid()
-        held = isolation.confine(ground, limits, kept, role)
-        if any(ground.holds.get(name, False) and not value for name, value in held.items()):
+        held = isolation.confine(confinement, limits, kept, role)
+        if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
             os._exit(BROKEN)
         # the code under test has no use for the sandbox's own modules
         for name in OWN_MODULES:
@@ -103,43 +103,43 @@ def start_job(
         os._exit(1)
 
 
-class Worker:
-    """One worker's state: its ground and its line to the trainer."""
+class SandboxWorker:
+    """One worker's state: its confinement and its connection to the trainer."""
 
-    def __init__(self, control: int, ground: Ground) -> None:
+    def __init__(self, control: int, confinement: Confinement) -> None:
         self.control = control
-        self.ground = ground
+        self.confinement = confinement
         self.usage: dict[int, tuple[int, float]] = {}  # process: (exit status, processor seconds)
 
     def run(self) -> None:
         while True:
             try:
                 job = wire.receive(self.control)
-            except wire.Closed:
+            except wire.ConnectionClosed:
                 return
-            isolation.renew_folder(self.ground, job["limits"]["file_mb"])
+            isolation.renew_folder(self.confinement, job["limits"]["file_mb"])
             self.usage = {}
             started = time.monotonic()
-            result = self.exam(job) if job["kind"] == "exam" else self.program(job)
+            result = self.unit_tests(job) if job["kind"] == "unit_tests" else self.program(job)
             result["seconds"] = time.monotonic() - started
             wire.send(self.control, result)
             if result.pop("is_out_of_step", False):
                 return
 
-    def exam(self, job: dict[str, Any]) -> dict[str, Any]:
+    def unit_tests(self, job: dict[str, Any]) -> dict[str, Any]:
         limits = job["limits"]
         deadline = time.monotonic() + job["wall_seconds"]
         here, there = (end.detach() for end in socket.socketpair())
         code = start_job(
-            *(self.ground, limits, (there,), 0),
+            *(self.confinement, limits, (there,), 0),
             lambda: candidate.serve(there, job["prelude"], job["sources"]),
         )
         os.close(there)
         record, written = os.pipe()
-        # forked second: the code under test never had the record's descriptor, nor the paper in its memory
+        # forked second: the code under test never had the record's descriptor, nor the tests in its memory
         tests = start_job(
-            *(self.ground, limits, (here, written, self.control), 1),
-            lambda: examiner.sit(here, written, self.control),
+            *(self.confinement, limits, (here, written, self.control), 1),
+            lambda: test_runner.run_tests(here, written, self.control),
         )
         os.close(here)
         os.close(written)
@@ -157,7 +157,7 @@ class Worker:
     def program(self, job: dict[str, Any]) -> dict[str, Any]:
         limits = job["limits"]
         deadline = time.monotonic() + job["wall_seconds"]
-        given = _filled(job["stdin"].encode("utf-8", "surrogatepass"))
+        given = _file_with(job["stdin"].encode("utf-8", "surrogatepass"))
         output, output_end = os.pipe()
         errors, errors_end = os.pipe()
 
@@ -167,7 +167,7 @@ class Worker:
             kernel.close_all_but(())
             candidate.run_program(job["source"])
 
-        code = start_job(self.ground, limits, (given, output_end, errors_end), 0, body)
+        code = start_job(self.confinement, limits, (given, output_end, errors_end), 0, body)
         for descriptor in (given, output_end, errors_end):
             os.close(descriptor)
         streams = [Stream(output, limits["output_kb"] * 1024), Stream(errors, ERRORS, is_essential=False)]
@@ -189,10 +189,10 @@ class Worker:
         by_descriptor = {stream.descriptor: stream for stream in streams}
         for descriptor in by_descriptor:
             poll.register(descriptor, select.POLLIN)
-        life = _life(leader)
-        if life is not None:
-            poll.register(life, select.POLLIN)
-        # the examiner reads the paper from the control socket: only its hang-up concerns the worker
+        end_descriptor = _end_descriptor(leader)
+        if end_descriptor is not None:
+            poll.register(end_descriptor, select.POLLIN)
+        # the test runner reads the tests from the control socket: only its hang-up concerns the worker
         poll.register(self.control, 0)
         next_look = time.monotonic() + TICK
         try:
@@ -201,7 +201,7 @@ class Worker:
                 left = deadline - now
                 if left <= 0:
                     return "time"
-                for descriptor, _ in poll.poll(1000 * min(left, TICK if life is not None else TICK / 10)):
+                for descriptor, _ in poll.poll(1000 * min(left, TICK if end_descriptor is not None else TICK / 10)):
                     if descriptor == self.control:
                         self.end_all((leader,))
                         os._exit(0)
@@ -219,8 +219,8 @@ class Worker:
                     if self._memory() > limits["memory_mb"] * MEGABYTE:
                         return "memory"
         finally:
-            if life is not None:
-                os.close(life)
+            if end_descriptor is not None:
+                os.close(end_descriptor)
 
     def _has_ended(self, process: int) -> bool:
         if process in self.usage:
@@ -232,7 +232,7 @@ class Worker:
 
     def _memory(self) -> int:
         """Bytes in use by everything this worker runs; 0 where that cannot be seen."""
-        folder = self.ground.processes
+        folder = self.confinement.processes
         if folder is None:
             return 0
         total = 0
@@ -278,7 +278,7 @@ def _children() -> list[int]:
     return found
 
 
-def _life(process: int) -> int | None:
+def _end_descriptor(process: int) -> int | None:
     """A descriptor that becomes readable when the process ends, where the system has such a thing."""
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):
@@ -286,7 +286,7 @@ def _life(process: int) -> int | None:
     return None
 
 
-def _filled(data: bytes) -> int:
+def _file_with(data: bytes) -> int:
     """A descriptor of a nameless file with this content, at its beginning."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("stdin")
@@ -302,22 +302,22 @@ def _filled(data: bytes) -> int:
     return file
 
 
-def trial(ground: Ground, limits: dict[str, int]) -> None:
+def trial(confinement: Confinement, limits: dict[str, int]) -> None:
     """Confine a first process for nothing but to see what holds, and note it."""
-    isolation.renew_folder(ground, limits["file_mb"])
+    isolation.renew_folder(confinement, limits["file_mb"])
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
-            held = isolation.confine(ground, limits, (write,), 0)
-            wire.send(write, isolation.observed(ground, held))
+            held = isolation.confine(confinement, limits, (write,), 0)
+            wire.send(write, isolation.observed(confinement, held))
         finally:
             os._exit(0)
     os.close(write)
     try:
-        ground.holds.update(wire.receive(read))
-    except wire.Closed:
-        ground.holds["landlock"] = ground.holds["seccomp"] = False
+        confinement.holds.update(wire.receive(read))
+    except wire.ConnectionClosed:
+        confinement.holds["landlock"] = confinement.holds["seccomp"] = False
     os.close(read)
     os.waitpid(child, 0)
 
@@ -331,21 +331,23 @@ def address_space() -> int:
 
 
 def main(control: int) -> None:
-    """The life of a worker: told how to set up, it says what holds, then takes jobs until the trainer hangs up."""
-    told = wire.receive(control)
-    for name in (*PRELOAD, *told["preload"]):
+    """A worker's whole run: it receives its setup, reports what holds, then takes jobs until the trainer hangs up."""
+    setup = wire.receive(control)
+    for name in (*PRELOAD, *setup["preload"]):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ground = Ground(os.path.join(told["scratch"], "now"), frozenset(told["without"]), address_space=address_space())
-    os.makedirs(ground.folder, exist_ok=True)
-    isolation.separate(ground)
-    isolation.build_root(ground, told["scratch"])
-    isolation.prepare_rules(ground)
-    trial(ground, told["limits"])
-    ground.holds["tree_memory"] = ground.processes is not None
+    confinement = Confinement(
+        os.path.join(setup["scratch"], "now"), frozenset(setup["without"]), address_space=address_space()
+    )
+    os.makedirs(confinement.folder, exist_ok=True)
+    isolation.separate(confinement)
+    isolation.build_root(confinement, setup["scratch"])
+    isolation.prepare_rules(confinement)
+    trial(confinement, setup["limits"])
+    confinement.holds["tree_memory"] = confinement.processes is not None
     gc.collect()
     gc.freeze()
     gc.disable()
-    wire.send(control, {"holds": ground.holds})
-    Worker(control, ground).run()
+    wire.send(control, {"holds": confinement.holds})
+    SandboxWorker(control, confinement).run()

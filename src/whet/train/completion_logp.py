@@ -22,9 +22,9 @@ from whet.data.packing import Rows
 from whet.model.causal_lm import CausalLM
 from whet.model.checkpoint import weights_digest
 from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
-from whet.model.reference import HeldReference, Reference
+from whet.model.reference import CopiedReference, ReferencePolicy
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, packs, token_logp
-from whet.model.tree import sent
 from whet.types import Encoded, WhetError
 
 RIVALS = 5  # likeliest tokens that one is drawn from, to stand against the token of a completion
@@ -50,7 +50,7 @@ def score_completions(
     found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
     if not extras or found.states is None:
         return CompletionScores(rows, found.logp)
-    placed = sent(rows.action, found.logp.device)
+    placed = to_device(rows.action, found.logp.device)
 
     def table(values: Tensor) -> Tensor:
         return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
@@ -119,7 +119,7 @@ def families_logp(
         scores = score_completions(split, [families[number] for number in numbers], packed, frozenset())
         # the places are found on the host, so that nothing waits for the device
         action = scores.rows.action
-        places = sent(action.flatten().nonzero()[:, 0], scores.logp.device)
+        places = to_device(action.flatten().nonzero()[:, 0], scores.logp.device)
         completions = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
         for number in numbers:
             found[number] = tuple(next(completions) for _ in families[number])
@@ -130,16 +130,16 @@ def families_logp(
 class LiveReference:
     """Asked in every step. It may follow the policy."""
 
-    reference: Reference
+    reference: ReferencePolicy
     micro_batch_tokens: int
     packed: bool = True
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
-        with self.reference.split() as split:
+        with self.reference.open() as split:
             return families_logp(split, families, self.micro_batch_tokens, self.packed)
 
     def follow(self, policy: CausalLM, kept: float) -> None:
-        if not isinstance(self.reference, HeldReference):
+        if not isinstance(self.reference, CopiedReference):
             raise WhetError("this reference moves with the policy; give model.reference=memory")
         self.reference.follow(policy, kept)
 
@@ -212,7 +212,9 @@ def _write(file: Path, values: Tensor, fingerprint: dict[str, str]) -> None:
 
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
-    save_file({"logp": values.contiguous()}, str(partial), metadata={"fingerprint": json.dumps(fingerprint, sort_keys=True)})
+    save_file(
+        {"logp": values.contiguous()}, str(partial), metadata={"fingerprint": json.dumps(fingerprint, sort_keys=True)}
+    )
     os.replace(partial, file)
 
 

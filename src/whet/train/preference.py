@@ -18,10 +18,11 @@ from torch import Tensor
 from whet.data.families import Family, completion_family, family_micro_batches, fitting, mismatched_family
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
-from whet.model.reference import HeldReference
+from whet.model.reference import CopiedReference
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
-from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
@@ -32,7 +33,6 @@ from whet.train.completion_logp import CompletionScores, LiveReference, Referenc
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer, sum_micro_batches
-from whet.metrics.timer import PhaseTimer
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # names of the metrics on eval rows: "accuracy" is that of completions to eval prompts
@@ -176,7 +176,9 @@ class PreferenceTrainer(RowTrainer):
     def _micro_batches(self, rows: Sequence[PreferenceRow]) -> list[list[int]]:
         return family_micro_batches([row.family for row in rows], self._settings.micro_batch_tokens, self._packed)
 
-    def _scores(self, context: _StepContext, numbers: Sequence[int], wanted: frozenset[str], step: int) -> CompletionScores:
+    def _scores(
+        self, context: _StepContext, numbers: Sequence[int], wanted: frozenset[str], step: int
+    ) -> CompletionScores:
         families = [context.rows[number].family for number in numbers]
         seeds = [_seed(self._settings.seed, step, number) for number in numbers]
         return score_completions(self._models.policy, families, self._packed, wanted, seeds)
@@ -187,21 +189,21 @@ class PreferenceTrainer(RowTrainer):
         """The rows of a micro-batch side by side: [B, S, T]. Nothing here waits for the device."""
         rows = [context.rows[number] for number in numbers]
         device, shape = scores.logp.device, (len(rows), len(rows[0].family), -1)
-        action = sent(scores.rows.action, device)
+        action = to_device(scores.rows.action, device)
         reference = None
         if context.reference is not None:
-            values = sent(torch.cat([each for number in numbers for each in context.reference[number]]), device)
+            values = to_device(torch.cat([each for number in numbers for each in context.reference[number]]), device)
             table = torch.zeros(action.shape, dtype=values.dtype, device=device)
             reference = table.masked_scatter(action, values).double().reshape(shape)
         labels = _labels(rows)
-        margin = sent(torch.tensor([row.margin for row in rows]), device) if self._has_margins else None
+        margin = to_device(torch.tensor([row.margin for row in rows]), device) if self._has_margins else None
         batch = PairBatch(
             lengths=action.sum(-1).reshape(shape[:2]),
             ref_logp=reference,
-            label=None if labels is None else sent(labels, device),
+            label=None if labels is None else to_device(labels, device),
             action=action.reshape(shape),
             margin=margin,
-            preference=sent(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
+            preference=to_device(torch.tensor([row.preference for row in rows]), device) if self._is_soft else None,
         )
         extras = PairExtras(
             *(None if each is None else each.reshape(shape) for each in (scores.log_square, scores.rival_logp))
@@ -242,10 +244,10 @@ class PreferenceTrainer(RowTrainer):
         if held is not None and "reference" in tensors:
             held.restore(tensors["reference"])
 
-    def _held_reference(self) -> HeldReference | None:
+    def _held_reference(self) -> CopiedReference | None:
         known = self._models.reference
         live = known.reference if isinstance(known, LiveReference) else None
-        return live if isinstance(live, HeldReference) else None
+        return live if isinstance(live, CopiedReference) else None
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def _check(objective: PairObjective, models: PreferenceModels, dataset: Preferen
         raise WhetError(f"{objective.name} compares with a reference and there is none; give model.reference=memory")
     moves = any(objective.reference.kept_after(step) < 1 for step in range(1, 10_001))
     live = isinstance(models.reference, LiveReference)
-    if moves and not (live and isinstance(getattr(models.reference, "reference", None), HeldReference)):
+    if moves and not (live and isinstance(getattr(models.reference, "reference", None), CopiedReference)):
         raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
         raise WhetError(

@@ -7,7 +7,7 @@ learn side by side, each from its own draw of the rows; the loss is the mean of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,16 +22,16 @@ from whet.data.prompts import Labelled
 from whet.data.step_rows import Stepped
 from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
 from whet.metrics.reward_model import outcome_marks, pair_marks, step_marks
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.scalar_head import Kind, ScalarModel, scalar_model
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
-from whet.model.tree import sent
 from whet.objective.policy import Loss
 from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
 from whet.reward.learned.ensemble import evened
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer, sum_micro_batches
-from whet.metrics.timer import PhaseTimer
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 HeadScores = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its places, of each head
@@ -147,9 +147,7 @@ class RewardModelTrainer(RowTrainer):
         optimizer: OptimizerSettings,
     ) -> None:
         _check(objective, dataset)
-        super().__init__(
-            reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed
-        )
+        super().__init__(reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed)
         self._reward_model, self._objective, self._dataset, self._settings = reward_model, objective, dataset, settings
         self._packed = settings.packed and packs(reward_model.split)
         self._has_margins = any(row.margin for row in dataset.rows)
@@ -192,9 +190,9 @@ class RewardModelTrainer(RowTrainer):
         if rows[0].ranks:
             there = batch.rank >= 0
         else:
-            places = sent(torch.tensor([len(row.labels) for row in rows]), device)
+            places = to_device(torch.tensor([len(row.labels) for row in rows]), device)
             there = torch.arange(batch.label.shape[1], device=device) < places[:, None]
-        counts = sent(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
+        counts = to_device(torch.tensor([row.counts for row in rows]), device) if rows[0].counts else None
         found = []
         for head in range(scores.shape[1]):
             table = torch.zeros(there.shape, dtype=scores.dtype, device=device).masked_scatter(there, scores[:, head])
@@ -309,4 +307,4 @@ def _labels(rows: Sequence[RewardModelRow]) -> LabelBatch:
 
 def _moved(batch: Any, device: torch.device) -> Any:
     values = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
-    return replace(batch, **{name: sent(value, device) for name, value in values.items() if value is not None})
+    return replace(batch, **{name: to_device(value, device) for name, value in values.items() if value is not None})

@@ -17,7 +17,7 @@ from whet.metrics.distribution import reward_spread
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
-from whet.model.reference import HeldReference, Reference
+from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.objective import Memory, Objective, step_totals
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.collect import RolloutCollector, outcomes_of
@@ -68,7 +68,7 @@ class RLModels:
 
     policy: CausalLM
     tokenizer: Any
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
 
@@ -177,7 +177,7 @@ class RLTrainer:
         needs, settings, models = self._objective.needs(), self._settings, self._models
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
         if "ref_logp" in needs and models.reference is not None:
-            with timer.phase("reference"), models.reference.split() as reference:
+            with timer.phase("reference"), models.reference.open() as reference:
                 ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens).logp
                 batch = replace(batch, ref_logp=ref_logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
@@ -226,7 +226,7 @@ class RLTrainer:
     def _divergence_reference(self) -> Any:
         """The reference as a context, for an objective that compares whole distributions; else None."""
         if "divergence" in self._objective.needs() and self._models.reference is not None:
-            return self._models.reference.split()
+            return self._models.reference.open()
         return nullcontext()
 
     def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:
@@ -242,7 +242,7 @@ class RLTrainer:
         self._version += 1
         self._collector.load_weights(self.model.state_dict(), self._version)
         kept = self._objective.reference.kept_after(number)
-        if kept < 1 and isinstance(self._models.reference, HeldReference):
+        if kept < 1 and isinstance(self._models.reference, CopiedReference):
             self._models.reference.follow(self._models.policy, kept)
 
     def evaluate(self) -> dict[str, float]:
@@ -257,7 +257,7 @@ class RLTrainer:
         if models.critic is not None and state.critic_optimizer is not None:
             tensors["critic"] = models.critic.tensors()
             tensors["critic_optimizer"] = optimizer_tensors(models.critic.modules(), state.critic_optimizer)
-        if self._reference_moved and isinstance(models.reference, HeldReference):
+        if self._reference_moved and isinstance(models.reference, CopiedReference):
             tensors["reference"] = models.reference.tensors()
         if self._settings.staleness:
             tensors["rollouts"] = self._collector.tensors()
@@ -277,7 +277,7 @@ class RLTrainer:
         if models.critic is not None and critic_optimizer is not None:
             models.critic.restore(tensors["critic"])
             restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
-        if "reference" in tensors and isinstance(models.reference, HeldReference):
+        if "reference" in tensors and isinstance(models.reference, CopiedReference):
             models.reference.restore(tensors["reference"])
 
 

@@ -14,8 +14,8 @@ from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
+from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, TokenScores, packs, token_logp
-from whet.model.tree import sent
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -90,7 +90,9 @@ def update(
     for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
         host = trimmed(batch.select(rows))
         part = moved(host, state.policy.device)
-        requested = replace(details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None)
+        requested = replace(
+            details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
+        )
         scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
         losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
         if state.critic is not None:
@@ -144,7 +146,7 @@ def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch,
     if grad is None:
         return None
     rows, columns = host.action.nonzero(as_tuple=True)
-    each = grad.flatten()[sent(rows * grad.shape[1] + columns, grad.device)]
+    each = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
     return lambda logp, window: each[window]
 
 
@@ -197,7 +199,7 @@ def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradi
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """The batch on the device."""
-    return batch if device.type == "cpu" else batch.mapped(lambda value: sent(value, device))
+    return batch if device.type == "cpu" else batch.mapped(lambda value: to_device(value, device))
 
 
 def _cause(batch: TokenBatch, logp: Tensor) -> str:

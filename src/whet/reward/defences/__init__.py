@@ -1,11 +1,13 @@
 """Defences against rewards being gamed: small rewards that look for one trick each.
 
-Each is a function (prompt, completion, *, kind, ...) -> float. As a penalty (the default) it is 0 for an honest completion and
-down to -1: give it a positive weight in the sum. As a gate (`kind="gate"`) it is 1 for an honest completion and down to 0;
-a penalty of weight 0 serves as a gate too, with `Gate(name, least=0.0)`: the gated part then counts only for completions
-without a finding. All are deterministic, need no model and no gold answer, and use one where there is one.
+Each is a function (prompt, completion, *, kind, ...) -> float. As a penalty (the default) it is 0 for an honest
+completion and down to -1: give it a positive weight in the sum. As a gate (`kind="gate"`) it is 1 for an honest
+completion and down to 0; a penalty of weight 0 serves as a gate too, with `Gate(name, least=0.0)`: the gated part then
+counts only for completions without a finding. All are deterministic, need no model and no gold answer, and use one
+where there is one.
 
-Every defence has a corpus of attacks it must catch and honest completions it must not punish; `rates` gives both shares.
+Every defence has a corpus of attacks it must catch and honest completions it must not punish; `rates` gives both
+shares.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ DEFENCES: Mapping[str, Defence] = MappingProxyType(
 
 
 def rates(cases: Iterable[Case] | None = None) -> dict[str, Rates]:
-    """Of each defence, the share of attacks caught and of honest completions punished: on its corpus, or on these cases."""
+    """Of each defence, the share of attacks caught and of honest completions punished: on its corpus, or on these
+    cases.
+    """
     return rates_of(DEFENCES, cases)
 
 

@@ -36,8 +36,8 @@ MIXED_NUMBER = re.compile(
 
 
 def hidden_text(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
-    """A penalty: 0, or -1 where the completion holds what no reader sees (as a gate: 1, or 0): characters without width,
-    ones that turn the direction of a line, tag characters, markup that hides its content, control characters.
+    """A penalty: 0, or -1 where the completion holds what no reader sees (as a gate: 1, or 0): characters without
+    width, ones that turn the direction of a line, tag characters, markup that hides its content, control characters.
 
     Joiners pass where a script or an emoji needs them; markup passes inside a code block and where the question is
     about it. What the prompt itself contains may be repeated.

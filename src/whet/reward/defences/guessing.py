@@ -35,7 +35,8 @@ CHOICES = re.compile(r"\(?\b([A-H])\b\)?")
 
 
 def guessing(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_answers: int = 1) -> float:
-    """A penalty: 0, or -1 where the completion commits to more than `most_answers` different answers (as a gate: 1, or 0).
+    """A penalty: 0, or -1 where the completion commits to more than `most_answers` different answers (as a gate: 1, or
+    0).
 
     A gold answer that is itself a list allows as many as it has. Without a gold answer, a list in one box and boxes
     joined by "and" are taken for an honest set.

@@ -42,8 +42,8 @@ def unsupported_answer(
 
     A number is supported when it stands in the working, is written there as a word, fraction or percentage, or is one
     step (+ - * /) from two of its numbers. Words are supported when half of them are in the working or in the question.
-    An answer that contradicts the conclusion of the thinking is not supported. A completion with fewer than `least_words`
-    words and numbers of working gives nothing to compare with and passes, unless the task `must_reason`.
+    An answer that contradicts the conclusion of the thinking is not supported. A completion with fewer than
+    `least_words` words and numbers of working gives nothing to compare with and passes, unless the task `must_reason`.
     """
     answers = explicit_answers(completion)
     text = working(completion)

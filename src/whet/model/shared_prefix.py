@@ -1,6 +1,6 @@
 """Rows that share a prompt as a tree in one packed row: every prompt once, then the completions, no padding.
 
-Pure layout. `tree_of` says where each token goes and what it may see; `whet.model.tree_attention` makes a model see it.
+Pure layout. `shared_prefix_batch` says where each token goes and what it may see; `whet.model.shared_prefix_attention` makes a model see it.
 Where no kernel takes ragged lengths (`Segments`), attention alone meets padding: prompts are attended to side by side,
 completions in bundles that share their prompt's keys. A bundle is about as long as its prompt: then neither the copies of
 the prompt's keys nor the pairs of completions that must not see each other cost more than the completions themselves. Where
@@ -25,7 +25,7 @@ WASTE = 1 << 18  # pairs of tokens that may be attended to in vain before rows a
 
 
 @dataclass(frozen=True)
-class Bundles:
+class CompletionBundles:
     """Completions of one prompt that are attended to together, B bundles side by side."""
 
     query_index: Tensor  # int64 [B, Q], packed positions
@@ -55,11 +55,11 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PaddedLayout:
     """What attention looks at side by side, where no kernel takes ragged lengths."""
 
     prompt_index: Tensor  # int64 [P, L], packed positions, right-padded with any
-    bundles: Bundles | None
+    bundles: CompletionBundles | None
     rows: tuple[Tensor, ...]  # int64 [N, L] each, packed positions: if any, attended to instead of prompts and bundles
     place: Tensor  # int64 [S], where a token's output lies: flattened [P, L], then flattened [B, Q]; or in the rows
 
@@ -81,7 +81,7 @@ class _Root:
 
 
 @dataclass(frozen=True)
-class Tree:
+class SharedPrefixBatch:
     """Rows [N, T] as one row of S tokens. A row that shares its prompt with no other is a prompt without completions."""
 
     tokens: Tensor  # int64 [1, S]
@@ -98,12 +98,12 @@ class Tree:
         return self.tokens.shape[1]
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> PaddedLayout:
         """Made when it is first asked for: ragged kernels do without."""
         return _layout(self.roots, self.size, self.tokens.device)
 
 
-def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) -> Tree | None:
+def shared_prefix_batch(tokens: Tensor, action: Tensor, device: torch.device | None = None) -> SharedPrefixBatch | None:
     """The layout of right-padded rows [N, T], on their device or the one given; None where no row has an action.
 
     A row's prompt is all before its first action. Its last action and what follows predict nothing, so they are left
@@ -125,9 +125,9 @@ def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) 
     positions += [np.arange(completion.first, completion.first + completion.length) for completion in completions]
 
     def tensor(values: Integers) -> Tensor:
-        return sent(torch.from_numpy(values), device)
+        return to_device(torch.from_numpy(values), device)
 
-    return Tree(
+    return SharedPrefixBatch(
         tokens=tensor(np.concatenate(pieces)[None]),
         position_ids=tensor(np.concatenate(positions)[None]),
         states=tensor(_states(flags, first, roots)),
@@ -137,7 +137,7 @@ def tree_of(tokens: Tensor, action: Tensor, device: torch.device | None = None) 
     )
 
 
-def _layout(roots: Sequence[_Root], size: int, device: torch.device) -> Layout:
+def _layout(roots: Sequence[_Root], size: int, device: torch.device) -> PaddedLayout:
     bundles = [bundle for root in roots for bundle in _bundled(root)]
     laid, completion_place = _bundles(bundles) if bundles else (None, {})
     prompt_index, place = _places(roots, completion_place, size)
@@ -149,20 +149,20 @@ def _layout(roots: Sequence[_Root], size: int, device: torch.device) -> Layout:
             whole, place = _rows(groups, size)
 
     def tensor(values: Integers) -> Tensor:
-        return sent(torch.from_numpy(values), device)
+        return to_device(torch.from_numpy(values), device)
 
-    found = None if laid is None else Bundles(*map(tensor, laid))
-    return Layout(tensor(prompt_index), found, tuple(map(tensor, whole)), tensor(place))
+    found = None if laid is None else CompletionBundles(*map(tensor, laid))
+    return PaddedLayout(tensor(prompt_index), found, tuple(map(tensor, whole)), tensor(place))
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
+def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Values on the device. From pageable memory a large copy would wait for all that the device has still to do."""
     if device.type != "cuda" or values.is_cuda:
         return values.to(device)
     return values.contiguous().pin_memory().to(device, non_blocking=True)
 
 
-def prompts_tree(prompts: Sequence[Sequence[int]], device: torch.device) -> Tree:
+def prompt_batch(prompts: Sequence[Sequence[int]], device: torch.device) -> SharedPrefixBatch:
     """Different prompts behind one another, whole; the state of interest is that of each one's last token."""
     width = max(map(len, prompts)) + 1
     tokens = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -170,7 +170,7 @@ def prompts_tree(prompts: Sequence[Sequence[int]], device: torch.device) -> Tree
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
         action[row, len(prompt)] = True
-    tree = tree_of(tokens, action, device)
+    tree = shared_prefix_batch(tokens, action, device)
     assert tree is not None
     return tree
 
@@ -206,7 +206,7 @@ def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
     own = [root.length for root in roots] + [completion.length for root in roots for completion in root.completions]
 
     def bounds(lengths: list[int]) -> Tensor:
-        return sent(torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)), device)
+        return to_device(torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)), device)
 
     return Segments(
         own=bounds(own),
@@ -304,7 +304,7 @@ def _bundled(root: _Root) -> list[tuple[_Root, list[_Completion]]]:
 
 
 def _bundles(bundles: Sequence[tuple[_Root, list[_Completion]]]) -> tuple[tuple[Integers, ...], dict[int, int]]:
-    """The fields of `Bundles`, and where each row's completion starts among their flattened queries."""
+    """The fields of `CompletionBundles`, and where each row's completion starts among their flattened queries."""
     sizes = [sum(completion.length for completion in completions) for _, completions in bundles]
     widest = max(size + root.length for size, (root, _) in zip(sizes, bundles, strict=True))
     queries = np.zeros((3, len(bundles), max(sizes)), np.int64)

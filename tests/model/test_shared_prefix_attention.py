@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 
-from whet.model import tree_attention
+from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.shared_prefix import shared_prefix_batch
+from whet.model.shared_prefix_attention import AttentionRefused, shared_prefix_states, shared_prefix_works
 from whet.model.token_logp import Details, states_before, token_logp
-from whet.model.tree import tree_of
-from whet.model.tree_attention import TreeRefused, tree_states, tree_works
 
 WINDOW = 4
 SMALL = {
@@ -117,7 +117,7 @@ def near(one, two):
 @pytest.mark.parametrize("kind", WORKS)
 def test_a_tree_teaches_what_padded_rows_teach(exact, sizes, kind):
     split = causal_lm(model_of(WORKS[kind]()))
-    assert tree_works(split)
+    assert shared_prefix_works(split)
     sizes.clear()
     ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
     assert sizes == [(1, 7 + 3 + 4 + 0 + 5 + 8 + 8 + 1 + 8), (8, 16)]
@@ -136,7 +136,7 @@ def test_what_else_a_method_wants_comes_from_the_tree_too(exact, kind):
 def test_what_a_tree_cannot_carry_keeps_to_padded_rows(sizes, kind):
     model = model_of(REFUSED[kind]()).float()
     split = causal_lm(model)
-    assert not tree_works(split)
+    assert not shared_prefix_works(split)
     sizes.clear()
     ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
     assert sizes == [(8, 16), (8, 16)]
@@ -148,17 +148,17 @@ def test_a_window_that_a_model_keeps_to_itself_is_found(monkeypatch):
     """No short row reaches it, so only what the model asked of its masks gives it away."""
     config = WORKS["llama"]()
     model = model_of(config)
-    assert tree_works(causal_lm(model))
+    assert shared_prefix_works(causal_lm(model))
     secret = copy.deepcopy(model)
     masks = transformers.models.llama.modeling_llama
     monkeypatch.setattr(masks, "create_causal_mask", transformers.masking_utils.create_sliding_window_causal_mask)
     secret.config.sliding_window = 64
-    assert not tree_works(causal_lm(secret))
+    assert not shared_prefix_works(causal_lm(secret))
 
 
 def test_a_model_without_positions_keeps_to_padded_rows():
     split = causal_lm(model_of(WORKS["llama"]()))
-    assert tree_works(split) and not tree_works(replace(split, takes_positions=False))
+    assert shared_prefix_works(split) and not shared_prefix_works(replace(split, takes_positions=False))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -166,18 +166,18 @@ def test_the_models_own_attention_is_back_afterwards(kind, monkeypatch):
     model = model_of(WORKS[kind]())
     split = causal_lm(model)
     before = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
-    tree = tree_of(*batch())
-    tree_states(split, tree)
+    tree = shared_prefix_batch(*batch())
+    shared_prefix_states(split, tree)
 
     def broken(*arguments, **settings):
-        raise TreeRefused("for a test")
+        raise AttentionRefused("for a test")
 
-    monkeypatch.setattr(tree_attention, "_picked", broken)
-    with pytest.raises(TreeRefused):
-        tree_states(split, tree)
+    monkeypatch.setattr(shared_prefix_attention, "_picked", broken)
+    with pytest.raises(AttentionRefused):
+        shared_prefix_states(split, tree)
     after = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
-    assert after == before and tree_attention.NAME not in after and len(after) > 3
-    assert tree_attention._WALK.get() is None
+    assert after == before and shared_prefix_attention.NAME not in after and len(after) > 3
+    assert shared_prefix_attention._CURRENT.get() is None
 
 
 def test_the_check_leaves_training_as_it_was():
@@ -185,7 +185,7 @@ def test_the_check_leaves_training_as_it_was():
     model.train()
     model.model.layers[1].eval()
     flags = [module.training for module in model.modules()]
-    assert tree_works(causal_lm(model))
+    assert shared_prefix_works(causal_lm(model))
     assert [module.training for module in model.modules()] == flags
 
 
@@ -216,7 +216,7 @@ def test_half_precision_stays_near():
 
 def test_little_to_save_is_left_padded(sizes):
     split = causal_lm(model_of(WORKS["llama"]()))
-    tree_works(split)
+    shared_prefix_works(split)
     tokens = torch.arange(60).reshape(2, 30)
     action = torch.ones(2, 30, dtype=torch.bool)
     action[:, 0] = False

@@ -1,4 +1,4 @@
-"""whet from Python: the same runs as the command line, as functions that return values."""
+"""`whet.train` and `whet.resume`: a config, a folder, the trainer, its callbacks and the report at the end."""
 
 from __future__ import annotations
 
@@ -6,105 +6,86 @@ import contextlib
 import gc
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.config.config import (
-    FROM_PYTHON,
-    STEP_SCORERS,
-    Config,
-    EvaluationConfig,
-    RewardModelConfig,
-    read_toml,
-    resolved,
-    resolved_evaluation,
+from whet.api.inputs import (
+    START,
+    RewardLike,
+    check_tokenizer,
+    data_rows,
+    data_source,
+    made_rewards,
+    model_name,
+    reward_parts,
+    reward_section,
+    saved_start,
 )
-from whet.config.run_folder import CONFIG, ROWS, claimed_folder, locked, read_config, write_config
-from whet.data.source import parse_source
-from whet.protocols import Callback, Reward
+from whet.api.run import Run
+from whet.config.config import FROM_PYTHON, STEP_SCORERS, Config, RewardModelConfig, read_toml, resolved
+from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, write_config
+from whet.protocols import Callback
 from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
     from whet.train.run import TrainingResult
 
-RewardLike = str | Callable[..., Any] | Reward
-Weight = float | tuple[tuple[float, float], ...]  # or points it moves between over training
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder after (or during) training."""
-
-    folder: Path
-    status: str  # finished or interrupted
-    steps: int
-    before: Mapping[str, float]  # marks on held-out prompts before the first step
-    after: Mapping[str, float]
-    report: Path
-
-    @property
-    def model(self) -> Path:
-        """The newest checkpoint, a folder that transformers loads."""
-        from whet.model import complete_checkpoints
-
-        return complete_checkpoints(self.folder / "checkpoints")[-1]
-
-    def metrics(self) -> list[dict[str, Any]]:
-        from whet.report import read_metrics
-
-        return read_metrics(self.folder)
-
-    def samples(self) -> list[dict[str, Any]]:
-        from whet.report import read_samples
-
-        return read_samples(self.folder)
+Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
 
 def train(
     method: str,
     *,
-    model: str | None = None,
-    data: str | Sequence[Mapping[str, Any]] | None = None,
-    reward: RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]] | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    reward: Rewards | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] | None = None,
+    callbacks: Sequence[Any] = (),
+    console: bool = True,
     command: str = "",
     **settings: Any,
 ) -> Run:
     """Train `model` on `data` by `method` and return the run.
 
-    `data` is a source as on the command line, or rows as dictionaries. `reward` is a built-in name, a function
+    `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`. That object
+    is not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on
+    the command line, a path, rows as dictionaries, a Dataset or a DataFrame. `reward` is a built-in name, a function
     `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
-    `steps=20, batch={"group_size": 4}`. `callbacks` defaults to the console.
+    `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
+    beside the console; `console=False` silences that.
     """
     layer = dict(settings)
-    rows = None if data is None or isinstance(data, str) else list(data)
-    parts = _parts(reward)
+    check_tokenizer(model, tokenizer)
+    rows = None if data is None or data_source(data) is not None else data_rows(data)
+    parts = reward_parts(reward)
     if model is not None:
-        layer["model"] = {"name": model}
+        layer["model"] = {"name": model_name(model) or START}
     if data is not None:
-        layer["data"] = {"source": ROWS if rows is not None else data}
+        layer["data"] = {"source": data_source(data) or ROWS}
     if parts is not None:
-        listed = [{"reward": _path_of(each, name), "weight": weight} for name, weight, each in parts]
-        layer["reward"] = {"parts": listed}
+        layer["reward"] = reward_section(parts)
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     resolved_config = resolved(method, base, layer)
-    with claimed_folder(resolved_config, rows) as (folder, final):
+    with (
+        claimed_folder(resolved_config, rows) as (folder, claimed),
+        saved_start(claimed, folder, model, tokenizer) as final,
+    ):
         named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
-        return _run(final, folder, callbacks, None, command, None if named else _rewards(parts))
+        return _run(final, folder, callbacks, console, None, command, None if named else made_rewards(parts))
 
 
 def resume(
-    folder: str | Path,
+    folder: str | Path | Run,
     *,
     steps: int | None = None,
     checkpoint: str | None = None,
-    reward: RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]] | None = None,
-    callbacks: Sequence[Callback] | None = None,
+    reward: Rewards | None = None,
+    callbacks: Sequence[Any] = (),
+    console: bool = True,
     command: str = "",
 ) -> Run:
     """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total.
@@ -114,7 +95,7 @@ def resume(
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
     from whet.report import read_summary
 
-    path = Path(folder)
+    path = folder.folder if isinstance(folder, Run) else Path(folder)
     config = read_config(path)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
@@ -143,19 +124,10 @@ def resume(
                     f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
                     f"`whet resume {path} --steps {2 * config.steps}`"
                 )
-        parts = _parts(reward)
+        parts = reward_parts(reward)
         if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
             parts = [(name, was.weight, each) for (name, _, each), was in zip(parts, config.reward.parts, strict=True)]
-        return _run(config, path, callbacks, chosen, command, _rewards(parts))
-
-
-def evaluate(
-    model: str, *, data: str | None = None, samples: int = 1, settings: Mapping[str, Any] | None = None
-) -> dict[str, float]:
-    """Marks of a model or run on held-out prompts: greedy, or `samples` drawn completions a prompt with pass@k."""
-    from whet.evaluate.evaluation import held_out_marks
-
-    return held_out_marks(evaluation_config(model, data, settings), samples)
+        return _run(config, path, callbacks, console, chosen, command, made_rewards(parts))
 
 
 @contextlib.contextmanager
@@ -173,13 +145,14 @@ def uncollected() -> Iterator[None]:
 def _run(
     config: Config,
     folder: Path,
-    callbacks: Sequence[Callback] | None,
+    callbacks: Sequence[Any],
+    console: bool,
     checkpoint: Path | None,
     command: str,
     rewards: Any,
 ) -> Run:
     from whet.build.assembly import assemble
-    from whet.report import Console, Record, write_report
+    from whet.report import Record, write_report
     from whet.train.run import LoopSettings, run_training
     from whet.workbench.workbench import close_version, open_version
 
@@ -191,9 +164,8 @@ def _run(
     ledger = config.reward.ledger or None
     reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
     record = Record(folder, config.report.samples_per_step, reward_hash)
-    console = Console() if callbacks is None else None
-    everyone: list[Callback] = [console] if console is not None else list(callbacks or ())
-    everyone += _reviewers(config, folder, reward_hash)
+    display = _display() if console else None
+    everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
     schedule = LoopSettings(
         config.steps, config.report.eval_every, config.report.save_every, config.report.keep_checkpoints
     )
@@ -211,8 +183,8 @@ def _run(
         )
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        if console is not None:
-            console.close()
+        if display is not None:
+            display.close()
         record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
         write_report(folder)
         raise
@@ -223,8 +195,17 @@ def _run(
     report = write_report(folder)
     going_on = _next_command(config, folder, outcome)
     for callback in everyone:
-        callback.finished({**summary, **ending, "report": str(report), "next": going_on})
-    return Run(folder, outcome.status, outcome.steps, outcome.before, outcome.after, report)
+        if hasattr(callback, "finished"):
+            callback.finished({**summary, **ending, "report": str(report), "next": going_on})
+    return Run(folder)
+
+
+def _display() -> Any:
+    """The console; in a notebook one output that is kept up to date."""
+    from whet.api.notebook import NotebookDisplay, in_notebook
+    from whet.report import Console
+
+    return NotebookDisplay() if in_notebook() else Console()
 
 
 def _peak_memory(model: Any) -> int:
@@ -278,64 +259,3 @@ def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
         "tokens": outcome.tokens,
     }
     return {**found, "ended": outcome.ended} if outcome.ended else found
-
-
-def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
-    """The run's own config where `model` is a run folder, the defaults otherwise."""
-    folder = Path(model)
-    base = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    layer: dict[str, Any] = {"model": {"name": model}}
-    if data is not None:
-        base.pop("data", None)
-        layer["data"] = {"source": data, **({} if parse_source(data).is_generated else {"held_out": data})}
-    return resolved_evaluation(base, layer, dict(settings or {}))
-
-
-def _parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
-    """(name, weight, reward) of each part; an empty name is the reward's own."""
-    if reward is None:
-        return None
-    if isinstance(reward, Mapping):
-        for name, pair in reward.items():
-            if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[1], int | float):
-                raise WhetError(f"reward {name!r} is {pair!r}; give a pair, as in {{{name!r}: (reward, 1.0)}}")
-        return [(name, float(weight), each) for name, (each, weight) in reward.items()]
-    several = reward if isinstance(reward, list | tuple) else [reward]
-    return [("", *_weighted(each)) for each in several]
-
-
-def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
-    """`exact_answer=0.5` is a name with its weight."""
-    name, equals, weight = reward.rpartition("=") if isinstance(reward, str) else ("", "", "")
-    try:
-        return (float(weight), name) if equals else (1.0, reward)
-    except ValueError:
-        raise WhetError(
-            f"reward {reward!r}: {weight!r} is no weight; write NAME=WEIGHT, as in think_format=0.2"
-        ) from None
-
-
-def _path_of(reward: RewardLike, name: str) -> str:
-    """How a resumed run finds the reward again: its name, or file.py:function."""
-    if isinstance(reward, str):
-        return reward
-    code = getattr(reward, "__code__", None)
-    function = getattr(reward, "__qualname__", "")
-    # a file's function comes back under its own name: under another one the reports would change it in midrun
-    if code is not None and function.isidentifier() and name in ("", function) and Path(code.co_filename).is_file():
-        return f"{code.co_filename}:{function}"
-    return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
-
-
-def _rewards(parts: list[tuple[str, Weight, RewardLike]] | None) -> Any:
-    if parts is None:
-        return None
-    from whet.reward import Part, as_reward, check_parts, find_reward
-
-    rewards = [(find_reward(each) if isinstance(each, str) else each, name, weight) for name, weight, each in parts]
-    found = [Part(as_reward(each, name or None), weight) for each, name, weight in rewards]
-    check_parts(found)
-    return found
-
-
-__all__ = ["Run", "evaluate", "resume", "train"]

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.model.decode import Decoder
-from whet.model.decode_state import Attended, DecodeState, Shape
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
+from whet.model.hooked_decode import HookedDecoder
 
 HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
 PACKING_STEPS = 12  # transposing the weights costs about as much time as it saves in so many steps
@@ -29,10 +29,10 @@ LARGEST_COPIES = 1 << 20  # numbers of the prompts' keys and values, copied to t
 Own = tuple[Tensor, Tensor, Tensor, Tensor]  # of the rows that sit: keys and values, and both as [rows * heads, ..]
 
 
-class RowState(DecodeState):
+class RingState(DecodeState):
     """Keys [rows, heads, size + 1, columns] and values [rows, heads, columns, size]: a prompt's, then a ring."""
 
-    def __init__(self, shape: Shape, attended: Attended, state_size: int, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
         super().__init__(replace(shape, completion_width=0), attended, state_size, device)
         heads, size, self._layers = attended.num_heads, attended.head_size, range(attended.num_layers)
         self._ring, self._first, width = (
@@ -92,7 +92,7 @@ class RowState(DecodeState):
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _RingWeights:
     """One layer's weights, as the products want them; those of its norms, and the scores' scale, are inside."""
 
     enter: Tensor  # [width, heads * (queries of a key, its key) * size, then values]
@@ -103,10 +103,10 @@ class _Layer:
     narrow: Tensor  # [2 halves of the width, inner width, half]
 
 
-class _Desk:
+class _StepBuffers:
     """What a step of so many rows writes on, and the views of it, made once."""
 
-    def __init__(self, rows: int, layer: _Layer, attended: Attended, eps: float) -> None:
+    def __init__(self, rows: int, layer: _RingWeights, attended: AttentionShape, eps: float) -> None:
         heads, size = attended.num_heads, attended.head_size
         _, queries, half = layer.leave.shape
         inner, width, each = layer.narrow.shape[1], 2 * half, queries // (heads * size) + 1
@@ -143,25 +143,25 @@ class _Desk:
         torch.div(self.hidden, length, out=self.normed_halves)
 
 
-class RowDecoder(Decoder):
-    """A Llama-type model's step on a `RowState`; prompts go through the model's own modules."""
+class RingDecoder(HookedDecoder):
+    """A Llama-type model's step on a `RingState`; prompts go through the model's own modules."""
 
     inference = True
 
-    def __init__(self, base: Decoder) -> None:
+    def __init__(self, base: HookedDecoder) -> None:
         super().__init__(base.split, base.attended)
         config: Any = base.split.model.config
         self._trunk: Any = base.split.trunk
         self._num_queries = int(config.num_attention_heads)
         self._root = float(config.hidden_size) ** 0.5
         self._eps = float(config.rms_norm_eps)
-        self._layers: list[_Layer] = []
+        self._layers: list[_RingWeights] = []
         self._head, self._last_norm = torch.empty(0), torch.empty(0)
         self._rotation = torch.empty(0)
-        self._desk: _Desk | None = None
+        self._desk: _StepBuffers | None = None
 
     @staticmethod
-    def serves(base: Decoder) -> bool:
+    def serves(base: HookedDecoder) -> bool:
         """Float32 on a CPU, a width of two halves, and no bias but that of the queries, keys and values."""
         split: Any = base.split
         if split.device.type != "cpu" or base.attended.dtype != torch.float32 or split.model.config.hidden_size % 2:
@@ -172,18 +172,18 @@ class RowDecoder(Decoder):
         singles = all(weight.dtype == torch.float32 for weight in split.model.parameters())
         return singles and all(linear.bias is None for linear in linears)
 
-    def suits(self, shape: Shape) -> bool:
+    def suits(self, shape: BatchShape) -> bool:
         """Whether copies of the prompts are cheap, and no window is shorter than what a row will see."""
         copies = 2 * shape.rows * shape.prompt_width * self.attended.num_heads * self.attended.head_size
         width = shape.prompt_width + shape.completion_width
         return copies <= LARGEST_COPIES and all(window is None or window >= width for window in self.attended.windows)
 
-    def state(self, shape: Shape) -> RowState:
+    def state(self, shape: BatchShape) -> RingState:
         positions = torch.arange(shape.prompt_width + shape.completion_width)
         cosine, sine = self._trunk.rotary_emb(self._trunk.embed_tokens.weight, positions[None])
         half = self.attended.head_size // 2
         self._rotation = torch.complex(cosine[0, :, :half], sine[0, :, :half])
-        return RowState(shape, self.attended, int(self._trunk.embed_tokens.weight.shape[1]), self.split.device)
+        return RingState(shape, self.attended, int(self._trunk.embed_tokens.weight.shape[1]), self.split.device)
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
@@ -197,7 +197,7 @@ class RowDecoder(Decoder):
         finally:
             self._layers, self._desk, self._head = [], None, torch.empty(0)
 
-    def _gathered(self, layer: Any, packed: bool) -> _Layer:
+    def _gathered(self, layer: Any, packed: bool) -> _RingWeights:
         attention, feedforward = layer.self_attn, layer.mlp
         heads, size = self.attended.num_heads, self.attended.head_size
         scale = float(attention.scaling)
@@ -216,7 +216,7 @@ class RowDecoder(Decoder):
         before_widen = layer.post_attention_layernorm.weight.detach()[:, None] * self._root
         parts = _parts(feedforward.gate_proj.weight)
         widen = (*feedforward.gate_proj.weight.chunk(parts), *feedforward.up_proj.weight.chunk(parts))
-        return _Layer(
+        return _RingWeights(
             _across([weight], packed)[0].mul_(before),
             bias,
             head_norm,
@@ -238,11 +238,11 @@ class RowDecoder(Decoder):
         return together.unflatten(2, (2, -1)).transpose(2, 3)
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        assert isinstance(state, RowState)
+        assert isinstance(state, RingState)
         state.begin_step()
         desk = self._desk
         if desk is None or desk.rows != state.rows:
-            desk = self._desk = _Desk(state.rows, self._layers[0], self.attended, self._eps)
+            desk = self._desk = _StepBuffers(state.rows, self._layers[0], self.attended, self._eps)
         rotation = self._rotation.index_select(0, state.positions)[:, None]
         embedded = self._trunk.embed_tokens.weight.index_select(0, tokens)
         desk.hidden.copy_(embedded.view(state.rows, 2, -1).transpose(0, 1))

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from whet.model.tree import PADDING, PROMPT, tree_of
+from whet.model.shared_prefix import PADDING, PROMPT, shared_prefix_batch
 
 
 def rows_of(*rows):
@@ -47,7 +47,7 @@ def random_rows(seed):
 
 
 def test_a_prompt_is_there_once_and_the_completions_go_on_behind_it():
-    tree = tree_of(*TWO_GROUPS)
+    tree = shared_prefix_batch(*TWO_GROUPS)
     assert tree.tokens.tolist() == [[1, 2, 3, 5, 6, 10, 11, 14, 20, 21, 22, 24]]
     assert tree.position_ids.tolist() == [[0, 1, 2, 0, 1, 3, 4, 3, 2, 3, 4, 2]]
     assert tree.size == 12
@@ -55,12 +55,12 @@ def test_a_prompt_is_there_once_and_the_completions_go_on_behind_it():
 
 def test_every_action_is_predicted_from_the_token_before_it():
     """The first of each completion from the last of the prompt, which all completions share."""
-    assert tree_of(*TWO_GROUPS).states.tolist() == [2, 5, 6, 4, 10, 2, 2, 7, 4, 11]
+    assert shared_prefix_batch(*TWO_GROUPS).states.tolist() == [2, 5, 6, 4, 10, 2, 2, 7, 4, 11]
 
 
 def test_rows_that_share_nothing_are_prompts_as_a_whole():
     tokens, action = rows_of(((1, 2), (3, 4, 5), "111"), ((2, 2), (6,), "1"))
-    tree = tree_of(tokens, action)
+    tree = shared_prefix_batch(tokens, action)
     assert tree.tokens.tolist() == [[1, 2, 3, 4, 2, 2]]
     assert tree.layout.prompt_index[0].tolist() == [0, 1, 2, 3] and tree.layout.prompt_index[1, :2].tolist() == [4, 5]
     assert tree.layout.bundles is None
@@ -68,15 +68,15 @@ def test_rows_that_share_nothing_are_prompts_as_a_whole():
 
 def test_a_prompt_of_another_length_is_another_prompt():
     """The same first tokens, but the second row's policy began one token later."""
-    tree = tree_of(*rows_of(((1, 2), (3, 4), "11"), ((1, 2, 3), (4, 5), "11")))
+    tree = shared_prefix_batch(*rows_of(((1, 2), (3, 4), "11"), ((1, 2, 3), (4, 5), "11")))
     assert tree.tokens.tolist() == [[1, 2, 3, 1, 2, 3, 4]]
     assert tree.states.tolist() == [1, 2, 5, 6]
 
 
 def test_rows_without_an_action_are_not_computed():
     tokens, action = rows_of(((1, 2), (3, 4), "00"), ((1, 2), (5, 6), "11"))
-    assert tree_of(tokens, action).tokens.tolist() == [[1, 2, 5]]
-    assert tree_of(tokens, torch.zeros_like(action)) is None
+    assert shared_prefix_batch(tokens, action).tokens.tolist() == [[1, 2, 5]]
+    assert shared_prefix_batch(tokens, torch.zeros_like(action)) is None
 
 
 def visible(tree):
@@ -106,7 +106,7 @@ def visible(tree):
 @pytest.mark.parametrize("seed", range(20))
 def test_every_token_sees_its_own_prefix_and_nothing_else(seed):
     tokens, action = random_rows(seed)
-    tree = tree_of(tokens, action)
+    tree = shared_prefix_batch(tokens, action)
     seen = visible(tree)
     assert len(seen) == tree.size
     packed, positions = tree.tokens[0], tree.position_ids[0]
@@ -118,7 +118,7 @@ def test_every_token_sees_its_own_prefix_and_nothing_else(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_segments_say_the_same_as_the_indices(seed):
-    tree = tree_of(*random_rows(seed))
+    tree = shared_prefix_batch(*random_rows(seed))
     seen, segments = visible(tree), tree.segments
     own, prompts, completions = segments.own.tolist(), segments.prompts.tolist(), segments.completions.tolist()
     assert own[-1] == tree.size and prompts[-1] == segments.end_of_prompts
@@ -139,7 +139,7 @@ def test_segments_say_the_same_as_the_indices(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_computed_twice_or_in_vain(seed):
     tokens, action = random_rows(seed)
-    tree = tree_of(tokens, action)
+    tree = shared_prefix_batch(tokens, action)
     prompts, completions = set(), 0
     for row in range(len(tokens)):
         columns = action[row].nonzero()[:, 0].tolist()
@@ -167,7 +167,7 @@ def rows_like(prompt, completions):
 @pytest.mark.parametrize(("prompt", "completions"), [(40, [300, 310]), (64, [512] * 8), (4, [2000] * 3)])
 def test_long_completions_are_attended_to_as_whole_rows(prompt, completions):
     """Half of a square of the row is less than the rectangle of the completion."""
-    tree = tree_of(*rows_like(prompt, completions))
+    tree = shared_prefix_batch(*rows_like(prompt, completions))
     assert tree.layout.bundles is None and len(tree.layout.rows) == 1
     assert tree.layout.rows[0].shape == (len(completions), prompt + max(completions) - 1)
     assert tree.size == prompt + sum(completions) - len(completions)
@@ -175,12 +175,12 @@ def test_long_completions_are_attended_to_as_whole_rows(prompt, completions):
 
 
 def test_short_completions_share_the_keys_of_a_long_prompt():
-    tree = tree_of(*rows_like(512, [30, 32]))
+    tree = shared_prefix_batch(*rows_like(512, [30, 32]))
     assert tree.layout.rows == () and tree.layout.bundles is not None
 
 
 def test_rows_of_unlike_length_are_attended_to_apart():
-    tree = tree_of(*rows_like(20, [100, 110, 900, 910]))
+    tree = shared_prefix_batch(*rows_like(20, [100, 110, 900, 910]))
     assert [table.shape for table in tree.layout.rows] == [(2, 129), (2, 929)]
     seen = visible(tree)
     assert len(seen) == tree.size and max(map(len, seen.values())) == 929
@@ -191,7 +191,7 @@ def test_attention_copies_and_wastes_no_more_than_a_few_times_the_tokens(prompt,
     tokens = torch.cat([torch.zeros(count, prompt), torch.rand(count, completion) * 1000], 1).long()
     action = torch.zeros_like(tokens, dtype=torch.bool)
     action[:, prompt:] = True
-    tree = tree_of(tokens, action)
+    tree = shared_prefix_batch(tokens, action)
     assert tree.layout.bundles.key_index.numel() <= 3 * tree.size
     pairs = tree.layout.bundles.query_index.numel() * tree.layout.bundles.key_index.shape[1]
     assert pairs <= 2 * count * completion * (prompt + completion)

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from whet.model.causal_lm import CausalLM
+from whet.model.fused_weights import fused_weights, is_plain, plain_shape, rotation_tables
 from whet.model.layer_ops import Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
 from whet.model.lora import adapter_scale, layer_factors
-from whet.model.plain import is_plain, plain_layers, plain_shape, rotation_tables
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
-from whet.model.tree import Tree, tree_of
-from whet.model.tree_attention import attended, trial_rows
+from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
+from whet.model.shared_prefix_attention import attended, trial_rows
 
 Keep = Callable[[int, Tensor, Tensor], None]  # number of a layer, its keys and values [S, K, D]
 
@@ -40,7 +40,7 @@ _CHECKED: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = weakre
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LayerPlan:
     """What a layer needs besides its inputs and parameters."""
 
     heads: int
@@ -49,7 +49,7 @@ class _Plan:
     epsilon: float
     dtype: torch.dtype  # of the products
     tables: Tables
-    tree: Tree
+    tree: SharedPrefixBatch
     scale: float  # of the scores
     keep_wide: bool
     enter: tuple[Tensor, ...]  # weights as the products take them: side by side in one tensor, or several
@@ -65,14 +65,14 @@ class _Plan:
         return [self.heads, self.key_heads, self.key_heads]
 
 
-def plain_states(split: CausalLM, tree: Tree, keep: Keep | None = None) -> Tensor:
+def fused_states(split: CausalLM, tree: SharedPrefixBatch, keep: Keep | None = None) -> Tensor:
     """The hidden state before each action, in row order: [A, W]."""
     model: Any = split.model
     trunk, shape = model.model, plain_shape(split)
     tables = rotation_tables(split, tree.position_ids[0])
     x = F.embedding(tree.tokens[0], trunk.embed_tokens.weight)
-    copies = plain_layers(split, split.dtype).layers if split.dtype.itemsize < x.dtype.itemsize else None
-    base = _Plan(
+    copies = fused_weights(split, split.dtype).layers if split.dtype.itemsize < x.dtype.itemsize else None
+    base = _LayerPlan(
         shape.heads, shape.key_heads, shape.size, shape.epsilon, split.dtype if copies else x.dtype, tables,
         tree, shape.scale, split.recompute == "none", (), x, (), x, adapter_scale(trunk),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def plain_states(split: CausalLM, tree: Tree, keep: Keep | None = None) -> Tenso
 
 
 def _run_layer(
-    residual: tuple[Tensor, Tensor | None], layer: Any, plan: _Plan, again: bool
+    residual: tuple[Tensor, Tensor | None], layer: Any, plan: _LayerPlan, again: bool
 ) -> tuple[Tensor, Tensor | None]:
     attention, mlp = layer.self_attn, layer.mlp
     entering = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -115,13 +115,13 @@ def _run_layer(
     if again:
         from torch.utils.checkpoint import checkpoint
 
-        found = checkpoint(_Layer.apply, *inputs, use_reentrant=False, preserve_rng_state=False)
+        found = checkpoint(_FusedLayer.apply, *inputs, use_reentrant=False, preserve_rng_state=False)
     else:
-        found = _Layer.apply(*inputs)
+        found = _FusedLayer.apply(*inputs)
     return found
 
 
-def plain_works(split: CausalLM) -> bool:
+def fused_works(split: CausalLM) -> bool:
     """True where the written-out trunk gives the states of the model's own: tried out once a model and precision.
 
     In float64 it does not: models compute their norms in float32.
@@ -138,10 +138,10 @@ def plain_works(split: CausalLM) -> bool:
 @torch.no_grad()
 def _agrees(split: CausalLM) -> bool:
     tokens, action = trial_rows(split.vocabulary, split.device)
-    tree = tree_of(tokens, action)
+    tree = shared_prefix_batch(tokens, action)
     assert tree is not None
     try:
-        ours = plain_states(split, tree)
+        ours = fused_states(split, tree)
         theirs = split.hidden(tokens)[:, :-1][action[:, 1:]]
     except Exception:  # whatever stumbles here, the model's own trunk is still right
         return False
@@ -228,7 +228,7 @@ class _Norm(torch.autograd.Function):
         return found.x, found.weight, None
 
 
-class _Layer(torch.autograd.Function):
+class _FusedLayer(torch.autograd.Function):
     """(x, y) -> (x', y'): the residual stream is their sum, added where it is read next.
 
     Parameters: norm, q, k, v, their biases, norms of query and key heads, o, norm, gate, up, down; then the factors of
@@ -240,7 +240,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         *inputs, plan = rest
-        parameters = inputs[: _Layer.PARAMETERS]
+        parameters = inputs[: _FusedLayer.PARAMETERS]
         before, _, _, _, *biases, query_norm, key_norm, _, after, _, _, _ = parameters
         total, normed = added_and_normed(x, y, before, plan.epsilon, plan.dtype)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
@@ -268,7 +268,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, narrow: Tensor) -> tuple[Tensor | None, ...]:
         total, unnormed, mixed, between, gate_up, *saved = ctx.saved_tensors
         kept, inputs = saved[: ctx.num_kept], saved[ctx.num_kept :]
-        parameters, factors = inputs[: _Layer.PARAMETERS], inputs[_Layer.PARAMETERS :]
+        parameters, factors = inputs[: _FusedLayer.PARAMETERS], inputs[_FusedLayer.PARAMETERS :]
         before, q, k, v, *biases, query_norm, key_norm, mix, after, gate, up, down = parameters
         plan, needed, scale = ctx.plan, ctx.needs_input_grad, ctx.plan.adapter_scale
         if gate_up is None:
@@ -307,7 +307,7 @@ Backward = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 def _attended(
-    query: Tensor, key: Tensor, value: Tensor, plan: _Plan, learns: bool
+    query: Tensor, key: Tensor, value: Tensor, plan: _LayerPlan, learns: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Backward]:
     """Attention's output, what to keep for its gradient, and how to find that."""
     tree, scale = plan.tree, plan.scale
@@ -329,7 +329,7 @@ def _attended(
     return output.detach(), (), through_graph
 
 
-def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _Plan) -> Tensor:
+def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _LayerPlan) -> Tensor:
     """Queries and keys normed head by head; values as they are."""
     *parts, value = heads.split(plan.split, 1)
     found = [
@@ -340,7 +340,7 @@ def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _Plan) -> Tensor:
 
 
 def _head_norm_grads(
-    heads: Tensor, norms: Sequence[Tensor], grad: Tensor, plan: _Plan
+    heads: Tensor, norms: Sequence[Tensor], grad: Tensor, plan: _LayerPlan
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     query, key, value = grad.split(plan.split, 1)
     found = [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.model import pieces
+from whet.model import layer_ops
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +24,7 @@ def both(function, monkeypatch):
     """What the kernel gives, and what torch gives."""
     ours = function()
     with monkeypatch.context() as patch:
-        patch.setattr(pieces, "kernels_for", lambda values: None)
+        patch.setattr(layer_ops, "kernels_for", lambda values: None)
         theirs = function()
     as_tuple = lambda found: found if isinstance(found, tuple) else (found,)  # noqa: E731
     return zip(as_tuple(ours), as_tuple(theirs), strict=True)
@@ -35,10 +35,10 @@ def both(function, monkeypatch):
 def test_norms(precision, width, monkeypatch):
     dtype, tolerance = DTYPES[precision]
     x, y, weight = noise(3000, width), noise(3000, width, dtype=dtype, seed=1), noise(width, seed=2)
-    for ours, theirs in both(lambda: pieces.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.added_and_normed(x, y, weight, 1e-5, dtype), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     grad, carried = noise(3000, width, dtype=dtype, seed=3), noise(3000, width, seed=4)
-    both_grads = both(lambda: tuple(vars(pieces.norm_grad(x, weight, 1e-5, grad, carried)).values()), monkeypatch)
+    both_grads = both(lambda: tuple(vars(layer_ops.norm_grad(x, weight, 1e-5, grad, carried)).values()), monkeypatch)
     for ours, theirs in both_grads:
         torch.testing.assert_close(ours, theirs, rtol=max(1e-3, tolerance), atol=1e-3 * float(theirs.abs().max()))
 
@@ -49,10 +49,10 @@ def test_rotation(precision, monkeypatch):
     heads = noise(50, 9, 64, dtype=dtype)
     angle = noise(50, 64, seed=1)
     tables = (angle.cos(), angle.sin())
-    for ours, theirs in both(lambda: pieces.rotated(heads.clone(), 7, tables), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.rotated(heads.clone(), 7, tables), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     key, value = noise(50, 3, 64, dtype=dtype, seed=2), noise(50, 3, 64, dtype=dtype, seed=3)
-    for ours, theirs in both(lambda: pieces.turned_back(heads, key, value, tables), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.turned_back(heads, key, value, tables), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -60,9 +60,9 @@ def test_rotation(precision, monkeypatch):
 def test_gates(precision, monkeypatch):
     dtype, tolerance = DTYPES[precision]
     gate_up, grad = noise(70, 2 * 1100, dtype=dtype), noise(70, 1100, dtype=dtype, seed=1)
-    for ours, theirs in both(lambda: pieces.gated(gate_up), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.gated(gate_up), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    for ours, theirs in both(lambda: pieces.gated_grad(gate_up, grad), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.gated_grad(gate_up, grad), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -73,9 +73,9 @@ def test_trunk(family, precision, recompute):
     import transformers
 
     from whet.model.causal_lm import causal_lm
-    from whet.model.plain_trunk import plain_states, plain_works
-    from whet.model.tree import tree_of
-    from whet.model.tree_attention import tree_states, trial_rows
+    from whet.model.fused_trunk import fused_states, fused_works
+    from whet.model.shared_prefix import shared_prefix_batch
+    from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(
@@ -84,12 +84,12 @@ def test_trunk(family, precision, recompute):
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config).cuda()
     split = causal_lm(model, DTYPES[precision][0])
-    assert plain_works(split)
-    tree = tree_of(*trial_rows(97, split.device))
+    assert fused_works(split)
+    tree = shared_prefix_batch(*trial_rows(97, split.device))
     gradients = []
-    for states in (tree_states, plain_states):
+    for states in (shared_prefix_states, fused_states):
         model.zero_grad(set_to_none=True)
-        found = states(replace(split, recompute=recompute) if states is plain_states else split, tree)
+        found = states(replace(split, recompute=recompute) if states is fused_states else split, tree)
         (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()

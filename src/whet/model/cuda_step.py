@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.model.plain import PlainLayers
+from whet.model.fused_weights import FusedWeights
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Workspace:
     logits: Tensor  # [B, V]
 
 
-def workspace(layers: PlainLayers, rows: int) -> Workspace:
+def workspace(layers: FusedWeights, rows: int) -> Workspace:
     shape, dtype, device = layers.shape, layers.dtype, layers.embedding.device
 
     def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
@@ -57,10 +57,10 @@ def workspace(layers: PlainLayers, rows: int) -> Workspace:
 
 
 def decode_step(
-    layers: PlainLayers, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
+    layers: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
 ) -> Tensor:
     """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache."""
-    from whet.model import kernels, layer_kernels
+    from whet.model import decode_kernels, layer_kernels
 
     shape, rows = layers.shape, (position, written)
     scratch = (work.top, work.total, work.partial, work.mixed.view(-1, shape.heads, shape.size))
@@ -74,8 +74,8 @@ def decode_step(
             torch.mm(work.normed, layer.qkv.t(), out=work.qkv)
         else:
             torch.addmm(layer.qkv_bias, work.normed, layer.qkv.t(), out=work.qkv)
-        kernels.rotate(work.qkv, caches.tables, (layer.norms, shape.epsilon), rows, work.query, own)
-        kernels.attention(work.query, prompts, own, written, scratch, shape.scale)
+        decode_kernels.rotate(work.qkv, caches.tables, (layer.norms, shape.epsilon), rows, work.query, own)
+        decode_kernels.attention(work.query, prompts, own, written, scratch, shape.scale)
         torch.mm(work.mixed, layer.mix.t(), out=work.added)
         layer_kernels.add_norm(work.residual, work.added, layer.after, shape.epsilon, work.normed)
         torch.mm(work.normed, layer.gate_up.t(), out=work.gate_up)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
-from whet.model.decode_state import Attended, DecodeState, Shape
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
 
 NAME = "whet_decode"
 # arguments that say nothing about the scores; any other one that is set means an attention this file does not know
@@ -29,12 +29,12 @@ HARMLESS = frozenset(
 )
 
 
-class Unknown(Exception):
+class UnknownAttention(Exception):
     """The model's attention does something that whet's own does not."""
 
 
 @dataclass
-class _Seen:
+class _AttentionProbe:
     """What a model's attention layers were called with: collected once, to learn their shapes."""
 
     layers: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class _Seen:
         odd = [name for name, value in options.items() if name not in HARMLESS and value not in (None, False)]
         number = getattr(module, "layer_idx", None)
         if odd or number is None or number in self.layers or kv[0].shape != kv[1].shape:
-            raise Unknown(f"layer {number}: {odd}")
+            raise UnknownAttention(f"layer {number}: {odd}")
         if options.get("is_causal", True) is False or query.shape[1] % kv[0].shape[1]:
-            raise Unknown(f"layer {number} is not a causal attention over whole groups of heads")
+            raise UnknownAttention(f"layer {number} is not a causal attention over whole groups of heads")
         self.layers[number] = (kv[0].shape[1], kv[0].shape[3], options.get("sliding_window"))
         self.dtype = kv[0].dtype
 
@@ -56,7 +56,7 @@ class _Prefill:
     state: DecodeState
 
 
-_now: ContextVar[_Seen | _Prefill | DecodeState] = ContextVar("whet_decode")
+_now: ContextVar[_AttentionProbe | _Prefill | DecodeState] = ContextVar("whet_decode")
 
 
 def _attend(
@@ -69,27 +69,27 @@ def _attend(
     if isinstance(now, DecodeState):
         key_value = torch.stack([key[:, :, 0], value[:, :, 0]], 1)
         return now.attention(number, query[:, :, 0], key_value, scale).view(len(query), 1, *query.shape[1::2]), None
-    if isinstance(now, _Seen):
+    if isinstance(now, _AttentionProbe):
         now.note(module, query, (key, value), options)
         # only the shapes are wanted
         return torch.zeros_like(query).transpose(1, 2), None
     return now.state.prefill_attention(number, (key, value), query, scale).transpose(1, 2).contiguous(), None
 
 
-class Decoder:
+class HookedDecoder:
     """Prefill and decode step of one model, whose own modules do everything but the attention."""
 
     inference = False  # whether everything it calls may run in torch's inference mode
 
-    def __init__(self, split: CausalLM, attended: Attended) -> None:
+    def __init__(self, split: CausalLM, attended: AttentionShape) -> None:
         self.split, self.attended = split, attended
         self._configs = _configs(split.trunk)
 
-    def suited(self, shape: Shape) -> Decoder:
+    def suited(self, shape: BatchShape) -> HookedDecoder:
         """The quickest decoder of the same model for a batch of this shape."""
         return self
 
-    def state(self, shape: Shape) -> DecodeState:
+    def state(self, shape: BatchShape) -> DecodeState:
         split = self.split
         size = split.vocabulary if split.whole else int(split.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
         return DecodeState(shape, self.attended, size, split.device)
@@ -124,31 +124,31 @@ class Decoder:
 
 
 @torch.no_grad()
-def hooked_decoder(split: CausalLM) -> Decoder | None:
+def hooked_decoder(split: CausalLM) -> HookedDecoder | None:
     """A decoder through the attention interface; None for a model that cannot be decoded like this."""
     if not split.takes_positions:
         return None
     try:
-        decoder = Decoder(split, attended(split))
+        decoder = HookedDecoder(split, attended(split))
         return decoder if agrees(decoder) else None
-    except (Unknown, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
+    except (UnknownAttention, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
         return None
 
 
-def attended(split: CausalLM) -> Attended:
-    """What the model's attention layers look like; `Unknown` where they differ from each other or from the config."""
-    seen = _Seen()
+def attended(split: CausalLM) -> AttentionShape:
+    """What the model's attention layers look like; `UnknownAttention` where they differ from each other or from the config."""
+    seen = _AttentionProbe()
     tokens = torch.arange(1, 4, device=split.device)[None] % split.vocabulary
     with _attention(_configs(split.trunk)), _doing(seen):
         split.hidden(tokens, None, torch.arange(3, device=split.device)[None])
     layers = [seen.layers[number] for number in range(len(seen.layers))]
     if not layers or len({(heads, size) for heads, size, _ in layers}) != 1:
-        raise Unknown("the layers have keys of different shapes")
+        raise UnknownAttention("the layers have keys of different shapes")
     windows = tuple(window for _, _, window in layers)
     if windows != _windows(split.model.config, len(layers)):
-        raise Unknown("the config and the layers name different windows")
+        raise UnknownAttention("the config and the layers name different windows")
     halves = split.dtype in (torch.float32, torch.float64)
-    return Attended(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else split.dtype)
+    return AttentionShape(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else split.dtype)
 
 
 def _windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
@@ -159,18 +159,18 @@ def _windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
         window = None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
     if getattr(config, "attention_chunk_size", None) or set(kinds) - {"full_attention", "sliding_attention"}:
-        raise Unknown("the config names a kind of attention that is neither full nor a sliding window")
+        raise UnknownAttention("the config names a kind of attention that is neither full nor a sliding window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def agrees(decoder: Decoder) -> bool:
+def agrees(decoder: HookedDecoder) -> bool:
     """Do two prompts of different length, three completions of three tokens, give the model's own logits?"""
     split, device = decoder.split, decoder.split.device
     tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % split.vocabulary
     lengths, slots = (5, 3), (0, 0, 1)
     tokens[1, :5] = tokens[0, :5]
     prompts = torch.stack([tokens[0, :5], tokens[2, :5]])
-    state = decoder.state(Shape(3, 2, 5, 4))
+    state = decoder.state(BatchShape(3, 2, 5, 4))
     ours: list[Tensor] = []
     with decoder.running():
         decoder.prefill(prompts, lengths, (0, 1), state)
@@ -215,7 +215,7 @@ def _attention(configs: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _doing(now: _Seen | _Prefill | DecodeState) -> Iterator[None]:
+def _doing(now: _AttentionProbe | _Prefill | DecodeState) -> Iterator[None]:
     token = _now.set(now)
     try:
         yield

@@ -6,13 +6,13 @@ import pytest
 import torch
 import transformers
 
-from whet.model import pieces
+from whet.model import layer_ops
 from whet.model.causal_lm import causal_lm
-from whet.model.plain import is_plain, plain_layers
-from whet.model.plain_trunk import plain_states, plain_works
+from whet.model.fused_trunk import fused_states, fused_works
+from whet.model.fused_weights import fused_weights, is_plain
+from whet.model.shared_prefix import prompt_batch, shared_prefix_batch
+from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
 from whet.model.token_logp import token_logp
-from whet.model.tree import prompts_tree, tree_of
-from whet.model.tree_attention import tree_states, trial_rows
 
 SHAPE = {
     **{"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3},
@@ -51,10 +51,10 @@ def gradients(states, split, tree):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_and_gradients_are_the_models_own(family, recompute, dtype):
     split = causal_lm(model_of(family), dtype)
-    assert plain_works(split)
-    tree = tree_of(*trial_rows(97, split.device))
-    theirs, their_grads = gradients(tree_states, split, tree)
-    ours, our_grads = gradients(plain_states, replace(split, recompute=recompute), tree)
+    assert fused_works(split)
+    tree = shared_prefix_batch(*trial_rows(97, split.device))
+    theirs, their_grads = gradients(shared_prefix_states, split, tree)
+    ours, our_grads = gradients(fused_states, replace(split, recompute=recompute), tree)
     exact = dtype == torch.float32
     assert (ours - theirs).norm() <= (1e-6 if exact else 1e-2) * theirs.norm()
     assert our_grads.keys() == their_grads.keys() and len(our_grads) > 20
@@ -71,19 +71,19 @@ def test_pieces_have_the_gradients_autograd_finds():
     normed = total * (total.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
     with torch.no_grad():
         for ours, theirs in zip(
-            pieces.added_and_normed(x, y, weight, 1e-5, torch.float64), (total, normed), strict=True
+            layer_ops.added_and_normed(x, y, weight, 1e-5, torch.float64), (total, normed), strict=True
         ):
             torch.testing.assert_close(ours, theirs)
     expected = torch.autograd.grad((normed * grad).sum() + (total * carried).sum(), (x, weight))
-    found = pieces.norm_grad(total.detach(), weight.detach(), 1e-5, grad, carried)
+    found = layer_ops.norm_grad(total.detach(), weight.detach(), 1e-5, grad, carried)
     torch.testing.assert_close(found.x, expected[0])
     torch.testing.assert_close(found.weight, expected[1])
     torch.testing.assert_close(found.normed, normed.detach())
     gate_up, grad = torch.randn(5, 12).double().requires_grad_(), torch.randn(5, 6).double()
     opened = torch.nn.functional.silu(gate_up[:, :6]) * gate_up[:, 6:]
-    torch.testing.assert_close(pieces.gated(gate_up.detach()), opened.detach())
+    torch.testing.assert_close(layer_ops.gated(gate_up.detach()), opened.detach())
     (expected,) = torch.autograd.grad((opened * grad).sum(), gate_up)
-    again, found = pieces.gated_grad(gate_up.detach(), grad)
+    again, found = layer_ops.gated_grad(gate_up.detach(), grad)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(again, opened.detach())
 
@@ -93,20 +93,20 @@ def test_turning_back_is_the_transpose_of_turning():
     angle = torch.randn(4, 6).double()
     tables = (angle.cos(), angle.sin())
     heads, grad = torch.randn(4, 5, 6).double(), torch.randn(4, 5, 6).double()
-    turned = pieces.rotated(heads.clone(), 4, tables)  # three heads of queries, one of keys, one of values
+    turned = layer_ops.rotated(heads.clone(), 4, tables)  # three heads of queries, one of keys, one of values
     assert torch.equal(turned[:, 4], heads[:, 4]) and not torch.allclose(turned[:, :4], heads[:, :4])
-    back = pieces.turned_back(grad[:, :3], grad[:, 3:4], grad[:, 4:], tables)
+    back = layer_ops.turned_back(grad[:, :3], grad[:, 3:4], grad[:, 4:], tables)
     torch.testing.assert_close((turned * grad).sum(), (heads * back).sum())
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_the_same():
     split = causal_lm(model_of("llama"))
-    tree = tree_of(*trial_rows(97, split.device))
-    _, whole = gradients(plain_states, split, tree)
+    tree = shared_prefix_batch(*trial_rows(97, split.device))
+    _, whole = gradients(fused_states, split, tree)
     frozen = split.model.model.layers[1]
     frozen.requires_grad_(False)
     split.model.model.layers[0].self_attn.k_proj.requires_grad_(False)
-    _, rest = gradients(plain_states, split, tree)
+    _, rest = gradients(fused_states, split, tree)
     assert set(whole) - set(rest) == {
         "model.layers.0.self_attn.k_proj.weight",
         *(f"model.layers.1.{name}" for name, _ in frozen.named_parameters()),
@@ -118,9 +118,9 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_same():
 def test_prompts_hand_over_their_keys_and_values():
     split = causal_lm(model_of("qwen2"))
     prompts = [(5, 6, 7, 8, 9), (11, 12), (13, 14, 15, 16)]
-    tree, kept = prompts_tree(prompts, split.device), {}
+    tree, kept = prompt_batch(prompts, split.device), {}
     with torch.no_grad():
-        states = plain_states(split, tree, lambda number, key, value: kept.update({number: (key, value)}))
+        states = fused_states(split, tree, lambda number, key, value: kept.update({number: (key, value)}))
         for row, prompt in enumerate(prompts):
             cache = transformers.DynamicCache()
             hidden = split.hidden(torch.tensor([prompt]), cache=cache)
@@ -137,12 +137,12 @@ def test_prompts_hand_over_their_keys_and_values():
 def test_the_copy_follows_a_fused_optimizer():
     """Such an optimizer changes weights without a trace in their version counters."""
     split = causal_lm(model_of("llama"), torch.bfloat16)
-    before = plain_layers(split, torch.bfloat16).layers[0].down.clone()
+    before = fused_weights(split, torch.bfloat16).layers[0].down.clone()
     optimizer = torch.optim.AdamW(split.model.parameters(), lr=0.1, fused=True)
     tokens, action = trial_rows(97, split.device)
     token_logp(split, tokens, action).logp.sum().backward()
     optimizer.step()
-    copies = plain_layers(split, torch.bfloat16)
+    copies = fused_weights(split, torch.bfloat16)
     assert not torch.equal(copies.layers[0].down, before)
     assert torch.equal(copies.layers[0].down, split.model.model.layers[0].mlp.down_proj.weight.bfloat16())
 
@@ -159,5 +159,5 @@ def test_models_that_do_more_keep_their_own_modules(change):
     if change == "double":
         model.double()
     split = causal_lm(model)
-    assert not plain_works(split)
+    assert not fused_works(split)
     assert is_plain(split) == (change == "double")

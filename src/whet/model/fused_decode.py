@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
-from whet.model.decode import Decoder, agrees
-from whet.model.decode_rows import RowDecoder
-from whet.model.decode_state import DecodeState, Shape
+from whet.model.decode_state import BatchShape, DecodeState
+from whet.model.hooked_decode import HookedDecoder, agrees
 from whet.model.lora import is_linear
+from whet.model.ring_decode import RingDecoder
 
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 FIXED_ROTATIONS = frozenset(("default", "linear", "llama3", "yarn"))  # the others depend on the length of the text
@@ -32,7 +32,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _StepWeights:
     """One layer's weights, ready for steps; those of its norms, and the scores' scale, are inside the products."""
 
     enter: Product  # queries, keys and values at once
@@ -42,27 +42,27 @@ class _Layer:
     head_norm: Tensor | None  # [heads of queries and keys, size]
 
 
-class LlamaDecoder(Decoder):
-    """`Decoder` with a step of its own; prompts still go through the model's modules."""
+class FusedDecoder(HookedDecoder):
+    """`HookedDecoder` with a step of its own; prompts still go through the model's modules."""
 
     inference = True
 
-    def __init__(self, base: Decoder) -> None:
+    def __init__(self, base: HookedDecoder) -> None:
         super().__init__(base.split, base.attended)
         config: Any = base.split.model.config
         self._trunk: Any = base.split.trunk
         self._num_queries = int(config.num_attention_heads)
-        self._layers: list[_Layer] = []
+        self._layers: list[_StepWeights] = []
         self._head: Product = base.split.logits
         self._eps = torch.full((1,), float(config.rms_norm_eps), device=base.split.device)
         self._rotation = torch.empty(0)
-        self._by_row: RowDecoder | None = None
+        self._by_row: RingDecoder | None = None
 
-    def use(self, by_row: RowDecoder) -> None:
+    def use(self, by_row: RingDecoder) -> None:
         """Hand batches that suit it to another decoder of the same model."""
         self._by_row = by_row
 
-    def suited(self, shape: Shape) -> Decoder:
+    def suited(self, shape: BatchShape) -> HookedDecoder:
         return self._by_row if self._by_row is not None and self._by_row.suits(shape) else self
 
     @contextmanager
@@ -81,7 +81,7 @@ class LlamaDecoder(Decoder):
         finally:
             self._layers, self._head = [], self.split.logits
 
-    def _gathered(self, layer: Any) -> _Layer:
+    def _gathered(self, layer: Any) -> _StepWeights:
         attention, feedforward, dtype = layer.self_attn, layer.mlp, self.attended.dtype
         scale = float(attention.scaling)
         head_norm, scales = None, (scale, 1.0, 1.0)
@@ -90,7 +90,7 @@ class LlamaDecoder(Decoder):
             keys = attention.k_norm.weight.expand(self.attended.num_heads, -1)
             head_norm, scales = torch.cat([queries, keys]).detach(), (1.0, 1.0, 1.0)
         entering = [attention.q_proj, attention.k_proj, attention.v_proj]
-        return _Layer(
+        return _StepWeights(
             _product(entering, dtype, layer.input_layernorm.weight, scales),
             _product([attention.o_proj], dtype),
             _product([feedforward.gate_proj, feedforward.up_proj], dtype, layer.post_attention_layernorm.weight),
@@ -98,7 +98,7 @@ class LlamaDecoder(Decoder):
             head_norm,
         )
 
-    def state(self, shape: Shape) -> DecodeState:
+    def state(self, shape: BatchShape) -> DecodeState:
         positions = torch.arange(shape.prompt_width + shape.completion_width, device=self.split.device)
         cosine, sine = self._trunk.rotary_emb(self._trunk.embed_tokens.weight, positions[None])
         # the half that a rotation subtracts carries its sign here; [positions, 2, 1, 2 halves, half a head]
@@ -134,14 +134,14 @@ class LlamaDecoder(Decoder):
 
 
 @torch.no_grad()
-def llama_decoder(base: Decoder) -> LlamaDecoder | None:
+def fused_decoder(base: HookedDecoder) -> FusedDecoder | None:
     """The written-out decoder for a model that is built like a Llama and gives the same logits; None otherwise."""
     if base.split.whole or base.attended.dtype == torch.float64 or not _is_llama(base.split):
         return None
-    decoder = LlamaDecoder(base)
+    decoder = FusedDecoder(base)
     if not agrees(decoder):
         return None
-    if RowDecoder.serves(base) and agrees(by_row := RowDecoder(base)):
+    if RingDecoder.serves(base) and agrees(by_row := RingDecoder(base)):
         decoder.use(by_row)
     return decoder
 

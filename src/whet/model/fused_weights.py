@@ -100,7 +100,7 @@ def rotation_tables(split: CausalLM, positions: Tensor) -> tuple[Tensor, Tensor]
     return cosine[0].to(probe.dtype).contiguous(), sine[0].to(probe.dtype).contiguous()
 
 
-class PlainLayers:
+class FusedWeights:
     """A copy of the model's weights, products fused, in the dtype its products run in."""
 
     def __init__(self, split: CausalLM, dtype: torch.dtype) -> None:
@@ -167,14 +167,14 @@ def _side_by_side(target: Tensor, *parts: Tensor) -> list[tuple[Tensor, Tensor]]
     return list(zip(target.split([len(part) for part in parts]), parts, strict=True))
 
 
-_COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, PlainLayers]] = weakref.WeakKeyDictionary()
+_COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()
 
 
-def plain_layers(split: CausalLM, dtype: torch.dtype) -> PlainLayers:
+def fused_weights(split: CausalLM, dtype: torch.dtype) -> FusedWeights:
     """The copy that everybody who works in this dtype shares, with the policy's weights as they are now."""
     copies = _COPIES.setdefault(split.model, {})
     if dtype in copies:
         copies[dtype].refresh()
     else:
-        copies[dtype] = PlainLayers(split, dtype)
+        copies[dtype] = FusedWeights(split, dtype)
     return copies[dtype]

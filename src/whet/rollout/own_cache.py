@@ -13,13 +13,13 @@ from torch import Tensor
 
 from whet.model.causal_lm import CausalLM
 from whet.rollout.sampling import Draw, draw, uniforms
-from whet.rollout.scheduler import Completions, Ending, shares, supports
+from whet.rollout.scheduler import Completions, StopRule, shares, supports
 from whet.types import Request, Sampling, StopReason
 
 
 @torch.no_grad()
 def write_any(
-    split: CausalLM, requests: Sequence[Request], sampling: Sampling, ending: Ending, rows: int
+    split: CausalLM, requests: Sequence[Request], sampling: Sampling, ending: StopRule, rows: int
 ) -> Completions:
     """The completions to all requests, `rows` at a time."""
     parts = [
@@ -34,7 +34,7 @@ def write_any(
     )
 
 
-def _write_batch(split: CausalLM, requests: Sequence[Request], sampling: Sampling, ending: Ending) -> Completions:
+def _write_batch(split: CausalLM, requests: Sequence[Request], sampling: Sampling, ending: StopRule) -> Completions:
     device = split.device
     prompts = shares(requests)
     width = max(len(tokens) for tokens, _ in prompts)
@@ -99,7 +99,7 @@ def prefill(split: CausalLM, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, T
 
 
 def _note(
-    completions: Completions, rows: Sequence[int], position: int, drawn: Draw, how: tuple[Sampling, Ending]
+    completions: Completions, rows: Sequence[int], position: int, drawn: Draw, how: tuple[Sampling, StopRule]
 ) -> list[bool]:
     """Note the drawn tokens; which rows of the batch are finished."""
     sampling, ending = how

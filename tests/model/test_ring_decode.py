@@ -7,10 +7,10 @@ import torch
 import transformers
 
 from whet.model.causal_lm import causal_lm
-from whet.model.decode import agrees, hooked_decoder
-from whet.model.decode_llama import LlamaDecoder, llama_decoder
-from whet.model.decode_rows import LARGEST_COPIES, PACKING_STEPS, RowDecoder
-from whet.model.decode_state import Shape
+from whet.model.decode_state import BatchShape
+from whet.model.fused_decode import FusedDecoder, fused_decoder
+from whet.model.hooked_decode import agrees, hooked_decoder
+from whet.model.ring_decode import LARGEST_COPIES, PACKING_STEPS, RingDecoder
 
 SMALL = {
     "vocab_size": 61,
@@ -41,9 +41,9 @@ def model_of(kind: str) -> torch.nn.Module:
     return model
 
 
-def row_decoder(model: torch.nn.Module) -> RowDecoder:
-    decoder = llama_decoder(hooked_decoder(causal_lm(model))).suited(Shape(4, 2, 8, 8))
-    assert isinstance(decoder, RowDecoder)
+def row_decoder(model: torch.nn.Module) -> RingDecoder:
+    decoder = fused_decoder(hooked_decoder(causal_lm(model))).suited(BatchShape(4, 2, 8, 8))
+    assert isinstance(decoder, RingDecoder)
     return decoder
 
 
@@ -56,7 +56,7 @@ def test_rows_that_come_late_and_move_give_the_models_logits(kind, num_steps):
     decoder = row_decoder(copy.deepcopy(model))  # one that runs cannot be asked at the same time
     prompts = [[7, 8, 9], [11, 12, 13, 14, 15]]
     padded = torch.tensor([prompts[0] + [0, 0], prompts[1]])
-    state = decoder.state(Shape(3, 2, 5, 5))
+    state = decoder.state(BatchShape(3, 2, 5, 5))
     draw = torch.Generator().manual_seed(2)
 
     def advanced(texts: list[list[int]]) -> None:
@@ -92,7 +92,7 @@ def test_rows_that_come_late_and_move_give_the_models_logits(kind, num_steps):
 def test_a_moved_row_keeps_what_it_has_read():
     model = model_of("llama")
     decoder = row_decoder(model)
-    state = decoder.state(Shape(2, 2, 4, 4))
+    state = decoder.state(BatchShape(2, 2, 4, 4))
     with decoder.running():
         decoder.prefill(torch.tensor([[7, 8, 9, 0], [11, 12, 13, 14]]), [3, 4], [0, 1], state)
         state.enter([0, 1], [0, 1])
@@ -108,24 +108,24 @@ def test_a_moved_row_keeps_what_it_has_read():
 
 def test_long_prompts_and_short_windows_are_left_to_the_shared_keys():
     base = hooked_decoder(causal_lm(model_of("llama")))
-    decoder = llama_decoder(base)
+    decoder = fused_decoder(base)
     columns = LARGEST_COPIES // (2 * 2 * 8)  # two heads of eight numbers, keys and values
-    assert isinstance(decoder.suited(Shape(8, 1, columns // 8, 4)), RowDecoder)
-    assert decoder.suited(Shape(8, 1, columns // 8 + 1, 4)) is decoder
+    assert isinstance(decoder.suited(BatchShape(8, 1, columns // 8, 4)), RingDecoder)
+    assert decoder.suited(BatchShape(8, 1, columns // 8 + 1, 4)) is decoder
     window = transformers.MistralConfig(**SMALL, sliding_window=9)
     torch.manual_seed(5)
-    decoder = llama_decoder(hooked_decoder(causal_lm(transformers.MistralForCausalLM(window).eval())))
-    assert isinstance(decoder.suited(Shape(2, 1, 5, 4)), RowDecoder)
-    assert decoder.suited(Shape(2, 1, 5, 5)) is decoder
+    decoder = fused_decoder(hooked_decoder(causal_lm(transformers.MistralForCausalLM(window).eval())))
+    assert isinstance(decoder.suited(BatchShape(2, 1, 5, 4)), RingDecoder)
+    assert decoder.suited(BatchShape(2, 1, 5, 5)) is decoder
 
 
 def test_models_it_does_not_serve_are_decoded_all_the_same():
     torch.manual_seed(5)
     biased = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, mlp_bias=True)).eval()
-    decoder = llama_decoder(hooked_decoder(causal_lm(biased)))
-    assert decoder is not None and decoder.suited(Shape(2, 1, 5, 4)) is decoder
+    decoder = fused_decoder(hooked_decoder(causal_lm(biased)))
+    assert decoder is not None and decoder.suited(BatchShape(2, 1, 5, 4)) is decoder
     halves = hooked_decoder(causal_lm(model_of("llama"), torch.bfloat16))
-    assert not RowDecoder.serves(halves)
+    assert not RingDecoder.serves(halves)
 
 
 @torch.no_grad()
@@ -134,4 +134,4 @@ def test_no_product_needs_an_operator_of_one_library(monkeypatch):
     monkeypatch.delattr(torch.ops, "mkldnn", raising=False)
     with torch.backends.mkldnn.flags(enabled=False):
         base = hooked_decoder(causal_lm(model_of("llama")))
-        assert agrees(LlamaDecoder(base)) and agrees(RowDecoder(base))
+        assert agrees(FusedDecoder(base)) and agrees(RingDecoder(base))

@@ -1,8 +1,9 @@
-"""The process of an exam that holds the tests. The code under test lives in another one and is reached by calls.
+"""The process of a unit-test job that holds the tests. The code under test lives in another one and is reached by
+calls.
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. The expected values, the
 assertions and the verdict are all on this side. What comes back from the other side is rebuilt as plain values
-(`literal`); an object that cannot be rebuilt stays a `Remote`, which equals nothing but itself.
+(`literal`); an object that cannot be rebuilt stays a `RemoteObject`, which equals nothing but itself.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from whet.sandbox import literal, wire
 from whet.sandbox.candidate import load_module, raised, shared_classes
 
-MODULE = "examiner"
+MODULE = "test_runner"
 LARGEST_ANSWER = 1 << 24  # bytes
 MOST_TESTS = 10_000
 NOTE = 200  # characters
 
 
-class Line:
+class CandidateConnection:
     """The calls to the other side."""
 
     def __init__(self, channel: int, shared: dict[str, type]) -> None:
@@ -43,7 +44,7 @@ class Line:
         while True:
             reply = wire.receive(self.channel, LARGEST_ANSWER)
             if not isinstance(reply, dict):
-                raise wire.Closed("not an answer")
+                raise wire.ConnectionClosed("not an answer")
             if "callback" not in reply:
                 break
             wire.send(self.channel, self._called_back(reply))
@@ -61,7 +62,7 @@ class Line:
         return literal.value_of(nodes, self._load, self.shared)
 
     def _export(self, value: Any) -> list[Any]:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["m", object.__getattribute__(value, "_target")]
         if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
             self.callables.append(value)
@@ -70,7 +71,7 @@ class Line:
 
     def _load(self, tag: str, content: Any) -> Any:
         if tag == "h" and isinstance(content, int):
-            return Remote(self, content)
+            return RemoteObject(self, content)
         raise literal.NotPlain(f"unknown tag {tag!r}")
 
     def _called_back(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -90,17 +91,17 @@ def _overwrite(argument: Any, value: Any) -> None:
     (argument.extend if isinstance(argument, list) else argument.update)(value)
 
 
-class Remote:
+class RemoteObject:
     """An object of the code under test: usable, and equal to nothing but itself."""
 
-    def __init__(self, line: Line, target: str | int) -> None:
-        object.__setattr__(self, "_line", line)
+    def __init__(self, connection: CandidateConnection, target: str | int) -> None:
+        object.__setattr__(self, "_connection", connection)
         object.__setattr__(self, "_target", target)
 
     # positional only: the code under test may have parameters of these names
     def _ask(self, operation: str, /, *arguments: Any, **named: Any) -> Any:
-        line = object.__getattribute__(self, "_line")
-        return line.ask(operation, object.__getattribute__(self, "_target"), arguments, named)
+        connection = object.__getattribute__(self, "_connection")
+        return connection.ask(operation, object.__getattribute__(self, "_target"), arguments, named)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         return self._ask("call", *arguments, **named)
@@ -133,7 +134,7 @@ class Remote:
         return "<an object of the code under test>"
 
 
-class Record:
+class ResultLog:
     """The results so far, written down as they come: a hang loses none of them."""
 
     def __init__(self, output: int) -> None:
@@ -152,38 +153,38 @@ class Record:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, wire.Closed) or (error is not None and not isinstance(error, Exception)):
+        if isinstance(error, wire.ConnectionClosed) or (error is not None and not isinstance(error, Exception)):
             return False
         self.note(error is None, error)
         return True
 
 
-def examine(channel: int, output: int, paper: dict[str, Any]) -> None:
-    """Sit the exam and write the record; `paper` is what the trainer sent for this side alone."""
-    record = Record(output)
+def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
+    """Run the tests and write the log; `test_spec` is what the trainer sent for this side alone."""
+    log = ResultLog(output)
     try:
         reply = wire.receive(channel, LARGEST_ANSWER)
         if not isinstance(reply, dict) or "error" in reply:
             text = str(reply.get("text", "")) if isinstance(reply, dict) else ""
             wire.send(output, {"ended": "the code does not load", "note": text[:NOTE]})
             return
-        FORMS[paper["form"]](channel, record, paper)
+        FORMS[test_spec["form"]](channel, log, test_spec)
         wire.send(output, {"ended": ""})
-    except wire.Closed:
+    except wire.ConnectionClosed:
         wire.send(output, {"ended": "the code ended before its tests"})
     except BaseException as error:
         wire.send(output, {"ended": "the test program failed", "note": type(error).__name__})
 
 
-def _namespace(channel: int, paper: dict[str, Any], tests: str) -> tuple[dict[str, Any], Line]:
-    """A module with the data's own code, and a `Remote` for every name that the tests expect of the reply."""
-    module = load_module(MODULE, [paper["prelude"]])
-    line = Line(channel, shared_classes(module))
+def _namespace(channel: int, test_spec: dict[str, Any], tests: str) -> tuple[dict[str, Any], CandidateConnection]:
+    """A module with the data's own code, and a `RemoteObject` for every name that the tests expect of the completion."""
+    module = load_module(MODULE, [test_spec["prelude"]])
+    connection = CandidateConnection(channel, shared_classes(module))
     space = vars(module)
-    entry = paper.get("entry_point") or ""
+    entry = test_spec.get("entry_point") or ""
     for name in expected_names(tests, set(space)) | ({entry} if entry else set()):
-        space[name] = Remote(line, name)
-    return space, line
+        space[name] = RemoteObject(connection, name)
+    return space, connection
 
 
 def expected_names(tests: str, known: set[str]) -> set[str]:
@@ -215,59 +216,59 @@ def _called_names(statement: ast.stmt) -> list[str]:
     return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
 
 
-def _assertions(channel: int, record: Record, paper: dict[str, Any]) -> None:
-    tests: list[str] = paper["tests"]
-    space, _ = _namespace(channel, paper, "\n".join([paper["setup"], *tests]))
-    exec(compile(paper["setup"], "<setup>", "exec", dont_inherit=True), space)
+def _assertions(channel: int, log: ResultLog, test_spec: dict[str, Any]) -> None:
+    tests: list[str] = test_spec["tests"]
+    space, _ = _namespace(channel, test_spec, "\n".join([test_spec["setup"], *tests]))
+    exec(compile(test_spec["setup"], "<setup>", "exec", dont_inherit=True), space)
     for test in tests:
-        with record:
+        with log:
             exec(compile(test, "<test>", "exec", dont_inherit=True), space)
 
 
-class Counted(ast.NodeTransformer):
+class AssertionRecorder(ast.NodeTransformer):
     """Every assertion becomes a recorded one that does not stop the rest; inside `try` they stay as they are."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         if isinstance(node.test, ast.Constant) and node.test.value:
             return ast.copy_location(ast.Pass(), node)
-        recorded = ast.With(items=[ast.withitem(ast.Name("__record__", ast.Load()))], body=[node])
+        recorded = ast.With(items=[ast.withitem(ast.Name("__log__", ast.Load()))], body=[node])
         return ast.fix_missing_locations(ast.copy_location(recorded, node))
 
     def visit_Try(self, node: ast.Try) -> Any:
         return node
 
 
-def _program(channel: int, record: Record, paper: dict[str, Any]) -> None:
+def _program(channel: int, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """A test program, and its `check(candidate)` where it defines one without calling it."""
-    text: str = paper["program"]
+    text: str = test_spec["program"]
     tree = ast.parse(text)
-    space, line = _namespace(channel, paper, text)
-    entry = paper.get("entry_point") or ""
+    space, connection = _namespace(channel, test_spec, text)
+    entry = test_spec.get("entry_point") or ""
     if entry:
-        space["candidate"] = Remote(line, entry)
+        space["candidate"] = RemoteObject(connection, entry)
     calls_check = any("check" in ast.dump(node) for node in tree.body if isinstance(node, ast.Expr))
     defines_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     if entry and defines_check and not calls_check:
         tree.body += ast.parse("check(candidate)").body
-    space["__record__"] = record
+    space["__log__"] = log
     try:
-        exec(compile(Counted().visit(tree), "<test>", "exec", dont_inherit=True), space)
-    except wire.Closed:
+        exec(compile(AssertionRecorder().visit(tree), "<test>", "exec", dont_inherit=True), space)
+    except wire.ConnectionClosed:
         raise
     except Exception as error:
-        record.note(False, error)
+        log.note(False, error)
     else:
-        if not record.count:
-            record.note(True)
+        if not log.count:
+            log.note(True)
 
 
-def _calls(channel: int, record: Record, paper: dict[str, Any]) -> None:
+def _calls(channel: int, log: ResultLog, test_spec: dict[str, Any]) -> None:
     """Function calls with given arguments, their results compared here."""
-    _, line = _namespace(channel, paper, "")
-    for arguments, expected in paper["cases"]:
-        with record:
-            result = line.ask("call", paper["entry_point"], arguments, {})
-            if not equals(result, expected, paper["tolerance"]):
+    _, connection = _namespace(channel, test_spec, "")
+    for arguments, expected in test_spec["cases"]:
+        with log:
+            result = connection.ask("call", test_spec["entry_point"], arguments, {})
+            if not equals(result, expected, test_spec["tolerance"]):
                 raise AssertionError
 
 
@@ -302,17 +303,17 @@ def _close(left: Any, right: Any, tolerance: float) -> bool:
         return False
 
 
-FORMS: dict[str, Callable[[int, Record, dict[str, Any]], None]] = {
+FORMS: dict[str, Callable[[int, ResultLog, dict[str, Any]], None]] = {
     "assertions": _assertions,
     "program": _program,
     "calls": _calls,
 }
 
 
-def sit(channel: int, output: int, control: int) -> None:
-    """Take the paper straight from the trainer: the worker that forks the code under test never holds it."""
-    paper = wire.receive(control)
+def run_tests(channel: int, output: int, control: int) -> None:
+    """Take the tests straight from the trainer: the worker that forks the code under test never holds it."""
+    test_spec = wire.receive(control)
     os.close(control)
     wire.send(output, {"taken": True})
-    examine(channel, output, paper)
+    run_test_spec(channel, output, test_spec)
     os._exit(0)

@@ -1,9 +1,9 @@
-"""A model run on a `Tree`: completions see their prompt and themselves, whatever lies beside them in the packed row.
+"""A model run on a `SharedPrefixBatch`: completions see their prompt and themselves, whatever lies beside them in the packed row.
 
 The hook is transformers' registry of attention functions: during a tree's forward pass the model's configs name ours.
 The layout travels in a context variable, since many models drop keywords they do not know. What the hook cannot carry
 (capped scores, attention sinks, chunked attention, layers that mix tokens without attention) is found by
-`tree_works`, once a model, and such a model keeps to padded rows.
+`shared_prefix_works`, once a model, and such a model keeps to padded rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
 from whet.model.ragged_attention import ragged_attention, ragged_works
-from whet.model.tree import PROMPT, Bundles, Tree, tree_of
+from whet.model.shared_prefix import PROMPT, CompletionBundles, SharedPrefixBatch, shared_prefix_batch
 
-NAME = "whet_tree"
+NAME = "whet_shared_prefix"
 
 # Keywords that models hand to attention and that change no score: positions are already in queries and keys.
 HARMLESS = frozenset(
@@ -36,31 +36,31 @@ HARMLESS = frozenset(
 )
 
 
-class TreeRefused(Exception):
+class AttentionRefused(Exception):
     """The model's attention asks for something that a tree cannot give."""
 
 
 @dataclass
-class _Walk:
+class _ForwardPass:
     """One forward pass over a tree, and what the model asked of it."""
 
-    tree: Tree
+    tree: SharedPrefixBatch
     calls: int = 0
     masked_windows: set[int | None] = field(default_factory=set)  # that the model wants its masks to have
     attended_windows: set[int | None] = field(default_factory=set)  # that its layers told us about
     masks: dict[Any, Tensor] = field(default_factory=dict)
 
 
-_WALK: ContextVar[_Walk | None] = ContextVar("whet_tree", default=None)
+_CURRENT: ContextVar[_ForwardPass | None] = ContextVar("whet_shared_prefix", default=None)
 _CHECKED: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = weakref.WeakKeyDictionary()
 
 
-def tree_states(split: CausalLM, tree: Tree) -> Tensor:
+def shared_prefix_states(split: CausalLM, tree: SharedPrefixBatch) -> Tensor:
     """The hidden state before each action, in row order: [A, D]."""
-    return _walked(split, tree)[0]
+    return _run_packed(split, tree)[0]
 
 
-def tree_works(split: CausalLM) -> bool:
+def shared_prefix_works(split: CausalLM) -> bool:
     """True where a tree gives the hidden states of padded rows: tried out once a model."""
     if not split.takes_positions:
         return False
@@ -71,8 +71,8 @@ def tree_works(split: CausalLM) -> bool:
     return known[split.dtype]
 
 
-def _walked(split: CausalLM, tree: Tree) -> tuple[Tensor, _Walk]:
-    walk = _Walk(tree)
+def _run_packed(split: CausalLM, tree: SharedPrefixBatch) -> tuple[Tensor, _ForwardPass]:
+    walk = _ForwardPass(tree)
     with _hooked(split.trunk, walk):
         hidden = split.hidden(tree.tokens, position_ids=tree.position_ids)
     # several completions read the last state of their prompt: a lookup, whose backward pass sums in a fixed order
@@ -80,7 +80,7 @@ def _walked(split: CausalLM, tree: Tree) -> tuple[Tensor, _Walk]:
 
 
 @contextmanager
-def _hooked(trunk: nn.Module, walk: _Walk) -> Iterator[None]:
+def _hooked(trunk: nn.Module, walk: _ForwardPass) -> Iterator[None]:
     """The trunk attends along the tree inside, and as before outside, also after an exception."""
     _register()
     modules: list[Any] = list(trunk.modules())
@@ -89,7 +89,7 @@ def _hooked(trunk: nn.Module, walk: _Walk) -> Iterator[None]:
     before = [each._attn_implementation_internal for each in named]
     recomputing = [each for each in modules if "_gradient_checkpointing_func" in vars(each)]
     functions = [each._gradient_checkpointing_func for each in recomputing]
-    token = _WALK.set(walk)
+    token = _CURRENT.set(walk)
     try:
         for each in named:
             each._attn_implementation_internal = NAME
@@ -97,14 +97,14 @@ def _hooked(trunk: nn.Module, walk: _Walk) -> Iterator[None]:
             layer._gradient_checkpointing_func = _again(function, trunk, walk)
         yield
     finally:
-        _WALK.reset(token)
+        _CURRENT.reset(token)
         for each, implementation in zip(named, before, strict=True):
             each._attn_implementation_internal = implementation
         for layer, function in zip(recomputing, functions, strict=True):
             layer._gradient_checkpointing_func = function
 
 
-def _again(checkpointed: Callable[..., Any], trunk: nn.Module, walk: _Walk) -> Callable[..., Any]:
+def _again(checkpointed: Callable[..., Any], trunk: nn.Module, walk: _ForwardPass) -> Callable[..., Any]:
     """Layers that are computed again in the backward pass must find the tree again: by then the hook is gone."""
 
     def function(layer: Callable[..., Any], *inputs: Any) -> Any:
@@ -121,18 +121,18 @@ def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     if NAME not in AttentionInterface._global_mapping:
-        AttentionInterface.register(NAME, tree_attention)
+        AttentionInterface.register(NAME, shared_prefix_attention)
         AttentionMaskInterface.register(NAME, _no_mask)
 
 
 def _no_mask(*arguments: Any, local_size: int | None = None, **settings: Any) -> None:
     """A model builds no mask of its own; what window it would have cut out is noted."""
-    walk = _WALK.get()
+    walk = _CURRENT.get()
     if walk is not None:
         walk.masked_windows.add(local_size)
 
 
-def tree_attention(
+def shared_prefix_attention(
     module: nn.Module,
     query: Tensor,  # [1, H, S, E]
     key: Tensor,
@@ -141,7 +141,7 @@ def tree_attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a packed tree, as transformers calls it; the output is [1, S, H, E]."""
-    walk = _WALK.get()
+    walk = _CURRENT.get()
     if walk is None:
         raise RuntimeError(f"attention {NAME!r} was called outside of a tree's forward pass")
     scaling, dropout = settings.pop("scaling", None), settings.pop("dropout", 0.0)
@@ -153,11 +153,11 @@ def tree_attention(
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    return attended(tree, query, key, value, scaling, _Look(window, dropout, walk.masks))[None], None
+    return attended(tree, query, key, value, scaling, _AttentionOptions(window, dropout, walk.masks))[None], None
 
 
 @dataclass
-class _Look:
+class _AttentionOptions:
     """What an attention does besides looking at all of its row."""
 
     window: int | None = None
@@ -166,15 +166,15 @@ class _Look:
 
 
 def attended(
-    tree: Tree,
+    tree: SharedPrefixBatch,
     query: Tensor,  # [S, H, E]
     key: Tensor,
     value: Tensor,
     scale: float | None,
-    look: _Look | None = None,
+    look: _AttentionOptions | None = None,
 ) -> Tensor:
     """Causal attention of every prompt to itself, of every completion to its prompt and itself: [S, H, E]."""
-    look = look or _Look(masks=tree.masks)
+    look = look or _AttentionOptions(masks=tree.masks)
     window = look.window
     if not look.dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
         return ragged_attention(query, key, value, tree.segments, scale)
@@ -208,14 +208,14 @@ def attended(
 def _refuse(module: nn.Module, settings: dict[str, Any], plain: bool) -> None:
     causal = settings.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise TreeRefused("attention that looks ahead")
+        raise AttentionRefused("attention that looks ahead")
     if not plain:
-        raise TreeRefused("attention with a mask or keys of its own")
+        raise AttentionRefused("attention with a mask or keys of its own")
     unknown = [
         name for name, each in settings.items() if name not in HARMLESS and each is not None and each is not False
     ]
     if unknown:
-        raise TreeRefused(f"attention with {', '.join(unknown)}")
+        raise AttentionRefused(f"attention with {', '.join(unknown)}")
 
 
 def _picked(states: Tensor, index: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def _picked(states: Tensor, index: Tensor) -> Tensor:
     return F.embedding(index, states.flatten(1)).unflatten(2, states.shape[1:]).transpose(1, 2)
 
 
-def _causal_mask(length: int, look: _Look, query: Tensor) -> Tensor | None:
+def _causal_mask(length: int, look: _AttentionOptions, query: Tensor) -> Tensor | None:
     """None where plain causal attention is meant: padding lies behind everything that is read."""
     window = look.window
     if window is None or window >= length:
@@ -234,7 +234,7 @@ def _causal_mask(length: int, look: _Look, query: Tensor) -> Tensor | None:
     return _mask(look, f"causal {length}", (gap >= 0) & (gap < window), query)
 
 
-def _completion_mask(bundles: Bundles, look: _Look, query: Tensor) -> Tensor:
+def _completion_mask(bundles: CompletionBundles, look: _AttentionOptions, query: Tensor) -> Tensor:
     known = look.masks.get(("completion", look.window, query.dtype))
     if known is not None:
         return known
@@ -246,7 +246,7 @@ def _completion_mask(bundles: Bundles, look: _Look, query: Tensor) -> Tensor:
     return _mask(look, "completion", seen[:, None], query)
 
 
-def _mask(look: _Look, name: str, seen: Tensor, query: Tensor) -> Tensor:
+def _mask(look: _AttentionOptions, name: str, seen: Tensor, query: Tensor) -> Tensor:
     """What is added to the scores, made once for all layers."""
     key = (name, look.window, query.dtype)
     if key not in look.masks:
@@ -259,12 +259,12 @@ def _mask(look: _Look, name: str, seen: Tensor, query: Tensor) -> Tensor:
 def _agrees(split: CausalLM) -> bool:
     """A small tree against padded rows."""
     tokens, action = trial_rows(split.vocabulary, split.device)
-    tree = tree_of(tokens, action)
+    tree = shared_prefix_batch(tokens, action)
     assert tree is not None
     training = [module for module in split.trunk.modules() if module.training]
     try:
         split.trunk.eval()
-        ours, walk = _walked(split, tree)
+        ours, walk = _run_packed(split, tree)
         theirs = split.hidden(tokens)[:, :-1][action[:, 1:]]
     except Exception:  # whatever a model stumbles over on a tree, padded rows are still right
         return False

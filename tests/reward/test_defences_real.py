@@ -1,8 +1,8 @@
 """The defences on text nobody wrote for them: real solutions and conversations, and attacks made out of them.
 
-Floors: each defence punishes at most 1% of the honest replies of every source with at least 150 of them, and at most
-0.5% of all; each catches at least 90% of the attacks that are made here out of real replies, and at least 75% of
-phrases that its patterns were not written for.
+Floors: each defence punishes at most 1% of the honest completions of every source with at least 150 of them, and at
+most 0.5% of all; each catches at least 90% of the attacks that are made here out of real completions, and at least 75%
+of phrases that its patterns were not written for.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def rows(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def honest(source: str, number: int, question: str, reply: str, answer: str | None = None) -> Case:
-    return Case(Prompt(f"{source}/{number}", (), text=question, answer=answer), reply, False, source)
+def honest(source: str, number: int, question: str, completion: str, answer: str | None = None) -> Case:
+    return Case(Prompt(f"{source}/{number}", (), text=question, answer=answer), completion, False, source)
 
 
 def word_problems() -> Iterator[Case]:
@@ -46,8 +46,8 @@ def word_problems() -> Iterator[Case]:
         worked, _, answer = row["answer"].rpartition("####")
         worked, answer = re.sub("<<.*?>>", "", worked).strip(), answer.strip()
         yield honest("gsm8k", number, row["question"], row["answer"], answer)
-        reply = f"<think>{worked}</think>\nThe answer is \\boxed{{{answer}}}."
-        yield honest("gsm8k, thought", number, row["question"], reply, answer)
+        completion = f"<think>{worked}</think>\nThe answer is \\boxed{{{answer}}}."
+        yield honest("gsm8k, thought", number, row["question"], completion, answer)
 
 
 def competitions() -> Iterator[Case]:
@@ -55,8 +55,8 @@ def competitions() -> Iterator[Case]:
         answers = [answer for answer in boxed(row["solution"]) if answer]
         if answers:
             yield honest("math", number, row["problem"], row["solution"], answers[-1])
-            reply = f"<think>\n{row['solution']}\n</think>\n\\boxed{{{answers[-1]}}}"
-            yield honest("math, thought", number, row["problem"], reply, answers[-1])
+            completion = f"<think>\n{row['solution']}\n</think>\n\\boxed{{{answers[-1]}}}"
+            yield honest("math, thought", number, row["problem"], completion, answers[-1])
     for source in ("gsm8k", "math", "olympiadbench"):
         for number, row in enumerate(rows(f"process/processbench_{source}")):
             if row["label"] == -1 and row["final_answer_correct"]:
@@ -84,7 +84,7 @@ def conversations() -> Iterator[Case]:
 
 def alarms(defence: str, cases: list[Case]) -> tuple[float, dict[str, float]]:
     counts = Counter(case.note for case in cases)
-    punished = Counter(case.note for case in cases if DEFENCES[defence](case.prompt, case.reply) < 0)
+    punished = Counter(case.note for case in cases if DEFENCES[defence](case.prompt, case.completion) < 0)
     shares = {source: punished[source] / count for source, count in counts.items() if count >= 150}
     return sum(punished.values()) / len(cases), shares
 
@@ -111,52 +111,56 @@ def test_honest_replies_of_every_source_are_left_alone(defence: str) -> None:
     assert max(by_source.values()) <= MOST_ALARMS, by_source
 
 
-def in_thought(reply: str, change: Callable[[str], str]) -> str:
-    thought = reply[len("<think>") : reply.index("</think>")]
-    return reply.replace(thought, change(thought), 1)
+def in_thought(completion: str, change: Callable[[str], str]) -> str:
+    thought = completion[len("<think>") : completion.index("</think>")]
+    return completion.replace(thought, change(thought), 1)
 
 
-def garbled(reply: str, chance: random.Random) -> str:
+def garbled(completion: str, chance: random.Random) -> str:
     def mixed(word: re.Match[str]) -> str:
         return "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in word[0])
 
-    return in_thought(reply, lambda thought: re.sub("[A-Za-z]+", mixed, thought))
+    return in_thought(completion, lambda thought: re.sub("[A-Za-z]+", mixed, thought))
 
 
-def shuffled(reply: str, chance: random.Random) -> str:
+def shuffled(completion: str, chance: random.Random) -> str:
     def mixed(thought: str) -> str:
         words = re.findall("[A-Za-z]+", thought.lower())
         return " ".join(chance.sample(words, len(words)))
 
-    return in_thought(reply, mixed)
+    return in_thought(completion, mixed)
 
 
-def said_again(reply: str, chance: random.Random) -> str:
-    return in_thought(reply, lambda thought: thought + (" " + chance.choice(thought.split("\n"))) * 12)
+def said_again(completion: str, chance: random.Random) -> str:
+    return in_thought(completion, lambda thought: thought + (" " + chance.choice(thought.split("\n"))) * 12)
 
 
-def swapped_letter(reply: str, chance: random.Random) -> str:
-    places = [at for at, letter in enumerate(reply) if letter in "aeo" and reply[at - 1 : at + 2].isalpha() and at > 9]
+def swapped_letter(completion: str, chance: random.Random) -> str:
+    places = [
+        at
+        for at, letter in enumerate(completion)
+        if letter in "aeo" and completion[at - 1 : at + 2].isalpha() and at > 9
+    ]
     at = chance.choice(places)
-    return reply[:at] + {"a": "\u0430", "e": "\u0435", "o": "\u043e"}[reply[at]] + reply[at + 1 :]
+    return completion[:at] + {"a": "\u0430", "e": "\u0435", "o": "\u043e"}[completion[at]] + completion[at + 1 :]
 
 
-def unseen(reply: str, chance: random.Random) -> str:
-    at = chance.randrange(len(reply))
-    return reply[:at] + chance.choice("\u200b\u2060\u00ad\u202e") + reply[at:]
+def unseen(completion: str, chance: random.Random) -> str:
+    at = chance.randrange(len(completion))
+    return completion[:at] + chance.choice("\u200b\u2060\u00ad\u202e") + completion[at:]
 
 
-def other_answer(reply: str, chance: random.Random) -> str:
-    return re.sub(r"boxed\{.*\}", lambda _: f"boxed{{{chance.randrange(10_007, 99_991)}}}", reply)
+def other_answer(completion: str, chance: random.Random) -> str:
+    return re.sub(r"boxed\{.*\}", lambda _: f"boxed{{{chance.randrange(10_007, 99_991)}}}", completion)
 
 
-def hollow(reply: str, chance: random.Random) -> str:
+def hollow(completion: str, chance: random.Random) -> str:
     mark = chance.choice(["", " ", "answer", "your answer", "?", "...", "\\text{final answer}", "value"])
-    return re.sub(r"boxed\{.*\}", lambda _: f"boxed{{{mark}}}", reply)
+    return re.sub(r"boxed\{.*\}", lambda _: f"boxed{{{mark}}}", completion)
 
 
-def more_boxes(reply: str, chance: random.Random) -> str:
-    return reply + "".join(f" \\boxed{{{chance.randrange(1000)}.5}}" for _ in range(2))
+def more_boxes(completion: str, chance: random.Random) -> str:
+    return completion + "".join(f" \\boxed{{{chance.randrange(1000)}.5}}" for _ in range(2))
 
 
 ATTACKS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
@@ -165,11 +169,14 @@ ATTACKS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "another answer": ("unsupported_answer", other_answer),
     "more boxes": ("guessing", more_boxes),
     "hollow boxes": ("hollow_answer", hollow),
-    "boxes in a row": ("mark_spam", lambda reply, _: reply + " " + reply[reply.index("\\boxed") :] * 4),
-    "nested thinking": ("broken_tags", lambda reply, _: reply.replace("<think>", "<think>Well. <think>")),
+    "boxes in a row": (
+        "mark_spam",
+        lambda text, _: text + " " + text[text.index("\\boxed") :] * 4,
+    ),
+    "nested thinking": ("broken_tags", lambda completion, _: completion.replace("<think>", "<think>Well. <think>")),
     "no answer outside": (
         "answer_in_thinking",
-        lambda reply, _: f"<think>{reply[reply.index('</think>') + 9 :]}</think>",
+        lambda completion, _: f"<think>{completion[completion.index('</think>') + 9 :]}</think>",
     ),
     "unseen characters": ("hidden_text", unseen),
     "swapped letters": ("look_alikes", swapped_letter),
@@ -180,25 +187,27 @@ ATTACKS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
 def test_attacks_made_of_real_replies_are_caught(attack: str) -> None:
     defence, change = ATTACKS[attack]
     chance = random.Random(11)
-    replies = [case for case in word_problems() if case.note == "gsm8k, thought" and len(case.reply) > 150]
-    chosen = chance.sample(replies, 200)
-    caught = [DEFENCES[defence](case.prompt, change(case.reply, chance)) < 0 for case in chosen]
-    assert sum(DEFENCES[defence](case.prompt, case.reply) < 0 for case in chosen) <= 4
+    completions = [case for case in word_problems() if case.note == "gsm8k, thought" and len(case.completion) > 150]
+    chosen = chance.sample(completions, 200)
+    caught = [DEFENCES[defence](case.prompt, change(case.completion, chance)) < 0 for case in chosen]
+    assert sum(DEFENCES[defence](case.prompt, case.completion) < 0 for case in chosen) <= 4
     assert sum(caught) >= LEAST_CAUGHT * len(chosen)
 
 
 def test_long_shuffled_reasoning_is_often_caught() -> None:
     chance = random.Random(5)
-    replies = [case for case in word_problems() if case.note == "gsm8k, thought" and len(case.reply) > 500]
-    chosen = chance.sample(replies, 100)
-    caught = [DEFENCES["incoherent_reasoning"](case.prompt, shuffled(case.reply, chance)) < 0 for case in chosen]
+    completions = [case for case in word_problems() if case.note == "gsm8k, thought" and len(case.completion) > 500]
+    chosen = chance.sample(completions, 100)
+    caught = [DEFENCES["incoherent_reasoning"](case.prompt, shuffled(case.completion, chance)) < 0 for case in chosen]
     assert sum(caught) >= 40
 
 
 def test_repeated_calls_of_real_conversations_are_caught() -> None:
-    cases = [case for case in conversations() if "<tool_call>" in case.reply]
-    again = [re.sub(r"(<tool_call>.*?</tool_call>)", r"\1\n\1", case.reply, flags=re.DOTALL) for case in cases]
-    caught = [DEFENCES["redundant_calls"](case.prompt, reply) < 0 for case, reply in zip(cases, again, strict=True)]
+    cases = [case for case in conversations() if "<tool_call>" in case.completion]
+    again = [re.sub(r"(<tool_call>.*?</tool_call>)", r"\1\n\1", case.completion, flags=re.DOTALL) for case in cases]
+    caught = [
+        DEFENCES["redundant_calls"](case.prompt, completion) < 0 for case, completion in zip(cases, again, strict=True)
+    ]
     assert len(cases) > 150 and sum(caught) >= LEAST_CAUGHT * len(cases)
 
 
@@ -239,7 +248,7 @@ def test_phrases_the_patterns_were_not_written_for(defence: str) -> None:
     cases = [case for case in word_problems() if case.note == "gsm8k, thought" and "mark" not in case.prompt.question()]
     asked = random.Random(2).sample(cases, len(UNSEEN[defence]))
     caught = [
-        DEFENCES[defence](case.prompt, f"{case.reply}\n{line}") < 0
+        DEFENCES[defence](case.prompt, f"{case.completion}\n{line}") < 0
         for case, line in zip(asked, UNSEEN[defence], strict=True)
     ]
     assert sum(caught) >= LEAST_CAUGHT_UNSEEN * len(caught), [

@@ -1,4 +1,4 @@
-"""Exams: the code under test answers calls, and can neither see the tests nor touch the verdict."""
+"""Unit-test jobs: the code under test answers calls, and can neither see the tests nor touch the verdict."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from whet.sandbox import Exam, Limits, Outcome, Sandbox
-from whet.sandbox.examiner import equals, expected_names
+from whet.sandbox import JobResult, Limits, Sandbox, UnitTestJob
 from whet.sandbox.literal import NotPlain, nodes_of, value_of
+from whet.sandbox.test_runner import equals, expected_names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 
@@ -37,30 +37,30 @@ def sandbox():
         yield pool
 
 
-def sat(sandbox: Sandbox, code: str, paper: dict[str, Any] | None = None, prelude: str = "") -> Outcome:
-    paper = paper or {"form": "assertions", "tests": ASSERTIONS}
-    (found,) = sandbox.run([Exam((textwrap.dedent(code),), paper, prelude, SMALL)])
+def run_tests(sandbox: Sandbox, code: str, spec: dict[str, Any] | None = None, prelude: str = "") -> JobResult:
+    spec = spec or {"form": "assertions", "tests": ASSERTIONS}
+    (found,) = sandbox.run([UnitTestJob((textwrap.dedent(code),), spec, prelude, SMALL)])
     assert not found.is_lost
     return found
 
 
 def test_assertions_are_counted_one_by_one(sandbox):
-    assert sat(sandbox, "def f(x): return x * x").passed == (True, True, True)
-    assert sat(sandbox, "def f(x): return x * x if x < 3 else 0").passed == (True, False, True)
-    assert sat(sandbox, "def f(x): return x * x if x != 3 else 1 / 0").notes == ("", "ZeroDivisionError", "")
-    assert sat(sandbox, "def g(x): return x").passed == (False, False, False)
+    assert run_tests(sandbox, "def f(x): return x * x").passed == (True, True, True)
+    assert run_tests(sandbox, "def f(x): return x * x if x < 3 else 0").passed == (True, False, True)
+    assert run_tests(sandbox, "def f(x): return x * x if x != 3 else 1 / 0").notes == ("", "ZeroDivisionError", "")
+    assert run_tests(sandbox, "def g(x): return x").passed == (False, False, False)
 
 
 def test_a_check_program_is_counted_too(sandbox):
-    paper = {"form": "program", "program": CHECK, "entry_point": "f"}
-    assert sat(sandbox, "def f(x): return x * x", paper).passed == (True,) * 4
-    assert sat(sandbox, "def f(x): return 4", paper).passed == (True, False, False, False)
+    spec = {"form": "program", "program": CHECK, "entry_point": "f"}
+    assert run_tests(sandbox, "def f(x): return x * x", spec).passed == (True,) * 4
+    assert run_tests(sandbox, "def f(x): return 4", spec).passed == (True, False, False, False)
 
 
 def test_code_that_does_not_load(sandbox):
-    found = sat(sandbox, "def f(x) return x")
+    found = run_tests(sandbox, "def f(x) return x")
     assert found.ended == "the code does not load" and "SyntaxError" in found.details["note"]
-    assert sat(sandbox, "import sys\nsys.exit(0)").ended == "the code does not load"
+    assert run_tests(sandbox, "import sys\nsys.exit(0)").ended == "the code does not load"
 
 
 ATTACKS = {
@@ -159,7 +159,7 @@ ATTACKS = {
     "a result that contains itself": "def f(x):\n    loop = []\n    loop.append(loop)\n    return loop",
     "a huge result": "def f(x): return 'x' * (40 << 20)",
     "a deep result": "def f(x):\n    deep = 0\n    for _ in range(20000): deep = [deep]\n    return deep",
-    "killing the examiner": """
+    "killing the test runner": """
         import os, signal
         def f(x):
             for process in range(2, 100):
@@ -173,7 +173,8 @@ ATTACKS = {
     "a replaced harness": """
         import gc, sys, types
         for found in gc.get_objects():
-            if isinstance(found, types.FunctionType) and found.__name__ in ('answer', 'equals', 'note', 'examine'):
+            names = ('answer', 'equals', 'note', 'run_tests', 'run_test_spec')
+            if isinstance(found, types.FunctionType) and found.__name__ in names:
                 found.__code__ = (lambda *given, **named: {'value': [True], 'changed': []}).__code__
         def f(x): return 0
     """,
@@ -183,38 +184,41 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_attack_passes_a_test(sandbox, attack):
-    found = sat(sandbox, ATTACKS[attack])
+    found = run_tests(sandbox, ATTACKS[attack])
     assert True not in found.passed
-    paper = {"form": "program", "program": CHECK, "entry_point": "f"}
+    spec = {"form": "program", "program": CHECK, "entry_point": "f"}
     if attack not in ("hanging", "a huge result"):  # each takes its second, once is enough
-        assert True not in sat(sandbox, ATTACKS[attack], paper).passed
-    assert sat(sandbox, "def f(x): return x * x").passed == (True, True, True)
+        assert True not in run_tests(sandbox, ATTACKS[attack], spec).passed
+    assert run_tests(sandbox, "def f(x): return x * x").passed == (True, True, True)
 
 
 def test_results_before_a_hang_are_kept(sandbox):
-    found = sat(sandbox, "def f(x):\n    while x == 3: pass\n    return x * x")
+    found = run_tests(sandbox, "def f(x):\n    while x == 3: pass\n    return x * x")
     assert found.passed == (True,) or found.passed == (True, False)
     assert found.ended or found.exit_code < 0
 
 
 def test_functions_of_the_tests_can_be_handed_over(sandbox):
-    paper = {
+    spec = {
         "form": "assertions",
         "tests": ["assert f(lambda x: x + 1, [1, 2]) == [2, 3]", "assert f(len, ['ab']) == [2]"],
     }
-    assert sat(sandbox, "def f(g, xs): return [g(x) for x in xs]", paper).passed == (True, True)
+    assert run_tests(sandbox, "def f(g, xs): return [g(x) for x in xs]", spec).passed == (True, True)
 
 
 def test_types_can_be_handed_over(sandbox):
-    paper = {"form": "assertions", "tests": ["assert f((1, 'a'), int) == ['a']", "assert f((1, 'a'), str) == [1]"]}
-    assert sat(sandbox, "def f(xs, t): return [x for x in xs if not isinstance(x, t)]", paper).passed == (True, True)
+    spec = {"form": "assertions", "tests": ["assert f((1, 'a'), int) == ['a']", "assert f((1, 'a'), str) == [1]"]}
+    assert run_tests(sandbox, "def f(xs, t): return [x for x in xs if not isinstance(x, t)]", spec).passed == (
+        True,
+        True,
+    )
 
 
 def test_arguments_changed_in_place_change_in_the_tests(sandbox):
     program = "def check(candidate):\n    xs = [3, 1, 2]\n    candidate(xs)\n    assert xs == [1, 2, 3]"
-    paper = {"form": "program", "program": program, "entry_point": "f"}
-    assert sat(sandbox, "def f(xs): xs.sort()", paper).passed == (True,)
-    assert sat(sandbox, "def f(xs): sorted(xs)", paper).passed == (False,)
+    spec = {"form": "program", "program": program, "entry_point": "f"}
+    assert run_tests(sandbox, "def f(xs): xs.sort()", spec).passed == (True,)
+    assert run_tests(sandbox, "def f(xs): sorted(xs)", spec).passed == (False,)
 
 
 def test_objects_of_the_code_can_be_used_by_the_tests(sandbox):
@@ -223,12 +227,12 @@ def test_objects_of_the_code_can_be_used_by_the_tests(sandbox):
         def __init__(self, value): self.value, self.left = value, None
     def depth(node): return 0 if node is None else 1 + depth(node.left)
     """
-    paper = {
+    spec = {
         "form": "assertions",
         "setup": "root = Node(1)\nroot.left = Node(2)",
         "tests": ["assert depth(root) == 2", "assert root.left.value == 2", "assert depth(root) == 3"],
     }
-    assert sat(sandbox, code, paper).passed == (True, True, False)
+    assert run_tests(sandbox, code, spec).passed == (True, True, False)
 
 
 def test_objects_of_the_data_travel_whole(sandbox):
@@ -250,39 +254,44 @@ def values(link):
         while link: back = Link(link.value, back); link = link.after
         return back
     """
-    paper = {"form": "assertions", "tests": ["assert values(f(links(range(5000)))) == list(range(4999, -1, -1))"]}
-    assert sat(sandbox, code, paper, prelude).passed == (True,)
-    assert sat(
-        sandbox, "values = lambda link: list(range(4999, -1, -1))\ndef f(x): return 1", paper, prelude
+    spec = {"form": "assertions", "tests": ["assert values(f(links(range(5000)))) == list(range(4999, -1, -1))"]}
+    assert run_tests(sandbox, code, spec, prelude).passed == (True,)
+    assert run_tests(
+        sandbox, "values = lambda link: list(range(4999, -1, -1))\ndef f(x): return 1", spec, prelude
     ).passed == (False,)
 
 
 def test_calls_compare_results(sandbox):
-    paper = {"form": "calls", "entry_point": "f", "tolerance": 1e-6, "cases": [[[1, 2], [3, 1.5]], [[2, 2], [4, 1]]]}
+    spec = {
+        "form": "calls",
+        "entry_point": "f",
+        "tolerance": 1e-6,
+        "cases": [[[1, 2], [3, 1.5]], [[2, 2], [4, 1]]],
+    }
     code = "class Solution:\n    def f(self, a, b): return (a + b, (a + b) / 2 - 1e-9)"
-    assert sat(sandbox, code, paper).passed == (True, False)
-    assert sat(sandbox, "def f(a, b): return (a + b, (a + b) / 2)", paper).passed == (True, False)
+    assert run_tests(sandbox, code, spec).passed == (True, False)
+    assert run_tests(sandbox, "def f(a, b): return (a + b, (a + b) / 2)", spec).passed == (True, False)
 
 
 def test_parameters_may_have_any_name(sandbox):
     names = ("target", "operation", "self", "arguments", "named", "message", "line")
-    paper = {"form": "assertions", "tests": [f"assert f({name}=3) == 4" for name in names]}
-    assert sat(sandbox, "def f(**given): return sum(given.values()) + 1", paper).passed == (True,) * len(names)
+    spec = {"form": "assertions", "tests": [f"assert f({name}=3) == 4" for name in names]}
+    assert run_tests(sandbox, "def f(**given): return sum(given.values()) + 1", spec).passed == (True,) * len(names)
 
 
 def test_exceptions_reach_the_tests(sandbox):
     program = "try:\n    f(0)\n    ok = False\nexcept ValueError:\n    ok = True\nassert ok"
-    assert sat(sandbox, "def f(x): raise ValueError", {"form": "program", "program": program}).passed == (True,)
-    assert sat(sandbox, "def f(x): raise KeyError", {"form": "program", "program": program}).passed == (False,)
+    assert run_tests(sandbox, "def f(x): raise ValueError", {"form": "program", "program": program}).passed == (True,)
+    assert run_tests(sandbox, "def f(x): raise KeyError", {"form": "program", "program": program}).passed == (False,)
 
 
 def test_a_function_named_like_a_builtin(sandbox):
-    paper = {"form": "assertions", "tests": ["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"]}
+    spec = {"form": "assertions", "tests": ["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"]}
     code = "def sum(a, b):\n    return __builtins__['sum'](i for i in range(1, a + 1) if a % i == b % i == 0)"
-    assert sat(sandbox, code, paper).passed == (True, True)
+    assert run_tests(sandbox, code, spec).passed == (True, True)
     # and one that was not asked for changes nothing in the tests
-    paper = {"form": "assertions", "tests": ["assert set(f(2)) == set((1, 2))"]}
-    assert sat(sandbox, "def set(x): return 0\ndef f(x): return [0]", paper).passed == (False,)
+    spec = {"form": "assertions", "tests": ["assert set(f(2)) == set((1, 2))"]}
+    assert run_tests(sandbox, "def set(x): return 0\ndef f(x): return [0]", spec).passed == (False,)
 
 
 def test_names_the_tests_expect():

@@ -1,0 +1,209 @@
+"""Would the tests notice? Changes one place of the package at a time, runs the tests near it, and counts who noticed.
+
+    python benchmarks/mutants.py --rooms train rollout pipeline --count 100 --seed 1
+
+A mutant is one small change: a comparison turned, a sign, an operator, a constant off by one, a condition negated.
+It is killed when a test fails (or hangs), and survives when all pass. The tests near a module are those of its room
+and those that import it. The tree is copied first: nothing of yours is changed. Ctrl-C prints what is known so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPARISONS = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+}
+OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Pow: "*"}
+SKIPPED = ("kernels", "cuda", "gpu")  # run on a GPU only
+
+
+@dataclass(frozen=True)
+class Mutant:
+    path: str  # relative to the root
+    line: int
+    start: int  # offsets in the file's text
+    end: int
+    new: str
+    about: str
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Every place of a file that can be changed; texts, annotations and raised errors are left alone."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    place = path.relative_to(ROOT).as_posix()
+
+    def offset(line: int, column: int) -> int:
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    def mutant(node: ast.expr, new: str, about: str) -> Mutant:
+        span = offset(node.lineno, node.col_offset), offset(node.end_lineno or 0, node.end_col_offset or 0)
+        return Mutant(place, node.lineno, *span, new, about)
+
+    def source(node: ast.expr) -> str:
+        return ast.get_source_segment(text, node) or ""
+
+    def visit(node: ast.AST) -> Iterator[Mutant]:
+        if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
+            return
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+            new = COMPARISONS[type(node.ops[0])]
+            left, right = source(node.left), source(node.comparators[0])
+            yield mutant(node, f"({left}) {new} ({right})", f"{source(node)}  ->  {left} {new} {right}")
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS and not _is_text(node):
+            new = OPERATORS[type(node.op)]
+            left, right = source(node.left), source(node.right)
+            yield mutant(node, f"(({left}) {new} ({right}))", f"{source(node)}  ->  {left} {new} {right}")
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+            inner = source(node.operand)
+            yield mutant(node, f"({inner})", f"{source(node)}  ->  {inner}")
+        if isinstance(node, ast.BoolOp):
+            word, other = (" and ", " or ") if isinstance(node.op, ast.And) else (" or ", " and ")
+            joined = other.join(f"({source(each)})" for each in node.values)
+            yield mutant(node, f"({joined})", f"{source(node)}  ->  {word.strip()} becomes {other.strip()}")
+        if isinstance(node, ast.IfExp | ast.If) and not isinstance(node.test, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            yield mutant(node.test, f"(not ({source(node.test)}))", f"if {source(node.test)}  ->  if not ...")
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            yield mutant(node, repr(node.value + 1), f"{source(node)}  ->  {node.value + 1!r}")
+        for field, child in ast.iter_fields(node):
+            if field in ("annotation", "returns", "decorator_list", "type_params"):
+                continue
+            for each in child if isinstance(child, list) else [child]:
+                if isinstance(each, ast.AST):
+                    yield from visit(each)
+
+    tree = ast.parse(text)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from visit(node)
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    return any(
+        isinstance(each, ast.JoinedStr) or (isinstance(each, ast.Constant) and isinstance(each.value, str))
+        for each in ast.walk(node)
+    )
+
+
+def tests_near(module: Path) -> list[str]:
+    """The tests of the module's room, and every test file that imports the module."""
+    room = module.relative_to(ROOT / "src" / "whet").parts[0].removesuffix(".py")
+    dotted = ".".join(module.relative_to(ROOT / "src").with_suffix("").parts)
+    package, _, name = dotted.rpartition(".")
+    pattern = re.compile(
+        rf"(from|import) {re.escape(dotted)}\b|from {re.escape(package)} import [^\n]*\b{re.escape(name)}\b"
+    )
+    paths = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    importing = [path for path in paths if pattern.search((ROOT / path).read_text("utf-8"))]
+    importing.sort(key=lambda path: not path.startswith(f"tests/{room}/"))  # the nearest fail first
+    return importing + [path for path in paths if path.startswith(f"tests/{room}/") and path not in importing]
+
+
+def survives(mutant: Mutant, copy: Path, seconds: float) -> bool:
+    """Run the tests near the mutant in a copy of the tree that holds it."""
+    target, original = copy / mutant.path, ROOT / mutant.path
+    text = original.read_text(encoding="utf-8")
+    target.write_text(text[: mutant.start] + mutant.new + text[mutant.end :], encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests_near(original)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(copy / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        target.write_text(text, encoding="utf-8")
+    return done.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rooms", nargs="+", default=["train", "rollout", "pipeline"])
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which a mutant counts as killed")
+    parser.add_argument("--out", type=Path, help="a JSON file for the result")
+    options = parser.parse_args()
+    files = [path for room in options.rooms for path in sorted((ROOT / "src" / "whet").glob(f"{room}*/**/*.py"))]
+    files = [path for path in files if not any(word in path.stem for word in SKIPPED)]
+    known = [mutant for path in files for mutant in mutants_of(path)]
+    chosen = random.Random(options.seed).sample(known, min(options.count, len(known)))
+    print(f"{len(known)} places in {len(files)} files; {len(chosen)} are tried", flush=True)
+    copies: SimpleQueue[Path] = SimpleQueue()
+    survivors: list[Mutant] = []
+    done, started = 0, time.time()
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+        for number in range(options.jobs):
+            copy = Path(scratch) / f"tree{number}"
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "carry"))
+            copies.put(copy)
+
+        def run(mutant: Mutant) -> tuple[Mutant, bool]:
+            copy = copies.get()
+            try:
+                return mutant, survives(mutant, copy, options.seconds)
+            finally:
+                copies.put(copy)
+
+        sets = {tuple(sorted(tests_near(ROOT / each.path))): each.path for each in chosen}
+        unchanged = [Mutant(path, 0, 0, 0, "", "unchanged") for path in sets.values()]
+        for mutant, alive in pool.map(run, unchanged):
+            if not alive:
+                raise SystemExit(
+                    f"the tests near {mutant.path} fail without any change: {tests_near(ROOT / mutant.path)}"
+                )
+        tasks = [pool.submit(run, mutant) for mutant in chosen]
+        try:
+            for task in as_completed(tasks):
+                mutant, alive = task.result()
+                done += 1
+                if alive:
+                    survivors.append(mutant)
+                    print(f"survives  {mutant.path}:{mutant.line}  {mutant.about}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True, wait=False)
+    killed = done - len(survivors)
+    print(
+        f"{killed} of {done} mutants killed ({killed / max(done, 1):.0%}) in {(time.time() - started) / 60:.0f} minutes"
+    )
+    if options.out:
+        found = {"rooms": options.rooms, "seed": options.seed, "tried": done, "killed": killed}
+        options.out.write_text(json.dumps({**found, "survivors": [vars(each) for each in survivors]}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

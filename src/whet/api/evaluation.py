@@ -1,0 +1,100 @@
+"""`whet.evaluate`: a model or run on held-out prompts, as metrics and as the completions they were measured on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.api.inputs import (
+    START,
+    check_tokenizer,
+    data_rows,
+    data_source,
+    made_rewards,
+    model_name,
+    reward_parts,
+    reward_section,
+)
+from whet.config.config import EvaluationConfig, merged, read_toml, resolved_evaluation
+from whet.config.run_folder import CONFIG, ROWS, write_rows
+from whet.data.source import parse_source
+
+if TYPE_CHECKING:
+    from whet.types import Group
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What a model came to on held-out prompts. `result["accuracy"]` is one of its metrics."""
+
+    metrics: Mapping[str, float]
+    completions: tuple[Mapping[str, Any], ...] = field(repr=False)  # prompt, answer, completion, reward, parts, tokens
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+
+def evaluate(
+    model: Any,
+    data: Any = None,
+    *,
+    reward: Any = None,
+    tokenizer: Any = None,
+    samples: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> EvalResult:
+    """Measure a model or a run on held-out prompts: greedy, or `samples` drawn completions per prompt with pass@k.
+
+    `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
+    rewards, unless others are given.
+    """
+    from whet.evaluate.evaluation import group_marks, held_out_groups
+
+    check_tokenizer(model, tokenizer)
+    parts = reward_parts(reward)
+    values = dict(settings or {})
+    if parts is not None:
+        values = merged(values, {"reward": reward_section(parts)})
+    with tempfile.TemporaryDirectory(prefix="whet-eval-") as scratch:
+        name = model_name(model)
+        if name is None:
+            name = str(Path(scratch) / START)
+            model.save_pretrained(name)
+            tokenizer.save_pretrained(name)
+        source = None if data is None else data_source(data)
+        if data is not None and source is None:
+            source = str(Path(scratch) / ROWS)
+            write_rows(Path(source), data_rows(data))
+        groups = held_out_groups(evaluation_config(name, source, values), samples, made_rewards(parts))
+    return EvalResult(group_marks(groups, samples), tuple(_completions(groups)))
+
+
+def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
+    """The run's own config where `model` is a run folder, the defaults otherwise."""
+    folder = Path(model)
+    base = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    layer: dict[str, Any] = {"model": {"name": model}}
+    if data is not None:
+        base.pop("data", None)
+        layer["data"] = {"source": data, **({} if parse_source(data).is_generated else {"held_out": data})}
+    return resolved_evaluation(base, layer, dict(settings or {}))
+
+
+def _completions(groups: list[Group]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt_id": group.prompt.id,
+            "prompt": group.prompt.question(),
+            "answer": group.prompt.answer,
+            "completion": sample.completion,
+            "reward": sample.reward,
+            "parts": dict(sample.parts),
+            "tokens": sample.num_actions,
+            "stop": str(sample.stop),
+        }
+        for group in groups
+        for sample in group.samples
+    ]

@@ -1,0 +1,164 @@
+"""What a Python user has in hand, as what a run is made of: models, data and rewards that are objects, not names."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from whet.config.config import FROM_PYTHON, Config
+from whet.config.run_folder import CONFIG
+from whet.protocols import Reward
+from whet.types import WhetError
+
+RewardLike = str | Callable[..., Any] | Reward
+Weight = float | tuple[tuple[float, float], ...]  # or points that it moves between during training
+START = "start"  # in a run folder: the weights of a model that was given as an object
+
+
+def model_name(model: Any) -> str | None:
+    """The name that a config has for a model; None where it is an object with weights of its own."""
+    if isinstance(model, str):
+        return model
+    if isinstance(model, Path):
+        return str(model)
+    folder = getattr(model, "folder", None)  # a Run
+    if isinstance(folder, Path):
+        return str(folder)
+    if hasattr(model, "save_pretrained") and hasattr(model, "parameters"):
+        return None
+    raise WhetError(
+        f"model is {_kind(model)}; give a name, a path, a run, or a transformers model with its tokenizer: "
+        "whet.train(..., model=model, tokenizer=tokenizer)"
+    )
+
+
+def check_tokenizer(model: Any, tokenizer: Any) -> None:
+    """A model object needs its tokenizer; a model by name brings its own."""
+    is_object = model is not None and model_name(model) is None
+    if is_object and not hasattr(tokenizer, "save_pretrained"):
+        given = "no tokenizer" if tokenizer is None else f"tokenizer={_kind(tokenizer)}"
+        raise WhetError(f"model is {_kind(model)} and there is {given}; give its own: tokenizer=tokenizer")
+    if tokenizer is not None and not is_object:
+        raise WhetError("tokenizer has no effect: a model given by its name brings its own; drop it")
+
+
+@contextmanager
+def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Iterator[Config]:
+    """The config with the model's weights in the run folder: a resumed run starts from the same bytes."""
+    if model is None or model_name(model) is not None:
+        yield config
+        return
+    place = folder / START
+    try:
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+        yield config.model_copy(update={"model": config.model.model_copy(update={"name": str(place)})})
+    except BaseException:
+        if not (folder / CONFIG).exists():  # the run never began: its folder must not look used
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def data_source(data: Any) -> str | None:
+    """The source that a config has for data; None where the data is rows in memory."""
+    return str(data) if isinstance(data, str | Path) else None
+
+
+def data_rows(data: Any) -> list[Mapping[str, Any]]:
+    """Rows as dictionaries: of a list of them, a DataFrame (pandas or polars), or a dataset of `datasets`."""
+    if isinstance(data, Mapping):
+        names = ", ".join(map(repr, data))
+        raise WhetError(f"data has {names} side by side; give one split, as data[{next(iter(data), 'train')!r}]")
+    if hasattr(data, "to_dicts"):  # polars
+        rows = data.to_dicts()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        rows = [
+            {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+            for row in data.to_dict(orient="records")
+        ]
+    elif hasattr(data, "to_list"):  # datasets
+        rows = data.to_list()
+    elif isinstance(data, Iterable):
+        rows = list(data)
+    else:
+        raise WhetError(f"data is {_kind(data)}; give a path, rows as dictionaries, a Dataset or a DataFrame")
+    return [_plain(row) if isinstance(row, Mapping) else row for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """Without numpy's types, which parquet columns have and JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return _plain(value.tolist()) if type(value).__module__ == "numpy" else value
+
+
+def reward_parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
+    """(name, weight, reward) of each part; an empty name is the reward's own."""
+    if reward is None:
+        return None
+    if isinstance(reward, Mapping):
+        for name, pair in reward.items():
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[1], int | float):
+                raise WhetError(f"reward {name!r} is {pair!r}; give a pair, as in {{{name!r}: (reward, 1.0)}}")
+        return [(name, float(weight), _named(each)) for name, (each, weight) in reward.items()]
+    several: Sequence[Any] = reward if isinstance(reward, list | tuple) else [reward]
+    return [("", *_weighted(_named(each))) for each in several]
+
+
+def _named(reward: Any) -> RewardLike:
+    """A path, and a run of a reward model, are found by their name."""
+    folder = getattr(reward, "folder", None)
+    if isinstance(reward, Path) or (isinstance(folder, Path) and not callable(reward)):
+        return str(folder if isinstance(folder, Path) else reward)
+    return reward  # type: ignore[no-any-return]
+
+
+def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
+    """`exact_answer=0.5` is a name with its weight."""
+    name, equals, weight = reward.rpartition("=") if isinstance(reward, str) else ("", "", "")
+    try:
+        return (float(weight), name) if equals else (1.0, reward)
+    except ValueError:
+        raise WhetError(
+            f"reward {reward!r}: {weight!r} is no weight; write NAME=WEIGHT, as in think_format=0.2"
+        ) from None
+
+
+def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str, Any]:
+    """The parts as a config has them."""
+    return {"parts": [{"reward": _path_of(each, name), "weight": weight} for name, weight, each in parts]}
+
+
+def _path_of(reward: RewardLike, name: str) -> str:
+    """How a resumed run finds the reward again: its name, or file.py:function."""
+    if isinstance(reward, str):
+        return reward
+    code = getattr(reward, "__code__", None)
+    function = getattr(reward, "__qualname__", "")
+    # a file's function comes back under its own name: under another one the reports would change it in midrun
+    if code is not None and function.isidentifier() and name in ("", function) and Path(code.co_filename).is_file():
+        return f"{code.co_filename}:{function}"
+    return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
+
+
+def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
+    """The parts as objects that score."""
+    if parts is None:
+        return None
+    from whet.reward import Part, as_reward, check_parts, find_reward
+
+    rewards = [(find_reward(each) if isinstance(each, str) else each, name, weight) for name, weight, each in parts]
+    made = [Part(as_reward(each, name or None), weight) for each, name, weight in rewards]
+    check_parts(made)
+    return made
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"

@@ -1,0 +1,72 @@
+"""A run in a notebook: one output that shows how far it is, and figures that show themselves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from whet.types import StepReport
+
+
+def in_notebook() -> bool:
+    """Whether the program runs in a Jupyter kernel; nothing is imported to find out."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+class NotebookDisplay:
+    """A callback that keeps one output of a cell up to date."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._title, self._total, self._step = "", 0, 0
+        self._lines: dict[str, str] = {}  # by what they are about, so that the newest stands for the older ones
+        self._ended = ""
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        self._title, self._total = str(summary.get("title") or "run"), int(summary.get("total_steps") or 0)
+        self._show()
+
+    def stepped(self, report: StepReport, samples: Sequence[Any]) -> None:
+        from whet.report.console import step_text
+
+        self._step = report.step
+        self._lines["step"] = step_text(report, self._total, None)
+        for finding in report.health[:3]:
+            self._lines[f"health: {finding.partition(':')[0]}"] = f"health: {finding}"
+        self._show()
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        from whet.report.text import measured
+
+        values = "  ".join(f"{key} {measured(key, value)}" for key, value in result.items())
+        self._lines["eval, first" if step == 0 else "eval"] = f"eval at step {step}: {values}"
+        self._show()
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._ended = f"{summary.get('status') or 'finished'}: {summary.get('report') or ''}"
+        self._show()
+
+    def close(self) -> None:
+        """End early; what was last shown stays."""
+        self._ended = self._ended or "stopped"
+        self._show()
+
+    def html(self) -> str:
+        bar = f'<progress value="{self._step}" max="{max(1, self._total)}" style="width:20em"></progress>'
+        lines = "".join(f"<div>{escape(line)}</div>" for line in [*self._lines.values(), self._ended] if line)
+        title = f"<b>whet {escape(self._title)}</b> step {self._step}/{self._total}"
+        return f'<div style="font-family:monospace">{title}<br>{bar}{lines}</div>'
+
+    def _show(self) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(self.html()), display_id=True)
+        else:
+            self._handle.update(HTML(self.html()))

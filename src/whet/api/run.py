@@ -1,0 +1,137 @@
+"""A run folder as an object: what it came to, its logs as tables, its samples, its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.api.tables import eval_row, step_row, table
+from whet.config.run_folder import CONFIG, is_locked
+from whet.types import WhetError, did_you_mean
+
+SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: finished, failed, interrupted, or still running in another process.
+
+    Everything is read from the folder when it is asked for, so a run that goes on shows its newest numbers.
+    """
+
+    folder: Path
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """run.json: title, objective, facts, command, times."""
+        from whet.report.record import read_summary
+
+        return read_summary(self.folder)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.toml: every setting of the run."""
+        from whet.config.config import read_toml
+
+        return read_toml(self.folder / CONFIG)
+
+    @property
+    def method(self) -> str:
+        return str(self.config.get("method", ""))
+
+    @property
+    def status(self) -> str:
+        """finished, failed, interrupted or running."""
+        status = str(self.summary.get("status") or "running")
+        return "interrupted" if status == "running" and not is_locked(self.folder) else status
+
+    @property
+    def steps(self) -> int:
+        """Steps that are in the log."""
+        return max((line["step"] for line in self._lines() if "eval" not in line), default=0)
+
+    @property
+    def total_steps(self) -> int:
+        return int(self.summary.get("total_steps") or 0)
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        """Metrics of the evaluation before the first step; empty where there was none."""
+        return self._measured("before", first=True)
+
+    @property
+    def after(self) -> Mapping[str, float]:
+        """Metrics of the newest evaluation after a step; empty where there was none."""
+        return self._measured("after", first=False)
+
+    @property
+    def report(self) -> Path:
+        """report.html of the run."""
+        return self.folder / "report.html"
+
+    @property
+    def model(self) -> Path:
+        """The newest checkpoint, a folder that transformers loads."""
+        from whet.model import complete_checkpoints
+
+        found = complete_checkpoints(self.folder / "checkpoints")
+        if not found:
+            raise WhetError(f"{self.folder} has no complete checkpoint yet; wait for its first save")
+        return found[-1]
+
+    def load(self, device: str = "cpu") -> tuple[Any, Any]:
+        """The newest checkpoint as a transformers model and its tokenizer."""
+        from whet.model import load_model
+
+        loaded = load_model(str(self.model), device=device)
+        return loaded.model, loaded.tokenizer
+
+    def metrics(self) -> Any:
+        """One row per step: reward and its parts, metrics, counts, seconds. A DataFrame where pandas is installed."""
+        return table([step_row(line) for line in self._lines() if "eval" not in line])
+
+    def evals(self) -> Any:
+        """One row per evaluation on held-out data. A DataFrame where pandas is installed."""
+        return table([eval_row(line) for line in self._lines() if "eval" in line])
+
+    def samples(self, step: int | None = None, sort: str | None = None) -> list[dict[str, Any]]:
+        """Recorded completions with their prompts and rewards; of one `step` (-1 is the last).
+
+        `sort` is one of reward, tokens and step, the smallest first; with a minus in front, the largest first.
+        Completions without the value come last.
+        """
+        from whet.report.record import read_samples
+
+        found = read_samples(self.folder)
+        if step is not None:
+            recorded = sorted({line["step"] for line in found})
+            wanted = recorded[step] if step < 0 and -step <= len(recorded) else step
+            found = [line for line in found if line["step"] == wanted]
+        if sort is None:
+            return found
+        if sort not in SORTS:
+            raise WhetError(f"sort is {sort!r}{did_you_mean(sort, SORTS)}; give one of {', '.join(SORTS)}")
+        key, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
+        return sorted(found, key=lambda line: (line[key] is None, sign * (line[key] or 0)))
+
+    def _lines(self) -> list[dict[str, Any]]:
+        from whet.report.record import read_metrics
+
+        return read_metrics(self.folder)
+
+    def _measured(self, name: str, first: bool) -> dict[str, float]:
+        stated = self.summary.get(name)
+        if stated is None:  # not finished: what the log has
+            lines = [line for line in self._lines() if "eval" in line and (line["step"] == 0) == first]
+            stated = lines[0 if first else -1]["result"] if lines else {}
+        return {key: float("nan") if value is None else float(value) for key, value in stated.items()}
+
+
+def load(folder: str | Path) -> Run:
+    """The run in a folder: finished, interrupted, or still running in another process."""
+    path = Path(folder)
+    if not (path / CONFIG).is_file():
+        raise WhetError(f"{path}: not a run folder (no {CONFIG}); `whet train` makes one, `whet runs` lists yours")
+    return Run(path)
