@@ -18,7 +18,7 @@ def device_of(job: dict[str, Any]) -> str:
 
 def policy_trainer(job: dict[str, Any]) -> Any:
     from whet.bench.benchmark import bench_config, bench_trainer, unending
-    from whet.build.assembly import load_runtime
+    from whet.build.runtime import load_runtime
     from whet.report.speed import Shape
 
     settings = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.data.packing import padded_rows, token_micro_batches, row_micro_batches, token_batch, trimmed
+from whet.data.packing import padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support
 
 

@@ -42,7 +42,9 @@ from whet.types import Prompt, Sampling, WhetError, did_you_mean
 DEFENCES = ROWS["defences"]
 
 
-def build_reward_parts(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
+def build_reward_parts(
+    config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None
+) -> list[Part]:
     """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
 
     Defences and checks are the same for all of them.

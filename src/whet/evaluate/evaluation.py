@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import comb
 from statistics import fmean
 
-from whet.build.assembly import Runtime, build_evaluator, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.reward import Part
 from whet.rollout.collect import draw_completions
@@ -35,10 +36,10 @@ def sat_groups(config: EvaluationConfig, num_samples: int, machine: Runtime, exa
     if num_samples < 1:
         raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples == 1:
-        return exam.evaluate(machine.engine)
+        return exam.evaluate()
     if config.sampling.temperature == 0:
         raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
-    return exam.evaluate(machine.engine, num_samples, config.sampling.temperature, config.seed)
+    return exam.evaluate(num_samples, config.sampling.temperature, config.seed)
 
 
 def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, float]:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from whet.build.assembly import Runtime
 from whet.build.rewards import bind_judges, build_scorer, failure_policy
+from whet.build.runtime import Runtime
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
 from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
