@@ -17,6 +17,7 @@ from typing import Any
 import whet
 from whet.config.config import merged
 from whet.objective import PRESETS
+from whet.report.record import read_metrics
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4
@@ -48,7 +49,8 @@ def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
             "group_size": GROUP,
             "updates_per_step": updates or (2 if several else 1),
         },
-        "report": {"eval_prompts": 40, "eval_every": 0, "save_every": 100, "samples_per_step": 0},
+        "eval": {"prompts": 40, "every": 0},
+        "report": {"save_every": 100, "samples_per_step": 0},
     }
     if preset.objective.value.needs:
         values["critic"] = {"learning_rate": 2e-3}
@@ -61,7 +63,7 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
         return dict(json.loads(saved.read_text()))
     started = time.monotonic()
     run = whet.train(name, config=settings(name, seed, updates), folder=str(folder / f"{name}-{seed}"), console=False)
-    steps = [line for line in run.metrics() if "eval" not in line]
+    steps = [line for line in read_metrics(run.folder) if "eval" not in line]
     first = steps[0]["reward"].get("exact_answer", steps[0]["reward"]["total"])
     last = [line["reward"].get("exact_answer", line["reward"]["total"]) for line in steps[-3:]]
     spent = sum(line["counts"].get("samples_spent", line["counts"]["samples"]) for line in steps)

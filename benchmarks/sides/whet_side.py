@@ -19,7 +19,7 @@ def device_of(job: dict[str, Any]) -> str:
 def policy_trainer(job: dict[str, Any]) -> Any:
     from whet.bench.benchmark import bench_config, bench_trainer, unending
     from whet.build.runtime import load_runtime
-    from whet.report.speed import Shape
+    from whet.report.speed import RolloutShape
 
     settings = {
         "seed": job["seed"],
@@ -27,7 +27,7 @@ def policy_trainer(job: dict[str, Any]) -> Any:
         "batch": {"micro_batch_tokens": job["micro_batch_tokens"]},
         "objective": {"kl": "none"},
     }
-    config = bench_config(job["model"], Shape(*job["shape"]), settings, method="grpo")
+    config = bench_config(job["model"], RolloutShape(*job["shape"]), settings, method="grpo")
     return bench_trainer(config, unending(load_runtime(config)), [tuple(each) for each in job["tokens"]])
 
 
@@ -51,7 +51,7 @@ def sft_trainer(job: dict[str, Any]) -> Any:
             **job["batch"],
         },
         "optimizer": {"learning_rate": 1e-6},
-        "report": {"eval_prompts": 0},
+        "eval": {"prompts": 0},
     }
     return assemble(resolved("sft", values)).trainer
 
@@ -69,7 +69,7 @@ def pair_trainer(job: dict[str, Any]) -> Any:
         "data": {"source": job["rows"]},
         "batch": {name: job[name] for name in ("rows_per_step", "micro_batch_tokens")},
         "optimizer": {"learning_rate": 1e-6},
-        "report": {"eval_prompts": 0},
+        "eval": {"prompts": 0},
     }
     if job["stored"]:
         values["preference"] = {"reference_logp": "stored"}

@@ -16,23 +16,34 @@ if TYPE_CHECKING:
     from whet.api.evaluation import EvalResult, evaluate
     from whet.api.run import Run, load
     from whet.api.training import resume, train
+    from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
+    from whet.registry import register
     from whet.types import WhetError
 
 __all__ = [
     "Callback",
     "EvalResult",
     "Run",
+    "RunComparison",
     "WhetError",
     "__version__",
+    "compare",
     "evaluate",
     "load",
+    "register",
     "resume",
     "train",
 ]
 
 # Where each name is defined. torch and transformers take seconds to import; `import whet` must not.
-_HOMES = {"Callback": "whet.protocols", "WhetError": "whet.types"}
+_HOMES = {
+    "Callback": "whet.protocols",
+    "RunComparison": "whet.experiments.run_comparison",
+    "WhetError": "whet.types",
+    "compare": "whet.experiments.run_comparison",
+    "register": "whet.registry",
+}
 
 # Loading a subpackage puts it under its name here. Loaded now and taken away again, a room called like a function
 # (`train`, `evaluate`) never stands in front of it: a second `whet.train(...)` would find a module.

@@ -18,10 +18,7 @@ from markdown_pages import SHELLS, Page, commands, inline_code, links, page, pag
 from source_tree import FUNCTIONS, ROOT, Module, comments, package_modules, write_tree
 
 PUBLIC = ("whet", "whet.objective")
-REFRESH = (
-    'python -c "from pathlib import Path; from whet.explain.policy_table import markdown_page; '
-    "Path('docs/algorithms.md').write_text(markdown_page(), encoding='utf-8')\""
-)
+REFRESH = "python -m whet.explain"
 OWN_PATH = re.compile(r"(?<![\w./~<-])((?:whet|tests|recipes|docs|examples|benchmarks)/[\w./*{},-]*[\w/*}])(?!\w*[<>])")
 
 Resolve = Callable[[str, Mapping[str, Any]], object]
@@ -210,10 +207,10 @@ def test_public_names_are_documented(name):
 
 
 def test_the_page_of_methods_is_fresh():
-    from whet.explain.policy_table import markdown_page
+    from whet.explain.tables import markdown_page
 
     written = ROOT / "docs" / "algorithms.md"
-    assert written.is_file() and written.read_text("utf-8") == markdown_page(), f"stale; refresh it:\n{REFRESH}"
+    assert written.is_file() and written.read_text("utf-8") == markdown_page("policy"), f"stale; refresh it:\n{REFRESH}"
 
 
 def test_links_lead_to_files():

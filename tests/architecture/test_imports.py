@@ -63,7 +63,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "__main__": ("cli",),
     # the front door: everything a user imports, when it is asked for
-    "__init__": ("registry", "protocols", "api", "experiments", "train"),
+    "__init__": ("registry", "types", "protocols", "api", "experiments", "train"),
 }
 
 

@@ -8,7 +8,6 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +26,7 @@ from whet.advise.guide import (
     advice,
 )
 from whet.advise.questions import NOTHING_SAID, QUESTIONS, advice_record, advice_text, ask, situation_from
+from whet.explain import catalogue
 from whet.objective import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.types import WhetError
@@ -47,7 +47,7 @@ FLAGS = {
 }
 TINY = {
     "steps": "1",
-    "report.eval_prompts": "0",
+    "eval.prompts": "0",
     "data.count": "16",
     "model.threads": "1",
     "batch.prompts_per_step": "4",
@@ -185,9 +185,9 @@ def test_the_page_tells_what_is_advised(flags, methods, monkeypatch):
     real = advice(situation)
     assert real.best == methods[0]
     assert real.recommendation == next(each for each in methods if each in {"sft", *PRESETS, *PAIR_PRESETS})
-    monkeypatch.setattr(guide, "PAIR_PRESETS", {})
     for first in range(len(methods)):
-        monkeypatch.setattr(guide, "PRESETS", {each: PRESETS["grpo"] for each in methods[first:] if each != "sft"})
+        known = {each: replace(catalogue.method("grpo"), name=each) for each in methods[first:] if each != "sft"}
+        monkeypatch.setattr(guide, "trained_methods", lambda known=known: known)
         found = advice(situation)
         assert found.recommendation == methods[first] and method_of(found.command) == methods[first]
         assert len(found.reasons[1:]) >= (first > 0)
@@ -204,15 +204,13 @@ def test_the_thresholds_are_those_of_the_page():
 
 
 def test_a_method_is_advised_from_the_day_it_exists(monkeypatch):
-    clip = SimpleNamespace(uses_ratio=True)
-    row = SimpleNamespace(needs=lambda: frozenset({"old_logp", "value", "ref_logp"}), clip=clip)
-    critic = replace(PRESETS["grpo"], objective=row, title="PPO")
-    without = {name: preset for name, preset in PRESETS.items() if name != "ppo"}
+    critic = replace(catalogue.method("grpo"), needs=("old_logp", "ref_logp", "value"), title="PPO")
+    without = {name: each for name, each in guide.trained_methods().items() if name != "ppo"}
     asked = Situation("reward_model", group_sampling=False, model_billions=7.0)
-    monkeypatch.setattr(guide, "PRESETS", without)
+    monkeypatch.setattr(guide, "trained_methods", lambda: without)
     before = advice(asked)
     assert before.best == "ppo" != before.recommendation and "whet does not train PPO" in before.reasons[1]
-    monkeypatch.setattr(guide, "PRESETS", {**without, "ppo": critic})
+    monkeypatch.setattr(guide, "trained_methods", lambda: {**without, "ppo": critic})
     after = advice(asked)
     assert after.recommendation == "ppo" and "does not train" not in " ".join(after.reasons)
     assert after.memory.high == 7 * (18 + 18 + 4)
@@ -223,7 +221,7 @@ def test_a_method_is_advised_from_the_day_it_exists(monkeypatch):
 def test_preferences_and_labels_get_an_honest_answer(monkeypatch):
     for signal, title, file in (("preferences", "DPO", "chosen.jsonl"), ("labels", "KTO", "liked.jsonl")):
         with monkeypatch.context() as patch:
-            patch.setattr(guide, "PAIR_PRESETS", {})
+            patch.setattr(guide, "trained_methods", lambda: catalogue.methods("policy"))
             found = advice(Situation(signal))
         assert found.recommendation == "sft" and f"whet does not train {title} yet" in found.reasons[1]
         assert "can do today" in found.reasons[2] and file in found.command
@@ -319,10 +317,10 @@ def test_the_bytes_are_those_of_a_real_run(tmp_path, monkeypatch):
 
 
 def test_what_is_said_to_be_missing_is_still_missing():
-    """When one of these fails, whet has learned something: fix the sentences of whet/advise/guide.py and footprint.py."""
-    driven = [path for room in ("rollout", "train") for path in (ROOT / "whet" / room).glob("*.py")]
+    """When one of these fails, whet has learned something: fix the sentences of advise/guide.py and footprint.py."""
+    driven = [path for room in ("rollout", "train") for path in (ROOT / "src" / "whet" / room).glob("*.py")]
     assert driven and not any(re.search(r"\bEnv\b", path.read_text("utf-8")) for path in driven), "environments"
-    assert not (ROOT / "whet" / "dist").exists(), "several devices"
+    assert not (ROOT / "src" / "whet" / "dist").exists(), "several devices"
 
 
 def test_every_method_named_in_a_rule_is_in_the_guide():

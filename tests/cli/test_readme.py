@@ -5,18 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from whet.explain.policy_table import axes_table, overview
+from whet.explain.tables import axes_table, overview
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_the_method_table_is_the_real_one():
-    assert overview() in README, 'refresh it: python -c "from whet.explain.policy_table import *; print(overview())"'
+    assert overview("policy", papers=True) in README, "refresh it with whet.explain.tables.overview"
 
 
 def test_the_table_of_axes_is_the_real_one():
     page = (Path(__file__).parents[2] / "docs" / "objective.md").read_text()
-    assert axes_table() in page, 'refresh it: python -c "from whet.explain.policy_table import *; print(axes_table())"'
+    assert axes_table("policy") in page, "refresh it: python -m whet.explain"
 
 
 def test_the_python_example_runs(tmp_path):

@@ -45,7 +45,7 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("workbench") / "runs" / "first"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"eval_prompts": 4},
+        "eval": {"prompts": 4},
         "model": {"threads": 1},
     }
     whet.train("grpo", steps=2, folder=str(folder), config=few, console=False)
@@ -130,7 +130,7 @@ def test_given_completions_stand_alone_or_join_the_data(here):
     joined = given_answers("completions.jsonl", "data.jsonl", {}, 0)
     assert [answer.prompt.answer for answer in joined.found] == ["2", "3"]
     found = tried(reward_parts(["math_answer"]), joined)
-    assert [each.total for each in found.judged] == [1.0, 0.0] and not found.gold
+    assert [each.total for each in found.scored] == [1.0, 0.0] and not found.gold
     alone = [{"question": "2+2", "answer": "4", "response": "\\boxed{4}"}] * 2
     (here / "alone.jsonl").write_text("".join(json.dumps(row) + "\n" for row in alone))
     assert "2 (100.0%)" in called("test", "math_answer", "--completions", "alone.jsonl")
@@ -172,7 +172,8 @@ def test_a_run_leaves_answers_for_review(tmp_path):
     folder = tmp_path / "runs" / "reviewed"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"eval_prompts": 0, "review_every": 2, "review_count": 2},
+        "eval": {"prompts": 0},
+        "report": {"review_every": 2, "review_count": 2},
         "model": {"threads": 1},
     }
     whet.train("grpo", steps=3, folder=str(folder), config=few, console=False)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from whet.objective.axes import with_changes
 from whet.objective.preference import pair_totals
-from whet.objective.preference.axes import with_pair_changes
 from whet.objective.presets.preference import PAIR_PRESETS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
@@ -36,7 +36,7 @@ def stated():
 
 
 def slope(name, changes):
-    objective = with_pair_changes(PAIR_PRESETS[name].objective, changes)
+    objective = with_changes(PAIR_PRESETS[name].objective, changes)
     batch, logp, extras = random_rows(0)
     totals, _ = objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp), {})
     return objective.slope(batch, logp, totals, extras)[0]

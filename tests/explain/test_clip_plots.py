@@ -13,11 +13,11 @@ from whet.explain import clip_plots as plots
 from whet.objective import AXES, PRESETS
 from whet.objective.clip import Cap, PPOClip, Unclipped
 from whet.objective.gates import GeometricMean, VariationMask
-from whet.report.curves import Curve, Frame, Panel, curves_svg, straightened, ticks, within
+from whet.report.charts import Frame, Panel, PlottedCurve, curves_svg, straightened, ticks, within
 from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
-REFRESH = "python -c \"from whet.explain.clip_plots import write_plots; write_plots('docs/images/clip')\""
+REFRESH = "python -m whet.explain"
 FRAME = Frame("title", "x", "y", (0.0, 2.0), (0.0, 2.0), size=(200, 100))
 
 
@@ -103,7 +103,7 @@ def test_a_rule_nobody_has_seen_is_drawn():
 
 def test_the_text_plot_by_hand():
     """A good token is dropped above 1.2, a bad one below 0.8; between them both weigh what their ratio is."""
-    lines = plots.clip_text(PRESETS["grpo"].objective).splitlines()
+    lines = plots.clip_text(PRESETS["grpo"].objective.clip).splitlines()
     assert len(lines) == 12 and max(len(line) for line in lines) <= 60
     assert lines[0] == "weight against ratio: + A > 0, - A < 0, * both"
     assert lines[-1].split() == ["0", "1", "3"]
@@ -115,7 +115,7 @@ def test_the_text_plot_by_hand():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_method_has_a_text_plot(name):
-    lines = plots.clip_text(PRESETS[name].objective).splitlines()
+    lines = plots.clip_text(PRESETS[name].objective.clip).splitlines()
     assert len(lines) == 12 and max(len(line) for line in lines) <= 66
     drawn = "".join(line.split("|", 1)[1] for line in lines[1:-2])
     assert set(drawn) <= set("+-* ") and "*" in drawn
@@ -143,17 +143,17 @@ def test_ticks_are_round_numbers_inside():
 
 
 def test_a_jump_is_a_riser_and_a_limit_is_shaded():
-    curve = Curve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
+    curve = PlottedCurve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
     text = curves_svg([Panel((curve,), limit=1.5, limit_text="out")], FRAME)
     assert text.count('class="jump s0"') == 1 and text.count('class="shade"') == 1
     assert "jumps &amp; more" in text and ">out<" in text
     assert text.count('class="line s0"') == 3  # two stretches and the legend
-    calm = curves_svg([Panel((Curve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
+    calm = curves_svg([Panel((PlottedCurve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
     assert 'class="jump' not in calm and 'class="shade"' not in calm and "line s0 dashed" in calm
 
 
 def test_a_long_legend_takes_another_line():
-    curves = tuple(Curve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
+    curves = tuple(PlottedCurve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
     one, three = (ElementTree.fromstring(curves_svg([Panel(curves[:count])], FRAME)) for count in (1, 3))
     assert float(three.attrib["height"]) > float(one.attrib["height"])
     names = [element for element in three.iter() if element.attrib.get("class") == "name"]

@@ -10,6 +10,7 @@ from whet.model import load_model
 from whet.model.causal_lm import causal_lm
 from whet.model.shared_prefix_attention import shared_prefix_works
 from whet.model.token_logp import Details, token_logp
+from whet.report.record import read_metrics
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -143,10 +144,11 @@ def test_a_run_of_three_steps(tmp_path, precision):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 4, "group_size": 4, "updates_per_step": 2},
-        report={"eval_prompts": 8, "save_every": 2},
+        eval={"prompts": 8},
+        report={"save_every": 2},
         console=False,
     )
-    steps = [line for line in run.metrics() if "eval" not in line]
+    steps = [line for line in read_metrics(run.folder) if "eval" not in line]
     assert run.status == "finished" and len(steps) == 3
     assert all(step["metrics"]["sampler_gap"] < GAPS[precision][1] for step in steps)
     assert any(step["metrics"]["gradient_norm"] > 0 for step in steps)
@@ -163,8 +165,8 @@ def test_imitation_on_the_device(tmp_path, packed):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"rows_per_step": 8, "packed": packed},
-        report={"eval_prompts": 0},
+        eval={"prompts": 0},
         console=False,
     )
-    losses = [line["metrics"]["loss"] for line in run.metrics() if "eval" not in line]
+    losses = [line["metrics"]["loss"] for line in read_metrics(run.folder) if "eval" not in line]
     assert run.status == "finished" and len(losses) == 3 and all(loss > 0 for loss in losses)

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from whet.explain.policy_table import explanation, markdown_page, markdown_table, rows, str_of
+from whet.explain import catalogue
+from whet.explain.describe import choice
+from whet.explain.tables import component_table, explanation, markdown_page, record
 from whet.objective import AXES, PRESETS, description, differences, preset_named, title, with_changes
-from whet.objective.axes import MAIN_AXES
+from whet.objective.axes import POLICY
 from whet.objective.clip import PPOClip
 from whet.objective.kl import K2
 from whet.types import WhetError
@@ -88,13 +90,13 @@ def test_the_description_says_when_the_ratio_is_always_one():
 
 
 def test_the_table_has_every_row_with_its_numbers():
-    found = {row["name"]: row for row in rows()}
+    found = {name: record(each) for name, each in catalogue.methods("policy").items()}
     assert list(found) == list(PRESETS)
     assert found["grpo"]["clip"] == "ppo_clip(low=0.2, high=0.2)" and found["grpo"]["kl"] == "k3(beta=0.04)"
     assert found["grpo"]["needs"] == ["old_logp", "ref_logp"] and found["reinforce"]["needs"] == []
     assert found["gigpo"]["needs"] == ["anchor", "old_logp", "segment"] and "value" in found["ppo"]["needs"]
     assert found["reinforce"]["baseline"] == "running_mean(decay=0.9)" and found["reinforce"]["kl"] == "none"
-    lines = markdown_table().splitlines()
+    lines = component_table("policy").splitlines()
     assert len(lines) == len(PRESETS) + 2 and len({len(line) for line in lines}) == 1
 
 
@@ -105,9 +107,9 @@ def test_the_explanation_tells_all_there_is_to_tell(name):
         assert said in text
     for axis, kinds in AXES.items():
         component = getattr(preset.objective, axis)
-        if axis in MAIN_AXES or component.name != next(iter(kinds)):
-            assert f"{axis:10} {str_of(component)}" in text
-    assert f"whet train {name}" in text and text in markdown_page()
+        if POLICY.axes[axis].main or component.name != next(iter(kinds)):
+            assert f"{axis:10} {choice(component)}" in text
+    assert f"whet train {name}" in text and text in markdown_page("policy")
 
 
 def test_the_explanation_of_an_unknown_method_names_the_nearest():

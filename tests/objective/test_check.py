@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.objective import PRESETS, Setting, check_setting, with_changes
+from whet.objective import PRESETS, RunSetting, check_setting, with_changes
 from whet.types import WhetError
 
 GROUP = {"group_size": 8}
@@ -52,7 +52,7 @@ REFUSED = [
 def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, setting, message):
     objective = with_changes(PRESETS[name].objective, changes)
     with pytest.raises(WhetError) as error:
-        check_setting(objective, Setting(**setting), changes)
+        check_setting(objective, RunSetting(**setting), changes)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -84,7 +84,7 @@ def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, set
     ],
 )
 def test_settings_that_work_are_let_through(name, changes, setting):
-    check_setting(with_changes(PRESETS[name].objective, changes), Setting(**setting), changes)
+    check_setting(with_changes(PRESETS[name].objective, changes), RunSetting(**setting), changes)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -92,4 +92,4 @@ def test_every_row_works_in_some_run(name):
     """With updates where it needs them, or none where it ignores the ratio."""
     row = PRESETS[name].objective
     updates = 4 if row.clip.uses_ratio else 1
-    check_setting(row, Setting(8, updates, num_parts=2, has_steps=True, steps=1000), {})
+    check_setting(row, RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000), {})

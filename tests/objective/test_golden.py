@@ -10,6 +10,7 @@ import torch
 
 from whet.objective import AXES, PRESETS, Objective, step_totals
 from whet.objective.advantage import (
+    BatchRunningMean,
     DrawnMean,
     Greedy,
     GroupMean,
@@ -18,7 +19,6 @@ from whet.objective.advantage import (
     MixedMean,
     PartwiseGroup,
     PromptTracker,
-    RunningMean,
     on_actions,
 )
 from whet.objective.aggregate import FixedLength, LearnedLength, SequenceMean, SequenceSum, TokenMean
@@ -486,7 +486,7 @@ def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
         (VariationMask, {"low": 0.0}, r"\(0, 1\]"),
         (VariationMask, {"ceiling": 0.5}, "ceiling >= 1"),
         (DivergenceMask, {"limit": 0.0}, "above 0"),
-        (RunningMean, {"decay": 1.0}, r"\[0, 1\)"),
+        (BatchRunningMean, {"decay": 1.0}, r"\[0, 1\)"),
         (MixedMean, {"share": 0.0}, r"\(0, 1\]"),
         (MixedMean, {"decay": 1.0}, r"\[0, 1\)"),
         (PromptTracker, {"keep": 0.0}, r"\(0, 1\]"),

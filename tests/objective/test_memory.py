@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from whet.objective import PRESETS, step_totals, with_changes
-from whet.objective.advantage import PromptTracker, RunningMean
-from whet.objective.control import Budget, Doubling, EndUpdates, Fixed, Proportional
+from whet.objective.advantage import BatchRunningMean, PromptTracker
+from whet.objective.control import Doubling, EndUpdates, FixedCoefficient, KLBudget, Proportional
 from whet.objective.kl import K3, K3Old
 from whet.objective.terms import Bonus, BonusToTarget, NoBonus
 
@@ -26,7 +26,7 @@ GRPO = PRESETS["grpo"].objective
 
 
 def test_running_mean_remembers_over_two_steps():
-    baseline = RunningMean(decay=0.9)
+    baseline = BatchRunningMean(decay=0.9)
     first, second = batch_of(1.0, 0.0, math.nan), batch_of(1.0, 1.0, 0.5)
     assert baseline(first, {}).tolist() == [0.0] * 3
     memory = baseline.remembered(first, {})
@@ -38,9 +38,9 @@ def test_running_mean_remembers_over_two_steps():
 
 
 def test_running_mean_forgets_everything_with_decay_zero_and_learns_nothing_from_the_unscorable():
-    memory = RunningMean(decay=0.0).remembered(batch_of(2.0, 4.0), {"running_sum": 9.0, "running_mass": 1.0})
-    assert RunningMean(decay=0.0)(batch_of(0.0), memory).tolist() == [3.0]
-    assert RunningMean().remembered(batch_of(math.nan), memory) is memory
+    memory = BatchRunningMean(decay=0.0).remembered(batch_of(2.0, 4.0), {"running_sum": 9.0, "running_mass": 1.0})
+    assert BatchRunningMean(decay=0.0)(batch_of(0.0), memory).tolist() == [3.0]
+    assert BatchRunningMean().remembered(batch_of(math.nan), memory) is memory
 
 
 def test_a_sample_is_never_in_its_own_running_mean():
@@ -74,8 +74,11 @@ def test_the_tracker_is_used_before_it_is_changed():
 
 def test_fixed_changes_nothing_and_ends_nothing():
     memory = {"other": 1.0}
-    assert Fixed().adjusted(memory, 0.1, {}, 8) is memory
-    assert not Fixed().ends_updates({"kl_old": 99.0}) and Fixed().ends_run({"kl_sum": 99.0, "kl_mass": 1.0}) is None
+    assert FixedCoefficient().adjusted(memory, 0.1, {}, 8) is memory
+    assert (
+        not FixedCoefficient().ends_updates({"kl_old": 99.0})
+        and FixedCoefficient().ends_run({"kl_sum": 99.0, "kl_mass": 1.0}) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_doubling_never_runs_away():
 
 def test_budget_ends_the_run_when_the_moving_mean_passes_it():
     """Decay 0.5: after 10 the mean is 10; after 30 it is (0.25 * 10 + 0.5 * 30) / 0.75 = 23.3."""
-    control = Budget(20.0, 0.5)
+    control = KLBudget(20.0, 0.5)
     assert control.ends_run({}) is None
     memory = control.adjusted({}, 0.0, {"kl_completion": 10.0}, 8)
     assert memory == pytest.approx({"kl_mass": 0.5, "kl_sum": 5.0}) and control.ends_run(memory) is None
@@ -123,8 +126,8 @@ def test_end_updates_looks_at_the_move_of_the_batch():
         (Proportional, {"target": 0.0}),
         (Proportional, {"horizon": -1.0}),
         (Doubling, {"target": math.nan}),
-        (Budget, {"nats": 0.0}),
-        (Budget, {"decay": 1.0}),
+        (KLBudget, {"nats": 0.0}),
+        (KLBudget, {"decay": 1.0}),
         (EndUpdates, {"limit": 0.0}),
     ],
 )

@@ -10,23 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.explain.preference_table import pair_axes_table, pair_explanation, pair_overview, pair_page, pair_table
+from whet.explain.tables import axes_table, component_table, explanation, markdown_page, overview
+from whet.metrics.preference import length_correlation
+from whet.objective.axes import (
+    PREFERENCE,
+    description,
+    differences,
+    preset_named,
+    title,
+    with_changes,
+)
 from whet.objective.preference import (
     PairBatch,
     PairExtras,
     PairTotals,
     balanced_weights,
-    length_correlation,
     pair_totals,
-)
-from whet.objective.preference.axes import (
-    PAIR_AXES,
-    QUESTIONS,
-    pair_description,
-    pair_differences,
-    pair_preset_named,
-    pair_title,
-    with_pair_changes,
 )
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
 from whet.types import WhetError
@@ -42,7 +41,7 @@ def pairs(chosen, rejected, ref=(0.0, 0.0), lengths=(2, 4)):
 
 def value(name, *arguments, changes=None, **given):
     batch, logp = pairs(*arguments, **given)
-    return float(with_pair_changes(ROWS[name], changes or {}).loss(batch, logp, pair_totals(batch)).value)
+    return float(with_changes(ROWS[name], changes or {}).loss(batch, logp, pair_totals(batch)).value)
 
 
 def test_losses_by_hand():
@@ -72,7 +71,7 @@ def test_a_larger_beta_ties_tighter():
     for beta in (0.1, 0.5):
         margin = math.log(9) / beta
         batch, logp = pairs(margin, 0.0)
-        row = with_pair_changes(ROWS["cdpo"], {"curve.beta": beta})
+        row = with_changes(ROWS["cdpo"], {"curve.beta": beta})
         grad, _ = row.grad(batch, logp, pair_totals(batch))
         assert abs(float(grad[0, 0])) < 1e-12
         assert float(row.grad(batch, logp - torch.tensor([[0.5, 0.0]]), pair_totals(batch))[0][0, 0]) < -1e-4
@@ -92,7 +91,7 @@ def test_a_blend_pushes_a_margin_of_zero_the_wrong_way():
 
 
 def test_shift_moves_over_the_run():
-    row = with_pair_changes(ROWS["dpo_shift"], {"contrast.factor": 0.8, "contrast.final": 1.0})
+    row = with_changes(ROWS["dpo_shift"], {"contrast.factor": 0.8, "contrast.final": 1.0})
     assert [row.tuned(progress).contrast.factor for progress in (0, 0.5, 1, 2)] == pytest.approx([0.8, 0.9, 1, 1])
     assert ROWS["dpo"].tuned(0.5) == ROWS["dpo"] and ROWS["dpo_shift"].tuned(0.7) == ROWS["dpo_shift"]
 
@@ -201,7 +200,7 @@ def test_totals_are_added_before_the_anchor_is_taken():
 )
 def test_what_has_no_effect_or_no_meaning_is_refused(row, changes, said):
     with pytest.raises(WhetError, match=said) as error:
-        with_pair_changes(ROWS[row], changes)
+        with_changes(ROWS[row], changes)
     assert "\n" not in str(error.value)
 
 
@@ -231,35 +230,37 @@ def test_what_a_row_needs_is_asked_for():
 
 def test_names():
     with pytest.raises(WhetError, match="did you mean 'simpo'"):
-        pair_preset_named("sinpo")
+        preset_named("sinpo")
     for name in LEFT_OUT:
         assert name not in PAIR_PRESETS
         with pytest.raises(WhetError, match="is not built"):
-            pair_preset_named(name)
+            preset_named(name)
 
 
 def test_a_changed_row_says_so():
-    row = with_pair_changes(ROWS["dpo"], {"curve": "hinge", "curve.beta": 0.5, "imitate": "per_completion"})
-    assert pair_differences(row) == {"curve": "logistic -> hinge", "imitate": "none -> per_completion"}
-    assert pair_title(row) == "DPO*" and pair_title(ROWS["dpo"]) == "DPO"
-    said = "\n".join(pair_description(row))
+    row = with_changes(ROWS["dpo"], {"curve": "hinge", "curve.beta": 0.5, "imitate": "per_completion"})
+    assert differences(row) == {"curve": "logistic -> hinge", "imitate": "none -> per_completion"}
+    assert title(row) == "DPO*" and title(ROWS["dpo"]) == "DPO"
+    said = "\n".join(description(row))
     assert "changed: curve logistic -> hinge" in said and "max(0, 1 - 0.5 (s_w - s_l)) - 1/n_w log pi(y_w)" in said
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_is_explained(name):
-    said = pair_explanation(name)
+    said = explanation(name)
     preset = PAIR_PRESETS[name]
     assert all(each in said for each in (preset.title, preset.paper, preset.formula, preset.fixes, preset.breaks))
     assert "L = mean" in said and said.endswith(f"whet train {name}")
-    assert pair_differences(preset.objective) == {}
-    assert (preset.unverified in said) and name in pair_table() and preset.fixes in pair_overview()
+    assert differences(preset.objective) == {}
+    assert (
+        (preset.unverified in said) and name in component_table("preference") and preset.fixes in overview("preference")
+    )
 
 
 def test_the_page_holds_every_row_and_axis():
-    page = pair_page()
+    page = markdown_page("preference")
     assert all(f"## {preset.title}" in page for preset in PAIR_PRESETS.values())
-    assert set(QUESTIONS) == set(PAIR_AXES) and all(question in pair_axes_table() for question in QUESTIONS.values())
+    assert all(axis.question in axes_table("preference") for axis in PREFERENCE.axes.values())
 
 
 def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
@@ -285,7 +286,5 @@ def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
 def test_the_page_of_methods_is_current():
     from pathlib import Path
 
-    from whet.explain.preference_table import pair_page
-
     page = Path(__file__).parents[2] / "docs" / "preference-methods.md"
-    assert page.read_text() == pair_page(), "refresh it: write whet.explain.preference_table.pair_page() there"
+    assert page.read_text() == markdown_page("preference"), "refresh it: python -m whet.explain"

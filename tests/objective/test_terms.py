@@ -10,7 +10,7 @@ import torch
 
 from whet.objective import PRESETS, with_changes
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
-from whet.objective.mismatch import MaskCompletions, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateCompletion
+from whet.objective.mismatch import MaskSequences, MaskStale, MaskTokens, NoMismatch, Truncate, TruncateSequence
 from whet.objective.reference import Frozen, MovingAverage, Reset
 from whet.objective.select import ClipCovariance, Finished, TieCovariance, TopEntropy, covariance, lottery
 from whet.objective.shape import AsScored, ClipReward, LengthCost, SoftOverlong
@@ -32,12 +32,12 @@ def factor(rule, log_rho=LOG_RHO, staleness=LOG_RHO, advantage=BAD):
 def test_mismatch_rules_by_hand():
     assert factor(NoMismatch()) == [1.0, 1.0, 1.0]
     assert factor(Truncate(2.0)) == pytest.approx([2.0, 0.5, 1.5])
-    assert factor(TruncateCompletion(1.8)) == pytest.approx([1.8, 1.8, 1.5])
-    assert factor(TruncateCompletion(5.0)) == pytest.approx([2.0, 2.0, 1.5])
+    assert factor(TruncateSequence(1.8)) == pytest.approx([1.8, 1.8, 1.5])
+    assert factor(TruncateSequence(5.0)) == pytest.approx([2.0, 2.0, 1.5])
     assert factor(MaskTokens(0.6, 3.0)) == pytest.approx([0.0, 0.0, 1.5])
     assert factor(MaskTokens(0.5, 4.0)) == pytest.approx([4.0, 0.5, 1.5])  # the edges are in
     # geometric means sqrt(2) and 1.5
-    assert factor(MaskCompletions(0.9, 1.45)) == pytest.approx([4.0, 0.5, 0.0])
+    assert factor(MaskSequences(0.9, 1.45)) == pytest.approx([4.0, 0.5, 0.0])
 
 
 def test_stale_mask_drops_bad_completions_the_policy_has_left():
@@ -225,9 +225,9 @@ def test_the_entropy_bonus_has_the_rows_shares():
     ("component", "numbers"),
     [
         (Truncate, {"ceiling": 0.5}),
-        (TruncateCompletion, {"ceiling": 0.5}),
+        (TruncateSequence, {"ceiling": 0.5}),
         (MaskTokens, {"low": 1.5}),
-        (MaskCompletions, {"high": 0.9}),
+        (MaskSequences, {"high": 0.9}),
         (MaskStale, {"limit": -1.0}),
         (TopEntropy, {"share": 0.0}),
         (ClipCovariance, {"low": 5.0}),

@@ -108,7 +108,7 @@ def test_the_mismatch_rule_binds_in_these_batches(name):
         prepared, _ = objective.advantage(batch, MEMORY)
         mismatch, staleness = batch.old_logp - batch.behavior_logp, logp - batch.behavior_logp
         factor = objective.mismatch(mismatch, staleness, prepared.advantage, batch.action)[batch.action]
-        if objective.mismatch.name == "truncate_completion":
+        if objective.mismatch.name == "truncate_sequence":
             mismatch = torch.where(batch.action, mismatch, 0.0).sum(-1, keepdim=True).expand_as(mismatch)
         free = mismatch[batch.action].exp() if objective.mismatch.name != "stale_mask" else torch.ones_like(factor)
         changed += int((factor != free).sum())

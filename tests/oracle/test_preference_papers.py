@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from whet.objective.axes import PAIR_AXES, with_changes
 from whet.objective.preference import PairExtras, mismatched_rows, pair_totals
-from whet.objective.preference.axes import PAIR_AXES, with_pair_changes
 from whet.objective.presets.preference import PAIR_PRESETS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -24,7 +24,7 @@ def relative(one, two):
 
 
 def row_of(name, changes=None):
-    return with_pair_changes(PAIR_PRESETS[name].objective, changes or {})
+    return with_changes(PAIR_PRESETS[name].objective, changes or {})
 
 
 def ours(objective, batch, logp, extras, totals=None):

@@ -409,7 +409,7 @@ def stale(case, i):
 
 
 corrected("truncate", lambda case, i, t, a: min(rho(case, i, t), 2.0))
-corrected("truncate_completion", lambda case, i, t, a: min(product_rho(case, i), 2.0))
+corrected("truncate_sequence", lambda case, i, t, a: min(product_rho(case, i), 2.0))
 corrected("mask", lambda case, i, t, a: rho(case, i, t) if 0.5 <= rho(case, i, t) <= 5 else 0.0)
 corrected(
     "sequence_mask",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from peer import DATASETS, Package, Peer, PeerMissing
 
+from whet.objective.axes import with_changes
 from whet.objective.preference import (
     AllPairs,
     PairExtras,
@@ -17,7 +18,6 @@ from whet.objective.preference import (
     pair_totals,
     reward_totals,
 )
-from whet.objective.preference.axes import with_pair_changes
 from whet.objective.presets.preference import PAIR_PRESETS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "oracle"))
@@ -40,7 +40,7 @@ def trainers():
 
 
 def row(name, changes=None):
-    return with_pair_changes(PAIR_PRESETS[name].objective, changes or {})
+    return with_changes(PAIR_PRESETS[name].objective, changes or {})
 
 
 def assert_same(answer, value, gradient, tolerance):

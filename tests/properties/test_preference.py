@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from whet.objective.axes import with_changes
 from whet.objective.preference import (
     AllPairs,
     LabelBatch,
@@ -22,7 +23,6 @@ from whet.objective.preference import (
     pair_totals,
     reward_totals,
 )
-from whet.objective.preference.axes import with_pair_changes
 from whet.objective.presets.preference import PAIR_PRESETS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
@@ -155,7 +155,7 @@ def test_only_log_ratios_matter_where_there_is_a_reference(name):
     batch, logp, extras, totals = example(name, True)
     objective = ROWS[name]
     if objective.imitate.name != "none" or objective.weigh.name != "alike":
-        objective = with_pair_changes(objective, {"imitate": "none", "weigh": "alike"})
+        objective = with_changes(objective, {"imitate": "none", "weigh": "alike"})
     moved = torch.randn(logp.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected, _ = objective.grad(batch, logp, totals, extras)
     shifted, _ = objective.grad(replace(batch, ref_logp=batch.ref_logp + moved), logp + moved, totals, extras)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import whet
+from whet.report.record import read_metrics
 from whet.train.online_preference import best_and_worst
 from whet.types import Group, Prompt, Sample, StopReason, WhetError
 
@@ -13,7 +14,8 @@ SMALL = {
     "model": {"threads": 1},
     "preference": {"online": 8},
     "batch": {"rows_per_step": 8},
-    "report": {"eval_prompts": 40, "save_every": 2},
+    "eval": {"prompts": 40},
+    "report": {"save_every": 2},
 }
 
 
@@ -35,7 +37,7 @@ def test_the_best_and_the_worst_are_a_pair():
 
 def test_it_learns_the_task(tmp_path):
     run = whet.train("dpo", config=SMALL, steps=12, folder=str(tmp_path / "run"), console=False)
-    steps = [line for line in run.metrics() if "eval" not in line]
+    steps = [line for line in read_metrics(run.folder) if "eval" not in line]
     assert run.before["accuracy"] < 0.3 and run.after["accuracy"] > 0.8
     assert steps[-1]["reward"]["total"] > steps[0]["reward"]["total"] and 0 < steps[0]["counts"]["rows"] <= 8
     assert steps[0]["metrics"]["accuracy"] == 0.5 and "uniform_groups" in steps[0]["metrics"]

@@ -2,7 +2,7 @@
 
 `advice(situation)` takes the first rule that holds, the first method of its ranking that this whet can train and
 that fits the memory, and says why, what else there is, what to mind and what to run. What can be trained is read
-from the presets at every call, so a new row is advised from the day it exists.
+from the presets at every call, so a new method is advised from the day it exists.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from whet.advise.footprint import REFERENCES, MemoryEstimate, fits, memory_estimate
-from whet.objective import PRESETS
-from whet.objective.presets.preference import PAIR_PRESETS
+from whet.explain import catalogue
+from whet.explain.catalogue import Method, MethodKind
 from whet.types import WhetError, did_you_mean
 
 SIGNALS = ("verifiable", "preferences", "labels", "demonstrations", "reward_model")
 GOALS = ("pass_at_1", "pass_at_k")
 IMITATION = "sft"
+ON_POLICY = "on_policy"  # the one clip rule that does not look at the ratio
 
 # Rules of thumb, not theorems.
 LONG_COMPLETION = 4000  # tokens
@@ -256,7 +257,12 @@ def _is_long(situation: Situation) -> bool:
 
 def available_methods() -> frozenset[str]:
     """What `whet train` takes, now."""
-    return frozenset((IMITATION, *PRESETS, *PAIR_PRESETS))
+    return frozenset((IMITATION, *trained_methods()))
+
+
+def trained_methods() -> dict[str, Method]:
+    """The policy and preference methods, a user's own included."""
+    return {**catalogue.methods("policy"), **catalogue.methods("preference")}
 
 
 def advice(situation: Situation) -> Advice:
@@ -284,16 +290,21 @@ def advice(situation: Situation) -> Advice:
 
 
 def _title(method: str) -> str:
-    return PRESETS[method].title if method in PRESETS else GUIDE[method][0]
+    return trained_methods()[method].title if _is(method, "policy") else GUIDE[method][0]
+
+
+def _is(method: str, kind: MethodKind) -> bool:
+    trained = trained_methods()
+    return method in trained and trained[method].kind == kind
 
 
 def _needs(situation: Situation, method: str) -> frozenset[str]:
-    """What the row asks the loop for; against a learned reward there is always a reference."""
-    if method in PAIR_PRESETS:
-        return frozenset(PAIR_PRESETS[method].objective.needs() & {"ref_logp"})
-    if method not in PRESETS:
+    """What the method asks the loop for; against a learned reward there is always a reference."""
+    if _is(method, "preference"):
+        return frozenset(trained_methods()[method].needs) & {"ref_logp"}
+    if not _is(method, "policy"):
         return frozenset()
-    needs = PRESETS[method].objective.needs()
+    needs = frozenset(trained_methods()[method].needs)
     return needs | {"ref_logp"} if situation.signal == "reward_model" else needs
 
 
@@ -312,11 +323,11 @@ def _reasons(situation: Situation, ranking: tuple[str, ...], chosen: str) -> Ite
             f"{_listed(too_large)} would come {'next' if missing else 'first'}, but with all copies of the model that "
             f"does not fit your {situation.memory_gigabytes:g} GB; {_title(chosen)} needs fewer."
         )
-    if chosen in PRESETS:
-        yield f"What {_title(chosen)} fixes: {PRESETS[chosen].fixes}."
+    if _is(chosen, "policy"):
+        yield f"What {_title(chosen)} fixes: {trained_methods()[chosen].fixes}."
         yield from (f"The command sets {setting} because {why}." for setting, why in _additions(situation, chosen))
-    elif chosen in PAIR_PRESETS:
-        yield f"What {_title(chosen)} fixes: {PAIR_PRESETS[chosen].fixes}."
+    elif _is(chosen, "preference"):
+        yield f"What {_title(chosen)} fixes: {trained_methods()[chosen].fixes}."
     elif situation.signal == "preferences":
         yield "What whet can do today is imitate your chosen completions, the stage that comes before pairs anyway."
     elif situation.signal == "labels":
@@ -328,21 +339,20 @@ def _listed(names: list[str]) -> str:
 
 
 def _additions(situation: Situation, method: str) -> list[tuple[str, str]]:
-    """Changes to the row that the situation asks for, with the reason."""
-    row = PRESETS[method].objective
+    """Changes to the method that the situation asks for, with the reason."""
     found = []
-    if situation.several_updates and not row.clip.uses_ratio:
+    if situation.several_updates and trained_methods()[method].components["clip"].name == ON_POLICY:
         found.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
-    if situation.signal == "reward_model" and not row.needs() & REFERENCES:
+    if situation.signal == "reward_model" and not REFERENCES.intersection(trained_methods()[method].needs):
         found.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
     return found
 
 
 def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
-    if chosen not in PRESETS:
+    if not _is(chosen, "policy"):
         return
     needs = _needs(situation, chosen)
-    yield f"The price of {_title(chosen)}: {PRESETS[chosen].breaks}."
+    yield f"The price of {_title(chosen)}: {trained_methods()[chosen].breaks}."
     if situation.group_sampling:
         yield "Groups whose completions all score the same teach nothing: take prompts that are solved sometimes."
     if not needs & REFERENCES:
@@ -386,8 +396,8 @@ def _commands(situation: Situation, method: str) -> tuple[str, str | None]:
     if situation.signal in FILES:
         imitated = {"preferences": "chosen.jsonl", "labels": "liked.jsonl"} if method == IMITATION else {}
         file = imitated.get(situation.signal, FILES[situation.signal])
-        rehearsed = bool(imitated) or method in PAIR_PRESETS
-        single = " --set preference.labels=true" if situation.signal == "labels" and method in PAIR_PRESETS else ""
+        rehearsed = bool(imitated) or _is(method, "preference")
+        single = " --set preference.labels=true" if situation.signal == "labels" and _is(method, "preference") else ""
         command = f"whet train {method}"
         return f"{command} --model MODEL --data {file}", f"{command}{single}" if rehearsed else None
     settings = []

@@ -1,7 +1,23 @@
 """whet from Python: the same runs as on the command line, as functions that return values."""
 
-from whet.api.evaluation import EvalResult, evaluate, evaluation_config
-from whet.api.run import Run, load
-from whet.api.training import resume, train
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whet.api.evaluation import EvalResult, evaluate, evaluation_config
+    from whet.api.run import Run, load
+    from whet.api.training import resume, train
 
 __all__ = ["EvalResult", "Run", "evaluate", "evaluation_config", "load", "resume", "train"]
+
+_HOMES = {"EvalResult": "evaluation", "evaluate": "evaluation", "evaluation_config": "evaluation"}
+_HOMES |= {"Run": "run", "load": "run", "resume": "training", "train": "training"}
+
+
+def __getattr__(name: str) -> Any:
+    # reading a run folder needs none of what training one imports
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"whet.api.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'whet.api' has no attribute {name!r}")

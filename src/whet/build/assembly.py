@@ -11,7 +11,7 @@ from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, failure_policy
 from whet.build.runtime import build_evaluator, load_runtime, sampling_from
 from whet.config.config import Config
-from whet.reward import Part
+from whet.reward import RewardPart
 from whet.train.run import Trainer
 
 
@@ -24,24 +24,24 @@ class Assembly:
     objective: list[str]  # in words and symbols
     facts: Mapping[str, str]
     precision: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RewardPart, ...] = ()
 
 
-def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     kind = kind_of(config)
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
     parts = build_reward_parts(config, draws, rewards) if draws or evaluates else []
     title, objective = kind.describe(config, parts)
     prompts = load_prompts(config, held_out=False) if draws else []
-    eval_prompts = load_prompts(config, held_out=True) if evaluates and config.report.eval_prompts else []
+    eval_prompts = load_prompts(config, held_out=True) if evaluates and config.eval.prompts else []
     runtime = load_runtime(config)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
     evaluator = None
     if eval_prompts and parts:
         score = build_scorer(config, parts, failures)
-        evaluated = eval_prompts[: config.report.eval_prompts]
+        evaluated = eval_prompts[: config.eval.prompts]
         evaluator = build_evaluator(runtime, evaluated, sampling_from(config.sampling), score)
     built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
     facts = {**runtime.facts, **built.facts}

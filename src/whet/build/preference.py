@@ -28,10 +28,10 @@ from whet.data.pairs import Preference, judged_from, preferences_from
 from whet.data.shapes import holds_completion, holds_pair, holds_steps
 from whet.data.tasks.contrast import task_judged, task_preferences
 from whet.objective.keep import Everything
-from whet.objective.preference.axes import pair_description, pair_preset_named, pair_title, with_pair_changes
+from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.reward import Part
+from whet.reward import RewardPart
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
 from whet.rollout.prompt_order import PromptOrder
 from whet.train.completion_logp import LiveReference, ReferenceLogp, stored_reference
@@ -48,10 +48,10 @@ from whet.types import WhetError
 
 
 def preference_objective(config: PreferenceConfig) -> PairObjective:
-    return with_pair_changes(pair_preset_named(config.method).objective, flattened(config.objective))
+    return with_changes(preset_named(config.method).objective, flattened(config.objective))
 
 
-def describe_preference(config: PreferenceConfig, parts: Sequence[Part]) -> tuple[str, list[str]]:
+def describe_preference(config: PreferenceConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
     objective = preference_objective(config)
     if config.preference.online == 1:
         raise WhetError(
@@ -61,7 +61,7 @@ def describe_preference(config: PreferenceConfig, parts: Sequence[Part]) -> tupl
         raise WhetError(
             "preference.online writes new completions in every step, which a stored reference cannot know; drop it"
         )
-    return pair_title(objective), pair_description(objective)
+    return title(objective), description(objective)
 
 
 def build_preference(config: PreferenceConfig, inputs: BuildInputs) -> Built:

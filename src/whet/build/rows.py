@@ -40,7 +40,7 @@ def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tupl
             lambda task, share, difficulty: write(task, split, share, seed, difficulty), count, data.difficulty
         )
 
-    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.report.eval_prompts)
+    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.eval.prompts)
 
 
 def file_rows(
@@ -50,10 +50,10 @@ def file_rows(
     data = config.data
     data.parsed_source.require_completions(config.method)
     train = read_usable(data, data.source, reader, data.limit)
-    if of_task is not None and parse_source(data.held_out).is_task:
-        asked = data.model_copy(update={"source": data.held_out})
+    if of_task is not None and parse_source(config.eval.source).is_task:
+        asked = data.model_copy(update={"source": config.eval.source})
         return train, task_rows(config.model_copy(update={"data": asked}), of_task)[1]
-    return train, read_usable(data, data.held_out, reader) if data.held_out else []
+    return train, read_usable(data, config.eval.source, reader) if config.eval.source else []
 
 
 @contextmanager
@@ -78,4 +78,4 @@ def rows_summary(source: str, count: int, held_out: int, dropped: int, left_out:
 
 def method_for(learns: str) -> str:
     """The reward-model method that learns from such rows."""
-    return next(name for name, preset in REWARD_MODELS.items() if preset.learns == learns)
+    return next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == learns)

@@ -1,4 +1,4 @@
-"""What `whet eval` shows: marks, and with --rerank what every way of choosing among the completions is worth."""
+"""`whet eval` and `whet sample`: what a model writes, and its worth. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from whet.cli.options import APP_SETTINGS, AsJson, Data, Rewards, Settings, print_json
+
+commands = typer.Typer(**APP_SETTINGS)
+EVALS = "evals"  # in a run folder: the completions of its evaluations by hand
+
 
 @dataclass(frozen=True)
-class Asked:
+class EvalRequest:
     """The words of the command line."""
 
     model: str
@@ -23,57 +28,160 @@ class Asked:
     scorers: Sequence[str]
     search: str | None
     page: str | None
+    out: str | None
     as_json: bool
 
     def values(self) -> dict[str, Any]:
         """All of it as settings."""
         from whet.config.config import from_settings, merged
 
-        values = from_settings(self.settings)
-        if self.rewards:
-            values = merged(values, {"reward": {"parts": [{"reward": each} for each in self.rewards]}})
+        values = merged(from_settings(self.settings), _reward_settings(self.rewards))
         choice: dict[str, Any] = {"scorers": [{"reward": each} for each in self.scorers]} if self.scorers else {}
         choice |= {"search": self.search} if self.search is not None else {}
         return merged(values, {"rerank": choice} if choice else {})
 
 
-def tell_evaluation(asked: Asked) -> None:
+@commands.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
+    data: Data = None,
+    reward: Rewards = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Completions per prompt; 1 is greedy.")] = 1,
+    rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
+    search: Annotated[str | None, typer.Option(help="steps: search step by step, by the --rerank.")] = None,
+    page: Annotated[str | None, typer.Option("--html", help="Write the --rerank curves as a page.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="File of the completions; default: evals/ in the run, or eval.jsonl.")
+    ] = None,
+    as_json: AsJson = False,
+    settings: Settings = None,
+) -> None:
+    """Metrics of a model on held-out prompts: accuracy, reward, completion length; pass@k with --samples.
+
+    A run folder is measured on the held-out prompts of its own task. The completions are kept in a file. With --rerank:
+    best of n and votes for every n.
+    """
+    choices = (reward or (), settings or (), rerank or (), search, page, out, as_json)
+    run_evaluation(EvalRequest(model, data, samples, *choices))
+
+
+@commands.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
+    prompt: Annotated[str | None, typer.Argument(help="A question; without one, held-out prompts are asked.")] = None,
+    number: Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions per prompt.")] = 1,
+    count: Annotated[int, typer.Option("--count", min=1, help="Held-out prompts to show.")] = 5,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Send the prompt as it is, without the chat template.")
+    ] = False,
+    data: Data = None,
+    reward: Rewards = None,
+    settings: Settings = None,
+) -> None:
+    """Look at completions: to your own prompt, or to held-out prompts with their rewards. Greedy for one completion.
+
+    With --reward the completions are scored by it, those to your own prompt too.
+    """
+    from whet import api
+    from whet.config.config import from_settings, merged
+    from whet.types import Prompt
+
+    values = merged(from_settings(settings or []), _reward_settings(reward or ()))
+    if number == 1:
+        values.setdefault("sampling", {}).setdefault("temperature", 0.0)
+    if prompt is None:
+        from whet.evaluate.evaluation import held_out_groups
+
+        values.setdefault("eval", {})["prompts"] = count
+        for group in held_out_groups(api.evaluation_config(model, data, values), number):
+            typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
+            for each in group.samples:
+                typer.echo(f"  [{_score(each.reward)}] {each.completion}")
+        return
+    from whet.evaluate.evaluation import written_samples
+
+    question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
+    config = api.evaluation_config(model, data, values)
+    for written in written_samples(config, [question], number, scored=bool(reward)):
+        for each in written:
+            typer.echo(f"[{_score(each.reward)}] {each.completion}" if reward else each.completion)
+
+
+def _score(reward: float | None) -> str:
+    return "unscorable" if reward is None else f"{reward:g}"
+
+
+def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
+    from whet.api.inputs import reward_parts, reward_section
+
+    parts = reward_parts(list(rewards)) if rewards else None
+    return {"reward": reward_section(parts)} if parts else {}
+
+
+def run_evaluation(request: EvalRequest) -> None:
     from whet import api
 
-    values = asked.values()
-    if "rerank" in values or asked.page is not None:
-        _tell_reranking(asked, values)
+    values = request.values()
+    if "rerank" in values or request.page is not None:
+        _run_reranking(request, values)
         return
-    found = api.evaluate(asked.model, data=asked.data, samples=asked.samples, settings=values).metrics
-    if asked.as_json:
-        typer.echo(json.dumps(dict(found), indent=2))
+    result = api.evaluate(request.model, request.data, samples=request.samples, settings=values)
+    kept = _keep(request, result)
+    if request.as_json:
+        print_json(dict(result.metrics))
         return
-    _tell(found)
+    _print_metrics(result.metrics)
+    typer.echo(f"{'completions':18} {kept}")
 
 
-def _tell(marks: Mapping[str, float]) -> None:
-    for name, value in marks.items():
-        typer.echo(f"{name:14} {value:.4g}")
+def _keep(request: EvalRequest, result: Any) -> Path:
+    """Write the completions: beside the run that was metric_text, or where --out says."""
+    from whet.config.run_folder import CONFIG
+    from whet.types import WhetError
+
+    folder = Path(request.model)
+    if request.out is not None:
+        place = Path(request.out)
+    elif (folder / CONFIG).is_file():
+        taken = [int(each.stem) for each in (folder / EVALS).glob("*.jsonl") if each.stem.isdigit()]
+        place = folder / EVALS / f"{max(taken, default=0) + 1:03d}.jsonl"
+        place.parent.mkdir(exist_ok=True)
+    else:
+        place = Path("eval.jsonl")
+    try:
+        place.write_text("".join(json.dumps(line) + "\n" for line in result.completions), encoding="utf-8")
+    except OSError as error:
+        raise WhetError(f"--out {place}: cannot write the completions there ({error.strerror})") from error
+    return place
 
 
-def _tell_reranking(asked: Asked, values: dict[str, Any]) -> None:
-    """Print the marks and the curves over n, and write the page."""
+def _print_metrics(metrics: Mapping[str, float]) -> None:
+    """In the units of `whet train`: shares as per cent."""
+    from whet.report.text import metric_text
+
+    for name, value in metrics.items():
+        is_share = name.startswith("pass@")
+        typer.echo(f"{name:18} {metric_text('accuracy' if is_share else name, value)}")
+
+
+def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
+    """Print the metrics and the curves over n, and write the page."""
     from whet import api
     from whet.evaluate.reranking import reranked
     from whet.report.rerank import reranking_record, reranking_text
     from whet.report.rerank_page import reranking_page
     from whet.types import WhetError
 
-    place = Path(asked.page) if asked.page else None
+    place = Path(request.page) if request.page else None
     if place is not None and not place.parent.is_dir():
         raise WhetError(f"--html {place}: there is no folder {place.parent}; make it, or give another path")
-    marks, found = reranked(api.evaluation_config(asked.model, asked.data, values), asked.samples)
+    metrics, found = reranked(api.evaluation_config(request.model, request.data, values), request.samples)
     if place is not None:
         place.write_text(reranking_page(found), encoding="utf-8")
-    if asked.as_json:
-        typer.echo(json.dumps({**marks, "rerank": reranking_record(found)}, indent=2))
+    if request.as_json:
+        print_json({**metrics, "rerank": reranking_record(found)})
         return
-    _tell(marks)
+    _print_metrics(metrics)
     typer.echo("\n" + reranking_text(found))
     if place is not None:
         typer.echo(f"\npage: {place}")

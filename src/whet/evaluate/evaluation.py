@@ -10,20 +10,22 @@ from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
 from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
-from whet.reward import Part
+from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
-from whet.types import Group, Prompt, WhetError
+from whet.types import Group, Prompt, Sample, WhetError
 
 
-def held_out_groups(config: EvaluationConfig, num_samples: int, rewards: Sequence[Part] | None = None) -> list[Group]:
+def held_out_groups(
+    config: EvaluationConfig, num_samples: int, rewards: Sequence[RewardPart] | None = None
+) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
     return sat_groups(config, num_samples, *held_out_exam(config, rewards))
 
 
-def held_out_exam(config: EvaluationConfig, rewards: Sequence[Part] | None = None) -> tuple[Runtime, Evaluator]:
+def held_out_exam(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
-    chosen = load_prompts(config, held_out=True)[: config.report.eval_prompts]
+    chosen = load_prompts(config, held_out=True)[: config.eval.prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)
@@ -65,10 +67,16 @@ def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     return found
 
 
-def written_completions(config: EvaluationConfig, questions: Sequence[Prompt], num_samples: int) -> list[list[str]]:
-    """Completions to prompts of the user's own."""
-    machine = load_runtime(config)
+def written_samples(
+    config: EvaluationConfig, prompts: Sequence[Prompt], num_samples: int, scored: bool = False
+) -> list[list[Sample]]:
+    """Completions to prompts of the user's own; `scored` by the config's rewards."""
+    runtime = load_runtime(config)
     sampling = sampling_from(config.sampling)
-    tokens = encode_prompts(machine, questions, sampling)
-    written = draw_completions(machine.engine, tokens, num_samples, sampling, (config.seed,))
-    return [[sample.completion for sample in samples] for samples in written]
+    tokens = encode_prompts(runtime, prompts, sampling)
+    written = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
+    if not scored:
+        return [list(samples) for samples in written]
+    parts = bind_judges(build_reward_parts(config, wanted=True), runtime.engine, runtime.loaded.tokenizer)
+    score = build_scorer(config, parts)
+    return [list(score([prompt] * len(samples), samples)) for prompt, samples in zip(prompts, written, strict=True)]

@@ -1,8 +1,8 @@
 """Search over the steps of a completion: draw continuations up to the end of a step, keep the best, go on from there.
 
 The first round draws `beams * branches` openings a prompt, every later one `branches` continuations of each partial
-completion; the `beams` best different ones are kept, by the score of the steps so far. A finished completion stays and competes.
-A partial completion goes on from its own tokens: nothing is tokenised twice.
+completion; the `beams` best different ones are kept, by the score of the steps so far. A finished completion stays and
+competes. A partial completion goes on from its own tokens: nothing is tokenised twice.
 """
 
 from __future__ import annotations

@@ -8,73 +8,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
 
+from whet import registry
+from whet.explain.method import AxisSummary, Catalogue, ComponentChoice, Method, MethodKind, from_record
 from whet.types import WhetError, did_you_mean
 
-MethodKind = Literal["policy", "preference", "reward_model", "sft"]
-KINDS: tuple[MethodKind, ...] = get_args(MethodKind)
 FILE = Path(__file__).with_name("catalogue.json")
 
-
-@dataclass(frozen=True)
-class ComponentChoice:
-    """A component by the name that a config takes, with its numbers."""
-
-    name: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        numbers = ", ".join(f"{name}={number:g}" for name, number in self.numbers.items())
-        return f"{self.name}({numbers})" if numbers else self.name
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One question that every method of a kind answers, and the components that answer it; the first is the usual."""
-
-    question: str
-    main: bool  # shown for every method, whatever its answer
-    components: Mapping[str, ComponentChoice]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A preset as a reader and a config see it."""
-
-    name: str
-    kind: MethodKind
-    title: str
-    paper: str
-    formula: str
-    fixes: str
-    breaks: str
-    deviations: tuple[str, ...] = ()  # what the paper does not state and whet chose
-    unverified: str = ""  # what could not be read in the paper or its authors' code
-    components: Mapping[str, ComponentChoice] = field(default_factory=dict)  # by axis; none for SFT and reward models
-    needs: tuple[str, ...] = ()  # what the training loop provides beyond rewards or pairs
-    run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run that the method is nothing without
-    small_run: Mapping[str, Any] = field(default_factory=dict)  # and for the built-in model
-    aim: tuple[str, ...] = ()  # the effective objective in words and symbols, a line each
-    clip_plot: str = ""  # of a policy method: weight against ratio, in characters
-    learns: str = ""  # of a reward model: rankings, outcomes or steps
-    words: str = ""  # of a reward model: what its score says
-    columns: str = ""  # of a reward model: what its data has
-
-
-@dataclass(frozen=True)
-class Catalogue:
-    methods: Mapping[str, Method]
-    axes: Mapping[str, Mapping[str, Axis]]  # by kind of method, then by axis
-    left_out: Mapping[str, str]  # methods that are known and not built, with the reason
+__all__ = [
+    "AxisSummary",
+    "ComponentChoice",
+    "Method",
+    "MethodKind",
+    "axes",
+    "left_out",
+    "method",
+    "method_names",
+    "methods",
+]
 
 
 def methods(kind: MethodKind | None = None) -> dict[str, Method]:
     """Every method by name, or those of one kind."""
-    return {name: each for name, each in _built_in().methods.items() if kind in (None, each.kind)}
+    everything = {**_built_in().methods, **_own_methods()}
+    return {name: each for name, each in everything.items() if kind in (None, each.kind)}
 
 
 def method_names(kind: MethodKind | None = None) -> list[str]:
@@ -83,7 +42,7 @@ def method_names(kind: MethodKind | None = None) -> list[str]:
 
 def method(name: str) -> Method:
     """The method of that name, or an error with the nearest one."""
-    found = _built_in().methods.get(name)
+    found = _built_in().methods.get(name) or _own_methods().get(name)  # plugins are looked at for unknown names only
     if found is not None:
         return found
     if name in left_out():
@@ -92,9 +51,14 @@ def method(name: str) -> Method:
     raise WhetError(f"no method is called {name!r}{hint}; `whet algorithms` lists them")
 
 
-def axes(kind: MethodKind) -> Mapping[str, Axis]:
+def axes(kind: MethodKind) -> Mapping[str, AxisSummary]:
     """The axes of a kind of method, with their components; none for SFT and reward models."""
-    return _built_in().axes.get(kind, {})
+    built_in = _built_in().axes.get(kind, {})
+    if not any(registry.added(axis) for axis in built_in):  # type: ignore[arg-type]
+        return built_in
+    from whet.explain import describe  # imports torch
+
+    return describe.catalogue().axes[kind]
 
 
 def left_out() -> Mapping[str, str]:
@@ -102,59 +66,20 @@ def left_out() -> Mapping[str, str]:
     return _built_in().left_out
 
 
+def _own_methods() -> dict[str, Method]:
+    """The presets that users and plugins have registered."""
+    if not (own := registry.added("preset")):
+        return {}
+    from whet.explain import describe  # imports torch
+
+    return {name: each for name, each in describe.catalogue().methods.items() if name in own}
+
+
 @cache
 def _built_in() -> Catalogue:
     return from_record(json.loads(FILE.read_text(encoding="utf-8")))
 
 
-def from_record(record: Mapping[str, Any]) -> Catalogue:
-    """The catalogue of a parsed catalogue.json."""
-    return Catalogue(
-        {name: _method(name, each) for name, each in record["methods"].items()},
-        {kind: {axis: _axis(each) for axis, each in kinds.items()} for kind, kinds in record["axes"].items()},
-        record["left_out"],
-    )
-
-
-def to_record(catalogue: Catalogue) -> dict[str, Any]:
-    """What catalogue.json holds; defaults are left out."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, ComponentChoice):
-            return {value.name: dict(value.numbers)}
-        if isinstance(value, Mapping):
-            return {key: plain(each) for key, each in value.items()}
-        return [plain(each) for each in value] if isinstance(value, tuple | list) else value
-
-    described = {
-        name: {each.name: plain(value) for each in fields(method)[1:] if (value := getattr(method, each.name))}
-        for name, method in catalogue.methods.items()
-    }
-    by_kind = {
-        kind: {
-            name: {
-                "question": axis.question,
-                "main": axis.main,
-                "components": {each.name: dict(each.numbers) for each in axis.components.values()},
-            }
-            for name, axis in each_kind.items()
-        }
-        for kind, each_kind in catalogue.axes.items()
-    }
-    return {"methods": described, "axes": by_kind, "left_out": dict(catalogue.left_out)}
-
-
-def _axis(record: Mapping[str, Any]) -> Axis:
-    choices = {name: ComponentChoice(name, numbers) for name, numbers in record["components"].items()}
-    return Axis(record["question"], record["main"], choices)
-
-
-def _method(name: str, record: Mapping[str, Any]) -> Method:
-    listed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    chosen = {
-        axis: ComponentChoice(each, numbers)
-        for axis, component in record.get("components", {}).items()
-        for each, numbers in component.items()
-    }
-    listed["components"] = chosen
-    return Method(name, **listed)
+def forget() -> None:
+    """Read catalogue.json again: it has been written."""
+    _built_in.cache_clear()

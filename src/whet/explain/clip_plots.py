@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
-from whet.explain.policy_table import str_of
 from whet.objective import AXES, PRESETS, Objective
 from whet.objective.clip import Clip
-from whet.report.curves import Curve, Frame, Panel, Stretch, curves_svg
+from whet.report.charts import Frame, Panel, PlottedCurve, Stretch, curves_svg
 from whet.types import WhetError, did_you_mean
 
 COMPLETION_TOKENS = 8
@@ -54,39 +54,44 @@ def rule_plot(rule: Clip) -> str:
     for probability in chosen:
         reach = min(span[1], _most(rule, probability))
         curves = tuple(
-            Curve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
+            PlottedCurve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
             for tone, (side, said) in enumerate(SIDES)
         )
         title = f"old probability {probability:g}" if several else ""
         panels.append(Panel(curves, title, reach if reach < span[1] else None, "above probability 1"))
-    tallest = max(value for panel in panels for curve in panel.curves for part in curve.stretches for _, value in part)
+    drawn = [value for panel in panels for curve in panel.curves for part in curve.stretches for _, value in part]
+    bottom, top = _weight_range(drawn)
     frame = Frame(
         title=rule.name,
         subtitle=_situation(rule),
         x_label="ratio",
         y_label="weight" if several else "weight: the factor in front of grad log pi",
         x_range=span,
-        y_range=(0.0, _rounded_up(max(1.2, tallest))),
+        y_range=(bottom, max(top, _rounded_up(1.2))),
         guide=1.0,
         size=(230, 220) if several else (520, 240),
     )
     return curves_svg(panels, frame)
 
 
-def clip_text(objective: Objective) -> str:
+def clip_text(rule: Clip) -> str:
     """The same picture in characters, for a terminal: '+' where A > 0, '-' where A < 0, '*' where both."""
-    rule = objective.clip
     low, high = ratio_range(rule)
     high = min(high, _most(rule, 0.5))
     ratios = [low + (high - low) * (column + 0.5) / TEXT_COLUMNS for column in range(TEXT_COLUMNS)]
     sides = [weights(rule, ratios, side) for side, _ in SIDES]
-    top = _rounded_up(max(max(each) for each in sides))
+    bottom, top = _weight_range([value for each in sides for value in each])
+
+    def line_of(weight: float) -> int:
+        return TEXT_ROWS - round((weight - bottom) / (top - bottom) * TEXT_ROWS)
+
     cells = [[" "] * TEXT_COLUMNS for _ in range(TEXT_ROWS + 1)]
     for mark, values in zip("+-", sides, strict=True):
         for column, value in enumerate(values):
-            row = TEXT_ROWS - round(value / top * TEXT_ROWS)
-            cells[row][column] = mark if cells[row][column] == " " else "*"
-    labels = {0: f"{top:g}", TEXT_ROWS - round(TEXT_ROWS / top): "1", TEXT_ROWS: "0"}
+            if math.isfinite(value):
+                row = line_of(value)
+                cells[row][column] = mark if cells[row][column] == " " else "*"
+    labels = {0: f"{top:g}", TEXT_ROWS: f"{bottom:g}", line_of(1): "1", line_of(0): "0"}
     lines = [f"weight against ratio: + A > 0, - A < 0, * both{_aside(rule)}"]
     lines += [f"{labels.get(row, ''):>6} |{''.join(line)}".rstrip() for row, line in enumerate(cells)]
     ends = f"{low:g}", f"{high:g}"
@@ -129,7 +134,7 @@ def plotted() -> dict[str, Clip]:
 
 
 def plot_name(objective: Objective) -> str:
-    """Which of the pictures is the row's."""
+    """Which of the pictures is the method's."""
     return objective.clip.name if objective.clip == AXES["clip"][objective.clip.name]() else objective.name
 
 
@@ -145,7 +150,7 @@ def write_plots(folder: str | Path) -> list[Path]:
 
 
 def _situation(rule: Clip) -> str:
-    numbers = str_of(rule).removeprefix(rule.name).strip("()").replace("=", " ")
+    numbers = ", ".join(f"{each.name} {getattr(rule, each.name):g}" for each in fields(rule))  # type: ignore[arg-type]
     completion = (
         f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
     )
@@ -181,8 +186,9 @@ def _stretches(rule: Clip, side: float, span: tuple[float, float], probability: 
     for start, stop in zip([grid[0], *edges], [*edges, grid[-1]], strict=True):
         ends = [start + (nudge if start in edges else 0), stop - (nudge if stop in edges else 0)]
         ratios = [ends[0], *(at for at in grid if ends[0] < at < ends[1]), ends[1]]
-        stretches.append(tuple(zip(ratios, weights(rule, ratios, side, probability), strict=True)))
-    return tuple(stretches)
+        points = zip(ratios, weights(rule, ratios, side, probability), strict=True)
+        stretches.append(tuple(point for point in points if math.isfinite(point[1])))
+    return tuple(stretch for stretch in stretches if stretch)
 
 
 def _edges(rule: Clip, side: float, grid: Sequence[float], probability: float) -> list[float]:
@@ -206,6 +212,13 @@ def _edges(rule: Clip, side: float, grid: Sequence[float], probability: float) -
 def _lasting(before: tuple[bool, bool], after: tuple[bool, bool], low: float, high: float) -> bool:
     """A smooth rule meets the ratio at 1 alone: no edge."""
     return before[0] != after[0] or not low <= 1 <= high
+
+
+def _weight_range(weights: Sequence[float]) -> tuple[float, float]:
+    """From 0, or below it where a rule has negative weights, to 1 or more."""
+    finite = [value for value in weights if math.isfinite(value)]
+    least, most = min(finite, default=0.0), max(finite, default=1.0)
+    return (-_rounded_up(-least) if least < 0 else 0.0), _rounded_up(most) if most > 1 else 1.0
 
 
 def _rounded_up(value: float) -> float:

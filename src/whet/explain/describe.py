@@ -1,18 +1,16 @@
-"""The presets as values of `whet.explain.catalogue`: what catalogue.json is written from."""
+"""The presets as values of `whet.explain.catalogue`: what catalogue.json is written from, and a user's own presets."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
-from whet.explain.catalogue import Axis, Catalogue, ComponentChoice, Method, MethodKind
 from whet.explain.clip_plots import clip_text
-from whet.explain.policy_table import QUESTIONS as POLICY_QUESTIONS
-from whet.objective.axes import AXES, MAIN_AXES, description
-from whet.objective.preference.axes import PAIR_AXES, QUESTIONS, pair_description
-from whet.objective.presets import PRESETS
-from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
-from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.explain.method import AxisSummary, Catalogue, ComponentChoice, Method, MethodKind
+from whet.objective.axes import FAMILIES, POLICY, Axis, Family, description
+from whet.objective.presets.preference import LEFT_OUT
+from whet.objective.presets.preset import Preset
+from whet.objective.presets.reward_model import REWARD_MODELS, RewardModelObjective
 
 SFT = Method(
     "sft",
@@ -26,22 +24,11 @@ SFT = Method(
 
 
 def catalogue() -> Catalogue:
-    """Every preset of the package."""
-    found: dict[str, Method] = {}
-    for name, preset in PRESETS.items():
-        aim = tuple(description(preset.objective, updates_per_step=2)[1:])
-        found[name] = _described(name, "policy", preset, AXES, aim, clip_plot=clip_text(preset.objective))
-    for name, pair in PAIR_PRESETS.items():
-        found[name] = _described(name, "preference", pair, PAIR_AXES, tuple(pair_description(pair.objective)[1:]))
-    for name, model in REWARD_MODELS.items():
-        extra = {"learns": model.learns, "words": model.words, "columns": model.columns}
-        found[name] = _described(name, "reward_model", model, {}, (), **extra)
-    found[SFT.name] = SFT
-    axes = {
-        "policy": _axes(AXES, POLICY_QUESTIONS, MAIN_AXES),
-        "preference": _axes(PAIR_AXES, QUESTIONS, ("score", "curve")),
-    }
-    return Catalogue(found, axes, LEFT_OUT)
+    """Every preset there is, a user's included."""
+    found = [described(preset, family) for family in FAMILIES for preset in family.presets.values()]
+    found += [_reward_model(preset) for preset in REWARD_MODELS.values()]
+    axes = {family.name: {name: summary(axis) for name, axis in family.axes.items()} for family in FAMILIES}
+    return Catalogue({method.name: method for method in (*found, SFT)}, axes, LEFT_OUT)
 
 
 def choice(component: Any) -> ComponentChoice:
@@ -49,29 +36,43 @@ def choice(component: Any) -> ComponentChoice:
     return ComponentChoice(component.name, {each.name: getattr(component, each.name) for each in fields(component)})
 
 
-def _described(name: str, kind: MethodKind, preset: Any, axes: Any, aim: tuple[str, ...], **extra: str) -> Method:
-    objective = getattr(preset, "objective", None)
+def summary(axis: Axis) -> AxisSummary:
+    return AxisSummary(axis.question, axis.main, {name: choice(kind()) for name, kind in axis.components.items()})
+
+
+def described(preset: Preset[Any], family: Family[Any]) -> Method:
+    """A preset of a family as a reader and a config see it."""
+    objective = preset.objective
     return Method(
-        name,
-        kind,
+        objective.name,
+        cast(MethodKind, family.name),
         preset.title,
         preset.paper,
         preset.formula,
         preset.fixes,
         preset.breaks,
-        tuple(preset.deviations),
-        getattr(preset, "unverified", ""),
-        {axis: choice(getattr(objective, axis)) for axis in axes},
-        tuple(sorted(objective.needs())) if objective is not None else (),
-        getattr(preset, "run", {}),
-        getattr(preset, "small_run", {}),
-        aim,
-        **extra,
+        preset.deviations,
+        preset.unverified,
+        {axis: choice(getattr(objective, axis)) for axis in family.axes},
+        tuple(sorted(objective.needs())),
+        preset.run,
+        preset.small_run,
+        tuple(description(objective, updates_per_step=2)[1:]),
+        clip_text(objective.clip) if family is POLICY else "",
     )
 
 
-def _axes(axes: dict[str, dict[str, type]], questions: dict[str, str], main: tuple[str, ...]) -> dict[str, Axis]:
-    return {
-        axis: Axis(questions[axis], axis in main, {name: choice(kind()) for name, kind in kinds.items()})
-        for axis, kinds in axes.items()
-    }
+def _reward_model(preset: Preset[RewardModelObjective]) -> Method:
+    return Method(
+        preset.objective.name,
+        "reward_model",
+        preset.title,
+        preset.paper,
+        preset.formula,
+        preset.fixes,
+        preset.breaks,
+        preset.deviations,
+        learns=preset.objective.learns,
+        words=preset.objective.words,
+        columns=preset.objective.columns,
+    )

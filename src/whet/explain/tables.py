@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from whet.explain import catalogue
-from whet.explain.catalogue import Axis, Method, MethodKind
+from whet.explain.method import AxisSummary, ComponentChoice, Method, MethodKind
 
 HEADINGS: dict[MethodKind, str] = {
     "policy": "Reinforcement learning, from rewards",
@@ -14,13 +14,24 @@ HEADINGS: dict[MethodKind, str] = {
     "reward_model": "Reward models",
     "sft": "Imitation, from demonstrations",
 }
+PAGES: dict[MethodKind, str] = {"policy": "algorithms.md", "preference": "preference-methods.md"}
 AIMS: dict[MethodKind, str] = {"policy": "what a run maximises", "preference": "what a run minimises"}
 
 
-def overview(kind: MethodKind) -> str:
+def overview(kind: MethodKind, papers: bool = False) -> str:
     """What each method of a kind is for, a line each."""
-    lines = [[each.name, each.words or each.fixes] for each in catalogue.methods(kind).values()]
-    return aligned([["method", "what it says" if kind == "reward_model" else "what it fixes"], *lines])
+    lines = [["method", "what it says" if kind == "reward_model" else "what it fixes", "paper"]]
+    lines += [[each.name, each.words or each.fixes, each.paper] for each in catalogue.methods(kind).values()]
+    return aligned([line if papers else line[:2] for line in lines])
+
+
+def algorithms_text(components: bool = False) -> str:
+    """Every method under the heading of its kind; with the components it is made of, where there are some."""
+    parts = []
+    for kind, heading in HEADINGS.items():
+        table = component_table(kind, numbers=False) if components and catalogue.axes(kind) else overview(kind)
+        parts.append(f"{heading}\n\n{table}")
+    return "\n\n".join(parts)
 
 
 def component_table(kind: MethodKind, numbers: bool = True) -> str:
@@ -107,22 +118,33 @@ def unusual_axes(method: Method) -> list[str]:
     ]
 
 
-def _usual(axis: Axis) -> catalogue.ComponentChoice:
+def _usual(axis: AxisSummary) -> ComponentChoice:
     return next(iter(axis.components.values()))
 
 
-def markdown_page(kind: MethodKind, plots: Iterable[str] = ()) -> str:
-    """A page of the docs: generated, and checked against the presets. `plots` are the names of the clip pictures."""
+def markdown_page(kind: MethodKind) -> str:
+    """A page of the docs: generated, and checked against the presets."""
     title = {"policy": "# Methods", "preference": "# Preference methods"}[kind]
     note = "Generated from `src/whet/objective/presets/` by `python -m whet.explain`; a test fails when it is stale."
     parts = [title, "", note, "", component_table(kind), "", axes_table(kind), ""]
     for each in catalogue.methods(kind).values():
         parts += [f"## {each.title}", "", "```", explanation(each.name), "```", ""]
         if each.clip_plot:
-            rule = each.components["clip"].name
-            plot = each.name if each.name in plots else rule  # a rule with numbers of its own has a plot of its own
+            rule, usual = each.components["clip"].name, catalogue.axes(kind)["clip"].components
+            # a rule with numbers of its own has a plot of its own
+            plot = rule if each.components["clip"] == usual[rule] else each.name
             parts += [f"![The weight of a token against its ratio under {rule}](images/clip/{plot}.svg)", ""]
     return "\n".join(parts)
+
+
+def with_axes_table(page: str) -> str:
+    """docs/objective.md with a fresh table of the axes of policy methods."""
+    head = "| axis | question |"
+    before, found, rest = page.partition(head)
+    after = rest.partition("\n\n")[2]
+    if not found:
+        raise ValueError(f"the page has no table that begins with {head}")
+    return f"{before}{axes_table('policy')}\n\n{after}"
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -47,7 +47,7 @@ class Baseline(Protocol):
         ...
 
 
-class Comparison(Component):
+class BaselineRule(Component):
     """What baselines have in common that forget every step and train no critic."""
 
     per_token: ClassVar[bool] = False
@@ -64,7 +64,7 @@ class Comparison(Component):
         return memory
 
 
-class CompletionBaseline(Comparison):
+class CompletionBaseline(BaselineRule):
     """One number a completion: A is the same for all its tokens."""
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
@@ -109,7 +109,7 @@ class GroupMean(GroupBaseline):
 
 
 @dataclass(frozen=True)
-class RunningMean(CompletionBaseline):
+class BatchRunningMean(CompletionBaseline):
     """b = bias-corrected moving average of past mean rewards. Williams 1992, section 7 (reinforcement comparison).
 
     Updated after use, so that no sample is part of its own baseline; 0 before the first step.
@@ -181,16 +181,16 @@ class MixedMean(GroupBaseline):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"baseline.share is {self.share}; give a share in (0, 1]")
-        RunningMean(self.decay)
+        BatchRunningMean(self.decay)
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         group = LeaveOneOut()(batch, memory)
         if not memory.get("running_mass", 0.0):
             return group
-        return (1 - self.share) * group + self.share * RunningMean(self.decay)(batch, memory)
+        return (1 - self.share) * group + self.share * BatchRunningMean(self.decay)(batch, memory)
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
-        return RunningMean(self.decay).remembered(batch, memory)
+        return BatchRunningMean(self.decay).remembered(batch, memory)
 
     def words(self) -> str:
         return f"compare each completion with the others in its group and, {self.share:g} of it, with past steps"

@@ -45,7 +45,7 @@ def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
     return Totals(int(lengths.sum()), int((lengths > 0).sum()), max_new_tokens, correct)
 
 
-class _Fixed(Component):
+class _FixedShare(Component):
     counts_tokens: ClassVar[bool] = False
 
     def importance(self, batch: TokenBatch, memory: Memory) -> Tensor | None:
@@ -61,7 +61,7 @@ def _share(action: Tensor, each: Tensor | float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TokenMean(_Fixed):
+class TokenMean(_FixedShare):
     """share = 1 / M."""
 
     name: ClassVar[str] = "token_mean"
@@ -78,7 +78,7 @@ class TokenMean(_Fixed):
 
 
 @dataclass(frozen=True)
-class SequenceMean(_Fixed):
+class SequenceMean(_FixedShare):
     """share = 1 / (N n_i)."""
 
     name: ClassVar[str] = "sequence_mean"
@@ -95,7 +95,7 @@ class SequenceMean(_Fixed):
 
 
 @dataclass(frozen=True)
-class FixedLength(_Fixed):
+class FixedLength(_FixedShare):
     """share = 1 / (N L), L = the generation budget. Liu 2025 (2503.20783), section 3.2.
 
     L is `max_new_tokens`, never the padded width, so a learning rate tuned for one budget does not carry to another.
@@ -115,7 +115,7 @@ class FixedLength(_Fixed):
 
 
 @dataclass(frozen=True)
-class SequenceSum(_Fixed):
+class SequenceSum(_FixedShare):
     """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
 
     name: ClassVar[str] = "sequence_sum"

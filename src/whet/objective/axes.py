@@ -1,11 +1,19 @@
-"""The axes of a row by name: changing a component, telling a changed row from its preset, refusing what has no effect."""
+"""Methods by name: the axes of each family and their components, presets, changes, and a method in words and symbols.
+
+The two families, policy and preference methods, share everything here. A component or preset that a user registers
+(`whet.registry`) lands in the same tables as the built-in ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
+import torch
+
+from whet import registry
 from whet.objective import (
     advantage,
     aggregate,
@@ -25,130 +33,301 @@ from whet.objective import (
     steps,
     terms,
 )
-from whet.objective.component import departures, with_number
+from whet.objective.component import Component, departures, with_number
 from whet.objective.policy import Objective
+from whet.objective.preference import alone, anchor, contrast, curve, imitate, score, weigh
+from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import PRESETS, Preset
+from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
+from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.types import WhetError, did_you_mean
 
-COMPONENTS: dict[str, tuple[type, ...]] = {
-    "baseline": (
-        *(advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.RunningMean),
-        *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker, advantage.PartwiseGroup),
-        *(pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
-        *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
-        *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.AnchoredSteps),
-    ),
-    "scale": (
-        *(scale.NoScale, scale.GroupStd, scale.GroupMeanScale, scale.DrawnStd),
-        *(scale.TokenStd, scale.WhitenTokens, scale.WhitenCompletions),
-    ),
-    "ratio": (
-        *(ratio.TokenRatio, ratio.SequenceRatio, ratio.SequenceProduct, ratio.SegmentRatio),
-        *(ratio.SamplerTokenRatio, ratio.SamplerProduct),
-    ),
-    "clip": (
-        *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, gates.SoftGate, gates.GeometricMean),
-        *(gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
-    ),
-    "aggregate": (
-        *(aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
-        aggregate.LearnedLength,
-    ),
-    "kl": (
-        *(kl.NoKL, kl.K2, kl.K3, kl.K3Corrected, kl.Absolute, kl.Full, kl.K1Reward, kl.K2Reward, kl.K3Reward),
-        *(kl.AbsoluteReward, kl.K1Immediate, kl.K3Old, kl.AbsoluteOld),
-    ),
-    "shape": (shape.AsScored, shape.SoftOverlong, shape.LengthCost, shape.ClipReward),
-    "keep": (keep.Everything, keep.MixedOutcome, keep.Balanced, keep.Fresh),
-    "mismatch": (
-        *(mismatch.NoMismatch, mismatch.Truncate, mismatch.TruncateCompletion, mismatch.MaskTokens),
-        *(mismatch.MaskCompletions, mismatch.MaskStale),
-    ),
-    "select": (select.AllTokens, select.Finished, select.TopEntropy, select.ClipCovariance, select.TieCovariance),
-    "smooth": (terms.NoSmoothing, terms.TopK),
-    "imitate": (terms.NoImitation, terms.ImitateRight),
-    "entropy": (terms.NoBonus, terms.Bonus, terms.BonusToTarget),
-    "value": (terms.NoCritic, terms.SquaredError, terms.ClippedError),
-    "control": (control.Fixed, control.Proportional, control.Doubling, control.Budget, control.EndUpdates),
-    "reference": (reference.Frozen, reference.Reset, reference.MovingAverage),
-}
-# every axis of a row with its components, by the names a config uses
-AXES: dict[str, dict[str, type]] = {
-    axis: {component.name: component for component in kinds}  # type: ignore[attr-defined]
-    for axis, kinds in COMPONENTS.items()
-}
-MAIN_AXES = ("baseline", "scale", "ratio", "clip", "aggregate", "kl")
+AnyObjective = TypeVar("AnyObjective", Objective, PairObjective)
 
 
-def preset_named(name: str) -> Preset:
-    """The row of that name, or an error with the nearest one."""
-    if name not in PRESETS:
-        raise WhetError(f"no method is called {name!r}{did_you_mean(name, PRESETS)}; `whet algorithms` lists them")
-    return PRESETS[name]
+@dataclass(frozen=True)
+class Axis:
+    """One question that every method of a family answers. The first component is the usual answer."""
+
+    question: str
+    interface: type  # the Protocol of its components
+    components: dict[str, type]  # by the names that a config uses
+    main: bool = False  # shown for every method, whatever its answer
 
 
-def with_changes(objective: Objective, changes: Mapping[str, Any]) -> Objective:
-    """The row with components exchanged (`clip: "on_policy"`) or their numbers set (`clip.high: 0.28`).
+@dataclass(frozen=True)
+class Family(Generic[AnyObjective]):
+    """Methods with one loss: their axes and their presets."""
+
+    name: str
+    objective: type[AnyObjective]
+    axes: Mapping[str, Axis]
+    presets: dict[str, Preset[AnyObjective]]
+
+    @property
+    def components(self) -> dict[str, dict[str, type]]:
+        return {name: axis.components for name, axis in self.axes.items()}
+
+
+def _axis(question: str, interface: type, *components: type, main: bool = False) -> Axis:
+    return Axis(question, interface, {each.name: each for each in components}, main)  # type: ignore[attr-defined]
+
+
+_REFERENCE = _axis(
+    *("which policy is the reference?", reference.ReferencePolicy),
+    *(reference.Frozen, reference.Reset, reference.MovingAverage),
+)
+# the methods that learn from rewards: their axes, components and presets
+POLICY = Family(
+    "policy",
+    Objective,
+    {
+        "baseline": _axis(
+            *("compared with what?", advantage.Baseline),
+            *(advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.BatchRunningMean),
+            *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
+            *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
+            *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
+            *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.AnchoredSteps),
+            main=True,
+        ),
+        "scale": _axis(
+            *("in which unit?", scale.AdvantageScale, scale.NoScale, scale.GroupStd, scale.GroupMeanScale),
+            *(scale.DrawnStd, scale.TokenStd, scale.WhitenTokens, scale.WhitenCompletions),
+            main=True,
+        ),
+        "ratio": _axis(
+            *("how is the policy's move measured?", ratio.Ratio),
+            *(ratio.TokenRatio, ratio.SequenceRatio, ratio.SequenceProduct, ratio.SegmentRatio),
+            *(ratio.SamplerTokenRatio, ratio.SamplerProduct),
+            main=True,
+        ),
+        "clip": _axis(
+            *("the factor in front of grad logp", clip.Clip),
+            *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, gates.SoftGate),
+            *(gates.GeometricMean, gates.GammaGate, gates.VariationMask, gates.DivergenceMask),
+            main=True,
+        ),
+        "aggregate": _axis(
+            *("who counts how much?", aggregate.Aggregate),
+            *(aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
+            aggregate.LearnedLength,
+            main=True,
+        ),
+        "kl": _axis(
+            *("tied to the reference, or to the policy that wrote the batch, how?", kl.KL),
+            *(kl.NoKL, kl.K2, kl.K3, kl.K3Corrected, kl.Absolute, kl.Full, kl.K1Reward, kl.K2Reward, kl.K3Reward),
+            *(kl.AbsoluteReward, kl.K1Immediate, kl.K3Old, kl.AbsoluteOld),
+            main=True,
+        ),
+        "shape": _axis(
+            *("what is the reward really?", shape.RewardShape),
+            *(shape.AsScored, shape.SoftOverlong, shape.LengthCost, shape.ClipReward),
+        ),
+        "keep": _axis(
+            *("which groups are worth training on?", keep.Keep),
+            *(keep.Everything, keep.MixedOutcome, keep.Balanced, keep.Fresh),
+        ),
+        "mismatch": _axis(
+            *("what if the sampler is not the trainer?", mismatch.Mismatch, mismatch.NoMismatch, mismatch.Truncate),
+            *(mismatch.TruncateSequence, mismatch.MaskTokens, mismatch.MaskSequences, mismatch.MaskStale),
+        ),
+        "select": _axis(
+            *("which tokens carry gradient?", select.Select, select.AllTokens, select.Finished, select.TopEntropy),
+            *(select.ClipCovariance, select.TieCovariance),
+        ),
+        "smooth": _axis("who else learns from a token?", terms.Smooth, terms.NoSmoothing, terms.TopK),
+        "imitate": _axis(
+            *("are right completions imitated as well?", terms.Imitate, terms.NoImitation, terms.ImitateRight)
+        ),
+        "entropy": _axis(
+            *("is entropy rewarded?", terms.Entropy, terms.NoBonus, terms.Bonus, terms.BonusToTarget),
+        ),
+        "value": _axis(
+            *("how does the critic learn?", terms.Value, terms.NoCritic, terms.SquaredError, terms.ClippedError)
+        ),
+        "control": _axis(
+            *("who turns the KL's coefficient, who ends updates or the run?", control.Control),
+            *(control.FixedCoefficient, control.Proportional, control.Doubling, control.KLBudget, control.EndUpdates),
+        ),
+        "reference": _REFERENCE,
+    },
+    PRESETS,
+)
+# the methods that learn from preferences
+PREFERENCE = Family(
+    "preference",
+    PairObjective,
+    {
+        "score": _axis(
+            *("what is a completion worth?", score.CompletionScore),
+            *(score.LogRatio, score.MeanLogRatio, score.LogLikelihood, score.MeanLogLikelihood, score.LogOdds),
+            *(score.PowerReward, score.WeighedEntropy, score.ForwardKL, score.JensenShannon, score.AlphaDivergence),
+            score.SharedLength,
+            main=True,
+        ),
+        "curve": _axis(
+            *("what does a pair, or a completion, cost?", curve.CostCurve),
+            *(curve.Logistic, curve.Unflipped, curve.Squared, curve.Hinge, curve.Blend, curve.Lowered, curve.Rivals),
+            *(alone.Prospect, alone.Classified, alone.Saturating, alone.Targets, alone.NoiseContrast),
+            main=True,
+        ),
+        "contrast": _axis(
+            *("how are two completions set against each other?", contrast.PairContrast),
+            *(contrast.ScoreDifference, contrast.Shifted, contrast.Protected),
+        ),
+        "anchor": _axis(
+            *("what is a single completion compared with?", anchor.Anchor),
+            *(anchor.Zero, anchor.Mismatched, anchor.AnchorRunningMean),
+        ),
+        "weigh": _axis(
+            *("how much does a pair count?", weigh.PairWeight, weigh.Alike, weigh.OwnWords, weigh.MarginGate),
+        ),
+        "imitate": _axis(
+            *("are good completions imitated as well?", imitate.ImitateGood),
+            *(imitate.NoPairImitation, imitate.Summed, imitate.PerCompletion, imitate.PerToken),
+        ),
+        "reference": _REFERENCE,
+    },
+    PAIR_PRESETS,
+)
+FAMILIES: tuple[Family[Any], ...] = (POLICY, PREFERENCE)
+# the components of every axis of a policy method, by the names a config uses
+AXES: dict[str, dict[str, type]] = POLICY.components
+# and of every axis of a preference method
+PAIR_AXES: dict[str, dict[str, type]] = PREFERENCE.components
+
+
+def family_of(objective: Objective | PairObjective) -> Family[Any]:
+    return next(family for family in FAMILIES if isinstance(objective, family.objective))
+
+
+def preset_named(name: str) -> Preset[Any]:
+    """The preset of that name, of any family, or an error with the nearest one."""
+    presets = {known: preset for family in FAMILIES for known, preset in family.presets.items()}
+    if name in presets:
+        return presets[name]
+    if name in registry.added("preset"):
+        return cast(Preset[Any], registry.lookup("preset", name))
+    if name in LEFT_OUT:
+        raise WhetError(f"{name!r} is not built: {LEFT_OUT[name]}; `whet algorithms` lists what is")
+    raise WhetError(f"no method is called {name!r}{did_you_mean(name, presets)}; `whet algorithms` lists them")
+
+
+def with_changes(objective: AnyObjective, changes: Mapping[str, Any]) -> AnyObjective:
+    """The method with components exchanged (`clip: "on_policy"`) or their numbers set (`clip.high: 0.28`).
 
     Components are exchanged first, so `{"kl": "k2", "kl.beta": 0.1}` sets the beta of the new component.
     """
+    axes = family_of(objective).axes
     for path in sorted(changes, key=lambda each: each.count(".")):
         axis, _, number = path.partition(".")
-        if axis not in AXES:
-            raise WhetError(f"objective.{path}: no axis is called {axis!r}{did_you_mean(axis, AXES)}")
-        component = getattr(objective, axis)
+        if axis not in axes:
+            raise WhetError(f"objective.{path}: no axis is called {axis!r}{did_you_mean(axis, axes)}")
         try:
             changed = (
-                with_number(axis, component, number, changes[path]) if number else _component_named(axis, changes[path])
+                with_number(axis, getattr(objective, axis), number, changes[path])
+                if number
+                else _component_named(axis, axes[axis].components, changes[path])
             )
         except ValueError as error:
             raise WhetError(f"objective.{error}") from error
         objective = replace(objective, **{axis: changed})
+    objective.refuse_idle()
     return objective
 
 
-def _component_named(axis: str, name: Any) -> Any:
-    kinds = AXES[axis]
+def _component_named(axis: str, components: Mapping[str, type], name: Any) -> Any:
     if axis == "kl" and name == "k1":
         raise WhetError(
             "objective.kl=k1: in the loss its expected gradient is 0, it ties to nothing; give k1_reward, k2 or k3"
         )
-    if not isinstance(name, str) or name not in kinds:
-        known = ", ".join(kinds)
-        raise WhetError(f"objective.{axis} is {name!r}{did_you_mean(str(name), kinds)}; give one of {known}")
-    return kinds[name]()
+    if isinstance(name, str) and name not in components:
+        registry.load_plugins()
+    if not isinstance(name, str) or name not in components:
+        known = ", ".join(components)
+        raise WhetError(f"objective.{axis} is {name!r}{did_you_mean(str(name), components)}; give one of {known}")
+    return components[name]()
 
 
-def differences(objective: Objective) -> dict[str, str]:
-    """Where a row departs from the preset of its name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset itself."""
-    return departures(preset_named(objective.name).objective, objective, AXES)
+def differences(objective: Objective | PairObjective) -> dict[str, str]:
+    """Where a method departs from the preset of its name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset."""
+    family = family_of(objective)
+    return departures(preset_named(objective.name).objective, objective, family.axes)
 
 
-def title(objective: Objective) -> str:
-    """The method's title, with a star when the row is not the preset."""
+def title(objective: Objective | PairObjective) -> str:
+    """The method's title, with a star when it is not the preset."""
     return preset_named(objective.name).title + ("*" if differences(objective) else "")
 
 
-def description(objective: Objective, updates_per_step: int = 1) -> list[str]:
-    """The effective objective in words and symbols: what this run will really maximise."""
-    row, preset = objective, preset_named(objective.name)
-    lines = [f"{title(row)}  ({preset.paper})"]
-    lines += [f"  changed: {path} {change}" for path, change in differences(row).items()]
-    if row.shape.symbols():
-        lines.append(f"  {row.shape.symbols()}")
-    inner = f"{row.mismatch.symbols()}{row.clip.symbols()}{row.kl.symbols()}{row.entropy.symbols()}"
-    lines += [
-        f"  A = {row.scale.symbols(row.baseline.symbols())}",
-        f"  J = {row.aggregate.symbols()} [ {inner} ]{row.imitate.symbols()}",
-    ]
-    sampler = row.ratio.against == "behavior_logp"
-    if row.clip.uses_ratio:
-        note = "  (always 1 here: one update a batch)" if updates_per_step == 1 and not sampler else ""
-        lines.append(f"  {row.ratio.symbols()}{note}")
-    told: list[Any] = [row.keep, row.shape, row.baseline, row.scale]
-    if row.clip.uses_ratio and (updates_per_step > 1 or sampler):
-        told.append(row.ratio)
-    told += [row.clip, row.mismatch, row.select, row.smooth, row.aggregate, row.kl, row.control]
-    told += [row.reference, row.entropy, row.imitate, row.value]
-    lines += [f"  - {words}" for component in told if (words := component.words())]
-    return lines
+def description(objective: Objective | PairObjective, updates_per_step: int = 1) -> list[str]:
+    """The effective objective in words and symbols: what this run will really maximise, or minimise."""
+    preset = preset_named(objective.name)
+    lines = [f"{title(objective)}  ({preset.paper})"]
+    lines += [f"  changed: {path} {change}" for path, change in differences(objective).items()]
+    lines += [f"  {symbols}" for symbols in objective.symbols(updates_per_step)]
+    components: list[Component] = objective.spoken(updates_per_step)
+    return lines + [f"  - {words}" for component in components if (words := component.words())]
+
+
+def component_refusal(axis: str, interface: type, component: Any) -> str:
+    """What keeps a class from being a component of an axis, with the fix; empty where nothing does."""
+    if not (isinstance(component, type) and issubclass(component, Component) and is_dataclass(component)):
+        return f"it is {component!r}; give a frozen dataclass that inherits from whet.objective.component.Component"
+    if not cast(Any, component).__dataclass_params__.frozen:
+        return f"{component.__name__} can be changed after it was made; give @dataclass(frozen=True)"
+    missing = sorted(member for member in _members(interface) if not hasattr(component, member))
+    if missing:
+        return f"{component.__name__} has no {', '.join(missing)}; give what whet.objective's {interface.__name__} has"
+    try:
+        usual = component()
+    except TypeError as error:
+        return f"{component.__name__}() fails ({error}); give every number a default"
+    for each in fields(usual):
+        value = getattr(usual, each.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{component.__name__}.{each.name} is {value!r}; the fields of a component are numbers"
+    return _clip_refusal(usual) if axis == "clip" else ""
+
+
+def _clip_refusal(rule: Any) -> str:
+    ratio = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
+    action = torch.ones_like(ratio, dtype=torch.bool)
+    for call in (rule, rule.surrogate):
+        try:
+            found = call(ratio, torch.ones_like(ratio), action, ratio.log() - 1)
+        except Exception as error:
+            return f"called with tensors [N, T] it fails with {type(error).__name__}: {error}; fix it"
+        if not isinstance(found, torch.Tensor) or found.shape != ratio.shape:
+            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else found
+            return f"for a ratio of shape {tuple(ratio.shape)} it returns {shape}; return one weight per token, [N, T]"
+    return ""
+
+
+def _members(interface: type) -> set[str]:
+    own = [each for each in interface.__mro__ if each.__module__.startswith("whet.")]
+    names = {name for each in own for name in (*vars(each), *getattr(each, "__annotations__", {}))}
+    return {name for name in names if not name.startswith("_") or name == "__call__"}
+
+
+def _preset_refusal(family: Family[Any], preset: Any) -> str:
+    if isinstance(preset, Preset) and isinstance(preset.objective, family.objective):
+        return ""
+    return f"it is {preset!r}; give whet.objective.Preset(Objective(...), ...) or Preset(PairObjective(...), ...)"
+
+
+def _open_shelves() -> None:
+    opened: set[int] = set()
+    for family in FAMILIES:
+        registry.open_shelf("preset", family.presets, partial(_preset_refusal, family))
+        for name, axis in family.axes.items():
+            if id(axis) not in opened:  # both families have the axis of the reference
+                opened.add(id(axis))
+                refusal: Callable[[Any], str] = partial(component_refusal, name, axis.interface)
+                registry.open_shelf(name, axis.components, refusal)
+    # no component makes another kind of reward model: their names are only taken
+    registry.open_shelf("preset", REWARD_MODELS, lambda preset: f"{preset!r} is no policy or preference method")
+
+
+_open_shelves()

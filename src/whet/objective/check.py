@@ -13,7 +13,7 @@ from whet.types import WhetError
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """What a run gives its row."""
 
     group_size: int
@@ -24,14 +24,14 @@ class Setting:
     steps: int = 0  # of the run; 0: not known
 
 
-def check_setting(objective: Objective, setting: Setting, changed: Mapping[str, Any]) -> None:
+def check_setting(objective: Objective, setting: RunSetting, changed: Mapping[str, Any]) -> None:
     """Refuse a row that cannot work in this run, and every number the user set that would have no effect in it."""
     complaints = (_impossible(objective, setting), _pointless(objective, setting), _idle(objective, setting, changed))
     for complaint in chain(*complaints):
         raise WhetError(complaint)
 
 
-def _impossible(row: Objective, setting: Setting) -> Iterator[str]:
+def _impossible(row: Objective, setting: RunSetting) -> Iterator[str]:
     smallest = row.baseline.smallest_group
     if setting.group_size < smallest:
         yield (
@@ -78,7 +78,7 @@ def _impossible(row: Objective, setting: Setting) -> Iterator[str]:
         )
 
 
-def _pointless(row: Objective, setting: Setting) -> Iterator[str]:
+def _pointless(row: Objective, setting: RunSetting) -> Iterator[str]:
     if setting.updates > 1 and not row.clip.uses_ratio and not row.mismatch.needs:
         yield (
             f"updates_per_step is {setting.updates} but objective.clip={row.clip.name} ignores how far the "
@@ -131,7 +131,7 @@ def _pointless(row: Objective, setting: Setting) -> Iterator[str]:
         )
 
 
-def _idle(row: Objective, setting: Setting, changed: Mapping[str, Any]) -> Iterator[str]:
+def _idle(row: Objective, setting: RunSetting, changed: Mapping[str, Any]) -> Iterator[str]:
     still = setting.updates == 1 and setting.staleness == 0 and row.ratio.against == "old_logp"
     for path in changed:
         axis = path.partition(".")[0]

@@ -35,7 +35,7 @@ class Control(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed(Component):
+class FixedCoefficient(Component):
     """beta stays what it is."""
 
     name: ClassVar[str] = "fixed"
@@ -58,7 +58,7 @@ def _above_zero(**numbers: float) -> None:
 
 
 @dataclass(frozen=True)
-class Proportional(Fixed):
+class Proportional(FixedCoefficient):
     """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, n completions a step. Ziegler 2019 (1909.08593), 2.2.
 
     KL is that of a whole completion to the reference, in nats.
@@ -82,7 +82,7 @@ class Proportional(Fixed):
 
 
 @dataclass(frozen=True)
-class Doubling(Fixed):
+class Doubling(FixedCoefficient):
     """beta / 2 when KL(old, pi) < target / 1.5, beta * 2 when it is > 1.5 target. Schulman 2017 (1707.06347).
 
     Section 4. The constants are quoted from memory of the paper, not read in it.
@@ -109,7 +109,7 @@ class Doubling(Fixed):
 
 
 @dataclass(frozen=True)
-class Budget(Fixed):
+class KLBudget(FixedCoefficient):
     """The run ends when the moving average of a completion's KL to the reference passes `nats`.
 
     Gao 2022 (2210.10760): a penalty walks along the same frontier of gold reward against KL, so it acts like stopping.
@@ -145,7 +145,7 @@ class Budget(Fixed):
 
 
 @dataclass(frozen=True)
-class EndUpdates(Fixed):
+class EndUpdates(FixedCoefficient):
     """The remaining updates of a batch are dropped once KL(old, pi) > limit. After Schulman 2015 (1502.05477).
 
     A check, not an update rule: with one update a batch it is 0 by construction.

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whet.objective.advantage import Comparison, GroupMean, Memory
+from whet.objective.advantage import BaselineRule, GroupMean, Memory
 from whet.objective.component import Component
 from whet.types import TokenBatch
 
@@ -62,7 +62,7 @@ def _share(name: str, number: float) -> None:
         raise ValueError(f"baseline.{name} is {number}; give a share in [0, 1]")
 
 
-class TokenCredit(Comparison):
+class TokenCredit(BaselineRule):
     per_token: ClassVar[bool] = True
 
 
@@ -113,7 +113,7 @@ class GroupMeanToGo(TokenCredit):
         return "R - mean_g(R) + SUM_{s >= t} r_s"
 
 
-class Critic(Component):
+class CriticBaseline(Component):
     """What baselines with a critic share."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
@@ -131,7 +131,7 @@ class Critic(Component):
 
 
 @dataclass(frozen=True)
-class GAE(Critic, TokenCredit):
+class GAE(CriticBaseline, TokenCredit):
     """A_t = SUM_k (gamma lam)^k d_{t+k}, d_t = r_t + gamma V_{t+1} - V_t. Schulman 2015 (1506.02438), eq. 16.
 
     V behind the last action is 0, for a truncated completion too. The critic's target is A + V.
@@ -159,7 +159,7 @@ class GAE(Critic, TokenCredit):
 
 
 @dataclass(frozen=True)
-class DecoupledGAE(Critic, TokenCredit):
+class DecoupledGAE(CriticBaseline, TokenCredit):
     """GAE with lam_i = 1 - 1 / (alpha n_i) for the policy and `critic_lam` for the critic. Yue 2025 (2504.05118).
 
     A completion of fewer than 1 / alpha tokens would get a negative lam: held at 0.
@@ -192,7 +192,7 @@ class DecoupledGAE(Critic, TokenCredit):
 
 
 @dataclass(frozen=True)
-class VTrace(Critic, TokenCredit):
+class VTrace(CriticBaseline, TokenCredit):
     """v_t - V_t = rho_t d_t + gamma c_t (v_(t+1) - V_(t+1)); A_t = rho_t (r_t + gamma v_(t+1) - V_t).
 
     q = pi / mu, rho = min(rho_bar, q), c = lam min(c_bar, q). Espeholt 2018 (1802.01561), eq. 1 and section 4.2.

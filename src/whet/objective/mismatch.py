@@ -78,11 +78,11 @@ class Truncate(_FromSampler):
 
 
 @dataclass(frozen=True)
-class TruncateCompletion(_FromSampler):
+class TruncateSequence(_FromSampler):
     """factor = min(PROD_t rho_t, ceiling) on all tokens of a completion: unbiased below the ceiling, of huge variance."""
 
     ceiling: float = 2.0
-    name: ClassVar[str] = "truncate_completion"
+    name: ClassVar[str] = "truncate_sequence"
 
     def __post_init__(self) -> None:
         Truncate(self.ceiling)
@@ -121,7 +121,7 @@ class MaskTokens(_FromSampler):
 
 
 @dataclass(frozen=True)
-class MaskCompletions(_FromSampler):
+class MaskSequences(_FromSampler):
     """factor = rho_t for the tokens of a completion whose geometric-mean rho is in [low, high], else 0. Liu and Li 2025.
 
     The bounds are for a mean over the completion: they are close to 1.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +18,15 @@ from torch import Tensor
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
 from whet.objective.clip import Clip
-from whet.objective.control import Control, Fixed
+from whet.objective.control import Control, FixedCoefficient
 from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
 from whet.objective.mismatch import Mismatch, NoMismatch
 from whet.objective.ratio import Ratio
-from whet.objective.reference import Frozen, Reference
-from whet.objective.scale import Scale
+from whet.objective.reference import Frozen, ReferencePolicy
+from whet.objective.scale import AdvantageScale
 from whet.objective.select import AllTokens, Select
-from whet.objective.shape import AsScored, Shape
+from whet.objective.shape import AsScored, RewardShape
 from whet.objective.terms import (
     Bonus,
     Entropy,
@@ -59,12 +60,12 @@ class Objective:
 
     name: str
     baseline: Baseline
-    scale: Scale
+    scale: AdvantageScale
     ratio: Ratio
     clip: Clip
     aggregate: Aggregate
     kl: KL
-    shape: Shape = field(default_factory=AsScored)
+    shape: RewardShape = field(default_factory=AsScored)
     keep: Keep = field(default_factory=Everything)
     mismatch: Mismatch = field(default_factory=NoMismatch)
     select: Select = field(default_factory=AllTokens)
@@ -72,8 +73,8 @@ class Objective:
     imitate: Imitate = field(default_factory=NoImitation)
     entropy: Entropy = field(default_factory=NoBonus)
     value: Value = field(default_factory=NoCritic)
-    control: Control = field(default_factory=Fixed)
-    reference: Reference = field(default_factory=Frozen)
+    control: Control = field(default_factory=FixedCoefficient)
+    reference: ReferencePolicy = field(default_factory=Frozen)
 
     def needs(self) -> frozenset[str]:
         """What the loop must annotate beyond rewards; `old_logp` only matters once the policy has moved."""
@@ -87,6 +88,35 @@ class Objective:
         if self.control.turns_beta and "beta" in memory:
             kl = replace(kl, beta=memory["beta"])  # type: ignore[type-var, call-arg]
         return replace(self, kl=kl, entropy=Bonus(weight) if weight > 0 else NoBonus())
+
+    def symbols(self, updates_per_step: int = 1) -> list[str]:
+        """What is maximised, line by line."""
+        lines = [self.shape.symbols()] if self.shape.symbols() else []
+        inner = f"{self.mismatch.symbols()}{self.clip.symbols()}{self.kl.symbols()}{self.entropy.symbols()}"
+        lines += [
+            f"A = {self.scale.symbols(self.baseline.symbols())}",
+            f"J = {self.aggregate.symbols()} [ {inner} ]{self.imitate.symbols()}",
+        ]
+        if self.clip.uses_ratio:
+            note = "" if self._ratio_moves(updates_per_step) else "  (always 1 here: one update per batch)"
+            lines.append(f"{self.ratio.symbols()}{note}")
+        return lines
+
+    def spoken(self, updates_per_step: int = 1) -> list[Any]:
+        """The components that matter in such a run, in the order in which a batch meets them."""
+        moves = self.clip.uses_ratio and self._ratio_moves(updates_per_step)
+        return [
+            *(self.keep, self.shape, self.baseline, self.scale),
+            *([self.ratio] if moves else []),
+            *(self.clip, self.mismatch, self.select, self.smooth, self.aggregate, self.kl, self.control),
+            *(self.reference, self.entropy, self.imitate, self.value),
+        ]
+
+    def _ratio_moves(self, updates_per_step: int) -> bool:
+        return updates_per_step > 1 or self.ratio.against == "behavior_logp"
+
+    def refuse_idle(self) -> None:
+        """Components that would have no effect whatever the run; those of a policy depend on it: `check_setting`."""
 
     def advantage(self, batch: TokenBatch, memory: Memory) -> tuple[TokenBatch, Memory]:
         """The batch with A = scale(R - b) on its action tokens, and what to remember for the next step.

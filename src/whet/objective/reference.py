@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 from whet.objective.component import Component
 
 
-class Reference(Protocol):
+class ReferencePolicy(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 

@@ -16,7 +16,7 @@ from whet.objective.statistics import STD_FLOOR, group_moments, spread
 from whet.types import TokenBatch, WhetError
 
 
-class Scale(Protocol):
+class AdvantageScale(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 

@@ -11,7 +11,7 @@ from whet.objective.component import Component
 from whet.types import TokenBatch
 
 
-class Shape(Protocol):
+class RewardShape(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 

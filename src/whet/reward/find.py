@@ -1,4 +1,4 @@
-"""Rewards by name: a built-in, `module:function`, or `path/to/file.py:function`."""
+"""Rewards by name: a built-in, `module:function`, `path/to/file.py:function`, or the folder of a reward model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from whet import registry
 from whet.protocols import Reward
 from whet.reward.failure import one_line, place, positions
 from whet.reward.settings import reward_with
@@ -50,33 +51,61 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Builtin(Mapping[str, Callable[..., Any]]):
-    """The built-in rewards by name. A reward's file is imported when it is asked for, not before."""
+class Builtin(MutableMapping[str, Callable[..., Any]]):
+    """The rewards that have a name. A built-in's file is imported when it is asked for; a user's own are registered."""
 
     def __init__(self, rows: Mapping[str, tuple[str, ...]]) -> None:
         self._modules = {name: module for module, names in rows.items() for name in names}
+        self._registered: dict[str, Callable[..., Any]] = {}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name in self._registered:
+            return self._registered[name]
         found: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._modules
+        return name in self._modules or name in self._registered
+
+    def __setitem__(self, name: str, reward: Callable[..., Any]) -> None:
+        self._registered[name] = reward
+
+    def __delitem__(self, name: str) -> None:
+        del self._registered[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter((*self._modules, *self._registered))
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._modules) + len(self._registered)
 
 
 BUILTIN = Builtin(ROWS)
 
 
+def _refusal(reward: Any) -> str:
+    return "" if callable(reward) else f"it is {reward!r}; give a function of (prompt, completion)"
+
+
+registry.open_shelf("reward", BUILTIN, _refusal)
+
+
 def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:
-    """The reward of that name with these settings; a file's or module's reward is imported, so its code runs."""
+    """The reward of that name with these settings; a file's or module's reward is imported, so its code runs.
+
+    A run or checkpoint folder of a reward model is a reward: `learned` for an outcome model, `learned_steps` for a
+    process model, reported under the run's name.
+    """
+    if name_or_path not in BUILTIN and ":" not in name_or_path:
+        registry.load_plugins()
     if name_or_path in BUILTIN:
         return reward_with(BUILTIN[name_or_path], settings, name_or_path, strict=True)
+    if Path(name_or_path).is_dir():
+        from whet.reward.learned.members import reward_model_kind, run_name
+
+        kind = reward_model_kind(name_or_path)
+        given = {"folder": name_or_path, "name": run_name(name_or_path), **settings}
+        return reward_with(BUILTIN[kind], given, kind, strict=True)
     source, _, attribute = name_or_path.rpartition(":")
     if not source or not attribute:
         raise WhetError(_unknown(name_or_path))
@@ -92,9 +121,11 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
 def _unknown(name: str) -> str:
     if name.rstrip(":").endswith(".py"):
         return f"reward {name!r} names a file but no function; add it, as in {name.rstrip(':')}:my_reward"
+    if "/" in name:
+        return f"reward {name!r}: there is no such folder; give the run of a reward model, or a reward by name"
     return (
         f"no reward is called {name!r}{did_you_mean(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
-        "your own: path/to/file.py:function or module:function"
+        "your own: path/to/file.py:function or module:function; a reward model's: its folder"
     )
 
 

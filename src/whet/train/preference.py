@@ -18,6 +18,7 @@ from torch import Tensor
 from whet.data.families import Family, completion_family, family_micro_batches, fitting, mismatched_family
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
+from whet.metrics.preference import length_correlation
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.reference import CopiedReference
@@ -26,9 +27,9 @@ from whet.model.token_logp import packs
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
-from whet.objective.preference.diagnosis import diagnosis
-from whet.objective.preference.metrics import length_correlation
 from whet.objective.preference.objective import PairObjective
+from whet.report.findings import Check
+from whet.report.preference_health import beta_check
 from whet.train.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
@@ -225,9 +226,13 @@ class PreferenceTrainer(RowTrainer):
             result = {shown: metrics[name] for name, shown in EVAL_METRICS.items() if name in metrics}
         return result if self._evaluator is None else {**result, **self._evaluator.metrics()}
 
-    def findings(self, history: Sequence[StepReport]) -> list[str]:
-        """What is wrong with the run so far, each with the numbers that show it."""
-        return diagnosis([step.metrics for step in history], self._objective)
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Health checks that only the objective can bring; the kind's own are in the registry."""
+        curve, score = self._objective.curve, self._objective.score
+        # the usual range is that of a logistic loss of summed log-ratios: other scores and curves have another unit
+        is_usual = (score.name, curve.name) == ("log_ratio", "logistic")
+        return (beta_check(curve.reward_unit),) if is_usual else ()
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "memory": dict(self._memory), "moved": self._reference_moved}

@@ -26,7 +26,7 @@ from whet.metrics.selection import sizes as best_of_sizes
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline import Done, Stage, json_lines, read_json_lines, written_whole
 from whet.pipeline.parts import RUN, trained
-from whet.report.overoptimization import Course, Kind, Point, best_of_points, binned, from_start
+from whet.report.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.report.text import number, percent
 from whet.types import Prompt, Sample, WhetError
 
@@ -37,7 +37,7 @@ GOLD, COMPLETIONS = "gold", "completions"
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
 NUM_STANDARD = 1000  # completions of the start that scores are standardised on
 PROMPT_SEED, POOL_SEED = 77, 78  # of the questions, the same for every seed of the study
-RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.learns == "rankings")
+RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "rankings")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Done]) 
         "model": {"name": settings.model},
         "data": {"source": f"task:{settings.task}", "difficulty": [settings.difficulty], "share_worked": 1.0},
         "sampling": {"max_new_tokens": settings.max_new_tokens},
-        "report": {"eval_every": 0, "eval_prompts": 100, "keep_checkpoints": 1, "save_every": 20},
+        "eval": {"every": 0, "prompts": 100},
+        "report": {"keep_checkpoints": 1, "save_every": 20},
     }
     found = trained(folder, SUPERVISED, config)
     accuracy = [percent(found[when].get("accuracy")) for when in ("before", "after")]
@@ -217,10 +218,11 @@ def train_proxy(
         "seed": 1000 * seed + place,
         "steps": settings.proxy_steps,
         "model": {"name": settings.model},
-        "data": {"source": str(folder / PAIRS), "held_out": str(folder / HELD_OUT)},
+        "data": {"source": str(folder / PAIRS)},
         "batch": {"rows_per_step": PROXY_ROWS},
         "optimizer": {"learning_rate": 1e-3},
-        "report": {"eval_every": 0, "keep_checkpoints": 1, "save_every": 25},
+        "eval": {"source": str(folder / HELD_OUT), "every": 0},
+        "report": {"keep_checkpoints": 1, "save_every": 25},
     }
     found = trained(folder, RANKER, config)
     model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())
@@ -316,15 +318,17 @@ def optimise(settings: StudySettings, plan: Plan, folder: Path, done: Mapping[st
     return {"said": said, "courses": [_course_row(plan_name(plan), "rl", group, plan.seed, points)]}
 
 
-def _course_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[Point]) -> dict[str, Any]:
+def _course_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[ScorePoint]) -> dict[str, Any]:
     listed = [[point.d, point.gold, point.proxy] for point in points]
     return {"name": name, "kind": kind, "group": group, "seed": seed, "points": listed}
 
 
-def courses_of(done: Mapping[str, Done]) -> list[Course]:
+def courses_of(done: Mapping[str, Done]) -> list[ProxyCurve]:
     """Every course that the finished stages have found."""
     return [
-        Course(row["name"], row["kind"], row["group"], row["seed"], tuple(Point(*each) for each in row["points"]))
+        ProxyCurve(
+            row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*each) for each in row["points"])
+        )
         for each in done.values()
         for row in each.result.get("courses", ())
     ]

@@ -1,7 +1,7 @@
 """Losses on preferences: pairs, labelled completions, ranked answers and step labels. Pure functions on tensors.
 
-`PairObjective` is the contract; the rows are in `whet.objective.presets.preference`. Importing this package brings
-no row along: `whet.objective.preference.axes` and `.table` do.
+`PairObjective` is the contract; the methods are in `whet.objective.presets.preference`, their axes and components in
+`whet.objective.axes`.
 """
 
 from whet.objective.preference.batch import (
@@ -12,9 +12,7 @@ from whet.objective.preference.batch import (
     mismatched_rows,
     pair_totals,
 )
-from whet.objective.preference.diagnosis import diagnosis
-from whet.objective.preference.metrics import length_correlation
-from whet.objective.preference.objective import PairObjective, check_row
+from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.reward_model import (
     AllPairs,
     LabelBatch,
@@ -41,9 +39,6 @@ __all__ = [
     "RankLoss",
     "RewardTotals",
     "balanced_weights",
-    "check_row",
-    "diagnosis",
-    "length_correlation",
     "mismatched_rows",
     "pair_ranks",
     "pair_totals",

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from whet.objective.component import Component
 from whet.objective.preference.batch import PairTotals
-from whet.objective.preference.curve import Scores, positive
+from whet.objective.preference.curve import PairScores, positive
 
 
 class CompletionCurve(Component):
@@ -30,11 +30,11 @@ class CompletionCurve(Component):
     def reward_unit(self) -> float:
         return self.beta
 
-    def share(self, scores: Scores, totals: PairTotals) -> Tensor | float:
+    def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         return by_class(scores, 1 / max(totals.desirable, 1), 1 / max(totals.undesirable, 1))
 
 
-def by_class(scores: Scores, desirable: float, undesirable: float) -> Tensor:
+def by_class(scores: PairScores, desirable: float, undesirable: float) -> Tensor:
     """[B, S]: one number for good completions, another for bad ones, in the precision of the scores."""
     return scores.each.new_tensor([undesirable, desirable])[scores.completions.batch.good.long()]
 
@@ -59,11 +59,11 @@ class Prospect(CompletionCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta, desirable=self.desirable, undesirable=self.undesirable)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         lost = torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
         return by_class(scores, self.desirable, self.undesirable) * lost
 
-    def share(self, scores: Scores, totals: PairTotals) -> Tensor | float:
+    def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         return 1 / max(totals.desirable + totals.undesirable, 1)
 
     def words(self) -> str:
@@ -86,7 +86,7 @@ class Classified(CompletionCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         return -logsigmoid(self.beta * signed(scores.each, scores.completions.batch.good))
 
     def words(self) -> str:
@@ -106,7 +106,7 @@ class Saturating(CompletionCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(-self.beta * signed(scores.each, scores.completions.batch.good))
 
     def words(self) -> str:
@@ -130,7 +130,7 @@ class Targets(CompletionCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         wins = torch.as_tensor(scores.preference, dtype=scores.each.dtype, device=scores.each.device)
         half = (wins - 0.5) / self.beta
         each = half[:, None] if half.dim() else half
@@ -157,7 +157,7 @@ class NoiseContrast(CompletionCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         reward = self.beta * scores.each
         return -torch.where(scores.completions.batch.good, logsigmoid(reward), 0.0) - 0.5 * logsigmoid(-reward)
 

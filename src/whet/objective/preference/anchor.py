@@ -80,7 +80,7 @@ class Mismatched(Component):
 
 
 @dataclass(frozen=True)
-class RunningMean(Component):
+class AnchorRunningMean(Component):
     """delta = (mean of s over good completions + mean over bad ones) / 2, averaged over the steps, this one included.
 
     Jung 2024 (2404.04656). decay 1 weighs all steps alike; below 1 old ones fade.

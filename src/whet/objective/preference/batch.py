@@ -118,7 +118,7 @@ def summed(batch: PairBatch, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Completions:
+class PairCompletions:
     """The completions of a pass as scores see them: floats of at least 32 bits, harmless where a row does not count."""
 
     batch: PairBatch
@@ -153,7 +153,7 @@ class Completions:
         return torch.where(self.batch.counted[:, None], values, -1.0)
 
 
-def completions_of(batch: PairBatch, logp: Tensor, extras: PairExtras | None = None) -> Completions:
+def completions_of(batch: PairBatch, logp: Tensor, extras: PairExtras | None = None) -> PairCompletions:
     """`logp` [B, S] or [B, S, T], with the rows that count nowhere put out of harm's way."""
     wanted = tuple(batch.lengths.shape)
     if tuple(logp.shape[:2]) != wanted:
@@ -161,7 +161,9 @@ def completions_of(batch: PairBatch, logp: Tensor, extras: PairExtras | None = N
     exact = logp if logp.dtype == torch.float64 else logp.float()
     completion = torch.where(batch.counted[:, None], summed(batch, exact), -1.0)
     tokens = exact if logp.dim() == 3 else None
-    return Completions(batch, completion, batch.lengths.clamp(min=1).to(exact.dtype), tokens, extras or PairExtras())
+    return PairCompletions(
+        batch, completion, batch.lengths.clamp(min=1).to(exact.dtype), tokens, extras or PairExtras()
+    )
 
 
 def mismatched_rows(group: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from torch import Tensor
 from whet.objective.component import Component
 
 
-class Contrast(Protocol):
+class PairContrast(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor: ...
 
-    def at(self, progress: float) -> Contrast:
+    def at(self, progress: float) -> PairContrast:
         """The contrast when this share of the run, in [0, 1], is done."""
         ...
 
@@ -28,7 +28,7 @@ class Contrast(Protocol):
 
 
 @dataclass(frozen=True)
-class Difference(Component):
+class ScoreDifference(Component):
     """m = s_w - s_l."""
 
     name: ClassVar[str] = "difference"
@@ -36,7 +36,7 @@ class Difference(Component):
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected
 
-    def at(self, progress: float) -> Difference:
+    def at(self, progress: float) -> ScoreDifference:
         return self
 
     def symbols(self) -> str:

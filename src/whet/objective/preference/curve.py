@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from whet.objective.component import Component
-from whet.objective.preference.batch import Completions, PairTotals, summed
+from whet.objective.preference.batch import PairCompletions, PairTotals, summed
 
 
 @dataclass(frozen=True)
-class Scores:
+class PairScores:
     """The completions' worth, in the row's own unit."""
 
     each: Tensor  # [B, S], less the step's anchor
     difference: Tensor | None  # [B], the contrast; None for single completions
-    completions: Completions
+    completions: PairCompletions
 
     @property
     def apart(self) -> Tensor:
@@ -44,7 +44,7 @@ class Scores:
         return 1.0 if given is None else given.to(self.each.dtype)
 
 
-class Curve(Protocol):
+class CostCurve(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     contrasts: ClassVar[bool]  # it looks at the contrast of a pair
@@ -56,11 +56,11 @@ class Curve(Protocol):
         """beta: the implicit reward is beta times the score."""
         ...
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         """The cost of each pair [B], or of each completion [B, S]."""
         ...
 
-    def share(self, scores: Scores, totals: PairTotals) -> Tensor | float:
+    def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         """What each cost counts in the step's loss: as the costs, or one number for all."""
         ...
 
@@ -89,7 +89,7 @@ class PairCurve(Component):
     def reward_unit(self) -> float:
         return self.beta
 
-    def share(self, scores: Scores, totals: PairTotals) -> Tensor | float:
+    def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         return 1 / max(totals.pairs, 1)
 
 
@@ -113,7 +113,7 @@ class Logistic(PairCurve):
         if not 0 <= self.smoothing < 0.5:
             raise ValueError(f"curve.smoothing is {self.smoothing:g}; give a share in [0, 0.5)")
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - self.gamma - scores.margin
         likely = scores.preference * (1 - 2 * self.smoothing) + self.smoothing
         return self.coefficient * (-likely * logsigmoid(x) - (1 - likely) * logsigmoid(-x))
@@ -150,7 +150,7 @@ class Unflipped(PairCurve):
         if not 0 <= self.flipped < 0.5:
             raise ValueError(f"curve.flipped is {self.flipped:g}; give a share in [0, 0.5)")
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - scores.margin
         cost = -(1 - self.flipped) * logsigmoid(x) + self.flipped * logsigmoid(-x)
         return cost / (1 - 2 * self.flipped)
@@ -173,7 +173,7 @@ class Squared(PairCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         return (scores.apart - 1 / (2 * self.beta)).square()
 
     def words(self) -> str:
@@ -195,7 +195,7 @@ class Hinge(PairCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta, delta=self.delta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         return (self.delta + scores.margin - self.beta * scores.apart).clamp(min=0)
 
     def words(self) -> str:
@@ -218,7 +218,7 @@ class Blend(PairCurve):
         if self.temperature >= 1:
             raise ValueError(f"curve.temperature is {self.temperature:g}; from 1 on wrong pairs cost without bound")
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart
         turned = x / self.temperature
         # in one exponent: apart, a very wrong pair would be 0 times infinity
@@ -241,7 +241,7 @@ class Lowered(PairCurve):
     def __post_init__(self) -> None:
         positive("curve", beta=self.beta)
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(self.beta * scores.each[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
 
     def words(self) -> str:
@@ -270,7 +270,7 @@ class Rivals(PairCurve):
     def reward_unit(self) -> float:
         return 1.0
 
-    def __call__(self, scores: Scores) -> Tensor:
+    def __call__(self, scores: PairScores) -> Tensor:
         completions = scores.completions
         rival, own = completions.extras.rival_logp, completions.token_logp
         action = completions.batch.action

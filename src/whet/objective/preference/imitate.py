@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from whet.objective.component import Component
-from whet.objective.preference.batch import Completions, PairTotals
+from whet.objective.preference.batch import PairCompletions, PairTotals
 
 
 class ImitateGood(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 
-    def __call__(self, completions: Completions, totals: PairTotals) -> Tensor | None: ...
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None: ...
 
     def words(self) -> str: ...
 
@@ -24,12 +24,12 @@ class ImitateGood(Protocol):
 
 
 @dataclass(frozen=True)
-class NoImitation(Component):
+class NoPairImitation(Component):
     """Nothing."""
 
     name: ClassVar[str] = "none"
 
-    def __call__(self, completions: Completions, totals: PairTotals) -> Tensor | None:
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return None
 
     def symbols(self) -> str:
@@ -41,7 +41,7 @@ def _refused(coefficient: float) -> None:
         raise ValueError(f"imitate.coefficient is {coefficient:g}; give a number above 0, or imitate=none")
 
 
-def _good(completions: Completions, values: Tensor) -> Tensor:
+def _good(completions: PairCompletions, values: Tensor) -> Tensor:
     return torch.where(completions.batch.good, values, 0.0).sum(-1)
 
 
@@ -55,7 +55,7 @@ class Summed(Component):
     def __post_init__(self) -> None:
         _refused(self.coefficient)
 
-    def __call__(self, completions: Completions, totals: PairTotals) -> Tensor | None:
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.logp)
 
     def words(self) -> str:
@@ -75,7 +75,7 @@ class PerCompletion(Component):
     def __post_init__(self) -> None:
         _refused(self.coefficient)
 
-    def __call__(self, completions: Completions, totals: PairTotals) -> Tensor | None:
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.mean_logp)
 
     def words(self) -> str:
@@ -95,7 +95,7 @@ class PerToken(Component):
     def __post_init__(self) -> None:
         _refused(self.coefficient)
 
-    def __call__(self, completions: Completions, totals: PairTotals) -> Tensor | None:
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable_tokens, 1) * _good(completions, completions.logp)
 
     def words(self) -> str:

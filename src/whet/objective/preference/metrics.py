@@ -5,18 +5,16 @@ Chosen and rejected completions are told apart throughout: a growing margin says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from whet.objective.preference.batch import Completions, PairTotals
+from whet.objective.preference.batch import PairCompletions, PairTotals
 
 # a token a completion, and hundredths of a nat a token: closer than this two completions say the same
 SAME_LENGTH, SAME_LOGP = 1, 0.01
 
 
-def pair_sums(completions: Completions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
+def pair_sums(completions: PairCompletions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
     """`reward` [B, S] is the implicit one: beta times the score, less what it is compared with.
 
     chosen_* and rejected_* are means over good and bad completions, the rest means over pairs. `drift` is the mean of
@@ -39,7 +37,7 @@ def pair_sums(completions: Completions, reward: Tensor, totals: PairTotals) -> d
     return found if not batch.paired else {**found, **_paired(completions, reward, totals)}
 
 
-def _paired(completions: Completions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
+def _paired(completions: PairCompletions, reward: Tensor, totals: PairTotals) -> dict[str, Tensor]:
     gap, longer = (values[:, 0] - values[:, 1] for values in (reward, completions.lengths))
     likelier = (completions.mean_logp[:, 0] - completions.mean_logp[:, 1]).detach()
     each = {
@@ -58,16 +56,3 @@ def _paired(completions: Completions, reward: Tensor, totals: PairTotals) -> dic
 
 def _total(values: Tensor, chosen: Tensor, count: int) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / max(count, 1)
-
-
-def length_correlation(metrics: Mapping[str, float]) -> float | None:
-    """Pearson's correlation of (n_w - n_l) with the margin over the pairs of a step; None without a spread."""
-    names = ("margin", "margin_square", "longer", "longer_square", "longer_margin")
-    if any(name not in metrics for name in names):
-        return None
-    margin, margin_square, longer, longer_square, product = (metrics[name] for name in names)
-    spreads = (margin_square - margin**2, longer_square - longer**2)
-    # what remains of two large squares is noise when there is no spread
-    if spreads[0] <= 1e-6 * margin_square or spreads[1] <= 1e-6 * longer_square:
-        return None
-    return max(-1.0, min(1.0, (product - margin * longer) / (spreads[0] * spreads[1]) ** 0.5))

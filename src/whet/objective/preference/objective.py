@@ -10,6 +10,7 @@ into passes, its order, its padding and its ranks never change the gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +18,14 @@ from torch import Tensor
 from whet.objective.advantage import Memory
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Anchor, Zero
-from whet.objective.preference.batch import Completions, PairBatch, PairExtras, PairTotals, completions_of
-from whet.objective.preference.contrast import Contrast, Difference
-from whet.objective.preference.curve import Curve, Scores
-from whet.objective.preference.imitate import ImitateGood, NoImitation
+from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
+from whet.objective.preference.contrast import PairContrast, ScoreDifference
+from whet.objective.preference.curve import CostCurve, PairScores
+from whet.objective.preference.imitate import ImitateGood, NoPairImitation
 from whet.objective.preference.metrics import pair_sums
-from whet.objective.preference.score import Score
-from whet.objective.preference.weigh import Alike, Weigh
-from whet.objective.reference import Frozen, Reference
+from whet.objective.preference.score import CompletionScore
+from whet.objective.preference.weigh import Alike, PairWeight
+from whet.objective.reference import Frozen, ReferencePolicy
 from whet.types import WhetError
 
 
@@ -33,13 +34,13 @@ class PairObjective:
     """A preference method as a row of orthogonal components."""
 
     name: str
-    score: Score
-    curve: Curve
-    contrast: Contrast = field(default_factory=Difference)
+    score: CompletionScore
+    curve: CostCurve
+    contrast: PairContrast = field(default_factory=ScoreDifference)
     anchor: Anchor = field(default_factory=Zero)
-    weigh: Weigh = field(default_factory=Alike)
-    imitate: ImitateGood = field(default_factory=NoImitation)
-    reference: Reference = field(default_factory=Frozen)
+    weigh: PairWeight = field(default_factory=Alike)
+    imitate: ImitateGood = field(default_factory=NoPairImitation)
+    reference: ReferencePolicy = field(default_factory=Frozen)
 
     def needs(self) -> frozenset[str]:
         """What the loop must provide beyond logp: `pairs` (not labelled completions), `ref_logp`, `token_logp` (log-
@@ -49,6 +50,19 @@ class PairObjective:
     def tuned(self, progress: float) -> PairObjective:
         """The row when this share of the run, in [0, 1], is done."""
         return replace(self, contrast=self.contrast.at(progress))
+
+    def symbols(self, updates_per_step: int = 1) -> list[str]:
+        """What is minimised, line by line."""
+        against = self.anchor.symbols()
+        cost = self.curve.symbols(self.score.symbols(), self.contrast.symbols())
+        return [
+            f"s = {self.score.symbols()}" + (f", less z = {against}" if against else ""),
+            f"L = mean {self.weigh.symbols()}[ {cost}{self.imitate.symbols()} ]",
+        ]
+
+    def spoken(self, updates_per_step: int = 1) -> list[Any]:
+        """The components, in the order in which a pair meets them."""
+        return [self.score, self.contrast, self.curve, self.anchor, self.weigh, self.imitate, self.reference]
 
     def anchor_sums(self, batch: PairBatch, logp: Tensor) -> Tensor:
         """float64 [4], to be added over the passes and ranks of the step, before its first loss.
@@ -91,10 +105,10 @@ class PairObjective:
             (gradient,) = torch.autograd.grad(found.value, leaf)
         return gradient, Loss(found.value.detach(), found.sums)
 
-    def _scores(self, completions: Completions, totals: PairTotals) -> Scores:
+    def _scores(self, completions: PairCompletions, totals: PairTotals) -> PairScores:
         each = self.score(completions) - totals.anchor
         contrasted = self.contrast(each[:, 0], each[:, 1]) if completions.batch.paired else None
-        return Scores(each, contrasted, completions)
+        return PairScores(each, contrasted, completions)
 
     def _refuse(self, batch: PairBatch) -> None:
         if "pairs" in self.needs() and not batch.paired:
@@ -106,22 +120,20 @@ class PairObjective:
                     "drop the column or take the curve logistic"
                 )
 
-
-def check_row(objective: PairObjective) -> None:
-    """Refuse components that would have no effect, or not the one they promise."""
-    row = objective
-    if not row.curve.contrasts and row.contrast != Difference():
-        raise WhetError(
-            f"objective.contrast={row.contrast.name} has no effect: {row.curve.name} judges completions one by one; "
-            "give contrast=difference"
-        )
-    if not row.curve.anchors and row.anchor != Zero():
-        raise WhetError(
-            f"objective.anchor={row.anchor.name} has no effect: {row.curve.name} compares two completions, and what both "
-            "are compared with cancels; give anchor=zero"
-        )
-    if row.reference != Frozen() and "ref_logp" not in row.needs():
-        raise WhetError(
-            f"objective.reference={row.reference.name} has no effect: {row.score.name} does not look at a reference; "
-            "give reference=frozen"
-        )
+    def refuse_idle(self) -> None:
+        """Refuse components that would have no effect, or not the one they promise."""
+        if not self.curve.contrasts and self.contrast != ScoreDifference():
+            raise WhetError(
+                f"objective.contrast={self.contrast.name} has no effect: {self.curve.name} judges completions one by one; "
+                "give contrast=difference"
+            )
+        if not self.curve.anchors and self.anchor != Zero():
+            raise WhetError(
+                f"objective.anchor={self.anchor.name} has no effect: {self.curve.name} compares two completions, and what both "
+                "are compared with cancels; give anchor=zero"
+            )
+        if self.reference != Frozen() and "ref_logp" not in self.needs():
+            raise WhetError(
+                f"objective.reference={self.reference.name} has no effect: {self.score.name} does not look at a reference; "
+                "give reference=frozen"
+            )

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from whet.objective.component import Component
-from whet.objective.preference.batch import Completions
+from whet.objective.preference.batch import PairCompletions
 
 # float32 ends near exp(88) and metrics square a margin; beyond this a completion keeps its score and moves no further
 LARGEST_EXPONENT = 40.0
 
 
-class Score(Protocol):
+class CompletionScore(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 
-    def __call__(self, completions: Completions) -> Tensor: ...
+    def __call__(self, completions: PairCompletions) -> Tensor: ...
 
     def words(self) -> str: ...
 
@@ -40,7 +40,7 @@ class LogRatio(Component):
     name: ClassVar[str] = "log_ratio"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.log_ratio
 
     def words(self) -> str:
@@ -57,7 +57,7 @@ class MeanLogRatio(Component):
     name: ClassVar[str] = "mean_log_ratio"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.log_ratio / completions.lengths
 
     def words(self) -> str:
@@ -73,7 +73,7 @@ class LogLikelihood(Component):
 
     name: ClassVar[str] = "logp"
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.logp
 
     def words(self) -> str:
@@ -89,7 +89,7 @@ class MeanLogLikelihood(Component):
 
     name: ClassVar[str] = "mean_logp"
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.mean_logp
 
     def words(self) -> str:
@@ -105,7 +105,7 @@ class LogOdds(Component):
 
     name: ClassVar[str] = "log_odds"
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         # a completion the policy is sure of has infinite odds: the smallest step below probability 1 stands for it
         mean = completions.mean_logp.clamp(max=-torch.finfo(completions.logp.dtype).eps)
         return mean - torch.log(-torch.expm1(mean))
@@ -124,7 +124,7 @@ class PowerReward(Component):
     alpha: float = 0.25
     name: ClassVar[str] = "power_reward"
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         if self.alpha == 0:
             return completions.mean_logp
         return -torch.expm1((-self.alpha * completions.mean_logp).clamp(max=LARGEST_EXPONENT)) / self.alpha
@@ -147,7 +147,7 @@ class WeighedEntropy(Component):
 
     name: ClassVar[str] = "weighed_entropy"
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return (completions.logp + 1) / completions.lengths
 
     def words(self) -> str:
@@ -164,7 +164,7 @@ class ForwardKL(Component):
     name: ClassVar[str] = "forward_kl"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return -torch.expm1((-completions.log_ratio).clamp(max=LARGEST_EXPONENT))
 
     def words(self) -> str:
@@ -181,7 +181,7 @@ class JensenShannon(Component):
     name: ClassVar[str] = "jensen_shannon"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         return math.log(2) + logsigmoid(completions.log_ratio)
 
     def words(self) -> str:
@@ -202,7 +202,7 @@ class AlphaDivergence(Component):
     name: ClassVar[str] = "alpha_divergence"
     needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         power = self.alpha - 1
         if power == 0:
             return completions.log_ratio
@@ -230,7 +230,7 @@ class SharedLength(Component):
         if not 0 <= self.tail <= 1:
             raise ValueError(f"score.tail is {self.tail:g}; give a share in [0, 1]")
 
-    def __call__(self, completions: Completions) -> Tensor:
+    def __call__(self, completions: PairCompletions) -> Tensor:
         action, reference = completions.batch.action, completions.batch.ref_logp
         if completions.token_logp is None or action is None or reference is None or reference.dim() != 3:
             raise ValueError("shared_length needs logp and ref_logp of each token, [B, S, T], and the batch's action")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from whet.objective.component import Component
-from whet.objective.preference.batch import Completions, summed
+from whet.objective.preference.batch import PairCompletions, summed
 
 
-class Weigh(Protocol):
+class PairWeight(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
 
-    def __call__(self, completions: Completions) -> Tensor | None: ...
+    def __call__(self, completions: PairCompletions) -> Tensor | None: ...
 
     def words(self) -> str: ...
 
@@ -31,7 +31,7 @@ class Alike(Component):
 
     name: ClassVar[str] = "alike"
 
-    def __call__(self, completions: Completions) -> Tensor | None:
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
         return None
 
     def symbols(self) -> str:
@@ -48,7 +48,7 @@ class OwnWords(Component):
     name: ClassVar[str] = "own_words"
     needs: ClassVar[frozenset[str]] = frozenset({"log_square"})
 
-    def __call__(self, completions: Completions) -> Tensor | None:
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
         square = completions.extras.log_square
         if square is None:
             raise ValueError("own_words needs the log_square of the pass and got none")
@@ -78,7 +78,7 @@ class MarginGate(Component):
         if not self.temperature > 0:
             raise ValueError(f"weigh.temperature is {self.temperature:g}; give a number above 0")
 
-    def __call__(self, completions: Completions) -> Tensor | None:
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
         logp = completions.logp.detach()
         return torch.sigmoid((self.bias - (logp[:, 0] - logp[:, 1])) / self.temperature)
 

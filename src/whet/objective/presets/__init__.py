@@ -1,12 +1,13 @@
-"""The rows: each method once, with its paper, its defaults and what whet chose where the paper is silent.
+"""The presets: each method once, with its paper, its defaults and what whet chose where the paper is silent.
 
-The only room of the package where methods have names. Adding a method made of known components is adding a row here.
+The only room of the package where methods have names. Adding a method made of known components is adding a preset here.
 """
 
+from whet.objective.policy import Objective
 from whet.objective.presets import far, group, variants
 from whet.objective.presets.preset import Preset
 
-ROWS = (
+EVERY = (
     *(group.REINFORCE, group.RLOO, group.REMAX, group.REINFORCE_PP, group.REINFORCE_PP_BASELINE),
     *(group.GRPO, group.GRPO_R1, group.DR_GRPO, group.DAPO),
     *(variants.GSPO, variants.GSPO_TOKEN, variants.LUSPO, variants.CISPO, variants.GMPO, variants.SAPO),
@@ -16,7 +17,7 @@ ROWS = (
     *(variants.GDPO, variants.SPO, far.GRPO_PROCESS, far.GIGPO),
 )
 
-# every method by the name that the command line takes
-PRESETS: dict[str, Preset] = {preset.objective.name: preset for preset in ROWS}
+# every policy method by the name that the command line takes
+PRESETS: dict[str, Preset[Objective]] = {preset.objective.name: preset for preset in EVERY}
 
 __all__ = ["PRESETS", "Preset"]

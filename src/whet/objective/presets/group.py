@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from whet.objective.advantage import (
+    BatchRunningMean,
     Greedy,
     GroupMean,
     LeaveOneOut,
-    RunningMean,
 )
 from whet.objective.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean
 from whet.objective.clip import OnPolicy, PPOClip
@@ -21,7 +21,7 @@ from whet.objective.scale import GroupStd, NoScale, TokenStd, WhitenTokens
 from whet.objective.shape import SoftOverlong
 
 REINFORCE = Preset(
-    Objective("reinforce", RunningMean(), NoScale(), TokenRatio(), OnPolicy(), SequenceSum(), NoKL()),
+    Objective("reinforce", BatchRunningMean(), NoScale(), TokenRatio(), OnPolicy(), SequenceSum(), NoKL()),
     title="REINFORCE",
     paper="Williams 1992, Runtime Learning 8:229-256",
     formula="J = E[ (R - b) SUM_t log pi(a_t) ]",

@@ -1,13 +1,14 @@
-"""The preference rows by name: each method once, with its paper, its defaults and what whet chose."""
+"""The preference methods by name: each method once, with its paper, its defaults and what whet chose."""
 
 from __future__ import annotations
 
+from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import preference_free as free
 from whet.objective.presets import preference_tied as tied
 from whet.objective.presets.preference_free import LEFT_OUT
-from whet.objective.presets.preference_preset import PairPreset
+from whet.objective.presets.preset import Preset
 
-ROWS = (
+EVERY = (
     *(tied.DPO, tied.CDPO, tied.ROBUST_DPO, tied.IPO, tied.IPO_MEAN, free.KTO, free.SIMPO, free.ORPO, free.CPO),
     *(tied.DPO_SHIFT, tied.DPOP, tied.HINGE, free.SLIC, tied.SIGMOID_NORM, free.APO_ZERO, tied.APO_DOWN),
     *(free.SPPO, free.NCA, free.BCO, tied.DISCOPOP, free.ALPHAPO, free.POWER, tied.LD_DPO, tied.WPO),
@@ -16,6 +17,6 @@ ROWS = (
 )
 
 # every preference method by the name that the command line takes
-PAIR_PRESETS: dict[str, PairPreset] = {preset.objective.name: preset for preset in ROWS}
+PAIR_PRESETS: dict[str, Preset[PairObjective]] = {preset.objective.name: preset for preset in EVERY}
 
-__all__ = ["LEFT_OUT", "PAIR_PRESETS", "PairPreset"]
+__all__ = ["LEFT_OUT", "PAIR_PRESETS"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.objective.preference.alone import Classified, NoiseContrast, Prospect, Saturating, Targets
-from whet.objective.preference.anchor import Mismatched, RunningMean
+from whet.objective.preference.anchor import AnchorRunningMean, Mismatched
 from whet.objective.preference.curve import Hinge, Logistic, Rivals
 from whet.objective.preference.imitate import PerCompletion, Summed
 from whet.objective.preference.objective import PairObjective
@@ -16,9 +16,9 @@ from whet.objective.preference.score import (
     WeighedEntropy,
 )
 from whet.objective.preference.weigh import MarginGate
-from whet.objective.presets.preference_preset import PairPreset, settings
+from whet.objective.presets.preset import Preset
 
-SIMPO = PairPreset(
+SIMPO = Preset(
     PairObjective("simpo", MeanLogLikelihood(), Logistic(2.0, gamma=1.0)),
     title="SimPO",
     paper="Meng et al. 2024, Simple Preference Optimization, arXiv 2405.14734",
@@ -26,10 +26,10 @@ SIMPO = PairPreset(
     fixes="no reference to hold in memory; length divided out; a margin to reach",
     breaks="nothing ties the policy to where it came from: small learning rates only",
     deviations=("b 2 and g 1: the paper tunes both, with g/b near 0.5",),
-    run=settings(1e-6, 128),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 128}},
 )
 
-ALPHAPO = PairPreset(
+ALPHAPO = Preset(
     PairObjective("alphapo", PowerReward(0.25), Logistic(2.5, gamma=0.1)),
     title="AlphaPO",
     paper="Gupta et al. 2025, AlphaPO, arXiv 2501.03884",
@@ -38,7 +38,7 @@ ALPHAPO = PairPreset(
     breaks="an unlikely completion has an exponential grad",
 )
 
-POWER = PairPreset(
+POWER = Preset(
     PairObjective("power", WeighedEntropy(), Logistic(2.0)),
     title="POWER",
     paper="Rashidinejad et al. 2024, arXiv 2412.09544",
@@ -52,7 +52,7 @@ POWER = PairPreset(
     unverified="beta 2, which is simpo's, and that w is 1/n in the authors' experiments",
 )
 
-ORPO = PairPreset(
+ORPO = Preset(
     PairObjective("orpo", LogOdds(), Logistic(1.0, coefficient=0.1), imitate=PerCompletion(1.0)),
     title="ORPO",
     paper="Hong et al. 2024, Odds Ratio Preference Optimization, arXiv 2403.07691",
@@ -60,10 +60,10 @@ ORPO = PairPreset(
     fixes="one stage: imitation and preference from the base model, no reference",
     breaks="the odds of a completion the policy is sure of explode",
     deviations=("the NLL is that of the completion, a token on average; some codes count the prompt's tokens as well",),
-    run=settings(5e-6),
+    run={"optimizer": {"learning_rate": 5e-6}},
 )
 
-CPO = PairPreset(
+CPO = Preset(
     PairObjective("cpo", LogLikelihood(), Logistic(0.1), imitate=Summed(1.0)),
     title="CPO",
     paper="Xu et al. 2024, Contrastive Preference Optimization, arXiv 2401.08417",
@@ -73,7 +73,7 @@ CPO = PairPreset(
     deviations=("the NLL is summed as the formula says; imitate=per_token is what other trainers do",),
 )
 
-SLIC = PairPreset(
+SLIC = Preset(
     PairObjective("slic", LogLikelihood(), Hinge(1.0, 1.0), imitate=Summed(0.1)),
     title="SLiC",
     paper="Zhao et al. 2023, SLiC-HF, arXiv 2305.10425",
@@ -83,7 +83,7 @@ SLIC = PairPreset(
     deviations=("the imitated completion is the chosen one; the paper may take the one of supervised data",),
 )
 
-KTO = PairPreset(
+KTO = Preset(
     PairObjective("kto", LogRatio(), Prospect(0.1, 1.0, 1.0), anchor=Mismatched()),
     title="KTO",
     paper="Ethayarajh et al. 2024, Kahneman-Tversky Optimization, arXiv 2402.01306",
@@ -91,11 +91,11 @@ KTO = PairPreset(
     fixes="thumbs up and down instead of pairs",
     breaks="z is noisy in a small step and impossible in a step of one prompt",
     deviations=("z is taken over the whole step and all ranks, each prompt with the next other prompt's completion",),
-    run=settings(1e-6),
+    run={"optimizer": {"learning_rate": 1e-6}},
 )
 
-BCO = PairPreset(
-    PairObjective("bco", LogRatio(), Classified(0.1), anchor=RunningMean(1.0)),
+BCO = Preset(
+    PairObjective("bco", LogRatio(), Classified(0.1), anchor=AnchorRunningMean(1.0)),
     title="BCO",
     paper="Jung et al. 2024, Binary Classifier Optimization, arXiv 2404.04656",
     formula="L = -log sigma(b d_w - delta) - log sigma(-(b d_l - delta)), delta = running mean reward",
@@ -107,17 +107,17 @@ BCO = PairPreset(
     ),
 )
 
-APO_ZERO = PairPreset(
+APO_ZERO = Preset(
     PairObjective("apo_zero", LogRatio(), Saturating(0.1)),
     title="APO-zero",
     paper="D'Oosterlinck et al. 2024, Anchored Preference Optimization, arXiv 2408.06266",
     formula="L = 1 - sigma(b d_w) + sigma(b d_l)",
     fixes="chosen completions that are better than the policy's own: they rise, the rejected sink",
     breaks="completions far from the reference have no grad left, on the wrong side too",
-    run=settings(2e-7),
+    run={"optimizer": {"learning_rate": 2e-7}},
 )
 
-SPPO = PairPreset(
+SPPO = Preset(
     PairObjective("sppo", LogRatio(), Targets(1e-3)),
     title="SPPO",
     paper="Wu et al. 2024, Self-Play Preference Optimization, arXiv 2405.00675",
@@ -128,20 +128,20 @@ SPPO = PairPreset(
         "P is 1 and 0 unless the pairs state a preference; the paper estimates it by a pair model",
         "the sum is not halved; the authors' code halves it",
     ),
-    run=settings(5e-7),
+    run={"optimizer": {"learning_rate": 5e-7}},
 )
 
-NCA = PairPreset(
+NCA = Preset(
     PairObjective("nca", LogRatio(), NoiseContrast(0.01)),
     title="NCA",
     paper="Chen et al. 2024, Noise Contrastive Alignment, arXiv 2402.05369",
     formula="L = -log sigma(b d_w) - 1/2 log sigma(-b d_w) - 1/2 log sigma(-b d_l)",
     fixes="keeps the likelihood of the chosen completion itself",
     breaks="a smaller margin",
-    run=settings(5e-6),
+    run={"optimizer": {"learning_rate": 5e-6}},
 )
 
-PAIRWISE_CRINGE = PairPreset(
+PAIRWISE_CRINGE = Preset(
     PairObjective(
         "pairwise_cringe",
         LogLikelihood(),

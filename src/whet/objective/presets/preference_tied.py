@@ -15,20 +15,20 @@ from whet.objective.preference.score import (
     SharedLength,
 )
 from whet.objective.preference.weigh import OwnWords
-from whet.objective.presets.preference_preset import PairPreset, settings
+from whet.objective.presets.preset import Preset
 from whet.objective.reference import MovingAverage, Reset
 
-DPO = PairPreset(
+DPO = Preset(
     PairObjective("dpo", LogRatio(), Logistic(0.1)),
     title="DPO",
     paper="Rafailov et al. 2023, Direct Preference Optimization, arXiv 2305.18290",
     formula="L = -log sigma(b m)",
     fixes="no reward model, no sampling: one classification loss on pairs",
     breaks="likelihood displacement: both completions may sink; the margin has no bound",
-    run=settings(1e-6, 64),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},
 )
 
-CDPO = PairPreset(
+CDPO = Preset(
     PairObjective("cdpo", LogRatio(), Logistic(0.1, smoothing=0.1)),
     title="cDPO",
     paper="Mitchell 2023, A note on DPO with noisy preferences",
@@ -36,20 +36,20 @@ CDPO = PairPreset(
     fixes="wrong labels: the best margin is finite, logit(1-e)/b",
     breaks="a label that is right is doubted as much as one that is wrong",
     deviations=("e is 0.1: the note gives no default, codes take 0.1 to 0.2",),
-    run=settings(1e-6, 64),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},
 )
 
-ROBUST_DPO = PairPreset(
+ROBUST_DPO = Preset(
     PairObjective("robust_dpo", LogRatio(), Unflipped(0.1, 0.1)),
     title="Robust DPO",
     paper="Chowdhury et al. 2024, Provably Robust DPO, arXiv 2403.00409",
     formula="L = [ -(1-e) log sigma(b m) + e log sigma(-b m) ] / (1 - 2e)",
     fixes="flipped labels: unbiased when a share e of them is flipped",
     breaks="the loss may be negative; e near 0.5 makes it explode",
-    run=settings(1e-6, 64),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},
 )
 
-IPO = PairPreset(
+IPO = Preset(
     PairObjective("ipo", LogRatio(), Squared(0.1)),
     title="IPO",
     paper="Azar et al. 2023, A General Theoretical Paradigm, arXiv 2310.12036",
@@ -57,10 +57,10 @@ IPO = PairPreset(
     fixes="preferences that never vary: the margin has a target instead of growing without bound",
     breaks="long completions have large log-ratios: the target is met by few tokens",
     deviations=("summed as the formula says; the authors' experiments averaged: that is ipo_mean",),
-    run=settings(1e-6, 64),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},
 )
 
-IPO_MEAN = PairPreset(
+IPO_MEAN = Preset(
     PairObjective("ipo_mean", MeanLogRatio(), Squared(0.1)),
     title="IPO-mean",
     paper="Azar et al. 2023, A General Theoretical Paradigm, arXiv 2310.12036",
@@ -68,10 +68,10 @@ IPO_MEAN = PairPreset(
     fixes="the same as ipo, with a target that does not depend on the length",
     breaks="a mean log-ratio of 1/(2t) = 5 nats a token is far: the pull hardly ever ends",
     deviations=("the form other trainers call IPO; its authors are quoted as having used it for their results",),
-    run=settings(1e-6, 64),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},
 )
 
-HINGE = PairPreset(
+HINGE = Preset(
     PairObjective("hinge", LogRatio(), Hinge(0.1, 1.0)),
     title="Hinge",
     paper="Zhao et al. 2023, SLiC-HF, arXiv 2305.10425",
@@ -79,10 +79,10 @@ HINGE = PairPreset(
     fixes="pairs that are learnt stop counting",
     breaks="no pull at all past the margin",
     deviations=("with a reference, as trainers have it; the paper's own form without one is slic",),
-    run=settings(1e-6, 64),
+    run={"optimizer": {"learning_rate": 1e-6}, "batch": {"rows_per_step": 64}},
 )
 
-SIGMOID_NORM = PairPreset(
+SIGMOID_NORM = Preset(
     PairObjective("sigmoid_norm", MeanLogRatio(), Logistic(5.0)),
     title="Length-normalised DPO",
     paper="Lambert et al. 2024, Tulu 3, arXiv 2411.15124",
@@ -92,17 +92,17 @@ SIGMOID_NORM = PairPreset(
     unverified="beta 5",
 )
 
-APO_DOWN = PairPreset(
+APO_DOWN = Preset(
     PairObjective("apo_down", LogRatio(), Lowered(0.1)),
     title="APO-down",
     paper="D'Oosterlinck et al. 2024, Anchored Preference Optimization, arXiv 2408.06266",
     formula="L = sigma(b d_w) + 1 - sigma(b m)",
     fixes="chosen completions that are worse than the policy's own: both sink, in order",
     breaks="where the chosen completions are better than the policy, it unlearns them",
-    run=settings(2e-7),
+    run={"optimizer": {"learning_rate": 2e-7}},
 )
 
-DISCOPOP = PairPreset(
+DISCOPOP = Preset(
     PairObjective("discopop", LogRatio(), Blend(0.05, 0.05)),
     title="DiscoPOP",
     paper="Lu et al. 2024, Discovering Preference Optimization Algorithms, arXiv 2406.08414",
@@ -111,7 +111,7 @@ DISCOPOP = PairPreset(
     breaks="not convex: pairs with a margin near 0 are pushed the wrong way",
 )
 
-DPO_SHIFT = PairPreset(
+DPO_SHIFT = Preset(
     PairObjective("dpo_shift", LogRatio(), Logistic(0.01), contrast=Shifted(0.95, 0.95)),
     title="DPO-Shift",
     paper="Yang et al. 2025, DPO-Shift, arXiv 2502.07599",
@@ -119,10 +119,10 @@ DPO_SHIFT = PairPreset(
     fixes="likelihood displacement: the rejected completion has the shorter lever",
     breaks="a smaller margin",
     deviations=("f stays 0.95; contrast.final=1 is the paper's linear schedule",),
-    run=settings(5e-7),
+    run={"optimizer": {"learning_rate": 5e-7}},
 )
 
-DPOP = PairPreset(
+DPOP = Preset(
     PairObjective("dpop", LogRatio(), Logistic(0.3), contrast=Protected(50.0)),
     title="DPO-Positive",
     paper="Pal et al. 2024, Smaug, arXiv 2402.13228",
@@ -132,7 +132,7 @@ DPOP = PairPreset(
     unverified="beta 0.3 and l 50",
 )
 
-LD_DPO = PairPreset(
+LD_DPO = Preset(
     PairObjective("ld_dpo", SharedLength(0.5), Logistic(0.1)),
     title="LD-DPO",
     paper="Liu et al. 2024, Length Desensitization, arXiv 2409.06411",
@@ -141,7 +141,7 @@ LD_DPO = PairPreset(
     breaks="the end of a long completion, often its answer, is the part discounted",
 )
 
-WPO = PairPreset(
+WPO = Preset(
     PairObjective("wpo", LogRatio(), Logistic(0.01), weigh=OwnWords()),
     title="WPO",
     paper="Zhou et al. 2024, Weighted Preference Optimization, arXiv 2406.11827",
@@ -151,7 +151,7 @@ WPO = PairPreset(
     deviations=("the weights are neither capped nor divided by their mean",),
 )
 
-TR_DPO = PairPreset(
+TR_DPO = Preset(
     PairObjective("tr_dpo", LogRatio(), Logistic(0.05), reference=MovingAverage(0.4, 512)),
     title="TR-DPO",
     paper="Gorbatovski et al. 2024, Learn Your Reference Model, arXiv 2404.09656",
@@ -161,7 +161,7 @@ TR_DPO = PairPreset(
     deviations=("reference.decay is the weight kept: 0.4 where the paper's letter is 0.6",),
 )
 
-TR_DPO_HARD = PairPreset(
+TR_DPO_HARD = Preset(
     PairObjective("tr_dpo_hard", LogRatio(), Logistic(0.05), reference=Reset(512)),
     title="TR-DPO (hard)",
     paper="Gorbatovski et al. 2024, Learn Your Reference Model, arXiv 2404.09656",
@@ -170,7 +170,7 @@ TR_DPO_HARD = PairPreset(
     breaks="the implicit rewards jump to 0 at every reset",
 )
 
-RPO = PairPreset(
+RPO = Preset(
     PairObjective("rpo", LogRatio(), Logistic(0.01), imitate=Summed(0.005)),
     title="RPO",
     paper="Liu et al. 2024, Provably Mitigating Overoptimization, arXiv 2405.16436",
@@ -179,7 +179,7 @@ RPO = PairPreset(
     breaks="over-fits the chosen completions",
 )
 
-RPO_ITERATIVE = PairPreset(
+RPO_ITERATIVE = Preset(
     PairObjective("rpo_iterative", LogRatio(), Logistic(0.1), imitate=PerCompletion(1.0)),
     title="Iterative RPO",
     paper="Pang et al. 2024, Iterative Reasoning Preference Optimization, arXiv 2404.19733",
@@ -189,7 +189,7 @@ RPO_ITERATIVE = PairPreset(
     unverified="beta 0.1",
 )
 
-FDPO_FORWARD = PairPreset(
+FDPO_FORWARD = Preset(
     PairObjective("fdpo_forward", ForwardKL(), Logistic(0.1)),
     title="f-DPO (forward KL)",
     paper="Wang et al. 2023, Beyond Reverse KL, arXiv 2309.16240",
@@ -199,7 +199,7 @@ FDPO_FORWARD = PairPreset(
     unverified="beta 0.1",
 )
 
-FDPO_JS = PairPreset(
+FDPO_JS = Preset(
     PairObjective("fdpo_js", JensenShannon(), Logistic(0.1)),
     title="f-DPO (Jensen-Shannon)",
     paper="Wang et al. 2023, Beyond Reverse KL, arXiv 2309.16240",
@@ -209,7 +209,7 @@ FDPO_JS = PairPreset(
     unverified="beta 0.1",
 )
 
-FDPO_ALPHA = PairPreset(
+FDPO_ALPHA = Preset(
     PairObjective("fdpo_alpha", AlphaDivergence(0.5), Logistic(0.1)),
     title="f-DPO (alpha)",
     paper="Wang et al. 2023, Beyond Reverse KL, arXiv 2309.16240",

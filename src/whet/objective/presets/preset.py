@@ -1,26 +1,26 @@
-"""What a row is besides its components."""
+"""What a method is besides its components."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from whet.objective.policy import Objective
+AnyObjective = TypeVar("AnyObjective", covariant=True)
 
 
 @dataclass(frozen=True)
-class Preset:
-    """A row and what a reader should know about it."""
+class Preset(Generic[AnyObjective]):
+    """A named method and what a reader should know about it: of a policy, a preference method or a reward model."""
 
-    objective: Objective
+    objective: AnyObjective
     title: str
     paper: str
-    formula: str  # the paper's own expression
+    # the paper's own expression; of preferences: d = log pi/ref, m = d_w - d_l, q = log pi per token, b = beta
+    formula: str
     fixes: str
     breaks: str
-    deviations: tuple[str, ...] = ()  # what the paper does not state and whet chose
-    run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run the row is nothing without
-    small_run: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # and for the built-in model, whose completions are short
+    deviations: tuple[str, ...] = ()  # what the paper does not state, or codes do otherwise, and whet chose
+    unverified: str = ""  # what could not be read in the paper or its authors' code
+    run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run the method is nothing without
+    small_run: Mapping[str, Any] = field(default_factory=dict)  # and for the built-in model: its completions are short

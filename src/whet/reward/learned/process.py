@@ -165,12 +165,13 @@ class LearnedSteps:
             limit = network.context
             logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
 
-        def pick(logits: Tensor, number: int) -> Tensor:
-            at = torch.tensor(written[rows[number]][1], device=logits.device)
-            one_by_one = kind == "token" and head_scales(network.model.config) is not None
-            return _right(logits[at].float(), kind, choices, one_by_one)
-
-        scores = network.logits([Tokens(written[row][0]) for row in rows], pick)
+        one_by_one = kind == "token" and head_scales(network.model.config) is not None
+        logits = network.logits(
+            [Tokens(written[row][0]) for row in rows],
+            [prompts[row].id for row in rows],
+            [written[row][1] for row in rows],
+        )
+        scores = [_right(each, kind, choices, one_by_one) for each in logits]
         for row, values in zip(rows, scores, strict=True):
             found[row] = values.tolist()
         return found
@@ -231,7 +232,7 @@ def _right(logits: Tensor, kind: Kind, choices: tuple[int, ...], one_by_one: boo
 
 
 def step_texts(completion: str, ends: Sequence[int], separator: str) -> list[str]:
-    """Each step without the separator that ends it: it is written once, also where the completion has done so itself."""
+    """Each step without the separator that ends it: the caller writes it once."""
     mark = separator.strip() or "\n"
     return [completion[start:end].strip().removesuffix(mark).strip() for start, end in pairwise([0, *ends])]
 

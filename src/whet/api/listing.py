@@ -1,0 +1,92 @@
+"""The runs below a folder, one line each: what `whet runs` prints."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.api.run import Run
+from whet.config.run_folder import CONFIG
+from whet.types import WhetError
+
+HEADS = ("run", "method", "model", "step", "status", "metric", "age")
+HIDDEN = ("checkpoints", "start", "evals")  # folders inside a run that hold no runs
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One line of the list."""
+
+    folder: str
+    method: str
+    model: str
+    step: int
+    total_steps: int
+    status: str
+    metric: str  # the headline metric; empty where nothing was metric_text
+    before: float | None
+    after: float | None
+    started: float  # seconds since 1970; 0: unknown
+
+
+def listed_runs(folder: str | Path) -> list[ListedRun]:
+    """Every run below the folder, the newest first; a folder that cannot be read is listed as damaged."""
+    found = [_listed(place) for place in _run_folders(Path(folder))]
+    return sorted(found, key=lambda run: (-run.started, run.folder))
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    for place, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if name not in HIDDEN and not name.startswith("."))
+        if CONFIG in files:
+            yield Path(place)
+
+
+def _listed(folder: Path) -> ListedRun:
+    from whet.report.text import headline
+
+    run = Run(folder)
+    try:
+        config, summary = run.config, run.summary
+        before, after = run.before, run.after
+        name = headline(after or before) or ""
+        model = str(config.get("model", {}).get("name", ""))
+        return ListedRun(
+            str(folder),
+            run.method,
+            model,
+            run.steps,
+            run.total_steps,
+            run.status,
+            name,
+            before.get(name),
+            after.get(name),
+            float(summary.get("started") or 0),
+        )
+    except WhetError:
+        return ListedRun(str(folder), "", "", 0, 0, "damaged", "", None, None, 0.0)
+
+
+def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:
+    """The list as a table."""
+    from whet.report.text import metric_text
+
+    lines = [HEADS]
+    for run in runs:
+        gain = f"{run.metric} {metric_text(run.metric, run.before)} -> {metric_text(run.metric, run.after)}"
+        model = run.model if len(run.model) <= 28 else f"...{run.model[-25:]}"
+        steps = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
+        age = _age((time.time() if now is None else now) - run.started) if run.started else "-"
+        lines.append((run.folder, run.method, model, steps, run.status, gain if run.metric else "-", age))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

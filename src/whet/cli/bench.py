@@ -1,0 +1,35 @@
+"""`whet bench`. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from whet.cli.options import APP_SETTINGS, AsJson, Model, Settings, print_json
+
+commands = typer.Typer(**APP_SETTINGS)
+
+
+@commands.command()
+def bench(
+    model: Model = None,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts per step.")] = 4,
+    group: Annotated[int, typer.Option("--group", min=1, help="Completions per prompt.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of a prompt.")] = 40,
+    completion_tokens: Annotated[int, typer.Option("--completion-tokens", min=1, help="Length of a completion.")] = 64,
+    seconds: Annotated[float, typer.Option("--seconds", help="For each of the measurements, about.")] = 3.0,
+    as_json: AsJson = False,
+    settings: Settings = None,
+) -> None:
+    """How fast your model trains on this machine, where the time goes, and what the machine could do at best."""
+    from whet.bench.benchmark import benchmark, speed_record
+    from whet.config.config import from_settings
+    from whet.report.speed import RolloutShape, speed_text
+
+    shape = RolloutShape(prompts, group, prompt_tokens, completion_tokens)
+    found = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))
+    if as_json:
+        print_json(speed_record(found))
+        return
+    typer.echo(speed_text(found))

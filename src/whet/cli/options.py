@@ -1,0 +1,52 @@
+"""What the commands share: their options, and how they print and end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+APP_SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Any config value, e.g. batch.group_size=16. Repeatable."),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Built-in name, folder, run folder, .gguf file, smollm2 or hub id.")
+]
+Rewards = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reward", help="Built-in name, file.py:function, module:function or a reward model's run. Repeatable."
+    ),
+]
+Data = Annotated[
+    str | None, typer.Option("--data", help="task:arithmetic (countdown, lists), a file, or hub:owner/name.")
+]
+Config = Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def command_line() -> str:
+    """The command as it was typed, for the record of a run."""
+    return shlex.join(["whet", *sys.argv[1:]])
+
+
+def print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2))
+
+
+def exit_if_interrupted(run: Any) -> None:
+    if run.status == "interrupted":
+        raise typer.Exit(130)

@@ -1,0 +1,120 @@
+"""`whet runs`, `whet compare` and `whet report`: what there is to look at. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from whet.cli.options import (
+    APP_SETTINGS,
+    AsJson,
+    Config,
+    Data,
+    Model,
+    Rewards,
+    Settings,
+    command_line,
+    exit_if_interrupted,
+    print_json,
+)
+
+commands = typer.Typer(**APP_SETTINGS)
+
+
+@commands.command()
+def runs(
+    folder: Annotated[str, typer.Argument(help="Where to look, folders below it too.")] = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """The runs there are: method, model, steps, status, the headline metric before and after, and age; newest first."""
+    from dataclasses import asdict
+
+    from whet.api.listing import listed_runs, listing_text
+
+    found = listed_runs(folder)
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    typer.echo(listing_text(found) if found else f"no run under {folder}; `whet train METHOD` makes one")
+
+
+@commands.command()
+def compare(
+    run: Annotated[list[str] | None, typer.Argument(help="Finished runs to hold against each other.")] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Methods to train instead, separated by commas.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs per method; 3 or more tell noise from difference.")] = 3,
+    model: Model = None,
+    data: Data = None,
+    reward: Rewards = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps of every run.")] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option("--folder", help="Of the comparison. With --methods: what is finished there is not run again."),
+    ] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+    settings: Settings = None,
+) -> None:
+    """Hold finished runs against each other, or train methods side by side: one table, and what is only noise.
+
+    Examples:
+
+      whet compare runs/grpo-001 runs/grpo-002
+
+      whet compare --methods grpo,gspo,cispo --seeds 3 --set batch.updates_per_step=4
+
+    With --methods a page compare.html is left, and Ctrl-C loses nothing: the same command with its --folder goes on.
+    """
+    from whet.types import WhetError
+
+    if (methods is None) == (not run):
+        raise WhetError("give runs to compare (whet compare RUN RUN), or methods to train (--methods FIRST,SECOND)")
+    given = {"--model": model, "--data": data, "--reward": reward, "--steps": steps, "--config": config}
+    given |= {"--set": settings}
+    if run:
+        idle = [flag for flag, value in given.items() if value]
+        if idle:
+            raise WhetError(f"{idle[0]} has no effect on runs that are finished; drop it, or train with --methods")
+        _compare_runs(run, folder, as_json)
+        return
+    from whet.config.config import from_settings, merged, read_toml
+    from whet.experiments import comparison
+
+    flags: dict[str, Any] = {
+        key: value
+        for key, value in (("steps", steps), ("model", model), ("data", data), ("reward", reward))
+        if value is not None
+    }
+    values = merged(read_toml(config) if config else {}, from_settings(settings or []))
+    compared = comparison.compare(methods or "", seeds, folder=folder, config=values, command=command_line(), **flags)
+    exit_if_interrupted(compared)
+    if compared.status == "unfinished":
+        raise typer.Exit(1)
+
+
+def _compare_runs(runs: list[str], folder: str | None, as_json: bool) -> None:
+    from whet.experiments.run_comparison import compare as compare_finished
+
+    found = compare_finished(list(runs), command=command_line())
+    page = found.save(folder) if folder is not None else None
+    if as_json:
+        print_json(found.values())
+        return
+    typer.echo(found.text())
+    if page is not None:
+        typer.echo(f"\n  report     {page}")
+
+
+@commands.command()
+def report(run: Annotated[str, typer.Argument(help="A run folder.")]) -> None:
+    """Draw report.html of a run again, also while it is running."""
+    from pathlib import Path
+
+    from whet.config.run_folder import read_config
+    from whet.report import write_report
+
+    read_config(Path(run))
+    typer.echo(write_report(run))

@@ -1,0 +1,115 @@
+"""Commands that only print text: `whet algorithms`, `explain`, `advise` and `config`. They import no torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from whet.cli.options import APP_SETTINGS, AsJson, Data, Model, Settings, print_json
+
+commands = typer.Typer(**APP_SETTINGS)
+
+
+@commands.command()
+def algorithms(
+    components: Annotated[
+        bool, typer.Option("--components", help="Show the components of each method: a wide table.")
+    ] = False,
+    as_json: AsJson = False,
+    rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
+) -> None:
+    """The methods, and what each is for; with --components what it is made of."""
+    from whet.explain.catalogue import methods
+    from whet.explain.tables import algorithms_text, record
+    from whet.types import WhetError
+
+    if rows:
+        raise WhetError("--rows is called --components since 0.2: whet algorithms --components")
+    if as_json:
+        print_json([record(each) for each in methods().values() if each.components])
+        return
+    typer.echo(algorithms_text(components))
+    typer.echo("\n`whet explain METHOD` shows one in full, `whet advise` helps to choose.")
+
+
+@commands.command()
+def explain(method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")]) -> None:
+    """A method's formula, components, paper, what it fixes and what it breaks."""
+    from whet.explain.tables import explanation_with_plot
+
+    typer.echo(explanation_with_plot(method))
+
+
+@commands.command("config")
+def show_config(
+    method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")],
+    model: Model = None,
+    data: Data = None,
+    settings: Settings = None,
+) -> None:
+    """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
+    from whet.config.annotated import annotated_toml
+    from whet.config.config import from_settings, merged, resolved
+
+    chosen: dict[str, Any] = {}
+    if model is not None:
+        chosen["model"] = {"name": model}
+    if data is not None:
+        chosen["data"] = {"source": data}
+    typer.echo(annotated_toml(resolved(method, merged(from_settings(settings or []), chosen))), nl=False)
+
+
+@commands.command()
+def advise(
+    signal: Annotated[
+        str | None,
+        typer.Option("--signal", help="verifiable, preferences, labels, demonstrations or reward_model."),
+    ] = None,
+    model_size: Annotated[float | None, typer.Option("--model-size", help="Billions of weights.")] = None,
+    moe: Annotated[bool, typer.Option("--moe", help="The model is a mixture of experts.")] = False,
+    memory: Annotated[float | None, typer.Option("--memory", help="Gigabytes of the device.")] = None,
+    completion_tokens: Annotated[
+        int | None, typer.Option("--completion-tokens", help="Budget of a completion.")
+    ] = None,
+    several_updates: Annotated[bool, typer.Option("--several-updates", help="Each batch is reused.")] = False,
+    one_completion: Annotated[
+        bool, typer.Option("--one-completion", help="Only one completion a prompt is affordable.")
+    ] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="It acts over several turns.")] = False,
+    goal: Annotated[
+        str | None, typer.Option("--goal", help="pass@1, or pass@k: one of k completions is right.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", help="Rows of data.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which method to use: the reasons, the alternatives, the memory and the command. Asks when no flag is given.
+
+    Example:
+
+      whet advise --signal verifiable --model-size 7 --memory 80 --completion-tokens 8000
+    """
+    from whet.advise.guide import advice
+    from whet.advise.questions import advice_record, advice_text, situation_told
+
+    flags = {
+        "signal": signal,
+        "model_billions": model_size,
+        "mixture_of_experts": moe or None,
+        "memory_gigabytes": memory,
+        "completion_tokens": completion_tokens,
+        "several_updates": several_updates or None,
+        "group_sampling": False if one_completion else None,
+        "turns": agent or None,
+        "goal": goal,
+        "data_size": rows,
+    }
+    situation = situation_told(flags, terminal=sys.stdin.isatty() and sys.stdout.isatty() and not as_json)
+    if situation is None:
+        raise typer.Exit(130)
+    found = advice(situation)
+    if as_json:
+        print_json(advice_record(situation, found))
+        return
+    typer.echo(advice_text(situation, found))

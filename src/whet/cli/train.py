@@ -1,0 +1,80 @@
+"""`whet train` and `whet resume`. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from whet.cli.options import APP_SETTINGS, Config, Data, Model, Rewards, Settings, command_line, exit_if_interrupted
+
+commands = typer.Typer(**APP_SETTINGS)
+
+
+@commands.command()
+def train(
+    method: Annotated[str, typer.Argument(help="A method of `whet algorithms`, or sft.")],
+    model: Model = None,
+    data: Data = None,
+    reward: Rewards = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the run.")] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Of the run; default: the next under runs/.")] = None,
+    config: Config = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Reward models of an ensemble, one per seed.")] = 1,
+    settings: Settings = None,
+) -> None:
+    """Train a model and leave a run folder with checkpoints, samples, metrics and report.html.
+
+    Examples:
+
+      whet train grpo
+
+      whet train gspo --set batch.updates_per_step=4
+
+      whet train dr_grpo --model smollm2 --data train.jsonl --reward math_answer
+
+      whet train sft --data chats.jsonl --set batch.packed=true
+
+    `whet config METHOD` shows every key that --set takes, with its default.
+    """
+    from whet import api
+    from whet.config.config import from_settings, merged, read_toml
+
+    flags: dict[str, Any] = {
+        key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
+    }
+    values = merged(read_toml(config) if config else {}, from_settings(settings or []))
+    if seeds > 1:
+        from whet.experiments.ensemble import train_members
+
+        flags |= {"model": model, "data": data, "reward": reward or None}
+        return exit_if_interrupted(train_members(method, seeds, config=values, command=command_line(), **flags))
+    run = api.train(
+        method,
+        model=model,
+        data=data,
+        reward=list(reward) if reward else None,
+        config=values,
+        command=command_line(),
+        **flags,
+    )
+    exit_if_interrupted(run)
+
+
+@commands.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    steps: Annotated[int | None, typer.Option("--steps", help="New total of steps, to train longer.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
+    ] = None,
+) -> None:
+    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
+    from whet import api
+    from whet.pipeline.run import is_pipeline, resume_pipeline
+
+    if is_pipeline(run):
+        exit_if_interrupted(resume_pipeline(run, steps, checkpoint))
+        return
+    exit_if_interrupted(api.resume(run, steps=steps, checkpoint=checkpoint, command=command_line()))

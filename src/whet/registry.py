@@ -1,0 +1,204 @@
+"""One place for what has a name: components, presets, rewards, environments, engines; built in, or a user's own.
+
+    import whet
+
+    @whet.register("clip")
+    @dataclass(frozen=True)
+    class HardStop(Component):
+        name: ClassVar[str] = "hard_stop"
+        ...
+
+A package adds things without being imported by hand: an entry point of the group `whet.plugins` names a module that
+registers when it is imported, or a function that is called. Plugins are loaded when a name is not known, or when names
+are listed. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, TypeVar, get_args, overload
+
+from whet.types import WhetError, did_you_mean
+
+Registered = TypeVar("Registered")
+# every axis of a policy method, every axis of a preference method, and what else a user may add
+Kind = Literal[
+    "baseline",
+    "scale",
+    "ratio",
+    "clip",
+    "aggregate",
+    "kl",
+    "shape",
+    "keep",
+    "mismatch",
+    "select",
+    "smooth",
+    "imitate",
+    "entropy",
+    "value",
+    "control",
+    "reference",
+    "score",
+    "curve",
+    "contrast",
+    "anchor",
+    "weigh",
+    "preset",
+    "reward",
+    "environment",
+    "engine",
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+GROUP = "whet.plugins"
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+# where the built-in things of a kind are: importing the module opens their shelves. An axis has the objective's.
+HOMES = {"reward": "whet.reward.find", "environment": "", "engine": ""}
+OBJECTIVE = "whet.objective"
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Things of one kind by name. `refusal` says what is wrong with a thing and how to fix it, or nothing."""
+
+    things: MutableMapping[str, Any]
+    refusal: Callable[[Any], str]
+
+
+def _not_callable(thing: Any) -> str:
+    return "" if callable(thing) else f"it is {thing!r}; give a class, or a function that makes one"
+
+
+# several shelves where two families of methods have an axis of the same name: a component goes where it fits
+_SHELVES: dict[str, list[Shelf]] = {kind: [Shelf({}, _not_callable)] for kind, home in HOMES.items() if not home}
+_ADDED: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # what users and plugins registered
+_LOADED: set[EntryPoint] = set()
+_SEARCHED: set[tuple[str, ...]] = set()  # states of sys.path: reading the metadata of every package takes time
+
+
+def open_shelf(kind: str, things: MutableMapping[str, Any], refusal: Callable[[Any], str]) -> None:
+    """Tell the registry of built-in things; what a user registers is added to the same mapping."""
+    _SHELVES.setdefault(kind, []).append(Shelf(things, refusal))
+
+
+@overload
+def register(kind: Kind, thing: Registered, *, name: str | None = None) -> Registered: ...
+
+
+@overload
+def register(kind: Kind, *, name: str | None = None) -> Callable[[Registered], Registered]: ...
+
+
+def register(kind: Kind, thing: Any = None, *, name: str | None = None) -> Any:
+    """Add a component of an axis, a preset, a reward, an environment or an engine, and return it; also a decorator.
+
+    `whet.register("clip", MyClip)`, `@whet.register("reward")`, `whet.register("preset", Preset(...))`. Its name is
+    its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A name
+    that is taken and a thing of the wrong shape are refused.
+    """
+    if kind not in KINDS:
+        raise WhetError(f"nothing of kind {kind!r} can be registered{did_you_mean(kind, KINDS)}; {_listed(KINDS)}")
+    if thing is None:
+        return lambda decorated: register(kind, decorated, name=name)
+    chosen = name or _own_name(kind, thing)
+    if not NAME.fullmatch(chosen):
+        raise WhetError(f"the name of the {kind} is {chosen!r}; give one like my_{kind}: small letters, digits and _")
+    own = getattr(thing, "name", None)
+    if kind not in HOMES and kind != "preset" and name is not None and name != own:
+        raise WhetError(
+            f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone"
+        )
+    shelves = _shelves(kind)
+    refusals = [shelf.refusal(thing) for shelf in shelves]
+    fitting = [shelf for shelf, refusal in zip(shelves, refusals, strict=True) if not refusal]
+    if not fitting:
+        raise WhetError(f"{kind} {chosen!r} cannot be registered: {refusals[0]}")
+    # a method's name is free among all methods, a component's on its own axis
+    taken = [shelf.things[chosen] for shelf in (shelves if kind == "preset" else fitting) if chosen in shelf.things]
+    if taken and not _same(taken[0], thing):
+        raise WhetError(f"a {kind} called {chosen!r} exists already{_source(taken[0])}; give yours another name")
+    for shelf in fitting:
+        shelf.things[chosen] = thing
+    _ADDED[kind][chosen] = thing
+    return thing
+
+
+def lookup(kind: Kind, name: str) -> Any:
+    """The thing of that name; plugins are loaded where it is not known. An unknown name is an error with the nearest."""
+    for attempt in (False, True):
+        if attempt:
+            load_plugins()
+        for shelf in _shelves(kind):
+            if name in shelf.things:
+                return shelf.things[name]
+    known = names(kind)
+    listed = ", ".join(known) or "none is registered"
+    raise WhetError(f"no {kind} is called {name!r}{did_you_mean(name, known)}; there are: {listed}")
+
+
+def names(kind: Kind) -> list[str]:
+    """Every name of a kind, the plugins' included."""
+    load_plugins()
+    return list(dict.fromkeys(name for shelf in _shelves(kind) for name in shelf.things))
+
+
+def added(kind: Kind) -> dict[str, Any]:
+    """What users and plugins have registered; nothing that is built in, and nothing of it imported."""
+    load_plugins()
+    return dict(_ADDED[kind])
+
+
+def load_plugins() -> None:
+    """Load every entry point of the group `whet.plugins` once. A broken one is one line of warning."""
+    if (path := tuple(sys.path)) in _SEARCHED:
+        return
+    _SEARCHED.add(path)
+    for point in entry_points(group=GROUP):
+        if point in _LOADED:
+            continue
+        _LOADED.add(point)
+        try:
+            plugin = point.load()
+            if callable(plugin):
+                plugin()
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+            sys.stderr.write(f"warning: the whet plugin {point.name!r}{package} was not loaded: {what}\n")
+
+
+def _shelves(kind: str) -> list[Shelf]:
+    home = HOMES.get(kind, OBJECTIVE)
+    if home:
+        importlib.import_module(home)
+    return _SHELVES.get(kind, [])
+
+
+def _own_name(kind: str, thing: Any) -> str:
+    held = thing.objective if kind == "preset" and hasattr(thing, "objective") else thing
+    found = getattr(held, "name", None) or getattr(thing, "__name__", None)
+    if not isinstance(found, str):
+        raise WhetError(
+            f"the {kind} {thing!r} has no name; give it one: whet.register({kind!r}, ..., name='my_{kind}')"
+        )
+    return found
+
+
+def _same(taken: Any, thing: Any) -> bool:
+    """A notebook's cell that is run again replaces the class or function it defined before."""
+    if hasattr(taken, "__qualname__") and hasattr(thing, "__qualname__"):
+        return (taken.__module__, taken.__qualname__) == (thing.__module__, thing.__qualname__)
+    return bool(taken == thing)
+
+
+def _source(thing: Any) -> str:
+    return f", in {thing.__module__}" if hasattr(thing, "__qualname__") else ""
+
+
+def _listed(kinds: Iterable[str]) -> str:
+    return f"give one of {', '.join(kinds)}"
