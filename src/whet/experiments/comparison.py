@@ -148,7 +148,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_runs(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[PlannedRun]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
-    from whet.build.assembly import build_objective
+    from whet.build.rl import build_objective
 
     entries = []
     for method in methods:

@@ -88,11 +88,11 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
     for config in members:
         trainer = assemble(config).trainer
         assert isinstance(trainer, RewardModelTrainer)
-        if not trainer.held_out:
+        if not trainer.eval_rows:
             return {}
         load_checkpoint(complete_checkpoints(Path(config.folder) / "checkpoints")[-1], trainer.model)
-        held_out = trainer.held_out
-        scores.append(trainer.held_out_scores()[1])
+        held_out = trainer.eval_rows
+        scores.append(trainer.eval_scores()[1])
     together = [
         [[value for given in each for value in given] for each in zip(*row, strict=True)]
         for row in zip(*scores, strict=True)

@@ -424,7 +424,7 @@ def _eval_stages(settings: ConstitutionalSettings, number: int, after: str | Non
 
 
 def _conduct(settings: ConstitutionalSettings, folder: Path, model: str) -> Mapping[str, Any]:
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
 
     config = evaluation_config(settings, model)
     chosen = load_prompts(config, held_out=True)[: settings.eval.prompts]

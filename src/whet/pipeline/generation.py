@@ -25,7 +25,7 @@ class ModelSampler:
     """Draws completions from one loaded model, and scores them."""
 
     def __init__(self, config: EvaluationConfig) -> None:
-        from whet.build.assembly import load_runtime
+        from whet.build.runtime import load_runtime
 
         self._config = config
         self.runtime = load_runtime(config)
@@ -33,7 +33,7 @@ class ModelSampler:
     def completions(
         self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seed: tuple[int, ...]
     ) -> list[list[Sample]]:
-        from whet.build.assembly import encode_prompts
+        from whet.build.runtime import encode_prompts
         from whet.rollout.collect import draw_completions
 
         tokens = encode_prompts(self.runtime, prompts, sampling)
@@ -68,7 +68,7 @@ def write_completions(
     is_scored: bool = False,
 ) -> list[Row]:
     """`count` completions to each prompt, scored by the config's reward where wanted, as rows of completions.jsonl."""
-    from whet.build.assembly import sampling_from
+    from whet.build.runtime import sampling_from
 
     def rows_of(sampler: ModelSampler, number: int, prompts: Sequence[Prompt]) -> list[Row]:
         written = sampler.completions(prompts, count, sampling_from(config.sampling), (*seed, number))
@@ -113,7 +113,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def train_prompts(config: EvaluationConfig, first: int, count: int, advice: str) -> list[Prompt]:
     """`count` prompts of the training split from number `first` on; a task writes as many as are needed."""
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
 
     needed = first + count
     if config.data.parsed_source.is_generated and config.data.count < needed:
@@ -125,7 +125,7 @@ def train_prompts(config: EvaluationConfig, first: int, count: int, advice: str)
 
 
 def own_sampling(settings: PipelineSettings) -> Sampling:
-    from whet.build.assembly import sampling_from
+    from whet.build.runtime import sampling_from
 
     return sampling_from(settings.sampling)
 

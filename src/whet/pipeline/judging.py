@@ -351,7 +351,7 @@ def _ask(settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage]) ->
 
 
 def _engine_ask(config: EvaluationConfig, judge: Any) -> Any:
-    from whet.build.assembly import load_runtime
+    from whet.build.runtime import load_runtime
     from whet.data.chat import prompt_tokens
     from whet.reward.judge import engine_ask
 
@@ -365,7 +365,7 @@ def _engine_ask(config: EvaluationConfig, judge: Any) -> Any:
 
 
 def _soft_ask(config: EvaluationConfig, request: Callable[[Prompt, str, str], tuple[Message, ...]]) -> Ask:
-    from whet.build.assembly import load_runtime
+    from whet.build.runtime import load_runtime
 
     runtime = load_runtime(config)
     return lambda rows: list(letter_preferences(runtime, [request(*row) for row in rows]))

@@ -61,7 +61,7 @@ def imitation_config(settings: SelfPlaySettings, model: str, rows: str, steps: i
 
 def _demonstrations(settings: SelfPlaySettings) -> Any:
     def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
-        from whet.build.assembly import load_demonstrations
+        from whet.build.sft import load_demonstrations
 
         data = settings.data
         rows, _ = load_demonstrations(SFTConfig(method=SUPERVISED, seed=settings.seed, data=data))
