@@ -1,7 +1,7 @@
 """How good is an ensemble of reward models, and what does it know about its own mistakes? From scores alone.
 
-Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the standard
-deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
+Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the
+standard deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
+from typing import Literal
 
 from whet.metrics.reward_model import area_under_curve
-from whet.reward.learned.ensemble import Ensemble, agreed, disagreement
+
+Ensemble = Literal["mean", "worst", "mean_minus_std", "mean_minus_variance"]
 
 CAUTIOUS: tuple[Ensemble, ...] = ("worst", "mean_minus_std", "mean_minus_variance")
 VARIANCE_WEIGHT = 0.5  # Coste 2023 (2310.02743): for choosing among completions
@@ -19,6 +21,35 @@ FLAT = 1e-6  # a member whose scores vary less has said nothing
 
 Scales = list[tuple[float, float]]
 Opinions = Sequence[float]  # K, one a member
+
+
+def agreed(opinions: Sequence[float], how: Ensemble, deviations: float = 1.0, variance_weight: float = 0.1) -> float:
+    """The mean; the worst; mean - deviations * Bessel's std; or mean - variance_weight * population variance.
+
+    The worst and the last: Coste 2023 (2310.02743), there with 0.5 for best-of-n and 0.1 in RL. A single opinion is
+    taken as it is.
+    """
+    mean = sum(opinions) / len(opinions)
+    if how == "worst":
+        return min(opinions)
+    if how == "mean" or len(opinions) == 1:
+        return mean
+    squares = sum((each - mean) ** 2 for each in opinions)
+    if how == "mean_minus_variance":
+        return mean - variance_weight * squares / len(opinions)
+    return mean - deviations * math.sqrt(squares / (len(opinions) - 1))
+
+
+def evened(opinions: Sequence[float], scales: Sequence[tuple[float, float]] | None) -> list[float]:
+    """Each member's distance from its own centre in its own scale; as they are where that is not known."""
+    if scales is None:
+        return list(opinions)
+    return [(value - centre) / scale for value, (centre, scale) in zip(opinions, scales, strict=True)]
+
+
+def disagreement(opinions: Sequence[float]) -> float:
+    """The population standard deviation of the members."""
+    return pstdev(opinions)
 
 
 def member_scales(scores: Sequence[Opinions]) -> Scales | None:
