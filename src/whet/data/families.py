@@ -1,7 +1,7 @@
 """Completions to one prompt as token rows that stay in one pass: pairs, rankings, or a single completion.
 
-For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration. For a
-classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
+For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration.
+For a classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Seque
 def family_passes(
     families: Sequence[Sequence[Encoded | Judged]], micro_batch_tokens: int, packed: bool
 ) -> list[list[int]]:
-    """The numbers of the families in each pass, whole families only: at most `micro_batch_tokens` computed tokens, or one.
+    """The numbers of the families in each pass, whole families only: at most `micro_batch_tokens` computed tokens,
+    or one family.
 
     Packed, a prompt is computed once a family and padding never; else every row is as wide as the widest.
     """
