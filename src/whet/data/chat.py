@@ -190,7 +190,7 @@ def templated(
             add_generation_prompt=open_completion,
             tokenize=tokenize,
             return_dict=False,
-            **({"tools": [dict(each) for each in tools]} if tools else {}),
+            tools=[dict(each) for each in tools] or None,
         )
     except (jinja2.TemplateError, ValueError) as error:
         roles = ", ".join(message["role"] for message in messages)
