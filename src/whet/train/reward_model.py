@@ -20,7 +20,7 @@ from whet.data.families import Judged, family_passes, fitting, judged_family, ju
 from whet.data.pairs import Preference, Ranked
 from whet.data.prompts import Labelled
 from whet.data.step_rows import Stepped
-from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
+from whet.metrics.ensemble import evened, label_opinions, member_scales, pair_opinions
 from whet.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
 from whet.model.causal_lm import CausalLM
 from whet.model.scalar_head import Kind, ScalarModel, scalar_model
@@ -28,7 +28,6 @@ from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
 from whet.objective.policy import Loss
 from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
-from whet.reward.learned.ensemble import evened
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer, sum_micro_batches
 from whet.train.run import PhaseTimer
