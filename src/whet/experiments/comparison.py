@@ -187,7 +187,7 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[Entry]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
-    from whet.build.assembly import build_objective
+    from whet.build.rl import build_objective
 
     entries = []
     for method in methods:

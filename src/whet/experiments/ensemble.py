@@ -87,11 +87,11 @@ def ensemble_marks(plan: list[RewardModelConfig]) -> dict[str, float]:
     for config in plan:
         trainer = assemble(config).trainer
         assert isinstance(trainer, RewardModelTrainer)
-        if not trainer.held_out:
+        if not trainer.eval_rows:
             return {}
         load_checkpoint(complete_checkpoints(Path(config.folder) / "checkpoints")[-1], trainer.model)
-        held_out = trainer.held_out
-        found.append(trainer.held_out_scores()[1])
+        held_out = trainer.eval_rows
+        found.append(trainer.eval_scores()[1])
     together = [
         [[value for given in each for value in given] for each in zip(*row, strict=True)]
         for row in zip(*found, strict=True)

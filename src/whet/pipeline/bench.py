@@ -20,7 +20,7 @@ class Bench:
     """Completions of one model, and rewards of them."""
 
     def __init__(self, settings: PipelineSettings, model: str) -> None:
-        from whet.build.assembly import load_runtime
+        from whet.build.runtime import load_runtime
 
         self._settings, self._model = settings, model
         self.machine = load_runtime(evaluation(settings, model))
@@ -28,7 +28,7 @@ class Bench:
     def completions(
         self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seed: tuple[int, ...]
     ) -> list[list[Sample]]:
-        from whet.build.assembly import encode_prompts
+        from whet.build.runtime import encode_prompts
         from whet.rollout.collect import draw_completions
 
         return draw_completions(
@@ -59,7 +59,7 @@ class Bench:
 
 
 def own_sampling(settings: PipelineSettings) -> Sampling:
-    from whet.build.assembly import sampling_from
+    from whet.build.runtime import sampling_from
 
     return sampling_from(settings.sampling)
 

@@ -364,7 +364,7 @@ def _measured(settings: ConstitutionSettings, number: int, after: str | None) ->
 
 
 def _conduct(settings: ConstitutionSettings, folder: Path, model: str) -> Mapping[str, Any]:
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
 
     config = evaluation(settings, model)
     chosen = load_prompts(config, held_out=True)[: settings.eval.prompts]

@@ -135,7 +135,7 @@ def making_stages(settings: WithJudge) -> list[Stage]:
 
 def train_prompts(settings: PipelineSettings, first: int, count: int) -> list[Prompt]:
     """`count` prompts of the training split from number `first` on."""
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
 
     config = evaluation(settings, settings.model.name)
     needed = first + count
@@ -233,7 +233,7 @@ def _ask(settings: WithJudge, done: Mapping[str, Done]) -> Ask:
 
 
 def _engine_ask(config: EvaluationConfig, judge: Any) -> Any:
-    from whet.build.assembly import load_runtime
+    from whet.build.runtime import load_runtime
     from whet.data.chat import prompt_tokens
     from whet.reward.judge import engine_ask
 
@@ -248,7 +248,7 @@ def _engine_ask(config: EvaluationConfig, judge: Any) -> Any:
 
 def _soft_ask(config: EvaluationConfig, asked: Callable[[Prompt, str, str], tuple[Message, ...]]) -> Ask:
     """How likely the judge is to name the first: normalised over naming either."""
-    from whet.build.assembly import load_runtime
+    from whet.build.runtime import load_runtime
     from whet.data.families import completion_family
     from whet.train.completion_logp import families_logp
 

@@ -149,8 +149,8 @@ def write_completions(
 def _asking(
     config: EvaluationConfig, count: int, seed: tuple[int, ...], is_scored: bool
 ) -> Callable[[int, Sequence[Prompt]], list[dict[str, Any]]]:
-    from whet.build.assembly import encode_prompts, load_runtime, sampling_from
     from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+    from whet.build.runtime import encode_prompts, load_runtime, sampling_from
     from whet.rollout.collect import draw_completions, score_groups
 
     parts = build_reward_parts(config, wanted=True) if is_scored else []

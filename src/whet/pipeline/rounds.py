@@ -157,7 +157,7 @@ def _own_pairs(settings: OwnPairSettings, number: int) -> Stage:
 
 def round_prompts(config: Any, number: int, count: int) -> list[Prompt]:
     """The prompts of a round: never those of another round."""
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
 
     needed = number * count
     if config.data.parsed_source.is_generated and config.data.count < needed:
@@ -180,7 +180,7 @@ def paired(folder: Path, pairs: Sequence[Mapping[str, Any]], counts: Mapping[str
 
 def _demonstrations(settings: SelfPlaySettings) -> Any:
     def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-        from whet.build.assembly import load_demonstrations
+        from whet.build.sft import load_demonstrations
 
         data = settings.data
         rows, _ = load_demonstrations(SFTConfig(method=SUPERVISED, seed=settings.seed, data=data))

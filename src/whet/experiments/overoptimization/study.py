@@ -131,7 +131,7 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Done]) 
 
 def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
     """Two completions to many questions, for comparisons, and a pool of many completions to a few others."""
-    from whet.build.assembly import encode_prompts, load_runtime, sampling_from
+    from whet.build.runtime import encode_prompts, load_runtime, sampling_from
     from whet.config.config import EvaluationConfig
     from whet.data.tasks import TASKS, prompts
     from whet.rollout.collect import draw_completions
