@@ -49,7 +49,8 @@ def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
             "group_size": GROUP,
             "updates_per_step": updates or (2 if several else 1),
         },
-        "report": {"eval_prompts": 40, "eval_every": 0, "save_every": 100, "samples_per_step": 0},
+        "eval": {"prompts": 40, "every": 0},
+        "report": {"save_every": 100, "samples_per_step": 0},
     }
     if preset.objective.value.needs:
         values["critic"] = {"learning_rate": 2e-3}

@@ -23,7 +23,7 @@ HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"
 METHOD, STEPS, TAUGHT_STEPS = "grpo", 40, 20
 BUDGET = 16  # tokens
-COMMON = {"model": {"device": "cpu", "threads": 1}, "report": {"eval_every": 2, "save_every": 100}}
+COMMON = {"model": {"device": "cpu", "threads": 1}, "eval": {"every": 2}, "report": {"save_every": 100}}
 # a run folder as a model has none of the built-in model's defaults
 TAUGHT = {
     "batch": {"prompts_per_step": 16, "group_size": 8},

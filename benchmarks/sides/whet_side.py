@@ -51,7 +51,7 @@ def sft_trainer(job: dict[str, Any]) -> Any:
             **job["batch"],
         },
         "optimizer": {"learning_rate": 1e-6},
-        "report": {"eval_prompts": 0},
+        "eval": {"prompts": 0},
     }
     return assemble(resolved("sft", values)).trainer
 
@@ -69,7 +69,7 @@ def pair_trainer(job: dict[str, Any]) -> Any:
         "data": {"source": job["rows"]},
         "batch": {name: job[name] for name in ("rows_per_step", "micro_batch_tokens")},
         "optimizer": {"learning_rate": 1e-6},
-        "report": {"eval_prompts": 0},
+        "eval": {"prompts": 0},
     }
     if job["stored"]:
         values["preference"] = {"reference_logp": "stored"}

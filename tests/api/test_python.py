@@ -17,7 +17,8 @@ SMALL = {
     "model": {"device": "cpu", "threads": 1},
     "sampling": {"max_new_tokens": 10},
     "batch": {"prompts_per_step": 3, "group_size": 2},
-    "report": {"eval_prompts": 0, "save_every": 2, "keep_checkpoints": 9},
+    "eval": {"prompts": 0},
+    "report": {"save_every": 2, "keep_checkpoints": 9},
 }
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1), "id": f"row-{n}", "extra": n} for n in range(6)]
 
@@ -198,7 +199,7 @@ class Watcher:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     watcher = Watcher()
-    config = {**SMALL, "report": {**SMALL["report"], "eval_prompts": 6, "eval_every": 1}}
+    config = {**SMALL, "eval": {"prompts": 6, "every": 1}, "report": {**SMALL["report"]}}
     folder = tmp_path_factory.mktemp("runs") / "watched"
     found = train(folder, "grpo", data="task:arithmetic", config=config, callbacks=[watcher])
     return found, watcher
@@ -230,7 +231,7 @@ def test_a_run_is_asked_about_its_own_task(watched):
 
 def test_evaluate_with_several_samples_gives_pass_at_k():
     settings = {**{key: SMALL[key] for key in ("model",)}, "sampling": {"max_new_tokens": 40}}
-    settings["report"] = {"eval_prompts": 12}
+    settings["eval"] = {"prompts": 12}
     settings["data"] = {"difficulty": [1]}
     marks = whet.evaluate("whetstone", samples=4, settings=settings).metrics
     assert marks["pass@1"] == pytest.approx(marks["accuracy"]) and 0 < marks["accuracy"] < 1
@@ -270,7 +271,7 @@ def test_imitation_measures_its_loss_on_held_out_demonstrations(tmp_path):
     config = {
         "model": {"device": "cpu", "threads": 1},
         "batch": {"rows_per_step": 4},
-        "data": {"held_out": str(held_out)},
+        "eval": {"source": str(held_out)},
     }
     found = train(tmp_path / "run", "sft", data=DEMONSTRATIONS, config=config, steps=8)
     assert found.before.keys() == found.after.keys() == {"loss"}
@@ -282,7 +283,7 @@ def test_settings_win_over_the_file(tmp_path):
     file.write_text(
         'steps = 7\nseed = 5\n[model]\ndevice = "cpu"\nthreads = 1\n[sampling]\nmax_new_tokens = 6\ntemperature = 0.9\n'
     )
-    changes = {"sampling": {"max_new_tokens": 5}, "report": {"eval_prompts": 0}, "batch": SMALL["batch"]}
+    changes = {"sampling": {"max_new_tokens": 5}, "eval": {"prompts": 0}, "batch": SMALL["batch"]}
     found = train(tmp_path / "run", config=file, steps=1, reward="exact_answer", **changes)
     stated = tomllib.loads((found.folder / "config.toml").read_text())
     assert (stated["steps"], stated["seed"], stated["model"]["threads"]) == (1, 5, 1)

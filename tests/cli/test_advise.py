@@ -47,7 +47,7 @@ FLAGS = {
 }
 TINY = {
     "steps": "1",
-    "report.eval_prompts": "0",
+    "eval.prompts": "0",
     "data.count": "16",
     "model.threads": "1",
     "batch.prompts_per_step": "4",

@@ -16,7 +16,7 @@ TINY = [
     "--steps",
     "2",
     "--set",
-    "report.eval_prompts=4",
+    "eval.prompts=4",
     "--set",
     "batch.prompts_per_step=2",
     "--set",
@@ -194,7 +194,7 @@ def test_the_effective_objective_is_printed_before_the_first_step(capsys):
 
 
 def test_eval_and_sample(capsys):
-    few = ["--set", "report.eval_prompts=12", "--set", "model.threads=1"]
+    few = ["--set", "eval.prompts=12", "--set", "model.threads=1"]
     code, out, _ = whet(capsys, "eval", "whetstone", "--samples", "4", "--json", *few)
     marks = json.loads(out)
     assert code == 0 and marks["prompts"] == 12 and marks["pass@1"] <= marks["pass@2"] <= marks["pass@4"]

@@ -23,7 +23,7 @@ TINY = {
     "data": {"count": 16},
     "batch": {"prompts_per_step": 4, "group_size": 4},
     "sampling": {"max_new_tokens": 16},
-    "report": {"eval_prompts": 8},
+    "eval": {"prompts": 8},
 }
 NAMES = ["grpo-seed0", "grpo-seed1", "reinforce-seed0", "reinforce-seed1"]
 
@@ -142,10 +142,10 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path, started):
     folder = tmp_path / "cut"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunLine, "stepped", interrupted)
-        compared, text = tiny(folder, report={"eval_prompts": 8, "save_every": 1})
+        compared, text = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
     assert compared.status == "interrupted" and "1 of 4 runs are finished" in text and f"--folder {folder}" in text
     assert json.loads((folder / "compare.json").read_text())["status"] == "unfinished"
-    compared, _ = tiny(folder, report={"eval_prompts": 8, "save_every": 1})
+    compared, _ = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
     assert compared.status == "finished"
     assert [steps_of(folder / name) for name in NAMES] == [steps_of(made[0].folder / name) for name in NAMES]
     assert started == [

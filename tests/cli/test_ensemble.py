@@ -14,7 +14,7 @@ from whet.types import WhetError
 
 SMALL = [
     *("--set", "data.difficulty=1", "--set", "data.count=40", "--set", "batch.rows_per_step=8"),
-    *("--set", "report.eval_prompts=12", "--set", "report.eval_every=0"),
+    *("--set", "eval.prompts=12", "--set", "eval.every=0"),
 ]
 
 
@@ -43,13 +43,13 @@ def test_members_are_trained_once_and_judged_together(tmp_path):
 
 
 def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
-    run("--set", "scorer.heads=3", "--steps", "2", "--folder", str(tmp_path / "heads"))
+    run("--set", "reward_model.heads=3", "--steps", "2", "--folder", str(tmp_path / "heads"))
     learnt = {"reward": "learned", "settings": {"folder": str(tmp_path / "heads"), "ensemble": "mean_minus_variance"}}
     small = {
         "reward": {"parts": [{"reward": "exact_answer", "weight": 0.0}, learnt]},
         "batch": {"prompts_per_step": 2, "group_size": 2},
         "sampling": {"max_new_tokens": 8},
-        "report": {"eval_prompts": 4},
+        "eval": {"prompts": 4},
     }
     trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, console=False)
     told = [line["metrics"]["learned_disagreement"] for line in read_metrics(trained.folder) if "metrics" in line]
@@ -57,7 +57,7 @@ def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
 
 
 def test_heads_and_tokens_are_told_before_the_first_step(tmp_path):
-    told = run("--set", "scorer.heads=2", "--steps", "1", "--folder", str(tmp_path / "heads"))
+    told = run("--set", "reward_model.heads=2", "--steps", "1", "--folder", str(tmp_path / "heads"))
     assert "2 heads on one trunk, each from its own draw of the rows" in told
     assert "scored at the last token of the conversation" in told and "disagreement_finds_errors" in told
 
@@ -65,8 +65,11 @@ def test_heads_and_tokens_are_told_before_the_first_step(tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--set", "scorer.bootstrap=false"), "scorer.bootstrap has no effect on a single head"),
-        (("--set", "scorer.outcome_at=every_token"), "scorer.outcome_at has no effect: rm learns from no outcomes"),
+        (("--set", "reward_model.bootstrap=false"), "reward_model.bootstrap has no effect on a single head"),
+        (
+            ("--set", "reward_model.outcome_at=every_token"),
+            "reward_model.outcome_at has no effect: rm learns from no outcomes",
+        ),
         (("--seeds", "2", "--reward", "exact_answer"), "reward has no effect"),
     ],
 )

@@ -115,7 +115,7 @@ def test_labels_that_do_not_match_the_steps_are_told_with_file_line_and_fix(labe
     count = len(rows[3]["steps"])
     with pytest.raises(WhetError, match=rf"bad.jsonl:4: labels has {count + 1} entries for {count} steps; .*correct"):
         whet("train", "prm", "--data", str(bad), "--folder", str(tmp_path / "run"))
-    with pytest.raises(WhetError, match=r"bad.jsonl:1: 'gold' is missing; .*give scorer.labels=labels"):
-        whet("train", "prm", "--data", str(bad), "--set", "scorer.labels=gold", "--folder", str(tmp_path / "run"))
-    with pytest.raises(WhetError, match=r"scorer.labels=shares has no effect"):
-        whet("train", "prm", "--set", "scorer.labels=shares", "--folder", str(tmp_path / "run"))
+    with pytest.raises(WhetError, match=r"bad.jsonl:1: 'gold' is missing; .*give reward_model.labels=labels"):
+        whet("train", "prm", "--data", str(bad), "--set", "reward_model.labels=gold", "--folder", str(tmp_path / "run"))
+    with pytest.raises(WhetError, match=r"reward_model.labels=shares has no effect"):
+        whet("train", "prm", "--set", "reward_model.labels=shares", "--folder", str(tmp_path / "run"))

@@ -16,7 +16,7 @@ RANKING = {"prompt": "2+3?", "completions": ["5", "6", "7"], "scores": [2, 1, 0]
 USER, FIVE, SIX = (
     {"role": role, "content": text} for role, text in (("user", "2+3?"), ("assistant", "5"), ("assistant", "6"))
 )
-QUICK = ["--steps", "1", "--set", "report.eval_prompts=0", "--set", "model.threads=1"]
+QUICK = ["--steps", "1", "--set", "eval.prompts=0", "--set", "model.threads=1"]
 DROP = ["--set", "data.unusable=drop"]
 
 FILES = {
@@ -246,7 +246,7 @@ def renumbered(folder):
 
 
 FEW = [
-    *("--steps", "1", "--set", "report.eval_prompts=2", "--set", "model.threads=1", "--set", "data.count=8"),
+    *("--steps", "1", "--set", "eval.prompts=2", "--set", "model.threads=1", "--set", "data.count=8"),
     *("--set", "batch.prompts_per_step=2", "--set", "batch.group_size=2", "--set", "sampling.max_new_tokens=12"),
 ]
 

@@ -10,11 +10,11 @@ import whet
 from whet import cli
 from whet.reward import find_reward
 
-FEW = ["--samples", "4", "--set", "report.eval_prompts=12", "--set", "model.threads=1"]
+FEW = ["--samples", "4", "--set", "eval.prompts=12", "--set", "model.threads=1"]
 TINY = {
     "data": {"count": 16},
     "batch": {"rows_per_step": 8},
-    "report": {"eval_prompts": 0},
+    "eval": {"prompts": 0},
     "model": {"threads": 1},
 }
 

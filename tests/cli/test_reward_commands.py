@@ -45,7 +45,7 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("workbench") / "runs" / "first"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"eval_prompts": 4},
+        "eval": {"prompts": 4},
         "model": {"threads": 1},
     }
     whet.train("grpo", steps=2, folder=str(folder), config=few, console=False)
@@ -172,7 +172,8 @@ def test_a_run_leaves_answers_for_review(tmp_path):
     folder = tmp_path / "runs" / "reviewed"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"eval_prompts": 0, "review_every": 2, "review_count": 2},
+        "eval": {"prompts": 0},
+        "report": {"review_every": 2, "review_count": 2},
         "model": {"threads": 1},
     }
     whet.train("grpo", steps=3, folder=str(folder), config=few, console=False)

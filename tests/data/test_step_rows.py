@@ -46,9 +46,9 @@ def rows(*values):
 def test_labels_come_from_the_column_that_is_asked_for():
     assert [each.labels for each in stepped_from(rows(ROW, ROW))] == [(1.0, 0.0)] * 2
     assert stepped_from(rows(ROW), labels_in="shares")[0].labels == (0.5, 0.0)
-    with pytest.raises(WhetError, match=r"x.jsonl:1: 'truth' is missing; .*; give scorer.labels=labels"):
+    with pytest.raises(WhetError, match=r"x.jsonl:1: 'truth' is missing; .*; give reward_model.labels=labels"):
         stepped_from(rows(ROW), labels_in="truth")
-    with pytest.raises(WhetError, match=r"drop scorer.labels"):
+    with pytest.raises(WhetError, match=r"drop reward_model.labels"):
         stepped_from(rows({"prompt": "a", "steps": ["b"], "first_error": 0}), labels_in="shares")
     with pytest.raises(WhetError, match=r"x.jsonl:1: labels has 1 entries for 2 steps; expected one for each step"):
         stepped_from(rows({**ROW, "shares": [0.5]}), labels_in="shares")

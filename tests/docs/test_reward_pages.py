@@ -58,7 +58,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "code.jsonl").write_text(json.dumps(SOLVED) + "\n")
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (folder / "my_rewards.py").write_text(next(block for block in blocks if "my_rewards.py" in block))
-    few = {"batch": {"prompts_per_step": 2, "group_size": 4}, "report": {"eval_prompts": 4}}
+    few = {"batch": {"prompts_per_step": 2, "group_size": 4}, "eval": {"prompts": 4}}
     whet.train("grpo", steps=1, folder=str(folder / "runs" / "first"), config=few, console=False)
     return folder
 

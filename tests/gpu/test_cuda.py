@@ -144,7 +144,7 @@ def test_a_run_of_three_steps(tmp_path, precision):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 4, "group_size": 4, "updates_per_step": 2},
-        report={"eval_prompts": 8, "save_every": 2},
+        eval={"prompts": 8}, report={"save_every": 2},
         console=False,
     )
     steps = [line for line in read_metrics(run.folder) if "eval" not in line]
@@ -164,7 +164,7 @@ def test_imitation_on_the_device(tmp_path, packed):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"rows_per_step": 8, "packed": packed},
-        report={"eval_prompts": 0},
+        eval={"prompts": 0},
         console=False,
     )
     losses = [line["metrics"]["loss"] for line in read_metrics(run.folder) if "eval" not in line]

@@ -73,7 +73,7 @@ def test_where_it_starts_from_is_in_the_stated_band():
     marks = whet.evaluate("whetstone", settings={"model": {"threads": 1}})
     assert START_BAND[0] < marks["accuracy"] < START_BAND[1]
     # it knows how to work the answer out, and mostly does not bother: that is what a run changes
-    tried = whet.evaluate("whetstone", samples=8, settings={"model": {"threads": 1}, "report": {"eval_prompts": 60}})
+    tried = whet.evaluate("whetstone", samples=8, settings={"model": {"threads": 1}, "eval": {"prompts": 60}})
     assert 0.25 < tried["pass@1"] < 0.6 and tried["pass@8"] > 0.85
 
 
@@ -84,7 +84,7 @@ def test_the_recipe_leads_there(tmp_path):
     values = tomllib.loads((ROOT / "recipes" / "whetstone.toml").read_text())
     values["model"]["name"] = str(tmp_path / "scratch")
     run = whet.train("sft", config=values, folder=str(tmp_path / "run"))
-    settings = {"data": {"source": "task:arithmetic", "difficulty": 3}, "report": {"eval_prompts": 100}}
+    settings = {"data": {"source": "task:arithmetic", "difficulty": 3}, "eval": {"prompts": 100}}
     greedy = whet.evaluate(str(run.folder), settings=settings)
     tried = whet.evaluate(str(run.folder), samples=8, settings=settings)
     print(greedy, tried)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 SETTINGS = (
-    "epochs=1 data.count=6 data.difficulty=1 report.eval_prompts=4 report.save_every=1 sampling.max_new_tokens=24 "
+    "epochs=1 data.count=6 data.difficulty=1 eval.prompts=4 report.save_every=1 sampling.max_new_tokens=24 "
     "train.batch.rows_per_step=2 imitate.batch.rows_per_step=2 model.threads=1 seed=3"
 )
 

@@ -21,7 +21,7 @@ COMMON = {
     "model": {"threads": 1},
     "data": {"difficulty": [1]},
     "sampling": {"max_new_tokens": 24},
-    "report": {"eval_prompts": 6},
+    "eval": {"prompts": 6},
     "epochs": 1,
 }
 TINY = {
@@ -179,7 +179,7 @@ def test_own_completions_that_equal_the_data_end_it(tmp_path, monkeypatch):
         return [{"completions": [row["completion"]], "finished": [True]} for row in shown]
 
     monkeypatch.setattr(rounds, "write_completions", echo)
-    quiet = {"report": {"eval_prompts": 0}, "folder": str(tmp_path / "run")}
+    quiet = {"eval": {"prompts": 0}, "folder": str(tmp_path / "run")}
     run = run_pipeline("spin", COMMON, TINY["spin"], quiet)
     assert list(run.stages) == ["demonstrations", "round1-pairs"] and run.status == "finished"
     assert run.stages["round1-pairs"].result["over"] == "8 of 8 own completions equal the data"

@@ -17,7 +17,8 @@ COMMON = {
     "model": {"threads": 1},
     "data": {"difficulty": [1]},
     "sampling": {"max_new_tokens": 24},
-    "report": {"eval_prompts": 6, "save_every": 1},
+    "eval": {"prompts": 6},
+    "report": {"save_every": 1},
     "epochs": 1,
     "train": {"batch": {"rows_per_step": 4}},
 }

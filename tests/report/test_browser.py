@@ -33,7 +33,7 @@ def report(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("browser") / "run"
     few = {
         "batch": {"prompts_per_step": 2, "group_size": 4},
-        "report": {"eval_prompts": 8},
+        "eval": {"prompts": 8},
         "model": {"threads": 1},
     }
     return whet.train("grpo", steps=4, folder=str(folder), config=few, console=False).report

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whet.reward.combine import Gate, Part, Schedule, check_parts, combined, in_shares, weights_at
+from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, combined, in_shares, weights_at
 from whet.types import Prompt, Sample, WhetError
 
 
@@ -20,8 +20,8 @@ class Named:
         raise AssertionError("combined never calls a reward")
 
 
-def part(name: str, weight: Any = 1.0, **more: Any) -> Part:
-    return Part(Named(name), weight, **more)
+def part(name: str, weight: Any = 1.0, **more: Any) -> RewardPart:
+    return RewardPart(Named(name), weight, **more)
 
 
 def test_a_plain_sum() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whet.protocols import Reward
-from whet.reward import Part, step_scorer, with_steps
+from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.learned import aggregated, agreed, learned, learned_steps, length_fit, step_ends
 from whet.reward.learned.network import Place, batches, read_network
 from whet.reward.settings import reward_with
@@ -254,7 +254,7 @@ def test_a_token_classifier_scores_steps(tmp_path):
     assert [end for end, _ in reward.steps(QUESTION, completion)] == [3, 5]
     assert [score for _, score in reward.steps(QUESTION, completion)] == pytest.approx(expected, abs=1e-5)
     assert reward.steps(QUESTION, "another") == learned_steps(folder=folder, separator="\n").steps(QUESTION, "another")
-    scorer = step_scorer([Part(reward)])
+    scorer = step_scorer([RewardPart(reward)])
     assert scorer is not None
     (found,) = with_steps([QUESTION], [sample(completion).scored({}, 1.0)], scorer, lambda tokens: completion)
     assert found.steps[0][1] == pytest.approx(expected[1], abs=1e-5)

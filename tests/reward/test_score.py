@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from whet.reward import Part, RewardFailure, as_reward, num_unscorable, score
+from whet.reward import RewardFailure, RewardPart, as_reward, num_unscorable, score
 from whet.reward.combine import Gate
 from whet.reward.limit import Overrun, limited
 from whet.reward.score import Failures, TooManyFailures
@@ -36,11 +36,11 @@ def length(completion: str) -> float:
     return len(completion)
 
 
-def part(function: Any, weight: Any = 1.0, name: str | None = None, **more: Any) -> Part:
-    return Part(as_reward(function, name), weight, **more)
+def part(function: Any, weight: Any = 1.0, name: str | None = None, **more: Any) -> RewardPart:
+    return RewardPart(as_reward(function, name), weight, **more)
 
 
-def run(*parts: Part, timeout: float = 5.0, on_error: Any = "stop") -> list[Sample]:
+def run(*parts: RewardPart, timeout: float = 5.0, on_error: Any = "stop") -> list[Sample]:
     return score(PROMPTS, SAMPLES, parts, timeout, on_error)
 
 
@@ -63,10 +63,10 @@ def test_a_reward_of_your_own_is_checked_too() -> None:
         def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
             return [float("nan") if one.completion == "bb" else 2.0 for one in samples]
 
-    scored = run(Part(Own()), part(length), on_error="exclude")
+    scored = run(RewardPart(Own()), part(length), on_error="exclude")
     assert [one.reward for one in scored] == [None, None, None]
     with pytest.raises(RewardFailure, match=r"'own' returned nan.*'p1', completion 'bb'"):
-        run(Part(Own()))
+        run(RewardPart(Own()))
 
 
 def test_none_makes_a_sample_unscorable_and_is_counted() -> None:
@@ -240,13 +240,13 @@ def test_a_stray_python_loop_does_not_burn_on() -> None:
 def test_code_that_never_yields_the_interpreter_ends_the_process_off_the_main_thread() -> None:
     program = textwrap.dedent("""
         import re, threading, torch
-        from whet.reward import Part, as_reward, limit, score
+        from whet.reward import RewardPart, as_reward, limit, score
         from whet.types import Prompt, Sample, StopReason
         limit.GRACE_SECONDS = 0.3
         def explodes(completion):
             return re.match(r"(a+)+$", "a" * 40 + "b")
         sample = Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, "a")
-        arguments = ([Prompt("p", (), text="q")], [sample], [Part(as_reward(explodes))], 0.2, "stop")
+        arguments = ([Prompt("p", (), text="q")], [sample], [RewardPart(as_reward(explodes))], 0.2, "stop")
         thread = threading.Thread(target=score, args=arguments)
         thread.start()
         thread.join()
@@ -423,4 +423,4 @@ def test_a_reward_that_limits_itself_may_take_longer() -> None:
             time.sleep(0.15)
             return [float(self.prepared)] * len(samples)
 
-    assert [one.reward for one in run(Part(Slow()), timeout=0.05)] == [1.0, 1.0, 1.0]
+    assert [one.reward for one in run(RewardPart(Slow()), timeout=0.05)] == [1.0, 1.0, 1.0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.reward import Part, as_reward, exact_answer, step_scorer, with_steps, working_steps
+from whet.reward import RewardPart, as_reward, exact_answer, step_scorer, with_steps, working_steps
 from whet.reward.working_steps import step_scores
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -50,8 +50,8 @@ def test_another_question_is_a_mistake_with_its_fix():
 
 
 def test_the_scorer_is_that_of_the_first_part_that_has_one():
-    assert step_scorer([Part(as_reward(exact_answer))]) is None
-    assert step_scorer([Part(as_reward(exact_answer)), Part(as_reward(working_steps), 0.0)]) is step_scores
+    assert step_scorer([RewardPart(as_reward(exact_answer))]) is None
+    assert step_scorer([RewardPart(as_reward(exact_answer)), RewardPart(as_reward(working_steps), 0.0)]) is step_scores
 
 
 def letters(tokens):

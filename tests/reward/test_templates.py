@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from whet.reward.combine import Part, check_parts, combined, weights_at
+from whet.reward.combine import RewardPart, check_parts, combined, weights_at
 from whet.reward.defences import DEFENCES
 from whet.reward.find import find_reward
-from whet.reward.templates import DEFENCES_OF, TEMPLATES, PartSpec, check_sum, defended, format_first, template
+from whet.reward.templates import DEFENCES_OF, TEMPLATES, check_sum, defended, format_first, template
 from whet.types import Prompt, Sample, WhetError
 
 
@@ -22,8 +22,8 @@ class Named:
         return [1.0] * len(samples)
 
 
-def parts_of(specs: Sequence[PartSpec]) -> list[Part]:
-    return [spec.part(Named(spec.reward)) for spec in specs]
+def parts_of(specs: Sequence[RewardPart]) -> list[RewardPart]:
+    return [spec.resolved(lambda name, settings: Named(name)) for spec in specs]
 
 
 def test_the_worked_example_comes_to_its_own_sum() -> None:

@@ -17,7 +17,8 @@ BASE = {
     "model": {"threads": 1, "device": "cpu", "lora": 4},
     "data": {"count": 24},
     "optimizer": {"learning_rate": 3e-3, "schedule": "constant"},
-    "report": {"eval_prompts": 0, "save_every": 9, "keep_checkpoints": 9},
+    "eval": {"prompts": 0},
+    "report": {"save_every": 9, "keep_checkpoints": 9},
 }
 SAMPLED = {"sampling": {"max_new_tokens": 16}, "batch": {"prompts_per_step": 4, "group_size": 4}}
 ROWS = {"batch": {"rows_per_step": 6}}
@@ -108,7 +109,7 @@ def test_a_run_is_a_whole_model(tmp_path):
     first, after = load_model("whetstone").model, load_model(str(run)).model
     changed = {name for name, value in first.state_dict().items() if not torch.equal(value, after.state_dict()[name])}
     assert len(changed) == 21 and all("_proj." in name for name in changed)
-    marks = whet.evaluate(str(run), settings={"report": {"eval_prompts": 4}})
+    marks = whet.evaluate(str(run), settings={"eval": {"prompts": 4}})
     assert 0 <= marks["accuracy"] <= 1
     again = tmp_path / "again"
     whet.train("dpo", model=str(run), config=layers_of(ROWS), steps=1, folder=str(again), console=False)
@@ -129,12 +130,12 @@ def test_a_run_is_a_whole_model(tmp_path):
         (
             "grpo",
             {"model": {"lora": {"alpha": 8}}},
-            r"alpha and matrices have no effect at rank 0; give",
+            r"alpha and target_modules have no effect at rank 0; give",
         ),
         ("grpo", {"model": {"lora": -1}}, r"model.lora.rank is -1: input should be greater than or equal to 0"),
         ("grpo", {"model": {"lora": "ten"}}, r"model.lora.rank is 'ten': input should be a valid integer"),
         ("grpo", {"model": {"lora": True}}, r"model.lora is True: .*give the rank of the adapters, such as 16"),
-        ("sft", {"model": {"lora": {"rank": 4, "matrices": "query"}}}, r"model.lora.matrices names 'query'"),
+        ("sft", {"model": {"lora": {"rank": 4, "target_modules": "query"}}}, r"model.lora.target_modules names 'query'"),
     ],
 )
 def test_what_cannot_be_is_refused(method, changes, said, tmp_path):

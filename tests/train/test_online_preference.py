@@ -14,7 +14,8 @@ SMALL = {
     "model": {"threads": 1},
     "preference": {"online": 8},
     "batch": {"rows_per_step": 8},
-    "report": {"eval_prompts": 40, "save_every": 2},
+    "eval": {"prompts": 40},
+    "report": {"save_every": 2},
 }
 
 

@@ -15,7 +15,7 @@ def step_scores(judge, row):
 
 
 def trained(folder, **flags):
-    config = {"folder": str(folder), "report": {"eval_every": 0, "save_every": 1000}}
+    config = {"folder": str(folder), "eval": {"every": 0}, "report": {"save_every": 1000}}
     return api.train("prm", config=config, **flags)
 
 

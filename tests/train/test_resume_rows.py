@@ -15,7 +15,8 @@ BASE = {
     "sampling": {"max_new_tokens": 20},
     "batch": {"prompts_per_step": 4, "group_size": 4},
     "optimizer": {"learning_rate": 3e-4},
-    "report": {"eval_prompts": 0, "save_every": 3, "keep_checkpoints": 9, "samples_per_step": 1},
+    "eval": {"prompts": 0},
+    "report": {"save_every": 3, "keep_checkpoints": 9, "samples_per_step": 1},
 }
 # what each case adds, and what must be in the checkpoint because of it
 CASES = {

@@ -268,7 +268,8 @@ SMALL = {
     "data": {"count": 40, "difficulty": [2]},
     "sampling": {"max_new_tokens": 12},
     "batch": {"prompts_per_step": 2, "group_size": 2},
-    "report": {"eval_prompts": 4, "eval_every": 0, "save_every": 2, "keep_checkpoints": 9},
+    "eval": {"prompts": 4, "every": 0},
+    "report": {"save_every": 2, "keep_checkpoints": 9},
 }
 
 
@@ -395,7 +396,7 @@ def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):
 
 def test_control_c_ends_with_130_and_a_second_process_is_kept_out(tmp_path):
     folder = tmp_path / "run"
-    process = start(*small_arguments(folder, "--steps", "5000", "--set", "report.eval_prompts=0"))
+    process = start(*small_arguments(folder, "--steps", "5000", "--set", "eval.prompts=0"))
     try:
         wait_until(process, lambda: len(read_metrics(folder)) >= 3)
         for attempt in (
@@ -429,7 +430,7 @@ def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
         "    time.sleep(60)\n"
         "    return 0.0\n"
     )
-    words = ["--reward", f"{reward}:slow", "--set", "report.eval_prompts=0", "--set", "reward.timeout=100"]
+    words = ["--reward", f"{reward}:slow", "--set", "eval.prompts=0", "--set", "reward.timeout=100"]
     process = start(*small_arguments(tmp_path / "run", *words))
     try:
         wait_until(process, reward.with_suffix(".called").exists)
@@ -497,7 +498,7 @@ def test_a_trainer_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path)
         "sampling": {"max_new_tokens": 16},
         "batch": {"prompts_per_step": 4, "group_size": 4},
         "optimizer": {"learning_rate": 1e-3},
-        "report": {"eval_prompts": 8, "eval_every": 0},
+        "eval": {"prompts": 8, "every": 0},
         "objective": changes,
     }
     run = whet.train("grpo", steps=9, config=settings, folder=str(tmp_path / "run"), console=False)
@@ -519,7 +520,7 @@ def test_a_reward_that_never_varies_stops_a_row_that_refills_and_says_why(tmp_pa
         "model": {"threads": 1, "device": "cpu"},
         "sampling": {"max_new_tokens": 8},
         "batch": {"prompts_per_step": 3, "group_size": 2},
-        "report": {"eval_prompts": 0},
+        "eval": {"prompts": 0},
         "objective": {"keep": {"rounds": 3}},
     }
     with pytest.raises(RunFailed, match=r"each of 9 prompts had the same outcome, in 3 rounds.*keep=everything"):

@@ -18,8 +18,8 @@ from whet.api.inputs import (
     reward_parts,
     reward_section,
 )
-from whet.config.config import EvaluationConfig, merged, read_toml, resolved_evaluation
-from whet.config.run_folder import CONFIG, ROWS, write_rows
+from whet.config.config import EvaluationConfig, merged, resolved_evaluation
+from whet.config.run_folder import ROWS, read_values, write_rows
 from whet.data.source import parse_source
 
 if TYPE_CHECKING:
@@ -75,11 +75,12 @@ def evaluate(
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:
     """The run's own config where `model` is a run folder, the defaults otherwise."""
     folder = Path(model)
-    base = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    base = read_values(folder)
     layer: dict[str, Any] = {"model": {"name": model}}
     if data is not None:
         base.pop("data", None)
-        layer["data"] = {"source": data, **({} if parse_source(data).is_generated else {"held_out": data})}
+        layer["data"] = {"source": data}
+        layer["eval"] = {"source": "" if parse_source(data).is_generated else data}
     return resolved_evaluation(base, layer, dict(settings or {}))
 
 

@@ -151,10 +151,10 @@ def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     """The parts as objects that score."""
     if parts is None:
         return None
-    from whet.reward import Part, as_reward, check_parts, find_reward
+    from whet.reward import RewardPart, as_reward, check_parts, find_reward
 
     rewards = [(find_reward(each) if isinstance(each, str) else each, name, weight) for name, weight, each in parts]
-    made = [Part(as_reward(each, name or None), weight) for each, name, weight in rewards]
+    made = [RewardPart(as_reward(each, name or None), weight) for each, name, weight in rewards]
     check_parts(made)
     return made
 

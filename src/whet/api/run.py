@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.api.tables import eval_row, step_row, table
-from whet.config.run_folder import CONFIG, is_locked
+from whet.config.run_folder import CONFIG, is_locked, read_values
 from whet.types import WhetError, did_you_mean
 
 SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")
@@ -33,9 +33,7 @@ class Run:
     @property
     def config(self) -> Mapping[str, Any]:
         """config.toml: every setting of the run."""
-        from whet.config.config import read_toml
-
-        return read_toml(self.folder / CONFIG)
+        return read_values(self.folder)
 
     @property
     def method(self) -> str:

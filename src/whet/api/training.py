@@ -23,7 +23,7 @@ from whet.api.inputs import (
     saved_start,
 )
 from whet.api.run import Run
-from whet.config.config import FROM_PYTHON, STEP_SCORERS, Config, RewardModelConfig, read_toml, resolved
+from whet.config.config import FROM_PYTHON, Config, RewardModelConfig, learns_steps, read_toml, resolved
 from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, write_config
 from whet.protocols import Callback
 from whet.types import WhetError
@@ -166,9 +166,7 @@ def _run(
     record = Record(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
     everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
-    schedule = LoopSettings(
-        config.steps, config.report.eval_every, config.report.save_every, config.report.keep_checkpoints
-    )
+    schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)
     start_up = time.time() - started
     try:
         outcome = run_training(
@@ -219,7 +217,7 @@ def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
     if isinstance(config, RewardModelConfig):
-        kind = "learned_steps" if config.method in STEP_SCORERS else "learned"
+        kind = "learned_steps" if learns_steps(config.method) else "learned"
         model = sorted((folder / "checkpoints").iterdir())[-1]
         return f"whet reward test {kind} --set folder={model} --data FILE"
     asked = "" if "accuracy" in outcome.after or "reward" in outcome.after else ' "your prompt"'

@@ -21,7 +21,7 @@ def adapters_fact(config: Config, model: Any) -> dict[str, str]:
         raise WhetError(
             "model.reference=reload has no effect with model.lora: the adapters are switched off for it; drop it"
         )
-    layers = add_adapters(model, LowRank(lora.rank, lora.alpha, lora.matrices, config.seed))
+    layers = add_adapters(model, LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed))
     learned = sum(each.numel() for each in adapter_factors(model).values())
     return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn)"}
 

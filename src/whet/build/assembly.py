@@ -35,7 +35,7 @@ from whet.build.preference import (
     reward_model_trainer,
     reward_model_words,
 )
-from whet.reward import Failures, Part, step_scorer, with_steps
+from whet.reward import Failures, RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.build.rewards import (
     bind_judges,
@@ -84,10 +84,10 @@ class Assembly:
     objective: list[str]  # in words and symbols
     facts: Mapping[str, str]
     precision: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RewardPart, ...] = ()
 
 
-def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     is_policy = isinstance(config, PolicyConfig)
     is_asked = is_policy or (isinstance(config, PreferenceConfig) and config.preference.online > 0)
@@ -96,13 +96,13 @@ def assemble(config: Config, rewards: Sequence[Part] | None = None) -> Assembly:
     objective = build_objective(config, parts) if isinstance(config, PolicyConfig) else None
     task_prompts = load_prompts(config, held_out=False) if is_asked else []
     has_exam = scores_completions and (not isinstance(config, PreferenceConfig) or config.data.parsed_source.is_task)
-    held_out = load_prompts(config, held_out=True) if config.report.eval_prompts and has_exam else []
+    held_out = load_prompts(config, held_out=True) if config.eval.prompts and has_exam else []
     machine = load_runtime(config)
     sampling = sampling_from(config.sampling)
     parts = bind_judges(parts, machine.engine, machine.loaded.tokenizer)
     failures = failure_policy(config)
     judge = build_scorer(config, parts, failures)
-    exam = build_evaluator(machine, held_out[: config.report.eval_prompts], sampling, judge) if held_out and parts else None
+    exam = build_evaluator(machine, held_out[: config.eval.prompts], sampling, judge) if held_out and parts else None
     facts = {**machine.facts, "data": data_summary(config, task_prompts, held_out)}
     if isinstance(config, PolicyConfig) and objective is not None:
         check_rewards(objective, parts)
@@ -164,7 +164,7 @@ def online_trainer(
 
 
 def _judging(
-    config: PolicyConfig, parts: Sequence[Part], failures: Failures, objective: Objective, machine: Runtime
+    config: PolicyConfig, parts: Sequence[RewardPart], failures: Failures, objective: Objective, machine: Runtime
 ) -> Callable[[float], RewardContext]:
     """share of the training done -> how completions are judged then."""
     steps_scorer = step_scorer(parts)
@@ -179,7 +179,7 @@ def _judging(
     return judging
 
 
-def build_objective(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objective:
+def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> Objective:
     """The method's row with the config's changes, checked against the rest of the config and its rewards."""
     changes = flattened(config.objective)
     objective = with_changes(preset_named(config.method).objective, changes)
@@ -204,9 +204,9 @@ def build_objective(config: PolicyConfig, parts: Sequence[Part] = ()) -> Objecti
 def load_prompts(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
     data = config.data
     if data.parsed_source.is_generated:
-        split, count = (EVAL, config.report.eval_prompts) if held_out else (TRAIN, data.count)
+        split, count = (EVAL, config.eval.prompts) if held_out else (TRAIN, data.count)
         return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
-    source = data.held_out if held_out else data.source
+    source = config.eval.source if held_out else data.source
     return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
 
 
@@ -216,7 +216,7 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
     data.parsed_source.require_completions(config.method)
     if not data.parsed_source.is_task:
         read = partial(read_usable, data, reader=lambda _: demonstrations_from)
-        return read(source=data.source, limit=data.limit), read(source=data.held_out) if data.held_out else []
+        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
 
     def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)

@@ -102,15 +102,17 @@ def reward_model_words(config: RewardModelConfig) -> tuple[str, list[str]]:
     loss = _loss(config)
     if isinstance(loss, RankLoss):
         formula = (
-            "  L = mean -log sigma(r_better - r_worse)" if config.scorer.cost == "all_pairs" else "  L = Plackett-Luce"
+            "  L = mean -log sigma(r_better - r_worse)"
+            if config.reward_model.cost == "all_pairs"
+            else "  L = Plackett-Luce"
         )
-        formula += f" + {config.scorer.centre:g} (r_better + r_worse)^2" if config.scorer.centre else ""
+        formula += f" + {config.reward_model.centre:g} (r_better + r_worse)^2" if config.reward_model.centre else ""
     else:
         formula = "  L = -mean [ y log p + (1 - y) log(1 - p) ], p = sigma(r)"
     lines = [f"{preset.title}  ({preset.paper})", formula, f"  - {preset.objective.words}", f"  - {_scored_at(config)}"]
-    if config.scorer.heads > 1:
-        draw = "its own draw of the rows" if config.scorer.bootstrap else "the same rows"
-        lines.append(f"  - {config.scorer.heads} heads on one trunk, each from {draw}; L is the mean of theirs")
+    if config.reward_model.heads > 1:
+        draw = "its own draw of the rows" if config.reward_model.bootstrap else "the same rows"
+        lines.append(f"  - {config.reward_model.heads} heads on one trunk, each from {draw}; L is the mean of theirs")
     return preset.title, lines
 
 
@@ -118,7 +120,7 @@ def _scored_at(config: RewardModelConfig) -> str:
     """Which token is scored."""
     if REWARD_MODELS[config.method].objective.learns == "steps":
         return "scored at the last token of each step"
-    if config.scorer.outcome_at == "every_token":
+    if config.reward_model.outcome_at == "every_token":
         return "learnt at every token of a completion, scored at the last token of the conversation"
     return "scored at the last token of the conversation"
 
@@ -128,7 +130,7 @@ def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: An
     learns, batch, tokenizer = REWARD_MODELS[config.method].objective.learns, config.batch, loaded.tokenizer
     train, held_out = _judged(config, learns)
     separator = _separator(config, train)
-    heads, everywhere = config.scorer.heads, config.scorer.outcome_at == "every_token"
+    heads, everywhere = config.reward_model.heads, config.reward_model.outcome_at == "every_token"
     with _naming(config.data.source):
         rows, dropped = reward_model_rows(tokenizer, train, loaded.context, separator, everywhere)
     others = reward_model_rows(tokenizer, held_out, loaded.context, separator)[0] if held_out else []
@@ -136,7 +138,7 @@ def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: An
     judge = build_reward_model(policy, tokenizer, [*rows, *others], kind, config.seed, heads)  # type: ignore[arg-type]
     if learns == "steps":
         setattr(judge.model.config, SEPARATOR, separator)
-    rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.scorer.bootstrap else rows
+    rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.reward_model.bootstrap else rows
     settings = RewardModelSettings(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed
     )
@@ -148,13 +150,13 @@ def reward_model_trainer(config: RewardModelConfig, policy: CausalLM, loaded: An
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:
     """What ends a step: as told, else as the data has it."""
-    if config.scorer.separator or REWARD_MODELS[config.method].objective.learns != "steps":
-        return config.scorer.separator or EMPTY_LINE
+    if config.reward_model.separator or REWARD_MODELS[config.method].objective.learns != "steps":
+        return config.reward_model.separator or EMPTY_LINE
     return (STEP if config.data.parsed_source.is_task else common_separator(rows)) or EMPTY_LINE
 
 
 def _loss(config: RewardModelConfig) -> RankLoss | LabelLoss:
-    scorer = config.scorer
+    scorer = config.reward_model
     if REWARD_MODELS[config.method].objective.learns == "rankings":
         return RankLoss(AllPairs() if scorer.cost == "all_pairs" else PlackettLuce(), scorer.centre)
     return LabelLoss(scorer.even_completions, scorer.positive_weight)
@@ -197,9 +199,9 @@ def _judged(
     config: RewardModelConfig, learns: str
 ) -> tuple[Sequence[Preference | Ranked | Labelled | Stepped], Sequence[Preference | Ranked | Labelled | Stepped]]:
     of_task: Any = {"rankings": task_rankings, "outcomes": task_judged, "steps": task_stepped}[learns]
-    is_task, labels = config.data.parsed_source.is_task, config.scorer.labels
+    is_task, labels = config.data.parsed_source.is_task, config.reward_model.labels
     if labels != LABELS and (is_task or learns != "steps"):
-        raise WhetError(f"scorer.labels={labels} has no effect: it names a column of a file with steps; drop it")
+        raise WhetError(f"reward_model.labels={labels} has no effect: it names a column of a file with steps; drop it")
     if is_task:
         return _of_task(config, of_task)
     return _of_file(config, partial(_verdict_reader, config.method, learns, labels), of_task)
@@ -239,7 +241,7 @@ def _of_task(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple
             lambda task, share, difficulty: write(task, split, share, seed, difficulty), count, data.difficulty
         )
 
-    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.report.eval_prompts)
+    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.eval.prompts)
 
 
 def _of_file(
@@ -249,10 +251,10 @@ def _of_file(
     data = config.data
     data.parsed_source.require_completions(config.method)
     train = read_usable(data, data.source, reader, data.limit)
-    if of_task is not None and parse_source(data.held_out).is_task:
-        asked = data.model_copy(update={"source": data.held_out})
+    if of_task is not None and parse_source(config.eval.source).is_task:
+        asked = data.model_copy(update={"source": config.eval.source})
         return train, _of_task(config.model_copy(update={"data": asked}), of_task)[1]
-    return train, read_usable(data, data.held_out, reader) if data.held_out else []
+    return train, read_usable(data, config.eval.source, reader) if config.eval.source else []
 
 
 @contextmanager

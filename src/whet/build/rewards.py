@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from whet.config.config import FROM_PYTHON, Config, EvaluationConfig
+from whet.config.sections import RewardPartSection, RewardSection
 from whet.data.chat import prompt_tokens
 from whet.data.tasks import TASKS
 from whet.objective import Objective
@@ -16,8 +17,7 @@ from whet.reward import (
     BUILTIN,
     Failures,
     Gate,
-    Part,
-    PartSpec,
+    RewardPart,
     Schedule,
     as_reward,
     check_parts,
@@ -34,15 +34,16 @@ from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
-from whet.sandbox import active_protections
 from whet.rollout.collect import Score
-from whet.config.sections import RewardPart, RewardSection
+from whet.sandbox import active_protections
 from whet.types import Prompt, Sampling, WhetError, did_you_mean
 
 DEFENCES = ROWS["defences"]
 
 
-def build_reward_parts(config: Config | EvaluationConfig, wanted: bool, given: Sequence[Part] | None = None) -> list[Part]:
+def build_reward_parts(
+    config: Config | EvaluationConfig, wanted: bool, given: Sequence[RewardPart] | None = None
+) -> list[RewardPart]:
     """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
 
     Defences and checks are the same for all of them.
@@ -51,18 +52,18 @@ def build_reward_parts(config: Config | EvaluationConfig, wanted: bool, given: S
     if (section.parts or given) and section.template:
         raise WhetError("reward.template and reward.parts (or --reward) both name the rewards; give one of them")
     if section.template:
-        specs = template(section.template)
+        named = template(section.template)
         if section.format_first:
-            specs = format_first(specs, until=section.format_first)
+            named = format_first(named, until=section.format_first)
     elif given is not None:
-        specs = tuple(_spec_of(part) for part in given)
+        named = tuple(given)
     elif section.parts:
-        specs = tuple(_spec(part) for part in section.parts)
+        named = tuple(_part_of(part) for part in section.parts)
     elif source.is_task:
         names = {task.reward for task in source.tasks()}
-        specs = (PartSpec(names.pop() if len(names) == 1 else TASK_ANSWER),)
+        named = (RewardPart(names.pop() if len(names) == 1 else TASK_ANSWER),)
     elif source.is_gym:
-        specs = (PartSpec("gym_answer"),)
+        named = (RewardPart("gym_answer"),)
     elif wanted:
         raise WhetError(
             "no reward: data from a file or the hub needs one; give --reward NAME (exact_answer, math_answer, ...) "
@@ -73,11 +74,10 @@ def build_reward_parts(config: Config | EvaluationConfig, wanted: bool, given: S
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
     _check_defences(section)
-    specs = defended(specs, section.defences, section.defence_weight, section.defences_as_gates)
-    made = {part.name: part.reward for part in given or ()}
-    parts = [spec.part(made[spec.reward]) if spec.reward in made else _part(spec) for spec in specs]
+    named = defended(named, section.defences, section.defence_weight, section.defences_as_gates)
+    parts = [part.resolved(_find) for part in named]
     check_parts(parts)
-    check_company([part.reward for part in parts if any(part.weights)])
+    check_company([part.resolved_reward for part in parts if any(part.weights)])
     return parts
 
 
@@ -100,19 +100,11 @@ def _check_defences(section: RewardSection) -> None:
         raise WhetError("reward.defence_weight has no effect on gates; drop it, or reward.defences_as_gates")
 
 
-def _part(spec: PartSpec) -> Part:
-    reward = as_reward(task_answer) if spec.reward == TASK_ANSWER else find_reward(spec.reward, spec.settings)
-    return spec.part(reward)
+def _find(name: str, settings: Mapping[str, Any]) -> Reward:
+    return as_reward(task_answer) if name == TASK_ANSWER else find_reward(name, settings)
 
 
-def _spec_of(part: Part) -> PartSpec:
-    weight = part.weight if isinstance(part.weight, float | int | Schedule) else part.schedule
-    return PartSpec(
-        part.name, weight, gate=part.gate, cap=part.cap, normalise=part.normalise, penalty=part.penalty, adds_up=False
-    )
-
-
-def _spec(part: RewardPart) -> PartSpec:
+def _part_of(part: RewardPartSection) -> RewardPart:
     if part.reward.startswith(FROM_PYTHON):
         raise WhetError(
             f"the reward {part.reward.removeprefix(FROM_PYTHON)!r} of this run was given from Python and is in "
@@ -130,14 +122,14 @@ def _spec(part: RewardPart) -> PartSpec:
             "[step, weight], or drop it"
         )
     weight = part.weight if isinstance(part.weight, float | int) else Schedule(part.weight, part.over)
-    return PartSpec(
+    return RewardPart(
         part.reward,
         weight,
-        part.settings,
         Gate(part.gate, part.gate_least, part.gate_otherwise) if part.gate else None,
         (part.cap[0], part.cap[1]) if part.cap else None,
         part.normalise,
         part.penalty,
+        part.settings,
     )
 
 
@@ -147,7 +139,7 @@ def task_answer(prompt: Prompt, completion: str) -> float:
     return float(BUILTIN[task.reward](prompt, completion))
 
 
-def bind_judges(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[Part]:
+def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> list[RewardPart]:
     """Judges that name no server ask the engine of the policy; learned rewards are read now: a bad folder is told."""
 
     def encode(messages: Sequence[Any]) -> tuple[int, ...]:
@@ -163,16 +155,18 @@ def bind_judges(parts: Sequence[Part], engine: Engine, tokenizer: Any) -> list[P
         found: Reward = judge.asking(engine_ask(engine, encode, sampling))
         return found
 
-    return [replace(part, reward=settled(part.reward)) for part in parts]
+    return [replace(part, reward=settled(part.resolved_reward)) for part in parts]
 
 
-def build_scorer(config: Config | EvaluationConfig, parts: Sequence[Part], failures: Failures | None = None) -> Score:
+def build_scorer(
+    config: Config | EvaluationConfig, parts: Sequence[RewardPart], failures: Failures | None = None
+) -> Score:
     """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
     alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
     return partial(score, parts=alone, timeout=config.reward.timeout, on_error=failures or failure_policy(config))
 
 
-def build_scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -> Callable[[float], Score]:
+def build_scorer_at(config: Config, parts: Sequence[RewardPart], failures: Failures) -> Callable[[float], Score]:
     """share of the training done -> how completions are scored then."""
     shared = in_shares(parts, _steps(config))
 
@@ -182,11 +176,11 @@ def build_scorer_at(config: Config, parts: Sequence[Part], failures: Failures) -
     return at
 
 
-def part_weights_at(config: Config, parts: Sequence[Part], progress: float) -> dict[str, float]:
+def part_weights_at(config: Config, parts: Sequence[RewardPart], progress: float) -> dict[str, float]:
     return weights_at(in_shares(parts, _steps(config)), progress)
 
 
-def take_notes(parts: Sequence[Part]) -> dict[str, float]:
+def take_notes(parts: Sequence[RewardPart]) -> dict[str, float]:
     """What rewards noticed besides their scores since they were last asked, such as how far members were apart."""
     found: dict[str, float] = {}
     for part in parts:
@@ -199,7 +193,7 @@ def failure_policy(config: Config | EvaluationConfig) -> Failures:
     return Failures(config.reward.on_error, config.reward.most_failures)
 
 
-def check_rewards(objective: Objective, parts: Sequence[Part]) -> None:
+def check_rewards(objective: Objective, parts: Sequence[RewardPart]) -> None:
     """Refuse rewards that the objective would read otherwise than they are meant."""
     names = [part.name for part in parts if not part.is_plain]
     if names and objective.baseline.needs & {"parts"}:
@@ -219,16 +213,16 @@ def _steps(config: Config | EvaluationConfig) -> int:
     return int(getattr(config, "steps", 1))
 
 
-def reward_summary(parts: Sequence[Part]) -> str:
+def reward_summary(parts: Sequence[RewardPart]) -> str:
     """The sum in words, for the run's facts."""
 
-    def weight(part: Part) -> str:
+    def weight(part: RewardPart) -> str:
         return " to ".join(f"{each:g}" for each in part.weights)
 
     return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
 
 
-def sandbox_summary(parts: Sequence[Part]) -> dict[str, str]:
+def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
     """What protects the machine from model-written code, where a part runs any."""
     if not any(isinstance(part.reward, CodeTests) for part in parts):
         return {}

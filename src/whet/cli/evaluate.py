@@ -92,7 +92,7 @@ def sample(
     if prompt is None:
         from whet.evaluate.evaluation import held_out_groups
 
-        values.setdefault("report", {})["eval_prompts"] = count
+        values.setdefault("eval", {})["prompts"] = count
         for group in held_out_groups(api.evaluation_config(model, data, values), number):
             typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
             for each in group.samples:

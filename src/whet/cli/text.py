@@ -50,14 +50,15 @@ def show_config(
     settings: Settings = None,
 ) -> None:
     """The whole config of a run as TOML, defaults included: look at it, or save it, edit it and train with --config."""
-    from whet.config.config import from_settings, merged, resolved, toml_text
+    from whet.config.annotated import annotated_toml
+    from whet.config.config import from_settings, merged, resolved
 
     chosen: dict[str, Any] = {}
     if model is not None:
         chosen["model"] = {"name": model}
     if data is not None:
         chosen["data"] = {"source": data}
-    typer.echo(toml_text(resolved(method, merged(from_settings(settings or []), chosen))), nl=False)
+    typer.echo(annotated_toml(resolved(method, merged(from_settings(settings or []), chosen))), nl=False)
 
 
 @commands.command()

@@ -7,18 +7,20 @@ The resolved value is written into the run folder before anything else happens.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
+from whet.config.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
 from whet.config.sections import (
     BatchSection,
     CriticSection,
     DataSection,
     DemonstrationSection,
+    EvalSection,
     ModelSection,
     OptimizerSection,
     PreferenceSection,
@@ -31,126 +33,181 @@ from whet.config.sections import (
     SamplingSection,
     Section,
 )
-from whet.objective.presets import PRESETS
-from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
-from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.explain import catalogue
+from whet.explain.catalogue import MethodKind
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
-STEP_SCORERS = {name for name, preset in REWARD_MODELS.items() if preset.objective.learns == "steps"}
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
+# times the rate of full training (Schulman et al. 2025, LoRA Without Regret); above the second a tiny model learns less
+ADAPTER_RATE, MOST_ADAPTER_RATE = 10, 5e-3
+_NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
 
 
 class RunConfig(Section):
-    """What every run has."""
+    """What every run has. A kind of training adds its sections, and says what is different about it."""
 
-    method: str = Field(description="a row of `whet algorithms`, or sft")
+    # defaults for the built-in model: half a million weights want other numbers than a billion
+    small_run: ClassVar[Mapping[str, Any]] = {}
+    small_run_replaces: ClassVar[bool] = False  # what the preset wants of a run, instead of standing below it
+    kind: ClassVar[MethodKind]
+
+    method: str = Field(description="a method of `whet algorithms`")
     seed: int = Field(0, description="of everything random in the run")
-    steps: int = Field(100, ge=1, description="optimization steps")
+    steps: int = Field(100, ge=1, description="training steps")
     folder: str = Field("", description="of the run; empty: the next free one under runs/")
     model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
     reward: RewardSection = RewardSection()
     optimizer: OptimizerSection = OptimizerSection()
+    eval: EvalSection = EvalSection()
     report: ReportSection = ReportSection()
+
+    def samples(self) -> bool:
+        """True where the run writes completions, in training or in evaluation."""
+        raise NotImplementedError
+
+    def idle(self) -> dict[str, str]:
+        """Paths that cannot change this run, with the reason."""
+        found = idle_data_keys(self.data)
+        if not self.samples():
+            found |= dict.fromkeys(("sampling", "reward"), _NOTHING_SAMPLED)
+        return found
+
+    def check(self) -> None:
+        """Refuse values that are fine one by one and impossible together."""
 
 
 class PolicyConfig(RunConfig):
-    """Reinforcement learning by one of the rows of `whet algorithms`."""
+    """Reinforcement learning by one of the methods of `whet algorithms`."""
+
+    kind: ClassVar[MethodKind] = "policy"
+    small_run: ClassVar[Mapping[str, Any]] = {
+        "steps": 40,
+        "data": {"count": 1024},
+        "sampling": {"max_new_tokens": 64},
+        "batch": {"prompts_per_step": 16, "group_size": 8},
+        "optimizer": {"learning_rate": 1e-4},
+    }
 
     data: PromptSection = PromptSection()
     batch: BatchSection = BatchSection()
     critic: CriticSection = CriticSection()
-    objective: dict[str, Any] = Field({}, description="changes to the method's row: clip.high, kl, kl.beta, ...")
+    objective: dict[str, Any] = Field({}, description="changes to the method's preset: clip.high, kl, kl.beta, ...")
+
+    def samples(self) -> bool:
+        return True
+
+    def idle(self) -> dict[str, str]:
+        found = super().idle()
+        if "value" not in self.objective and "value" not in catalogue.method(self.method).needs:
+            found["critic"] = f"has no effect: {self.method} trains no critic; drop it"
+        return found
+
+    def check(self) -> None:
+        if self.sampling.temperature == 0:
+            raise WhetError(
+                "sampling.temperature is 0: greedy completions of a group are all equal and teach nothing; give 1.0"
+            )
+        rows, updates = self.batch.prompts_per_step * self.batch.group_size, self.batch.updates_per_step
+        if updates > rows:
+            raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")
 
 
 class SFTConfig(RunConfig):
     """Imitation of demonstrations."""
 
+    kind: ClassVar[MethodKind] = "sft"
+    small_run: ClassVar[Mapping[str, Any]] = {
+        "steps": 200,
+        "sampling": {"max_new_tokens": 64},
+        "batch": {"rows_per_step": 128},
+        "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"},
+    }
+
     data: DemonstrationSection = DemonstrationSection()
     batch: RowsSection = RowsSection()
+
+    def samples(self) -> bool:
+        return self.data.parsed_source.is_generated or bool(self.eval.source)
 
 
 class PreferenceConfig(RunConfig):
     """A policy learns from pairs of completions, or from completions with labels."""
 
-    data: DataSection = DataSection()
+    kind: ClassVar[MethodKind] = "preference"
+    small_run: ClassVar[Mapping[str, Any]] = {
+        "steps": 40,
+        "data": {"count": 2048},
+        "sampling": {"max_new_tokens": 64},
+        "batch": {"rows_per_step": 64},
+        "optimizer": {"learning_rate": 1e-4},
+    }
+    small_run_replaces: ClassVar[bool] = True  # papers' rates are for billions of weights
+
     batch: RowsSection = RowsSection()
     preference: PreferenceSection = PreferenceSection()
-    objective: dict[str, Any] = Field({}, description="changes to the method's row: curve.beta, reference, ...")
+    objective: dict[str, Any] = Field({}, description="changes to the method's preset: curve.beta, reference, ...")
+
+    def samples(self) -> bool:
+        return self.data.parsed_source.is_task or self.preference.online > 0
 
 
 class RewardModelConfig(RunConfig):
     """A model learns to score completions, or their steps."""
 
-    data: DataSection = DataSection()
+    kind: ClassVar[MethodKind] = "reward_model"
+    small_run: ClassVar[Mapping[str, Any]] = {
+        "steps": 100,
+        "data": {"count": 4096},
+        "batch": {"rows_per_step": 64},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+
     batch: RowsSection = RowsSection()
-    scorer: RewardModelSection = RewardModelSection()
+    reward_model: RewardModelSection = RewardModelSection()
+
+    def samples(self) -> bool:
+        return False
+
+    def idle(self) -> dict[str, str]:
+        found = super().idle()
+        if self.reward_model.heads == 1:
+            found["reward_model.bootstrap"] = "has no effect on a single head; give reward_model.heads=4, or drop it"
+        if catalogue.method(self.method).learns != "outcomes":
+            found["reward_model.outcome_at"] = f"has no effect: {self.method} learns from no outcomes; drop it"
+        return found
 
 
 class EvaluationConfig(Section):
-    """Completions of a model to held-out prompts, and their marks."""
+    """Completions of a model to eval prompts, and their scores."""
 
     seed: int = 0
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
     reward: RewardSection = RewardSection()
+    eval: EvalSection = EvalSection()
     report: ReportSection = ReportSection()
     rerank: RerankSection = RerankSection()
 
 
 Config = PolicyConfig | SFTConfig | PreferenceConfig | RewardModelConfig
-
-# A model of half a million weights wants other numbers than one of a billion.
-MODEL_DEFAULTS: dict[str, dict[type, dict[str, Any]]] = {
-    "whetstone": {
-        PolicyConfig: {
-            "steps": 40,
-            "data": {"count": 1024},
-            "sampling": {"max_new_tokens": 64},
-            "batch": {"prompts_per_step": 16, "group_size": 8},
-            "optimizer": {"learning_rate": 1e-4},
-        },
-        SFTConfig: {
-            "steps": 200,
-            "sampling": {"max_new_tokens": 64},
-            "batch": {"rows_per_step": 128},
-            "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"},
-        },
-        PreferenceConfig: {
-            "steps": 40,
-            "data": {"count": 2048},
-            "sampling": {"max_new_tokens": 64},
-            "batch": {"rows_per_step": 64},
-        },
-        RewardModelConfig: {
-            "steps": 100,
-            "data": {"count": 4096},
-            "batch": {"rows_per_step": 64},
-            "optimizer": {"learning_rate": 1e-3},
-        },
-    }
+KINDS: Mapping[str, type[Config]] = {
+    each.kind: each for each in (PolicyConfig, SFTConfig, PreferenceConfig, RewardModelConfig)
 }
-# times the rate of full training (Schulman et al. 2025, LoRA Without Regret); above the second a tiny model learns less
-ADAPTER_RATE, MOST_ADAPTER_RATE = 10, 5e-3
-SMALL_RATE = 1e-4  # of a preference method on the built-in model: papers' rates are for billions of weights
 
 
 def config_kind(method: str) -> type[Config]:
-    kinds: dict[str, type[Config]] = {
-        SUPERVISED: SFTConfig,
-        **dict.fromkeys(PRESETS, PolicyConfig),
-        **dict.fromkeys(PAIR_PRESETS, PreferenceConfig),
-        **dict.fromkeys(REWARD_MODELS, RewardModelConfig),
-    }
-    if method in kinds:
-        return kinds[method]
-    if method in LEFT_OUT:
-        raise WhetError(f"{method!r} is not built: {LEFT_OUT[method]}; `whet algorithms` lists what is")
-    hint = did_you_mean(method, list(kinds), cutoff=0.4)
-    raise WhetError(f"no method is called {method!r}{hint}; `whet algorithms` lists them, and there is {SUPERVISED!r}")
+    """The kind of config that a method has; an unknown method is an error with the nearest name."""
+    return KINDS[catalogue.method(method).kind]
+
+
+def learns_steps(method: str) -> bool:
+    """True for a reward model that scores the steps of a solution."""
+    return catalogue.method(method).learns == "steps"
 
 
 def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
@@ -161,21 +218,21 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
         raise WhetError(
             f"the config is for method {given['method']!r}, not {method!r}; drop its `method`, or train that"
         )
-    name = given["model"].get("name") if isinstance(given.get("model"), dict) else None
-    name = None if name is None else origin_of(str(name))
-    base = MODEL_DEFAULTS.get(str(name or ModelSection().name), {}).get(kind, {})
-    if method in PRESETS:
-        base = merged(base, PRESETS[method].run)
-        base = merged(base, PRESETS[method].small_run if name in (None, ModelSection().name) else {})
-    if method in PAIR_PRESETS:
-        small = name in (None, ModelSection().name)
-        base = merged(base, {"optimizer": {"learning_rate": SMALL_RATE}} if small else PAIR_PRESETS[method].run)
+    if isinstance(given.get("objective"), Mapping):
+        given["objective"] = _objective_changes(method, given["objective"])
+    section = given.get("model")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    small = name is None or origin_of(str(name)) == ModelSection().name
+    preset = catalogue.method(method)
+    base = dict(preset.run)
+    if small:
+        base = merged(merged(kind.small_run, {} if kind.small_run_replaces else preset.run), preset.small_run)
     config: Config = validated(kind, merged(merged(base, given), {"method": method}))
     if config.model.lora.rank and "learning_rate" not in given.get("optimizer", {}):
         rate = min(float(f"{ADAPTER_RATE * config.optimizer.learning_rate:.6g}"), MOST_ADAPTER_RATE)
         config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": rate})})
     _refuse_idle(config, given)
-    _refuse_impossible(config)
+    config.check()
     return config
 
 
@@ -197,8 +254,50 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     if "data" in shared:
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
     given = _given((shared, *layers))
-    defaults = MODEL_DEFAULTS.get(str(given.get("model", {}).get("name")), {}).get(PolicyConfig, {})
-    return validated(EvaluationConfig, merged({"sampling": defaults.get("sampling", {})}, given))
+    is_small = str(given.get("model", {}).get("name")) == ModelSection().name
+    sampling = PolicyConfig.small_run["sampling"] if is_small else {}
+    return validated(EvaluationConfig, merged({"sampling": sampling}, given))
+
+
+def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the method's preset: `whet config` writes the whole of it, and that is no change."""
+    preset, axes = catalogue.method(method), catalogue.axes(catalogue.method(method).kind)
+    changes: dict[str, Any] = {}
+    for axis, value in given.items():
+        if axis not in axes:
+            raise WhetError(f"config: no key is called 'objective.{axis}'{_foreign_hint(axis, preset.kind, axes)}")
+        _refuse_old_component(axis, value)
+        table = dict(value) if isinstance(value, Mapping) else {"kind": value}
+        own = preset.components.get(axis)
+        name: Any = table.get("kind", own.name if own else "")
+        if own is not None and name == own.name:
+            usual: dict[str, Any] = {"kind": own.name, **own.numbers}
+        else:
+            usual = dict(axes[axis].components[name].numbers) if name in axes[axis].components else {}
+        table = {key: each for key, each in table.items() if key not in usual or usual[key] != each}
+        if table:
+            changes[axis] = table["kind"] if list(table) == ["kind"] else table
+    return changes
+
+
+def _refuse_old_component(axis: str, value: Any) -> None:
+    table = value if isinstance(value, Mapping) else {"kind": value}
+    name = table.get("kind")
+    if isinstance(name, str) and name in OLD_COMPONENTS:
+        raise WhetError(f"config: objective.{axis}={name} is called {OLD_COMPONENTS[name]} since {SINCE}")
+    for key in table:
+        if key in OLD_NUMBERS:
+            raise WhetError(
+                f"config: objective.{axis}.{key} is called objective.{axis}.{OLD_NUMBERS[key]} since {SINCE}"
+            )
+
+
+def _foreign_hint(name: str, kind: str, known: Iterable[str]) -> str:
+    """`; in whet it is ...` for the name of another trainer, else the nearest of the known ones."""
+    target = foreign_target(name, kind)
+    if target is not None:
+        return f"; in whet it is {target}"
+    return did_you_mean(name, known) or f"; known here: {', '.join(known)}"
 
 
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -226,6 +325,11 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 def toml_text(config: Config) -> str:
     """The config as it can be read back: every key that matters to this run, and no other."""
+    return tomli_w.dumps(config_values(config))
+
+
+def config_values(config: Config) -> dict[str, Any]:
+    """Every key that matters to this run, as plain nested values."""
     values = config.model_dump(mode="json")
     # of a part only what was said: it has ten settings, and one or two are used
     values["reward"]["parts"] = [
@@ -234,13 +338,13 @@ def toml_text(config: Config) -> str:
     ]
     if not config.model.lora.rank:
         values["model"]["lora"] = {"rank": 0}
-    for path in idle_keys(config):
+    for path in config.idle():
         section, _, key = path.partition(".")
         if key:
             values[section].pop(key)
         else:
             values.pop(section)
-    return tomli_w.dumps(values)
+    return values
 
 
 def from_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -297,73 +401,84 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complaint(kind: type[BaseModel], error: ValidationError) -> str:
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        return f"config: no key is called {path!r}{_near_key(kind, first['loc'])}{more}"
-    return f"config: {path} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}{more}"
+    """The first mistake in one line; a name of 0.1 comes before all others, since it explains the rest."""
+    mistakes = error.errors()
+    paths = [".".join(str(part) for part in each["loc"]) for each in mistakes]
+    unknown = [each["type"] == "extra_forbidden" for each in mistakes]
+    old = [(path, new) for path, extra in zip(paths, unknown, strict=True) if extra and (new := old_name(path))]
+    more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    if old:
+        return f"config: {old[0][0]} is called {old[0][1]} since {SINCE}{more}"
+    if unknown[0]:
+        return f"config: no key is called {paths[0]!r}{_near_key(kind, mistakes[0]['loc'])}{more}"
+    first = mistakes[0]
+    return f"config: {paths[0]} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}{more}"
 
 
 def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
-    section: Any = kind
-    for part in location[:-1]:
-        section = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return ""
+    """What was probably meant by an unknown key: another trainer's name, a key of another section, a typing error."""
+    name = str(location[-1])
+    section = _section_at(kind, location[:-1])
+    if section is None:
+        return ""
+    elsewhere = [f"{other}.{name}" for other, inner in _sections(kind) if name in inner.model_fields]
+    if name in NOT_A_KEY:
+        return f"; {NOT_A_KEY[name]}"
+    target = foreign_target(name, getattr(kind, "kind", "policy"))
+    if target is not None and not elsewhere:
+        return f"; in whet it is {target}" if has_key(kind, target) else _elsewhere(target)
     known = list(section.model_fields)
-    elsewhere = [
-        f"{name}.{location[-1]}"
-        for name, field in kind.model_fields.items()
-        if isinstance(field.annotation, type)
-        and issubclass(field.annotation, BaseModel)
-        and location[-1] in field.annotation.model_fields
-    ]
-    close = nearest(str(location[-1]), known)
+    close = nearest(name, known)
     best = elsewhere or ([".".join([*map(str, location[:-1]), close])] if close else [])
     return f"; did you mean {best[0]!r}?" if best else f"; known here: {', '.join(known)}"
 
 
-def idle_keys(config: Config) -> dict[str, str]:
-    """Paths that cannot change this run, with the reason."""
-    data = config.data
-    is_task, is_gym = data.parsed_source.is_task, data.parsed_source.is_gym
-    foreign = {**data.parsed_source.unused_keys(), **({"held_out": "files"} if is_task or is_gym else {})}
-    idle = {
-        f"data.{key}": f"has no effect on data.source={data.source}: it is for {other}; drop it"
-        for key, other in foreign.items()
-        if key in type(data).model_fields
+def _elsewhere(target: str) -> str:
+    return f"; it is whet's {target}, which this kind of run does not have"
+
+
+def has_key(kind: type[BaseModel], path: str) -> bool:
+    """True where a config of this kind takes the key; what stands under `objective` is checked by its axis alone."""
+    *sections, key = path.split(".")
+    if sections and sections[0] == "objective":
+        return "objective" in kind.model_fields and path.split(".")[1] in catalogue.axes(
+            getattr(kind, "kind", "policy")
+        )
+    section = _section_at(kind, tuple(sections))
+    return section is not None and key in section.model_fields
+
+
+def _section_at(kind: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
+    section: Any = kind
+    for part in location:
+        section = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return None
+    found: type[BaseModel] = section
+    return found
+
+
+def _sections(kind: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name, field.annotation
+
+
+def idle_data_keys(data: DataSection) -> dict[str, str]:
+    """Keys of the data that this kind of source does not read, and `eval.source` where it brings its own."""
+    source = data.parsed_source
+    unused = {f"data.{key}": other for key, other in source.unused_keys().items() if key in type(data).model_fields}
+    if source.is_generated:
+        unused["eval.source"] = "files"
+    return {
+        path: f"has no effect on data.source={data.source}: it is for {other}; drop it"
+        for path, other in unused.items()
     }
-    trains_critic = not isinstance(config, PolicyConfig) or "value" in config.objective
-    if not trains_critic and not PRESETS[config.method].objective.value.needs:
-        idle["critic"] = f"has no effect: {config.method} trains no critic; drop it"
-    online = isinstance(config, PreferenceConfig) and config.preference.online > 0
-    asks = isinstance(config, PolicyConfig) or is_task or online or (isinstance(config, SFTConfig) and is_gym)
-    if isinstance(config, RewardModelConfig) or not (asks or (isinstance(config, SFTConfig) and data.held_out)):
-        for section in ("sampling", "reward"):
-            idle[section] = "has no effect: without held-out prompts nothing is sampled or scored; drop it"
-    if isinstance(config, RewardModelConfig) and config.scorer.heads == 1:
-        idle["scorer.bootstrap"] = "has no effect on a single head; give scorer.heads=4, or drop it"
-    if isinstance(config, RewardModelConfig) and REWARD_MODELS[config.method].objective.learns != "outcomes":
-        idle["scorer.outcome_at"] = f"has no effect: {config.method} learns from no outcomes; drop it"
-    return idle
 
 
 def _refuse_idle(config: Config, given: Mapping[str, Any]) -> None:
     """A setting that cannot change the run is an error: the user believes in it."""
-    for path, reason in idle_keys(config).items():
+    for path, reason in config.idle().items():
         section, _, key = path.partition(".")
         if section in given and (not key or key in given[section]):
             raise WhetError(f"{path} {reason}")
-
-
-def _refuse_impossible(config: Config) -> None:
-    if not isinstance(config, PolicyConfig):
-        return
-    if config.sampling.temperature == 0:
-        raise WhetError(
-            "sampling.temperature is 0: greedy completions of a group are all equal and teach nothing; give 1.0"
-        )
-    rows, updates = config.batch.prompts_per_step * config.batch.group_size, config.batch.updates_per_step
-    if updates > rows:
-        raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, differing_keys, read_toml, resolved, toml_text
+from whet.config.names import translated
 from whet.types import WhetError
 
 CONFIG, ROWS = "config.toml", "data.jsonl"
@@ -20,8 +21,13 @@ def read_config(folder: Path) -> Config:
     """The config a run was started with."""
     if not (folder / CONFIG).is_file():
         raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `ls runs` lists yours")
-    values = read_toml(folder / CONFIG)
+    values = read_values(folder)
     return resolved(str(values.get("method")), values)
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file."""
+    return translated(read_toml(folder / CONFIG)) if (folder / CONFIG).is_file() else {}
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -33,7 +39,7 @@ def write_config(folder: Path, config: Config) -> None:
 @contextlib.contextmanager
 def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Path, Config]]:
     """The run's own folder, made and locked; never one that already holds a run."""
-    folder = Path(config.folder) if config.folder else _next_free(config.method)
+    folder = Path(config.folder) if config.folder else next_free_folder(config.method)
     if (folder / CONFIG).exists():
         there = read_config(folder)
         differing = differing_keys(config, there)
@@ -102,8 +108,9 @@ def _row_line(number: int, row: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _next_free(method: str) -> Path:
+def next_free_folder(name: str, under: Path | str = "runs") -> Path:
+    """The first of runs/NAME-001, runs/NAME-002, ... that does not exist yet."""
     number = 1
-    while (folder := Path("runs") / f"{method}-{number:03d}").exists():
+    while (folder := Path(under) / f"{name}-{number:03d}").exists():
         number += 1
     return folder

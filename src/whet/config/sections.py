@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
+from whet.reward.combine import Normalise, Over, part_description
 
 
 def _listed(value: Any) -> Any:
@@ -21,14 +22,14 @@ class Section(BaseModel):
 class LoraSection(Section):
     rank: int = Field(0, ge=0, description="of the adapters that learn in place of the weights; 0 trains every weight")
     alpha: float = Field(32.0, gt=0, description="an adapter counts alpha / rank")
-    matrices: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+    target_modules: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
         (), description="names of the linear layers that get one, such as q_proj,v_proj; empty: all"
     )
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
-        if not self.rank and (self.alpha != 32.0 or self.matrices):
-            raise ValueError("alpha and matrices have no effect at rank 0; give model.lora.rank, such as 16")
+        if not self.rank and (self.alpha != 32.0 or self.target_modules):
+            raise ValueError("alpha and target_modules have no effect at rank 0; give model.lora.rank, such as 16")
         return self
 
 
@@ -59,7 +60,6 @@ class ModelSection(Section):
 
 class DataSection(Section):
     source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
-    held_out: str = Field("", description="file or hub id to evaluate on; a task brings its own held-out split")
     difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field(
         DEFAULT_DIFFICULTY, description="of a task"
     )
@@ -98,23 +98,25 @@ class SamplingSection(Section):
     stop: tuple[str, ...] = Field((), description="texts that end a completion")
 
 
-class RewardPart(Section):
-    reward: str = Field(description="built-in name, module:function or file.py:function")
-    weight: float | tuple[tuple[float, float], ...] = Field(
-        1.0, description="in the sum; or points [position, weight] it moves between over training"
-    )
-    over: Literal["share", "steps"] = Field("share", description="positions: shares of the training, or steps")
-    settings: dict[str, Any] = Field({}, description="of the reward itself, by name")
-    gate: str = Field("", description="counts only where the part of this name passes")
+class RewardPartSection(Section):
+    """`whet.reward.RewardPart` as a config file writes it: a gate's and a schedule's own settings stand beside them."""
+
+    reward: str = Field(description=part_description("reward"))
+    weight: float | tuple[tuple[float, float], ...] = Field(1.0, description=part_description("weight"))
+    over: Over = Field("share", description="positions: shares of the training, or steps")
+    settings: dict[str, Any] = Field({}, description=part_description("settings"))
+    gate: str = Field("", description=part_description("gate"))
     gate_least: float = Field(1.0, description="the score that passes the gate")
     gate_otherwise: float = Field(0.0, description="what counts where the gate is shut")
-    cap: tuple[float, ...] = Field((), description="least and most the part may count")
-    normalise: Literal["off", "group", "batch"] = Field("off", description="on its own, before the weight")
-    penalty: bool = Field(False, description="a negative weight is meant")
+    cap: tuple[float, ...] = Field((), description=part_description("cap"))
+    normalise: Normalise = Field("off", description=part_description("normalise"))
+    penalty: bool = Field(False, description=part_description("penalty"))
 
 
 class RewardSection(Section):
-    parts: tuple[RewardPart, ...] = Field((), description="named rewards and their weights; empty: the task's own")
+    parts: tuple[RewardPartSection, ...] = Field(
+        (), description="named rewards and their weights; empty: the task's own"
+    )
     template: str = Field("", description="ready parts instead: math, code, retrieval or agent")
     format_first: float = Field(
         0.0, ge=0, le=1, description="of a template: the format counts more until this share of the training"
@@ -136,9 +138,9 @@ class RewardSection(Section):
 
 
 class BatchSection(Section):
-    prompts_per_step: int = Field(8, ge=1, description="prompts a step")
-    group_size: int = Field(8, ge=1, description="completions a prompt")
-    updates_per_step: int = Field(1, ge=1, description="optimizer updates a pass over the collected batch")
+    prompts_per_step: int = Field(8, ge=1, description="prompts per step")
+    group_size: int = Field(8, ge=1, description="completions per prompt")
+    updates_per_step: int = Field(1, ge=1, description="optimizer updates per pass over the collected batch")
     epochs_per_batch: int = Field(1, ge=1, description="passes over the collected batch")
     staleness: int = Field(
         0, ge=0, description="policy versions that completions are behind, as with an asynchronous sampler"
@@ -147,7 +149,7 @@ class BatchSection(Section):
 
 
 class RowsSection(Section):
-    rows_per_step: int = Field(32, ge=1, description="demonstrations an optimizer step")
+    rows_per_step: int = Field(32, ge=1, description="demonstrations, pairs or completions per optimizer step")
     micro_batch_tokens: int = Field(16384, ge=1, description="memory only: never changes the gradient")
     packed: bool = Field(True, description="rows behind one another where the model can keep them apart, else padded")
 
@@ -160,7 +162,7 @@ class PreferenceSection(Section):
     online: int = Field(
         0,
         ge=0,
-        description="completions a prompt that the policy writes in every step: the best and the worst are a pair",
+        description="completions per prompt that the policy writes in every step: the best and the worst are a pair",
     )
     labels: bool = Field(False, description="of a task: single completions with labels instead of pairs")
 
@@ -212,9 +214,13 @@ class RerankSection(Section):
     separator: str = Field("", description="ends a step in a search; empty: as the scorer has it")
 
 
+class EvalSection(Section):
+    source: str = Field("", description="file or hub dataset to evaluate on; a task and a gym dataset bring their own")
+    every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after training")
+    prompts: int = Field(200, ge=0, description="eval prompts; 0 switches evaluation off")
+
+
 class ReportSection(Section):
-    eval_every: int = Field(10, ge=0, description="steps; 0: only before and after")
-    eval_prompts: int = Field(200, ge=0, description="held-out prompts; 0 switches evaluation off")
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1, description="older ones are removed")
     samples_per_step: int = Field(1, ge=0, description="groups of each step written to samples.jsonl")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Cursor:
 @lru_cache(maxsize=4)
 def _order(num_rows: int, seed: int, epoch: int) -> NDArray[np.intp]:
     """A permutation of the rows: [num_rows], read-only."""
+    import numpy as np
+
     # numpy promises the raw stream of a bit generator across versions, but not what Generator makes of it
     raw = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(num_rows)
     order = np.argsort(raw, kind="stable")

@@ -72,7 +72,7 @@ def common_separator(solutions: Sequence[Stepped]) -> str | None:
 def _with_labels(row: Row, name: str) -> Row:
     if row.values.get(name) is None:
         known = [each for each in (LABELS, "shares", "truth") if row.values.get(each) is not None]
-        fix = f"give scorer.labels={known[0]}" if known else "drop scorer.labels"
+        fix = f"give reward_model.labels={known[0]}" if known else "drop reward_model.labels"
         raise mistake(row, f"'{name}'", "is missing", "a label for each step", fix)
     return Row({**row.values, LABELS: row.values[name]}, row.where)
 

@@ -9,20 +9,22 @@ from statistics import fmean
 from whet.build.assembly import Runtime, build_evaluator, encode_prompts, load_prompts, load_runtime, sampling_from
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
 from whet.config.config import EvaluationConfig
-from whet.reward import Part
+from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
 
-def held_out_groups(config: EvaluationConfig, num_samples: int, rewards: Sequence[Part] | None = None) -> list[Group]:
+def held_out_groups(
+    config: EvaluationConfig, num_samples: int, rewards: Sequence[RewardPart] | None = None
+) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
     return sat_groups(config, num_samples, *held_out_exam(config, rewards))
 
 
-def held_out_exam(config: EvaluationConfig, rewards: Sequence[Part] | None = None) -> tuple[Runtime, Evaluator]:
+def held_out_exam(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
-    chosen = load_prompts(config, held_out=True)[: config.report.eval_prompts]
+    chosen = load_prompts(config, held_out=True)[: config.eval.prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)

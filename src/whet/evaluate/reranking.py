@@ -17,7 +17,7 @@ from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
 from whet.evaluate.search import SearchPlan, searched
 from whet.protocols import Reward
 from whet.report.rerank import Opinions, Pool, Reranking, SearchMark, choice_lines, search_mark
-from whet.reward import BUILTIN, Part, find_reward
+from whet.reward import BUILTIN, RewardPart, find_reward
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.learned import LearnedSteps, aggregated
 from whet.reward.learned.ensemble import Aggregate
@@ -60,9 +60,9 @@ def reranked(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, floa
     machine, exam = held_out_exam(config)
     engine, tokenizer = machine.engine, machine.loaded.tokenizer
     scorers = [
-        Scorer(each.name, part.reward)
+        Scorer(each.name, part.resolved_reward)
         for each, part in zip(
-            scorers, bind_judges([Part(each.reward) for each in scorers], engine, tokenizer), strict=True
+            scorers, bind_judges([RewardPart(each.reward) for each in scorers], engine, tokenizer), strict=True
         )
     ]
     groups = sat_groups(config, num_samples, machine, exam)
@@ -214,7 +214,7 @@ def opinions_of(config: EvaluationConfig, each: Scorer, groups: Sequence[Group])
 
 
 def _judge(config: EvaluationConfig, each: Scorer) -> Score:
-    return build_scorer(config, [Part(each.reward)], failure_policy(config))
+    return build_scorer(config, [RewardPart(each.reward)], failure_policy(config))
 
 
 def _scores(judge: Score, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:

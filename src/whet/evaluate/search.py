@@ -1,8 +1,8 @@
 """Search over the steps of a completion: draw continuations up to the end of a step, keep the best, go on from there.
 
 The first round draws `beams * branches` openings a prompt, every later one `branches` continuations of each partial
-completion; the `beams` best different ones are kept, by the score of the steps so far. A finished completion stays and competes.
-A partial completion goes on from its own tokens: nothing is tokenised twice.
+completion; the `beams` best different ones are kept, by the score of the steps so far. A finished completion stays and
+competes. A partial completion goes on from its own tokens: nothing is tokenised twice.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def _different(tree: _Tree, drawn: Sequence[Sample]) -> list[Sample]:
 
 
 def _judge(trees: Sequence[_Tree], new: Sequence[Sequence[Sample]], scores: Scores, plan: SearchPlan) -> None:
-    """Score the new partial completions and keep the best; finished ones keep their score and their place in the order."""
+    """Score the new partial completions and keep the best; finished ones keep their score and their place in the order.
+    """
     prompts = [tree.prompt for tree, samples in zip(trees, new, strict=True) for _ in samples]
     shown = [
         _up_to_step(sample, plan.separator) if _goes_on(sample, tree, plan) else sample

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from whet import api
 from whet.config import run_folder
 from whet.config.config import Config, PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
+from whet.config.run_folder import next_free_folder
 from whet.report.compare import Comparison, Result, comparison_values, mark_name, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
@@ -126,7 +127,7 @@ def compare(
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
-    place = Path(folder) if folder else _next_free()
+    place = Path(folder) if folder else next_free_folder("compare")
     entries = plan(names, seeds, place, layer)
     check_folder(place, entries)
     output = sys.stdout
@@ -244,9 +245,9 @@ def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]
     data, batch, sampling, optimizer = first.data, first.batch, first.sampling, first.optimizer
     is_task = data.parsed_source.is_task
     about = f" difficulty {', '.join(map(str, data.difficulty))}, {data.count} prompts" if is_task else ""
-    asked = first.report.eval_prompts
-    held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {data.held_out}"
-    is_examined = asked and (is_task or data.held_out)
+    asked = first.eval.prompts
+    held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {first.eval.source}"
+    is_examined = asked and (is_task or first.eval.source)
     updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
     seeds = ", ".join(str(entry.seed) for entry in entries if entry.method == entries[0].method)
     facts = (
@@ -345,7 +346,7 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> Comparison
     )
 
 
-SHOWN_EQUAL = ("method", "model.name", "data.source", "data.held_out", "eval.source", "steps")
+SHOWN_EQUAL = ("method", "model.name", "data.source", "eval.source", "steps")
 
 
 def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Sequence[Config]) -> list[str]:
@@ -363,14 +364,14 @@ def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Se
 
 def _incomparable(settings: Sequence[Mapping[str, Any]], differing: Sequence[str], results: Sequence[Result]) -> str:
     """Why the metrics of these runs do not measure the same thing; empty where they do."""
-    source = str(settings[0].get("eval.source") or settings[0].get("data.held_out") or "")
+    source = str(settings[0].get("eval.source") or "")
     # a task brings its own eval split; elsewhere the training data may differ as they like
     own_split = () if source else ("data.source", "data.difficulty")
     for path in differing:
-        section, _, key = path.partition(".")
-        if path in own_split or path == "data.held_out" or (section == "eval" and key != "every"):
+        section = path.partition(".")[0]
+        if path in own_split or path == "eval.source":
             return f"they were evaluated on different data ({path} differs)"
-        if path == "report.eval_prompts":
+        if path == "eval.prompts":
             return f"they were evaluated on different numbers of prompts ({path} differs)"
         if section == "reward":
             return f"their completions were scored by different rewards ({path} differs)"
@@ -466,10 +467,3 @@ def _say(output: TextIO, text: str) -> None:
     except UnicodeEncodeError:
         text = text.replace("±", "+-")
     print(text.encode(encoding, "replace").decode(encoding), file=output, flush=True)
-
-
-def _next_free() -> Path:
-    number = 1
-    while (folder := Path("runs") / f"compare-{number:03d}").exists():
-        number += 1
-    return folder

@@ -16,7 +16,7 @@ from typing import Any
 
 from whet import api
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
-from whet.config.run_folder import CONFIG, read_config
+from whet.config.run_folder import CONFIG, next_free_folder, read_config
 from whet.report.eval_section import told_marks
 from whet.report.record import read_summary
 from whet.report.text import measured
@@ -54,7 +54,7 @@ def train_members(
             f"--seeds makes an ensemble of reward models, and {method} trains a policy; drop it, or see several seeds "
             f"of a method side by side with `whet compare --methods {method} --seeds {seeds}`"
         )
-    place = Path(folder) if folder else _next_free(method)
+    place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
     values = merged(config or {}, _named(settings))
     first = int(values.pop("seed", 0))
     plan = [_member(method, values, place, first + number) for number in range(seeds)]
@@ -122,13 +122,6 @@ def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> R
     return config
 
 
-def _next_free(method: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / f"{method}-seeds-{number:03d}").exists():
-        number += 1
-    return folder
-
-
 def _write(path: Path, values: Mapping[str, Any]) -> None:
     partial = path.with_name(f".{path.name}")
     partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -136,10 +129,10 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _tell(place: Path, method: str, marks: Mapping[str, float]) -> None:
-    from whet.config.config import STEP_SCORERS
+    from whet.config.config import learns_steps
 
     print("\nall members together, on the held-out rows\n" if marks else "\nno held-out rows: nothing was measured")
     for name, value in told_marks(marks).items():
         print(f"  {name:28} {measured(name, value)}")
-    kind = "learned_steps" if method in STEP_SCORERS else "learned"
+    kind = "learned_steps" if learns_steps(method) else "learned"
     print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

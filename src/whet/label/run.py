@@ -31,7 +31,7 @@ from whet.label.steps import (
     step_labels,
 )
 from whet.model.checkpoint import weights_digest
-from whet.reward import Part, find_reward
+from whet.reward import RewardPart, find_reward
 from whet.reward.learned.process import EMPTY_LINE
 from whet.reward.steps import steps_of
 from whet.rollout.collect import draw_completions
@@ -125,7 +125,7 @@ def label_steps(config: EvaluationConfig, wish: LabelWish, tell: Callable[[Progr
     return LabelReport(wish.out, len(items) * wish.each, written, time.monotonic() - started)
 
 
-def _completer(config: EvaluationConfig, wish: LabelWish, machine: Runtime, parts: Sequence[Part]) -> Completer:
+def _completer(config: EvaluationConfig, wish: LabelWish, machine: Runtime, parts: Sequence[RewardPart]) -> Completer:
     tokenizer: Any = machine.loaded.tokenizer
     return Completer(
         machine.engine,

@@ -125,7 +125,7 @@ def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) 
     for each in wanted:
         if each not in known:
             hint = did_you_mean(each, known)
-            raise WhetError(f"model.lora.matrices names {each!r}{hint}; the linear layers are {', '.join(known)}")
+            raise WhetError(f"model.lora.target_modules names {each!r}{hint}; the linear layers are {', '.join(known)}")
     names = set(wanted or known)
     return {name: module for name, module in linears.items() if name.rpartition(".")[2] in names}
 

@@ -77,7 +77,7 @@ class ConstitutionSettings(PipelineSettings):
     method: str = Field("", description="of the last training; empty: as in the pipeline of a judge")
     steps: int = Field(100, ge=1, description="of the training against the preference model")
     epochs: float = Field(2.0, gt=0, description="passes over the compared pairs")
-    scorer: dict[str, Any] = Field({}, description=f"of the preference model: {TRAIN_KEYS}")
+    reward_model: dict[str, Any] = Field({}, description=f"of the preference model: {TRAIN_KEYS}")
     train: dict[str, Any] = Field({}, description=f"of the last training: {TRAIN_KEYS}")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -89,7 +89,7 @@ class ConstitutionSettings(PipelineSettings):
         "sampling": {"max_new_tokens": 64},
         "teach": {"steps": 200, "optimizer": {"learning_rate": 2e-3}, "batch": {"rows_per_step": 64}},
         "revise": {"batch": {"rows_per_step": 32}},
-        "scorer": {"batch": {"rows_per_step": 32}},
+        "reward_model": {"batch": {"rows_per_step": 32}},
         "learn": "pairs",
     }
 
@@ -97,7 +97,7 @@ class ConstitutionSettings(PipelineSettings):
         found = super().idle()
         if self.learn == "pairs":
             found |= dict.fromkeys(
-                ("steps", "scorer"), "has no effect: learn=pairs trains no preference model; drop it"
+                ("steps", "reward_model"), "has no effect: learn=pairs trains no preference model; drop it"
             )
         if not self.data.parsed_source.is_task:
             found |= dict.fromkeys(("examples", "teach"), "has no effect: only a task writes examples; drop it")
@@ -149,8 +149,8 @@ def _principles(settings: ConstitutionSettings) -> tuple[Principle, ...]:
 
 def _last_training(settings: ConstitutionSettings, model: str) -> JudgedSettings:
     """The last part is that of the pipeline of a judge, from the policy that learnt the revisions."""
-    shared = ("recipe", "seed", "data", "sampling", "marks", "report", "learn", "method", "epochs", "train")
-    values = {name: getattr(settings, name) for name in (*shared, "steps", "scorer")}
+    shared = ("recipe", "seed", "data", "sampling", "marks", "eval", "report", "learn", "method", "epochs", "train")
+    values = {name: getattr(settings, name) for name in (*shared, "steps", "reward_model")}
     return JudgedSettings(
         **values, soft=settings.feedback.soft, model=settings.model.model_copy(update={"name": model})
     )
@@ -352,7 +352,7 @@ def _measured(settings: ConstitutionSettings, number: int, after: str | None) ->
     """Marks where there are any, and the conduct in held-out completions where it is no task."""
     if settings.data.parsed_source.is_task:
         return [marks_stage(settings, POLICY, number, after)] if is_marked(settings) else []
-    if not settings.data.held_out or not settings.report.eval_prompts:
+    if not settings.eval.source or not settings.eval.prompts:
         return []
 
     def work(folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
@@ -367,7 +367,7 @@ def _conduct(settings: ConstitutionSettings, folder: Path, model: str) -> Mappin
     from whet.build.assembly import load_prompts
 
     config = evaluation(settings, model)
-    chosen = load_prompts(config, held_out=True)[: settings.report.eval_prompts]
+    chosen = load_prompts(config, held_out=True)[: settings.eval.prompts]
     rows = write_completions(folder, config, chosen, 1, (settings.seed, 11))
     completions = [row["completions"][0] for row in rows]
     kinds = [

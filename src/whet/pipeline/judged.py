@@ -10,7 +10,7 @@ from pydantic import Field
 
 from whet.build.preference import preference_objective
 from whet.config.config import PolicyConfig, PreferenceConfig, config_kind
-from whet.config.sections import RewardPart, RewardSection
+from whet.config.sections import RewardPartSection, RewardSection
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
@@ -72,7 +72,7 @@ class JudgedSettings(WithJudge):
     )
     steps: int = Field(100, ge=1, description="of the training against the reward model, which is soon over-optimised")
     epochs: float = Field(2.0, gt=0, description="passes over the pairs, of the reward model or of the policy")
-    scorer: dict[str, Any] = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
+    reward_model: dict[str, Any] = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
     train: dict[str, Any] = Field({}, description=f"of the policy: {TRAIN_KEYS}")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -80,13 +80,15 @@ class JudgedSettings(WithJudge):
         "steps": 20,
         "sampling": {"max_new_tokens": 64},
         "judge": {"examples": 640, "verdict": "logp", "train": {"steps": 120, "batch": {"rows_per_step": 32}}},
-        "scorer": {"batch": {"rows_per_step": 32}},
+        "reward_model": {"batch": {"rows_per_step": 32}},
     }
 
     def idle(self) -> dict[str, str]:
         found = super().idle()
         if self.learn == "pairs":
-            found |= dict.fromkeys(("steps", "scorer"), "has no effect: learn=pairs trains no reward model; drop it")
+            found |= dict.fromkeys(
+                ("steps", "reward_model"), "has no effect: learn=pairs trains no reward model; drop it"
+            )
         if not is_made(self):
             reason = "has no effect: this judge is there already, and is not made; drop it"
             found |= dict.fromkeys(("judge.examples", "judge.train"), reason)
@@ -145,7 +147,7 @@ def check_policy(settings: JudgedSettings) -> None:
     if settings.learn == "pairs" and settings.soft and "preference" not in preference_objective(config).curve.takes:
         raise WhetError(f"soft: {method_of(settings)} cannot weigh how sure a judge is; give --set soft=false")
     if settings.learn == "reward_model":
-        check_training(SCORER, _scorer_training(settings, "pairs.jsonl", "", 1), "scorer")
+        check_training(SCORER, _scorer_training(settings, "pairs.jsonl", "", 1), "reward_model")
 
 
 def _written(settings: JudgedSettings, folder: Path) -> Mapping[str, Any]:
@@ -201,15 +203,15 @@ def _true(pairs: list[dict[str, Any]], fought: Any) -> list[dict[str, Any]]:
 
 
 def _scorer_training(settings: JudgedSettings, pairs: str, held_out: str, steps: int) -> dict[str, Any]:
-    own = {"data": {"source": pairs, **({"held_out": held_out} if held_out else {})}, "steps": steps}
-    return training(settings, settings.model.name, own, settings.scorer, "scorer")
+    own = {"data": {"source": pairs}, "eval": {"source": held_out} if held_out else {}, "steps": steps}
+    return training(settings, settings.model.name, own, settings.reward_model, "reward_model")
 
 
 def train_scorer(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
     labelled = done["pairs"]
     pairs, held_out = ((labelled.folder / name).resolve() for name in (PAIRS, HELD_OUT_PAIRS))
     names = (str(pairs), str(held_out) if held_out.stat().st_size else "")
-    config = check_training(SCORER, _scorer_training(settings, *names, 1), "scorer")
+    config = check_training(SCORER, _scorer_training(settings, *names, 1), "reward_model")
     steps = steps_for(labelled.result["train_pairs"], settings.epochs, config.batch.rows_per_step)
     marks = trained(folder, SCORER, _scorer_training(settings, *names, steps))
     before, after = marks["before"].get("accuracy"), marks["after"].get("accuracy")
@@ -221,18 +223,18 @@ def _policy_training(settings: JudgedSettings, pairs: str, scorer: str, steps: i
     name = settings.model.name
     if settings.learn == "pairs":
         return training(settings, name, {"data": {"source": pairs}, "steps": steps}, settings.train, "train")
-    learned = RewardPart(reward="learned", settings={"folder": scorer})
+    learned = RewardPartSection(reward="learned", settings={"folder": scorer})
     watched = [part.model_copy(update={"weight": 0.0}) for part in _truth(settings)]
     reward = RewardSection(parts=(*watched, learned)).model_dump(mode="json", exclude_defaults=True)
     data = settings.data.model_dump(exclude_defaults=True)
     own = {"data": data, "reward": reward, "sampling": settings.sampling.model_dump()}
-    asked = settings.report.eval_prompts if is_marked(settings) else 0
+    asked = settings.eval.prompts if is_marked(settings) else 0
     # by its own marks on the way one sees where a learned reward stops to help
-    report = {"report": {"eval_prompts": asked, "eval_every": EVALUATE_EVERY if asked else 0}}
+    report = {"eval": {"prompts": asked, "every": EVALUATE_EVERY if asked else 0}}
     return training(settings, name, {**own, **report, "steps": settings.steps}, settings.train, "train")
 
 
-def _truth(settings: JudgedSettings) -> list[RewardPart]:
+def _truth(settings: JudgedSettings) -> list[RewardPartSection]:
     """What the marks are given by, to be watched without counting."""
 
     if settings.marks.parts:
@@ -240,7 +242,7 @@ def _truth(settings: JudgedSettings) -> list[RewardPart]:
     if not settings.data.parsed_source.is_task:
         return []
     names = {task.reward for task in settings.data.parsed_source.tasks()}
-    return [RewardPart(reward=name) for name in sorted(names)] if len(names) == 1 else []
+    return [RewardPartSection(reward=name) for name in sorted(names)] if len(names) == 1 else []
 
 
 def train_policy(settings: JudgedSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from whet import api
 from whet.config.config import EvaluationConfig, merged, resolved
 from whet.config.run_folder import CONFIG
-from whet.config.sections import DataSection, ReportSection, RewardSection
+from whet.config.sections import DataSection, EvalSection, RewardSection
 from whet.experiments.comparison import RunLine
 from whet.pipeline import Done, Interrupted, Stage, found, json_lines, read_json_lines, written_in_chunks, written_whole
 from whet.pipeline.pairs import prompt_row
@@ -56,7 +56,8 @@ def training(
     base = {
         "seed": settings.seed,
         "model": {**settings.model.model_dump(), "name": model},
-        "report": {"eval_every": 0, "save_every": settings.report.save_every, "review_every": 0},
+        "eval": {"every": 0},
+        "report": {"save_every": settings.report.save_every, "review_every": 0},
     }
     return merged(merged(base, without_own_keys(wished, section, "steps" in own)), own)
 
@@ -88,7 +89,7 @@ def evaluation(settings: PipelineSettings, model: str, reward: RewardSection | N
         data=DataSection(**data),
         sampling=settings.sampling,
         reward=settings.marks if reward is None else reward,
-        report=ReportSection(eval_prompts=settings.report.eval_prompts),
+        eval=EvalSection(source=settings.eval.source, prompts=settings.eval.prompts),
     )
 
 
@@ -96,7 +97,7 @@ def is_marked(settings: PipelineSettings) -> bool:
     """True where there are held-out prompts and something to mark the completions by."""
     brings_own = settings.data.parsed_source.is_generated
     told = bool(settings.marks.parts or settings.marks.template)
-    return settings.report.eval_prompts > 0 and (brings_own or (bool(settings.data.held_out) and told))
+    return settings.eval.prompts > 0 and (brings_own or (bool(settings.eval.source) and told))
 
 
 def marked(settings: PipelineSettings, model: str) -> dict[str, Any]:

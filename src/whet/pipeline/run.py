@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import read_toml
-from whet.config.run_folder import locked
+from whet.config.run_folder import locked, next_free_folder
 from whet.pipeline import Done, Interrupted, Recipe, Stage, run_stages, written_whole
 from whet.pipeline.parts import RUN
 from whet.pipeline.recipes import recipe_named
@@ -40,7 +40,7 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     recipe = recipe_named(name)
     settings = resolved_pipeline(recipe, *layers)
     stages = recipe.stages(settings)
-    folder = Path(settings.folder) if settings.folder else _next_free(recipe.name)
+    folder = Path(settings.folder) if settings.folder else next_free_folder(recipe.name)
     if (folder / SETTINGS).exists():
         raise WhetError(f"{folder} already holds a pipeline; `whet resume {folder}`, or give another --folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -168,13 +168,6 @@ def _told(error: WhetError, folder: Path, is_new: bool) -> WhetError:
             shutil.rmtree(folder)
         return error
     return WhetError(f"{error}; fixed, `whet resume {folder}` goes on")
-
-
-def _next_free(name: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder
 
 
 def _say(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field
 
-from whet.config.config import idle_keys, merged, origin_of, validated
+from whet.config.config import idle_data_keys, merged, origin_of, validated
 from whet.config.sections import DataSection, ModelSection, RewardSection, SamplingSection, Section
 from whet.pipeline import Recipe
 from whet.types import WhetError
@@ -17,8 +17,12 @@ TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set its
 OWN_KEYS = {"method": "method", "seed": "seed", "folder": "folder", "data": "data.source", "steps": "epochs"}
 
 
+class PipelineEval(Section):
+    source: str = Field("", description="file or hub dataset to evaluate on; a task and a gym dataset bring their own")
+    prompts: int = Field(200, ge=0, description="eval prompts that every round is scored on; 0 is off")
+
+
 class PipelineReport(Section):
-    eval_prompts: int = Field(200, ge=0, description="held-out prompts that every round is marked on; 0 is off")
     save_every: int = Field(10, ge=1, description="training steps between checkpoints")
 
 
@@ -34,13 +38,12 @@ class PipelineSettings(Section):
     marks: RewardSection = Field(
         RewardSection(), description="what held-out completions are marked by; empty: the task's own reward"
     )
+    eval: PipelineEval = PipelineEval()
     report: PipelineReport = PipelineReport()
 
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this pipeline, with the reason."""
-        # asked about its data alone, which every kind of config has
-        found = idle_keys(self)  # type: ignore[arg-type]
-        return {path: reason for path, reason in found.items() if path.startswith("data.")}
+        return idle_data_keys(self.data)
 
     # defaults for the built-in model, which wants other numbers than one of a billion weights
     small_run: ClassVar[Mapping[str, Any]] = {}

@@ -6,14 +6,14 @@ each call under a time limit, and says which sample, file and line broke when on
 
 from whet.reward.answer import exact_answer, final_answer
 from whet.reward.call import as_reward
-from whet.reward.combine import Gate, Part, Schedule, check_parts, combined, in_shares, weights_at
+from whet.reward.combine import Gate, RewardPart, Schedule, check_parts, combined, in_shares, weights_at
 from whet.reward.countdown import countdown
 from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, find_reward
 from whet.reward.math_answer import math_answer
 from whet.reward.score import Failures, OnError, TooManyFailures, num_unscorable, score
 from whet.reward.steps import step_scorer, with_steps
-from whet.reward.templates import PartSpec, defended, format_first, template
+from whet.reward.templates import defended, format_first, template
 from whet.reward.think_format import think_format
 from whet.reward.working_steps import working_steps
 
@@ -22,8 +22,7 @@ __all__ = [
     "Failures",
     "Gate",
     "OnError",
-    "Part",
-    "PartSpec",
+    "RewardPart",
     "RewardFailure",
     "Schedule",
     "TooManyFailures",

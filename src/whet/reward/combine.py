@@ -18,9 +18,10 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeGuard, get_args
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, TypeGuard, get_args
 
 from whet.protocols import Reward
 from whet.types import WhetError, did_you_mean
@@ -28,8 +29,14 @@ from whet.types import WhetError, did_you_mean
 Normalise = Literal["off", "group", "batch"]
 Over = Literal["share", "steps"]
 
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 STD_FLOOR = 1e-6
 SPREAD_FLOOR = 1e-6  # of the mean's size, at least 1: a smaller spread is float noise
+
+
+def part_description(name: str) -> str:
+    """What a field of `RewardPart` means, in the words of a config file."""
+    return str(RewardPart.__dataclass_fields__[name].metadata["description"])
 
 
 @dataclass(frozen=True)
@@ -85,25 +92,34 @@ class Gate:
     otherwise: float = 0.0
 
     def __post_init__(self) -> None:
-        for field, value in (("least", self.least), ("otherwise", self.otherwise)):
+        for name, value in (("least", self.least), ("otherwise", self.otherwise)):
             if not math.isfinite(value):
-                raise WhetError(f"the gate on {self.part!r} has {field} {value}; give a finite number")
+                raise WhetError(f"the gate on {self.part!r} has {name} {value}; give a finite number")
 
 
 @dataclass(frozen=True)
-class Part:
+class RewardPart:
     """One named reward and how it enters the sum; weight 0 reports it (and lets gates look at it) without a say.
 
-    `penalty` says that a negative weight is meant. A reward that is itself at most 0 needs none: its weight is
-    positive.
+    `reward` is the reward, or the name it is found under (`find_reward(reward, settings)`); `resolved` finds it.
+    A reward that is itself at most 0 needs no `penalty`: its weight is positive. The `description` of a field is what
+    a config file and the help say of it.
     """
 
-    reward: Reward
-    weight: float | Schedule | Sequence[tuple[float, float]] = 1.0  # bare points are a schedule over shares
-    gate: Gate | None = None
-    cap: tuple[float, float] | None = None  # least, most
-    normalise: Normalise = "off"
-    penalty: bool = False
+    reward: Reward | str = field(
+        metadata={"description": "built-in name, module:function, file.py:function, or a reward model's folder"}
+    )
+    weight: float | Schedule | Sequence[tuple[float, float]] = field(
+        default=1.0, metadata={"description": "in the sum; or points [position, weight] it moves between over training"}
+    )
+    gate: Gate | None = field(default=None, metadata={"description": "counts only where the part of this name passes"})
+    cap: tuple[float, float] | None = field(default=None, metadata={"description": "least and most the part may count"})
+    normalise: Normalise = field(default="off", metadata={"description": "on its own, before the weight"})
+    penalty: bool = field(default=False, metadata={"description": "a negative weight is meant"})
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: NO_SETTINGS, metadata={"description": "of the reward itself, by name"}
+    )
+    adds_up: bool = True  # of a template: False for a penalty or a mere report, outside the sum of 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.weight, int | float | Schedule):
@@ -115,7 +131,9 @@ class Part:
                 ) from None
             object.__setattr__(self, "weight", Schedule(points))
         for weight in self.weights:
-            _check_weight(self.name, weight, self.penalty or "penalty" in self.name.lower())
+            # a part that only names its reward is looked at again when the reward is there
+            negative = self.penalty or isinstance(self.reward, str) or "penalty" in self.name.lower()
+            _check_weight(self.name, weight, negative)
         if self.cap is not None:
             _check_cap(self.name, self.cap)
         if self.normalise not in get_args(Normalise):
@@ -126,7 +144,20 @@ class Part:
 
     @property
     def name(self) -> str:
-        return self.reward.name
+        return self.reward if isinstance(self.reward, str) else self.reward.name
+
+    @property
+    def resolved_reward(self) -> Reward:
+        """The reward itself; an error for a part that only names it."""
+        if isinstance(self.reward, str):
+            raise ValueError(f"the part {self.reward!r} only names its reward; find it first")
+        return self.reward
+
+    def resolved(self, find: Callable[[str, Mapping[str, Any]], Reward]) -> RewardPart:
+        """The part with its reward; one that has it already as it is."""
+        if not isinstance(self.reward, str):
+            return self
+        return replace(self, reward=find(self.reward, self.settings), settings=NO_SETTINGS)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -159,7 +190,7 @@ class Part:
 
 def combined(
     scores: Mapping[str, Sequence[float | None]],
-    parts: Sequence[Part],
+    parts: Sequence[RewardPart],
     progress: float = 1.0,
     groups: Sequence[Hashable] | None = None,
 ) -> list[float | None]:
@@ -187,12 +218,12 @@ def combined(
     return totals
 
 
-def weights_at(parts: Sequence[Part], progress: float) -> dict[str, float]:
+def weights_at(parts: Sequence[RewardPart], progress: float) -> dict[str, float]:
     """What each part counts when this share of the training is done."""
     return {part.name: part.weight_at(progress) for part in parts}
 
 
-def in_shares(parts: Sequence[Part], num_steps: int) -> list[Part]:
+def in_shares(parts: Sequence[RewardPart], num_steps: int) -> list[RewardPart]:
     """The parts with every schedule over shares of a run of `num_steps` steps."""
     return [
         replace(part, weight=part.weight.shared(num_steps)) if isinstance(part.weight, Schedule) else part
@@ -200,7 +231,7 @@ def in_shares(parts: Sequence[Part], num_steps: int) -> list[Part]:
     ]
 
 
-def check_parts(parts: Sequence[Part]) -> None:
+def check_parts(parts: Sequence[RewardPart]) -> None:
     """Refuse a sum that cannot be told apart, that is always 0, or whose gates lead nowhere."""
     if not parts:
         raise WhetError("no reward is given; name at least one")
@@ -213,7 +244,10 @@ def check_parts(parts: Sequence[Part]) -> None:
 
 
 def _counted(
-    part: Part, parts: Sequence[Part], known: Mapping[int, Mapping[str, float]], groups: Sequence[Hashable] | None
+    part: RewardPart,
+    parts: Sequence[RewardPart],
+    known: Mapping[int, Mapping[str, float]],
+    groups: Sequence[Hashable] | None,
 ) -> dict[int, float]:
     """What the part counts for each scorable sample, before its weight."""
     by_name = {each.name: each for each in parts}
@@ -233,13 +267,13 @@ def _counted(
     return values
 
 
-def _is_open(part: Part, by_name: Mapping[str, Part], row: Mapping[str, float]) -> bool:
+def _is_open(part: RewardPart, by_name: Mapping[str, RewardPart], row: Mapping[str, float]) -> bool:
     if part.gate is None:
         return True
     return row[part.gate.part] >= part.gate.least and _is_open(by_name[part.gate.part], by_name, row)
 
 
-def _otherwise(part: Part) -> float:
+def _otherwise(part: RewardPart) -> float:
     return part.gate.otherwise if part.gate is not None else 0.0
 
 
@@ -270,7 +304,7 @@ def _check_cap(name: str, cap: tuple[float, float]) -> None:
         raise WhetError(f"reward {name!r} has cap {cap!r}; give (least, most), two finite numbers that rise")
 
 
-def _check_silence(parts: Sequence[Part]) -> None:
+def _check_silence(parts: Sequence[RewardPart]) -> None:
     """At every corner of a schedule some weight must speak; between corners the sum of the sizes is linear."""
     corners = sorted({position for part in parts for position, _ in part.schedule.points} | {0.0})
     overs = {part.schedule.over for part in parts if isinstance(part.weight, Schedule)}
@@ -283,7 +317,7 @@ def _check_silence(parts: Sequence[Part]) -> None:
             raise WhetError(f"every reward has weight 0{when} ({names}); nothing could be learned, give one a weight")
 
 
-def _check_gates(parts: Sequence[Part]) -> None:
+def _check_gates(parts: Sequence[RewardPart]) -> None:
     gates = {part.name: part.gate.part for part in parts if part.gate is not None}
     names = [part.name for part in parts]
     for name, target in gates.items():

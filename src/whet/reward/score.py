@@ -16,12 +16,12 @@ from typing import Literal, get_args
 
 from whet.protocols import Reward
 from whet.reward.call import Batched, PerSample, scores_of
-from whet.reward.combine import Part, check_parts, combined
+from whet.reward.combine import RewardPart, check_parts, combined
 from whet.reward.failure import RewardFailure, call_name, one_line, place, positions, source_file
 from whet.reward.limit import Overrun, limited, watchdog
 from whet.types import Prompt, Sample, WhetError
 
-__all__ = ["Failures", "OnError", "Part", "TooManyFailures", "check_parts", "num_unscorable", "score"]
+__all__ = ["Failures", "OnError", "RewardPart", "TooManyFailures", "check_parts", "num_unscorable", "score"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Failures:
 def score(
     prompts: Sequence[Prompt],
     samples: Sequence[Sample],
-    parts: Sequence[Part],
+    parts: Sequence[RewardPart],
     timeout: float,
     on_error: OnError | Failures = "tolerate",
     *,
@@ -119,7 +119,7 @@ def score(
     failures = on_error if isinstance(on_error, Failures) else Failures(on_error)
     if not 0 < timeout <= LONGEST_SECONDS:
         raise WhetError(f"reward.timeout is {timeout}; give seconds, more than 0 and at most a day")
-    by_part = {part.name: _part_scores(part.reward, prompts, samples, timeout, failures) for part in parts}
+    by_part = {part.name: _part_scores(part.resolved_reward, prompts, samples, timeout, failures) for part in parts}
     totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
     scored = [
         sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])

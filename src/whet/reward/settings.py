@@ -46,7 +46,7 @@ def reward_with(function: Any, settings: Mapping[str, Any], name: str, strict: b
 
 
 def is_maker(function: Any, parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """True for what returns a reward: a class, or a function with keyword-only parameters that never sees a completion."""
+    """True for what returns a reward: a class, or a function of keyword-only parameters, none a completion."""
     if inspect.isclass(function):
         return "__call__" in {name for kind in function.__mro__[:-1] for name in vars(kind)}
     keyword_only = all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())

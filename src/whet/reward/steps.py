@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from whet.protocols import Reward
-from whet.reward.score import Part
+from whet.reward.score import RewardPart
 from whet.types import Prompt, Sample, WhetError
 
 StepScorer = Callable[[Prompt, str], Sequence[tuple[int, float]]]
 """(prompt, completion) -> (end of each step in characters of the completion, its score), in order."""
 
 
-def step_scorer(parts: Sequence[Part]) -> StepScorer | None:
+def step_scorer(parts: Sequence[RewardPart]) -> StepScorer | None:
     """The scorer of the first part that has one: its reward or its function has an attribute `steps`."""
     for part in parts:
-        found = steps_of(part.reward)
+        found = steps_of(part.resolved_reward)
         if found is not None:
             return found
     return None

@@ -177,7 +177,7 @@ def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
 
 
 def _namespace(channel: int, test_spec: dict[str, Any], tests: str) -> tuple[dict[str, Any], CandidateConnection]:
-    """A module with the data's own code, and a `RemoteObject` for every name that the tests expect of the completion."""
+    """A module with the data's own code, and a `RemoteObject` for every name the tests expect of the completion."""
     module = load_module(MODULE, [test_spec["prelude"]])
     connection = CandidateConnection(channel, shared_classes(module))
     space = vars(module)

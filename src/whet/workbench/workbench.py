@@ -21,7 +21,7 @@ from whet.config.config import read_toml, resolved_evaluation
 from whet.report import evaluations, read_metrics, read_summary, step_reports
 from whet.report.rescore import Rejudged, Rescore
 from whet.report.trial import Difference, Judged, PartFacts, Trial
-from whet.reward import Part, RewardFailure, find_reward, score
+from whet.reward import RewardFailure, RewardPart, find_reward, score
 from whet.reward.call import PerSample
 from whet.reward.combine import Schedule, check_parts, combined, in_shares
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
@@ -37,7 +37,7 @@ ENDS = 0.1  # share of a run's steps that its first and last means are taken ove
 UNKNOWN = "unknown"
 
 
-def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[Part]:
+def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[RewardPart]:
     """The parts of a reward: `name`, `file.py:function`, either with `=WEIGHT`, or one TOML file with a [reward].
 
     `settings` are keyword settings: of the only part, or `{part: {key: value}}` where there are several.
@@ -65,12 +65,12 @@ def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None
     parts = []
     for short, name in known.items():
         path, weight = _name_and_weight(name)
-        parts.append(Part(find_reward(path, given[short]) if short in given else find_reward(path), weight))
+        parts.append(RewardPart(find_reward(path, given[short]) if short in given else find_reward(path), weight))
     check_parts(parts)
     return parts
 
 
-def tried(parts: Sequence[Part], answers: Answers, timeout: float = 10.0, twice: bool = True) -> Trial:
+def tried(parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0, twice: bool = True) -> Trial:
     """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay."""
     parts = settled(parts)
     start = time.perf_counter()
@@ -103,7 +103,12 @@ def tried(parts: Sequence[Part], answers: Answers, timeout: float = 10.0, twice:
         source=answers.source,
         notes=(*answers.notes, *_call_notes(parts)),
         parts=tuple(
-            PartFacts(part.name, _weight_text(part), reward_version(part.reward).hash, is_deterministic(part.reward))
+            PartFacts(
+                part.name,
+                _weight_text(part),
+                reward_version(part.resolved_reward).hash,
+                is_deterministic(part.resolved_reward),
+            )
             for part in parts
         ),
         judged=tuple(judged),
@@ -113,7 +118,7 @@ def tried(parts: Sequence[Part], answers: Answers, timeout: float = 10.0, twice:
     )
 
 
-def rescored(run: str | Path, parts: Sequence[Part], answers: Answers, timeout: float = 10.0) -> Rescore:
+def rescored(run: str | Path, parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0) -> Rescore:
     """The run's saved samples under other parts; schedules stand where they stood at each sample's step."""
     folder = Path(run)
     steps = max([answer.step for answer in answers.found] + [int(read_summary(folder).get("total_steps") or 1)])
@@ -151,7 +156,7 @@ def rescored(run: str | Path, parts: Sequence[Part], answers: Answers, timeout: 
     )
 
 
-def open_version(folder: str | Path, parts: Sequence[Part], ledger: str | Path | None = None) -> str:
+def open_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
     """At the start of a run: its table of rewards and, where the reward is new, a line in the ledger. The hash."""
     folder = Path(folder)
     version = parts_version(parts)
@@ -159,7 +164,7 @@ def open_version(folder: str | Path, parts: Sequence[Part], ledger: str | Path |
     table[version.hash] = {
         "title": title_of(parts),
         "weights": {part.name: _weight_text(part) for part in parts},
-        "parts": {part.name: reward_version(part.reward).hash for part in parts},
+        "parts": {part.name: reward_version(part.resolved_reward).hash for part in parts},
         "pieces": dict(version.pieces),
     }
     partial = folder / f".{TABLE}"
@@ -205,7 +210,7 @@ def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
         raise WhetError(f"{path}: not the table of a run's rewards ({error}); restore it or delete it") from None
 
 
-def title_of(parts: Sequence[Part]) -> str:
+def title_of(parts: Sequence[RewardPart]) -> str:
     return " + ".join(f"{_weight_text(part)} x {part.name}" for part in parts)
 
 
@@ -216,7 +221,7 @@ def is_deterministic(reward: Any) -> bool:
     return bool(getattr(reward, "deterministic", getattr(function, "deterministic", True)))
 
 
-def settled(parts: Sequence[Part]) -> list[Part]:
+def settled(parts: Sequence[RewardPart]) -> list[RewardPart]:
     """Schedules that run over steps, as shares of the steps they name: a dry run has no steps of its own."""
     lasts = [int(part.weight.points[-1][0]) for part in parts if isinstance(part.weight, Schedule)]
     return in_shares(parts, max([1, *lasts]))
@@ -236,18 +241,18 @@ def _short_name(path: str) -> str:
     return path.rpartition(":")[2]
 
 
-def _call_notes(parts: Sequence[Part]) -> list[str]:
+def _call_notes(parts: Sequence[RewardPart]) -> list[str]:
     shared = [part.name for part in parts if not isinstance(part.reward, PerSample)]
     return [f"{name} scores {CALL} samples a call, and its time is shared among them" for name in shared]
 
 
-def _weight_text(part: Part) -> str:
+def _weight_text(part: RewardPart) -> str:
     if isinstance(part.weight, Schedule):
         return " to ".join(f"{weight:g}" for weight in part.weights)
     return f"{part.weights[0]:g}"
 
 
-def _part_scores(part: Part, answers: Sequence[Answer], timeout: float) -> list[tuple[float | None, float, str]]:
+def _part_scores(part: RewardPart, answers: Sequence[Answer], timeout: float) -> list[tuple[float | None, float, str]]:
     """(score, seconds, failure) of each answer. Of a call on many, every answer took the same share of its time."""
     size = 1 if isinstance(part.reward, PerSample) else CALL
     mistakes: list[WhetError] = []
@@ -270,13 +275,13 @@ def _part_scores(part: Part, answers: Sequence[Answer], timeout: float) -> list[
 
 
 def _call(
-    part: Part, answers: Sequence[Answer], timeout: float, mistakes: list[WhetError]
+    part: RewardPart, answers: Sequence[Answer], timeout: float, mistakes: list[WhetError]
 ) -> list[tuple[float | None, float, str]] | str:
     """What one call says of its answers; only why it failed, where there are several."""
     start = time.perf_counter()
     prompts, samples = [answer.prompt for answer in answers], [answer.sample for answer in answers]
     try:
-        scored = score(prompts, samples, [Part(part.reward)], timeout, "stop")
+        scored = score(prompts, samples, [RewardPart(part.resolved_reward)], timeout, "stop")
     except WhetError as failure:
         if len(answers) > 1:
             return str(failure)
@@ -287,7 +292,10 @@ def _call(
 
 
 def _totals(
-    parts: Sequence[Part], columns: Sequence[Sequence[float | None]], answers: Sequence[Answer], done: Sequence[float]
+    parts: Sequence[RewardPart],
+    columns: Sequence[Sequence[float | None]],
+    answers: Sequence[Answer],
+    done: Sequence[float],
 ) -> list[float | None]:
     """The sums, as a run would form them: step by step, since some parts are normalised among their neighbours."""
     totals: list[float | None] = [None] * len(answers)
@@ -304,7 +312,7 @@ def _totals(
 
 
 def _differences(
-    parts: Sequence[Part],
+    parts: Sequence[RewardPart],
     answers: Sequence[Answer],
     first: Sequence[Sequence[tuple[float | None, float, str]]],
     again: Sequence[Sequence[tuple[float | None, float, str]]],

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from whet.config.config import read_toml
-from whet.config.run_folder import locked
+from whet.config.run_folder import locked, next_free_folder
 from whet.experiments.overoptimization.settings import StudySettings, study_settings
 from whet.experiments.overoptimization.study import Plan, courses_of, plan_name, study_stages
 from whet.pipeline import Done, Interrupted, Stage, run_stages, written_whole
@@ -36,7 +36,7 @@ class Studied:
 
 def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None = None, command: str = "") -> Studied:
     """Run the study, or go on with it where its folder is given again; later layers of settings win."""
-    place = Path(folder) if folder else _next_free()
+    place = Path(folder) if folder else next_free_folder("overoptimization")
     settings = _settled(study_settings(*layers), layers, place)
     stages = study_stages(settings)
     try:
@@ -130,13 +130,6 @@ class ProgressPrinter:
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _next_free() -> Path:
-    number = 1
-    while (folder := Path("runs") / f"overoptimization-{number:03d}").exists():
-        number += 1
-    return folder
 
 
 def _say(text: str) -> None:

@@ -128,10 +128,8 @@ def learning_config(settings: StudySettings, seed: int, beta: float, reward: Map
         "objective": {"kl": {"kind": "k1_reward", "beta": beta} if beta else "none"},
         "optimizer": {"learning_rate": settings.learning_rate},
         "batch": {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size},
-        "report": {
-            **{"eval_prompts": 0, "eval_every": 0, "review_every": 0},
-            **{"save_every": 20, "keep_checkpoints": 1},
-        },
+        "eval": {"prompts": 0, "every": 0},
+        "report": {"review_every": 0, "save_every": 20, "keep_checkpoints": 1},
         **({"reward": dict(reward)} if reward else {}),
     }
 

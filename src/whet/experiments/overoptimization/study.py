@@ -121,7 +121,8 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Done]) 
         "model": {"name": settings.model},
         "data": {"source": f"task:{settings.task}", "difficulty": [settings.difficulty], "share_worked": 1.0},
         "sampling": {"max_new_tokens": settings.max_new_tokens},
-        "report": {"eval_every": 0, "eval_prompts": 100, "keep_checkpoints": 1, "save_every": 20},
+        "eval": {"every": 0, "prompts": 100},
+        "report": {"keep_checkpoints": 1, "save_every": 20},
     }
     found = trained(folder, SUPERVISED, config)
     accuracy = [percent(found[when].get("accuracy")) for when in ("before", "after")]
@@ -217,10 +218,11 @@ def train_proxy(
         "seed": 1000 * seed + place,
         "steps": settings.proxy_steps,
         "model": {"name": settings.model},
-        "data": {"source": str(folder / PAIRS), "held_out": str(folder / HELD_OUT)},
+        "data": {"source": str(folder / PAIRS)},
         "batch": {"rows_per_step": PROXY_ROWS},
         "optimizer": {"learning_rate": 1e-3},
-        "report": {"eval_every": 0, "keep_checkpoints": 1, "save_every": 25},
+        "eval": {"source": str(folder / HELD_OUT), "every": 0},
+        "report": {"keep_checkpoints": 1, "save_every": 25},
     }
     found = trained(folder, RANKER, config)
     model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())

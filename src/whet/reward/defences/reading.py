@@ -1,4 +1,4 @@
-"""A completion as the defences read it: its thinking, its working, its sentences and words; and how a suspicion counts."""
+"""A completion as the defences read it: thinking, working, sentences, words; and how a suspicion counts."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Network:
         return list(self.tokenizer(text)["input_ids"])
 
     def conversation_tokens(self, prompt: Prompt, completion: str) -> Tokens:
-        """Prompt and completion: by the chat template, else as the pair of texts that older classifiers are trained on."""
+        """Prompt and completion: by the chat template, else as the pair of texts of older classifiers."""
         if prompt.text is None and self.tokenizer.chat_template:
             messages = (*prompt.messages, {"role": "assistant", "content": completion})
             return Tokens(self.text_tokens(self._templated(messages, prompt.id, open_completion=False)))

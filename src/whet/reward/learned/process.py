@@ -231,7 +231,7 @@ def _right(logits: Tensor, kind: Kind, choices: tuple[int, ...], one_by_one: boo
 
 
 def step_texts(completion: str, ends: Sequence[int], separator: str) -> list[str]:
-    """Each step without the separator that ends it: it is written once, also where the completion has done so itself."""
+    """Each step without the separator that ends it: the caller writes it once."""
     mark = separator.strip() or "\n"
     return [completion[start:end].strip().removesuffix(mark).strip() for start, end in pairwise([0, *ends])]
 
