@@ -184,8 +184,12 @@ def test_callbacks_have_any_of_the_methods_and_the_console_stays(tmp_path, capsy
     assert capsys.readouterr().out == ""
 
 
+def length(completion):
+    return float(len(completion))
+
+
 def test_evaluate_gives_metrics_and_completions(run):
-    result = whet.evaluate(run, ROWS, reward=lambda completion: float(len(completion)), settings={"eval": {"prompts": 6}})
+    result = whet.evaluate(run, ROWS, reward=length, settings={"eval": {"prompts": 6}})
     assert [each["prompt"] for each in result.completions] == [row["prompt"] for row in ROWS]
     assert all(each["reward"] == len(each["completion"]) for each in result.completions)
     mean = sum(each["reward"] for each in result.completions) / 6
