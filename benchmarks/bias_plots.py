@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from whet.objective import PRESETS, Objective, with_changes
-from whet.report.curves import QUIET, Curve, Frame, Panel, curves_svg
+from whet.report.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
 from whet.types import TokenBatch, Totals
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -122,10 +122,12 @@ def length_figure() -> str:
     found = [length_bias(length) for length in LENGTHS]
     names = ("right, 8 tokens", "wrong, 8 tokens", "the other wrong completion")
     curves = [
-        Curve(name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone)
+        PlottedCurve(
+            name, (tuple((float(length), each[place]) for length, each in zip(LENGTHS, found, strict=True)),), tone
+        )
         for place, (name, tone) in enumerate(zip(names, (0, 1, 3), strict=True))
     ]
-    level = Curve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
+    level = PlottedCurve("exact, Dr. GRPO", (((LENGTHS[0], 1.0), (LENGTHS[-1], 1.0)),), QUIET, dashed=True)
     frame = Frame(
         title="Length bias: what 1/n does to the push on three completions",
         subtitle="GRPO, G = 8, each completion of probability 1/3; relative to the exact gradient, 1 at equal lengths",
@@ -142,11 +144,11 @@ def length_figure() -> str:
 def difficulty_figure() -> str:
     tones = dict(zip(weighing_rows(), (1, 0, 2), strict=True))
     curves = [
-        Curve(PRESETS[name].title, (tuple((rate, prompt_weight(row, rate)) for rate in RATES),), tones[name])
+        PlottedCurve(PRESETS[name].title, (tuple((rate, prompt_weight(row, rate)) for rate in RATES),), tones[name])
         for name, row in weighing_rows().items()
     ]
-    rare = Curve("1/p", (tuple((rate, 1 / rate) for rate in RATES),), QUIET, dashed=True)
-    level = Curve("exact, RLOO", (((0.0, 1.0), (1.0, 1.0)),), QUIET)
+    rare = PlottedCurve("1/p", (tuple((rate, 1 / rate) for rate in RATES),), QUIET, dashed=True)
+    level = PlottedCurve("exact, RLOO", (((0.0, 1.0), (1.0, 1.0)),), QUIET)
     frame = Frame(
         title="Difficulty bias: what a prompt counts, by its success rate",
         subtitle="expected gradient as a multiple of the exact one; rewards of 0 and 1, G = 8",

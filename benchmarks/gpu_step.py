@@ -41,7 +41,7 @@ from whet.bench.benchmark import (
 from whet.bench.meter import machine_facts
 from whet.build.assembly import Runtime
 from whet.model.token_logp import token_logp
-from whet.report.speed import Shape, training_operations
+from whet.report.speed import RolloutShape, training_operations
 from whet.rollout.collect import request_seed
 from whet.rollout.torch_engine import TorchEngine
 from whet.train.run import PhaseTimer
@@ -60,15 +60,15 @@ TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "nu
 ENDING = 1.5  # over the longest completion, the share of all tokens that end one: 1,024 are then cut to 530 on average
 
 
-STEP = Shape(32, 8, 128, 512)
-PASSES = Shape(8, 8, 128, 512)
+STEP = RolloutShape(32, 8, 128, 512)
+PASSES = RolloutShape(8, 8, 128, 512)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """What each part works on."""
 
-    step: Shape = STEP
+    step: RolloutShape = STEP
     micro_batch_tokens: int = 32 * 640  # what the peers had in a pass
     rollout: tuple[int, ...] = (256, 1024)  # sequences
     group_size: int = 8
@@ -76,7 +76,7 @@ class Sizes:
     completion_tokens: int = 512
     ragged: int = 1024  # sequences
     longest: int = 1024  # completion tokens
-    train: Shape = PASSES
+    train: RolloutShape = PASSES
     pack: int = 8192
     seconds: float = 8.0  # of timed steps, besides the warm-up
     slots: int = 256  # rows that write side by side in the ragged part
@@ -84,7 +84,9 @@ class Sizes:
     long: int = 32768
 
 
-SMALL = Sizes(Shape(2, 2, 8, 8), 64, (4, 8), 2, 8, 8, 8, 24, Shape(2, 2, 8, 8), 32, 0.2, 4, (32, 4, 4), 64)
+SMALL = Sizes(
+    RolloutShape(2, 2, 8, 8), 64, (4, 8), 2, 8, 8, 8, 24, RolloutShape(2, 2, 8, 8), 32, 0.2, 4, (32, 4, 4), 64
+)
 
 
 class RandomWriter:
@@ -142,7 +144,7 @@ def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
 def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
     for count in sizes.rollout:
-        shape = Shape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.completion_tokens)
+        shape = RolloutShape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.completion_tokens)
         samples, seconds, peak = written(machine, unending(machine).engine, shape)
         tokens = sum(each.num_actions for each in samples)
         found.append(
@@ -165,7 +167,7 @@ def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, A
     loaded, slots = machine.loaded, sizes.slots
     engine = TorchEngine(machine.policy, loaded.tokenizer, ends, context=loaded.context, rows_per_batch=slots)
     steady = TorchEngine(machine.policy, loaded.tokenizer, (), context=loaded.context, rows_per_batch=slots)
-    shape = Shape(sizes.ragged // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.longest)
+    shape = RolloutShape(sizes.ragged // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.longest)
     samples, seconds, peak = written(machine, engine, shape)
     lengths = sorted(each.num_actions for each in samples)
     mean = sum(lengths) / len(lengths)
@@ -183,7 +185,7 @@ def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, A
     }
 
 
-def written(machine: Runtime, engine: TorchEngine, shape: Shape) -> tuple[list[Sample], float, int]:
+def written(machine: Runtime, engine: TorchEngine, shape: RolloutShape) -> tuple[list[Sample], float, int]:
     """The samples of one rollout, its seconds and peak memory; a rollout of the same kind warms up."""
     device = machine.policy.device
     sampling = Sampling(max_new_tokens=shape.completion_tokens)

@@ -70,14 +70,14 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
 
     from whet.bench import benchmark
     from whet.bench.meter import Meter
-    from whet.report.speed import Shape, rollout_bytes, rollout_operations, training_operations
+    from whet.report.speed import RolloutShape, rollout_bytes, rollout_operations, training_operations
     from whet.train.run import PhaseTimer
 
     torch.set_num_threads(chosen.threads)
     device, width = torch.device(chosen.device), values["model"]
     body = {**BODY, "hidden_size": width, "intermediate_size": width * 688 // 256, "num_hidden_layers": 4}
     machine = random_machine("llama", {**body, "vocab_size": 0}, device, chosen.precision)
-    shape = Shape(values["batch"], values["group"], values["prompt"], values["length"])
+    shape = RolloutShape(values["batch"], values["group"], values["prompt"], values["length"])
     config = benchmark.bench_config("whetstone", shape, {"objective": {"kl": "none"}}, method="grpo")
     trainer = benchmark.bench_trainer(config, machine, benchmark.random_prompts(machine, shape, 0))
     trainer.step(1, PhaseTimer())
@@ -110,15 +110,15 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
 
 def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
     """growth-AXIS-time.svg and growth-AXIS-memory.svg for each axis."""
-    from whet.report.curves import QUIET, Curve
+    from whet.report.charts import QUIET, PlottedCurve
 
     folder.mkdir(parents=True, exist_ok=True)
     for axis, points in results.items():
 
         def line(
             name: str, key: str, tone: int, dashed: bool = False, unit: float = 1.0, points: Any = points
-        ) -> Curve:
-            return Curve(name, (tuple((float(each["at"]), each[key] / unit) for each in points),), tone, dashed)
+        ) -> PlottedCurve:
+            return PlottedCurve(name, (tuple((float(each["at"]), each[key] / unit) for each in points),), tone, dashed)
 
         times = [
             line("step", "step", 0),
@@ -138,7 +138,7 @@ def draw(results: dict[str, Any], folder: Path, machine: str) -> None:
 
 
 def write_figure(path: Path, lines: list[Any], names: tuple[str, str, str], about: str) -> None:
-    from whet.report.curves import Frame, Panel, curves_svg
+    from whet.report.charts import Frame, Panel, curves_svg
 
     title, y_label, x_label = names
     points = [each for line in lines for stretch in line.stretches for each in stretch]

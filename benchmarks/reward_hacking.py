@@ -16,8 +16,8 @@ from statistics import fmean
 from typing import Any
 
 import whet
-from whet.report import evaluations, read_metrics, step_reports
-from whet.report.curves import QUIET, Curve, Frame, Panel, curves_svg
+from whet.report import eval_records, read_metrics, step_reports
+from whet.report.charts import QUIET, Frame, Panel, PlottedCurve, curves_svg
 
 HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"
@@ -102,9 +102,9 @@ def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
             lines = read_metrics(folder)
             for part, tone in shown.items():
                 points = tuple((float(each.step), each.reward[part]) for each in step_reports(lines))
-                curves.append(Curve(f"{'reward' if part == 'total' else part}, in training", (points,), tone))
-            marks = tuple((float(exam.step), exam.result["accuracy"]) for exam in evaluations(lines))
-            curves.append(Curve("accuracy on held-out prompts, greedy", (marks,), 0))
+                curves.append(PlottedCurve(f"{'reward' if part == 'total' else part}, in training", (points,), tone))
+            marks = tuple((float(exam.step), exam.result["accuracy"]) for exam in eval_records(lines))
+            curves.append(PlottedCurve("accuracy on held-out prompts, greedy", (marks,), 0))
         panels.append(Panel(tuple(curves), KINDS[kind]))
     frame = Frame(
         title=story.title,
@@ -123,7 +123,7 @@ def table(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
     lines = [f"| {story.hackable} | before | after | each seed | {story.hackable}, before | after | reward | after |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for kind, folders in runs.items():
-        exams = [evaluations(read_metrics(folder)) for folder in folders]
+        exams = [eval_records(read_metrics(folder)) for folder in folders]
         cells = [KINDS[kind]]
         for name in ("accuracy", story.hackable, "reward"):
             before, after = ([each[place].result[name] for each in exams] for place in (0, -1))

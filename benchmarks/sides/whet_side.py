@@ -19,7 +19,7 @@ def device_of(job: dict[str, Any]) -> str:
 def policy_trainer(job: dict[str, Any]) -> Any:
     from whet.bench.benchmark import bench_config, bench_trainer, unending
     from whet.build.assembly import load_runtime
-    from whet.report.speed import Shape
+    from whet.report.speed import RolloutShape
 
     settings = {
         "seed": job["seed"],
@@ -27,7 +27,7 @@ def policy_trainer(job: dict[str, Any]) -> Any:
         "batch": {"micro_batch_tokens": job["micro_batch_tokens"]},
         "objective": {"kl": "none"},
     }
-    config = bench_config(job["model"], Shape(*job["shape"]), settings, method="grpo")
+    config = bench_config(job["model"], RolloutShape(*job["shape"]), settings, method="grpo")
     return bench_trainer(config, unending(load_runtime(config)), [tuple(each) for each in job["tokens"]])
 
 

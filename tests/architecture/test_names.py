@@ -24,7 +24,13 @@ from source_tree import (
 )
 
 NAMED_HERE = ("objective/presets/", "advise/")
-EXAMPLES_HERE = ("cli/__init__.py", "cli/train.py", "cli/runs.py", "cli/text.py", "__init__.py")  # docstrings and help texts may show a real command
+EXAMPLES_HERE = (
+    "cli/__init__.py",
+    "cli/train.py",
+    "cli/runs.py",
+    "cli/text.py",
+    "__init__.py",
+)  # docstrings and help texts may show a real command
 
 VAGUE_FUNCTIONS = ("compute_", "get_", "do_", "handle_")
 VAGUE_CLASSES = ("Manager", "Helper")

@@ -43,7 +43,12 @@ def test_importing_whet_imports_nothing_but_its_front():
 def test_help_needs_the_command_line_only():
     found = imported(HELP)
     own = {each for each in found if each.startswith("whet")}
-    assert {each for each in own if not each.startswith("whet.cli.")} == {"whet", "whet.evaluate", "whet.train", "whet.cli"}
+    assert {each for each in own if not each.startswith("whet.cli.")} == {
+        "whet",
+        "whet.evaluate",
+        "whet.train",
+        "whet.cli",
+    }
     assert "typer" in found
     assert not outside(found) & HEAVY
 

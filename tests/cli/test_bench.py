@@ -12,11 +12,11 @@ from whet.bench import benchmark, meter
 from whet.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
 from whet.bench.meter import Meter, Reading, kept, others_share
 from whet.build.assembly import load_runtime
-from whet.report.speed import Shape
+from whet.report.speed import RolloutShape
 from whet.train.run import PhaseTimer
 from whet.types import WhetError
 
-SHAPE = Shape(2, 2, 6, 5)
+SHAPE = RolloutShape(2, 2, 6, 5)
 SETTINGS = {"model": {"device": "cpu", "threads": 1, "precision": "fp32"}}
 
 
@@ -41,7 +41,7 @@ def test_everything_is_measured(speed):
 
 
 def test_settings_of_the_batch_are_the_shape(speed):
-    assert speed.shape == Shape(2, 3, 6, 4)
+    assert speed.shape == RolloutShape(2, 3, 6, 4)
 
 
 def test_the_record_is_json(speed):
@@ -78,7 +78,7 @@ def test_random_prompts_are_reproducible_and_fit(machine):
     assert random_prompts(machine, SHAPE, 0) == random_prompts(machine, SHAPE, 0) != random_prompts(machine, SHAPE, 1)
     assert {len(each) for each in random_prompts(machine, SHAPE, 0)} == {6}
     with pytest.raises(WhetError, match="exceed the model's context of 512"):
-        random_prompts(machine, Shape(1, 1, 500, 13), 0)
+        random_prompts(machine, RolloutShape(1, 1, 500, 13), 0)
 
 
 def test_the_weights_that_a_token_meets(machine):

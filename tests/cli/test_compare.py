@@ -92,7 +92,7 @@ def test_the_numbers_are_those_of_the_runs(made):
     values = json.loads((folder / "compare.json").read_text())
     row = values["rows"][1]
     summaries = [read_summary(folder / name) for name in NAMES[2:]]
-    assert row["method"] == "reinforce" and values["mark"] == "accuracy" and values["unequal"] == {}
+    assert row["method"] == "reinforce" and values["metric"] == "accuracy" and values["unequal"] == {}
     assert row["after"]["values"] == [each["after"]["accuracy"] for each in summaries]
     assert row["tokens"]["values"] == [each["tokens"] for each in summaries] and min(row["tokens"]["values"]) > 64
     assert row["reward_last_quarter"]["values"] == [

@@ -130,7 +130,7 @@ def test_given_completions_stand_alone_or_join_the_data(here):
     joined = given_answers("completions.jsonl", "data.jsonl", {}, 0)
     assert [answer.prompt.answer for answer in joined.found] == ["2", "3"]
     found = tried(reward_parts(["math_answer"]), joined)
-    assert [each.total for each in found.judged] == [1.0, 0.0] and not found.gold
+    assert [each.total for each in found.scored] == [1.0, 0.0] and not found.gold
     alone = [{"question": "2+2", "answer": "4", "response": "\\boxed{4}"}] * 2
     (here / "alone.jsonl").write_text("".join(json.dumps(row) + "\n" for row in alone))
     assert "2 (100.0%)" in called("test", "math_answer", "--completions", "alone.jsonl")

@@ -13,7 +13,7 @@ from whet.explain import clip_plots as plots
 from whet.objective import AXES, PRESETS
 from whet.objective.clip import Cap, PPOClip, Unclipped
 from whet.objective.gates import GeometricMean, VariationMask
-from whet.report.curves import Curve, Frame, Panel, curves_svg, straightened, ticks, within
+from whet.report.charts import Frame, Panel, PlottedCurve, curves_svg, straightened, ticks, within
 from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
@@ -143,17 +143,17 @@ def test_ticks_are_round_numbers_inside():
 
 
 def test_a_jump_is_a_riser_and_a_limit_is_shaded():
-    curve = Curve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
+    curve = PlottedCurve("jumps & more", (((0.0, 0.0), (1.0, 1.0)), ((1.0, 0.0), (2.0, 0.0))))
     text = curves_svg([Panel((curve,), limit=1.5, limit_text="out")], FRAME)
     assert text.count('class="jump s0"') == 1 and text.count('class="shade"') == 1
     assert "jumps &amp; more" in text and ">out<" in text
     assert text.count('class="line s0"') == 3  # two stretches and the legend
-    calm = curves_svg([Panel((Curve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
+    calm = curves_svg([Panel((PlottedCurve("a", (((0.0, 0.0), (2.0, 2.0)),), dashed=True),))], FRAME)
     assert 'class="jump' not in calm and 'class="shade"' not in calm and "line s0 dashed" in calm
 
 
 def test_a_long_legend_takes_another_line():
-    curves = tuple(Curve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
+    curves = tuple(PlottedCurve(f"a curve with a long name {place}", (((0.0, 0.0), (2.0, 2.0)),)) for place in range(3))
     one, three = (ElementTree.fromstring(curves_svg([Panel(curves[:count])], FRAME)) for count in (1, 3))
     assert float(three.attrib["height"]) > float(one.attrib["height"])
     names = [element for element in three.iter() if element.attrib.get("class") == "name"]

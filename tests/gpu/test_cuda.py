@@ -144,7 +144,8 @@ def test_a_run_of_three_steps(tmp_path, precision):
         steps=3,
         folder=str(tmp_path / "run"),
         batch={"prompts_per_step": 4, "group_size": 4, "updates_per_step": 2},
-        eval={"prompts": 8}, report={"save_every": 2},
+        eval={"prompts": 8},
+        report={"save_every": 2},
         console=False,
     )
     steps = [line for line in read_metrics(run.folder) if "eval" not in line]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from whet.explain.tables import axes_table, component_table, explanation, markdown_page, overview
+from whet.metrics.preference import length_correlation
 from whet.objective.axes import (
     PREFERENCE,
     description,
@@ -24,7 +25,6 @@ from whet.objective.preference import (
     PairExtras,
     PairTotals,
     balanced_weights,
-    length_correlation,
     pair_totals,
 )
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS

@@ -11,17 +11,17 @@ from statistics import fmean
 import pytest
 
 from whet.report.overoptimization import (
-    Course,
     Kind,
     Law,
-    Point,
+    ProxyCurve,
+    ScorePoint,
     best_of_n_kl,
     best_of_points,
     binned,
-    finding_values,
-    findings,
     fitted_law,
     from_start,
+    proxy_results,
+    result_values,
     sentence,
     table_text,
 )
@@ -30,13 +30,13 @@ from whet.report.overoptimization_page import figure_svg, study_page, verdict
 LEAST: dict[Kind, float] = {"best_of_n": 0.0, "rl": 0.0}
 
 
-def on_law(kind: Kind, alpha: float, beta: float, distances: list[float]) -> list[Point]:
+def on_law(kind: Kind, alpha: float, beta: float, distances: list[float]) -> list[ScorePoint]:
     law = Law(kind, alpha, beta, 1.0, len(distances), max(distances))
-    return [Point(d, law(d), d) for d in distances]
+    return [ScorePoint(d, law(d), d) for d in distances]
 
 
-def course(points: list[Point], name: str = "64 pairs", group: str = "rl", seed: int = 0) -> Course:
-    return Course(name, "best_of_n" if group.startswith("best") else "rl", group, seed, tuple(points))
+def course(points: list[ScorePoint], name: str = "64 pairs", group: str = "rl", seed: int = 0) -> ProxyCurve:
+    return ProxyCurve(name, "best_of_n" if group.startswith("best") else "rl", group, seed, tuple(points))
 
 
 def test_laws_by_hand() -> None:
@@ -55,7 +55,7 @@ def test_fit_recovers_what_points_were_made_of(kind: Kind, alpha: float, beta: f
 
 def test_fit_leaves_out_the_neighbourhood_of_the_start() -> None:
     points = on_law("rl", 1.0, 0.3, [1.0, 2.0, 3.0, 4.0])
-    law = fitted_law([Point(0.1, 50.0, 0.0), *points], "rl", 0.5)
+    law = fitted_law([ScorePoint(0.1, 50.0, 0.0), *points], "rl", 0.5)
     assert law is not None
     assert law.alpha == pytest.approx(1.0)
     assert law.num_points == 4
@@ -63,7 +63,7 @@ def test_fit_leaves_out_the_neighbourhood_of_the_start() -> None:
 
 def test_fit_is_the_least_square() -> None:
     stream = random.Random(3)
-    points = [Point(d, stream.gauss(0.5, 1.0), 0.0) for d in (0.7, 1.1, 1.9, 2.4, 3.0, 4.1)]
+    points = [ScorePoint(d, stream.gauss(0.5, 1.0), 0.0) for d in (0.7, 1.1, 1.9, 2.4, 3.0, 4.1)]
     law = fitted_law(points, "rl", 0.0)
     assert law is not None
 
@@ -80,7 +80,7 @@ def test_fit_is_the_least_square() -> None:
 
 def test_no_fit_from_too_little() -> None:
     assert fitted_law(on_law("rl", 1.0, 0.3, [1.0, 2.0]), "rl", 0.0) is None
-    assert fitted_law([Point(2.0, each, 0.0) for each in (0.1, 0.2, 0.3)], "rl", 0.0) is None
+    assert fitted_law([ScorePoint(2.0, each, 0.0) for each in (0.1, 0.2, 0.3)], "rl", 0.0) is None
 
 
 @pytest.mark.parametrize("kind", ["best_of_n", "rl"])
@@ -120,8 +120,8 @@ def test_best_of_points_against_every_subset() -> None:
 
 
 def test_counted_from_the_start() -> None:
-    found = from_start([Point(0.0, 0.5, -1.0), Point(1.0, 0.7, 2.0)])
-    assert found[0] == Point(0.0, 0.0, 0.0)
+    found = from_start([ScorePoint(0.0, 0.5, -1.0), ScorePoint(1.0, 0.7, 2.0)])
+    assert found[0] == ScorePoint(0.0, 0.0, 0.0)
     assert (found[1].gold, found[1].proxy) == pytest.approx((0.2, 3.0))
 
 
@@ -134,36 +134,36 @@ def test_steps_become_points() -> None:
 
 
 def test_seeds_are_told_together() -> None:
-    one = [Point(0.5, 0.1, 0.2), Point(1.5, 0.9, 1.0), Point(3.0, -0.4, 2.0)]
-    other = [Point(0.7, 0.3, 0.4), Point(1.7, 0.7, 1.2), Point(3.2, -0.6, 2.2)]
-    (found,) = findings([course(one, seed=0), course(other, seed=1)], LEAST)
+    one = [ScorePoint(0.5, 0.1, 0.2), ScorePoint(1.5, 0.9, 1.0), ScorePoint(3.0, -0.4, 2.0)]
+    other = [ScorePoint(0.7, 0.3, 0.4), ScorePoint(1.7, 0.7, 1.2), ScorePoint(3.2, -0.6, 2.2)]
+    (found,) = proxy_results([course(one, seed=0), course(other, seed=1)], LEAST)
     assert (found.peak.d, found.peak.gold) == pytest.approx((1.6, 0.8))
     assert (found.end.gold, found.end.proxy) == pytest.approx((-0.5, 2.1))
     assert found.law is not None and found.law.num_points == 6
     assert sentence(found) == (
         "64 pairs: gold rose to 0.800 at d = 1.60, then fell to -0.500, while the proxy went to 2.10"
     )
-    assert list(finding_values(found)["seeds"]) == ["0", "1"]
+    assert list(result_values(found)["seeds"]) == ["0", "1"]
 
 
 def test_sentences_say_what_was_seen() -> None:
-    rising = [Point(1.0, 0.3, 0.3), Point(2.0, 0.6, 0.8)]
-    falling = [Point(1.0, -0.1, 0.3), Point(2.0, -0.9, 0.8)]
-    flat = [Point(1.0, 0.01, 0.3), Point(2.0, 0.0, 0.8)]
+    rising = [ScorePoint(1.0, 0.3, 0.3), ScorePoint(2.0, 0.6, 0.8)]
+    falling = [ScorePoint(1.0, -0.1, 0.3), ScorePoint(2.0, -0.9, 0.8)]
+    flat = [ScorePoint(1.0, 0.01, 0.3), ScorePoint(2.0, 0.0, 0.8)]
     courses = [course(points, str(place)) for place, points in enumerate((rising, falling, flat))]
-    told = [sentence(each) for each in findings(courses, LEAST)]
+    told = [sentence(each) for each in proxy_results(courses, LEAST)]
     assert "rose to 0.600 and did not fall" in told[0]
     assert "only fell, to -0.900" in told[1]
     assert "did not rise" in told[2]
 
 
 def test_table_says_where_the_law_does_not_fit() -> None:
-    jagged = [Point(d, gold, 0.0) for d, gold in ((1.0, 1.0), (2.0, -1.0), (3.0, 1.0), (4.0, -1.0), (5.0, 1.0))]
+    jagged = [ScorePoint(d, gold, 0.0) for d, gold in ((1.0, 1.0), (2.0, -1.0), (3.0, 1.0), (4.0, -1.0), (5.0, 1.0))]
     good = on_law("rl", 1.5, 0.9, [1.0, 2.0, 3.0, 4.0])
     far = on_law("rl", 1.0, 0.2, [1.0, 2.0, 3.0, 4.0])
     near = on_law("rl", 0.1, 0.6, [1.0, 2.0, 3.0, 4.0])
     courses = [course(points, name) for points, name in ((jagged, "a"), (good, "b"), (far, "c"), (near, "d"))]
-    lines = table_text(findings(courses, LEAST)).splitlines()
+    lines = table_text(proxy_results(courses, LEAST)).splitlines()
     assert lines[1].endswith("does not fit")
     assert lines[2].split()[-4:-1] == ["1.50", "0.900", "1.00"]
     assert float(lines[2].split()[-1]) == pytest.approx(math.exp(1.5 / 0.9 - 1), rel=1e-2)
@@ -174,7 +174,7 @@ def test_table_says_where_the_law_does_not_fit() -> None:
 def test_page_draws_every_course() -> None:
     points = on_law("rl", 1.0, 0.6, [0.5, 1.0, 2.0, 3.0, 4.0])
     shown = [("64 pairs", "best_of_n"), ("64 pairs", "rl"), ("KL penalty 0.1", "kl"), ("worst of 4", "ensemble")]
-    found = findings([course(points, name, group) for name, group in shown], LEAST)
+    found = proxy_results([course(points, name, group) for name, group in shown], LEAST)
     figure = figure_svg(found, "64 pairs")
     assert figure.count("<svg ") == 5
     assert len(re.findall(r'class="line s\d dashed"', figure)) >= 6  # a proxy line and a legend in each panel
@@ -188,7 +188,7 @@ def test_page_draws_every_course() -> None:
 def test_what_restrains_is_drawn_beside_the_same_seeds() -> None:
     one, other = on_law("rl", 1.0, 0.6, [1.0, 2.0]), on_law("rl", 1.0, 0.6, [3.0, 9.0])
     courses = [course(one, seed=0), course(other, seed=1), course(one, "KL penalty 0.1", "kl")]
-    found = findings(courses, LEAST)
+    found = proxy_results(courses, LEAST)
     assert found[0].mean[-1].d == pytest.approx(5.5)
     panels = figure_svg(found, "64 pairs").split("<svg ")
     drawn = [re.findall(r'class="line s0" d="([^"]+)"', panel)[-1] for panel in panels if 'class="line s0' in panel]

@@ -11,19 +11,20 @@ from fractions import Fraction
 import pytest
 
 from whet.metrics.significance import corrected, incomplete_beta, two_sided_p, welch_p
+from whet.report.charts import band_chart
 from whet.report.compare import (
-    Comparison,
     Estimate,
-    Result,
+    MethodComparison,
+    MethodRun,
     comparison_values,
-    mark_name,
+    metric_name,
     notes,
     rows,
     standings,
     table_text,
     verdict,
 )
-from whet.report.compare_page import band_chart, compare_page, courses
+from whet.report.compare_page import compare_page, reward_bands
 
 # critical values of Student's t as tables print them: (degrees of freedom, two-sided p, t)
 T_TABLE = [
@@ -41,18 +42,18 @@ T_TABLE = [
 ]
 
 
-def result(method: str, seed: int, after: float | None, rewards=(0.25, 0.5), tokens=1000) -> Result:
+def result(method: str, seed: int, after: float | None, rewards=(0.25, 0.5), tokens=1000) -> MethodRun:
     marks = {} if after is None else {"accuracy": after, "reward": after}
     before = {} if after is None else {"accuracy": 0.125, "reward": 0.125}
     points = tuple((float(step), value) for step, value in enumerate(rewards, 1))
-    return Result(method, seed, before, marks, points, tokens, 2.0, f"{method}-seed{seed}")
+    return MethodRun(method, seed, before, marks, points, tokens, 2.0, f"{method}-seed{seed}")
 
 
-def comparison(finals: dict[str, list[float | None]], **changes) -> Comparison:
+def comparison(finals: dict[str, list[float | None]], **changes) -> MethodComparison:
     seeds = tuple(range(max(map(len, finals.values()))))
     results = tuple(result(method, seed, each) for method, marks in finals.items() for seed, each in enumerate(marks))
     values = {"methods": tuple(finals), "seeds": seeds, "results": results, **changes}
-    return Comparison(**values)
+    return MethodComparison(**values)
 
 
 @pytest.mark.parametrize(("freedom", "p", "t"), T_TABLE)
@@ -184,8 +185,8 @@ def test_without_held_out_prompts_the_reward_decides():
         for method, top in (("a", 0.2), ("b", 0.8))
         for seed in (0, 1)
     )
-    both = Comparison(("a", "b"), (0, 1), results)
-    assert mark_name(results) is None and standings(both)["b"].words == "highest"
+    both = MethodComparison(("a", "b"), (0, 1), results)
+    assert metric_name(results) is None and standings(both)["b"].words == "highest"
     assert standings(both)["a"].words.startswith("below b beyond noise") and "mean reward, last quarter" in verdict(
         both
     )
@@ -193,13 +194,15 @@ def test_without_held_out_prompts_the_reward_decides():
 
 
 def test_a_mark_that_one_run_lacks_is_not_compared():
-    lacking = Result("b", 0, {}, {"reward": 0.75}, (), 1, 1.0)
-    assert mark_name([result("a", 0, 0.5), lacking]) == "reward"
+    lacking = MethodRun("b", 0, {}, {"reward": 0.75}, (), 1, 1.0)
+    assert metric_name([result("a", 0, 0.5), lacking]) == "reward"
 
 
 def test_a_difference_in_cost_is_put_into_words():
     results = (result("a", 0, 0.5, tokens=1000), result("b", 0, 0.5, tokens=2500))
-    assert any("b generated 2.5 times the tokens of a" in note for note in notes(Comparison(("a", "b"), (0,), results)))
+    assert any(
+        "b generated 2.5 times the tokens of a" in note for note in notes(MethodComparison(("a", "b"), (0,), results))
+    )
     assert not any("times the tokens" in note for note in notes(comparison({"a": [0.5], "b": [0.5]})))
 
 
@@ -226,7 +229,7 @@ def test_the_values_are_json_and_complete():
     values = json.loads(
         json.dumps(comparison_values(comparison({"a": [0.5, 0.75], "b": [0.25, 0.3]})), allow_nan=False)
     )
-    assert values["status"] == "finished" and values["mark"] == "accuracy" and values["seeds"] == [0, 1]
+    assert values["status"] == "finished" and values["metric"] == "accuracy" and values["seeds"] == [0, 1]
     assert values["rows"][0]["after"] == {"mean": 0.625, "spread": pytest.approx(0.1767767), "values": [0.5, 0.75]}
     assert [run["folder"] for run in values["runs"]] == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
     assert values["runs"][0]["rewards"] == [0.25, 0.5] and 0 < values["rows"][1]["p"] < 1
@@ -234,10 +237,10 @@ def test_the_values_are_json_and_complete():
 
 def test_a_course_is_the_mean_between_the_lowest_and_the_highest_seed():
     results = (result("a", 0, 0.5, rewards=(0.0, 0.4)), result("a", 1, 0.5, rewards=(0.2, 0.8, 0.9)))
-    (course,) = courses(Comparison(("a",), (0, 1), results))
-    assert course.steps == (1.0, 2.0)  # the third step is one run's alone
-    assert course.means == pytest.approx((0.1, 0.6))
-    assert (course.lows, course.highs) == ((0.0, 0.4), (0.2, 0.8))
+    (line,) = reward_bands(MethodComparison(("a",), (0, 1), results))
+    assert line.steps == (1.0, 2.0)  # the third step is one run's alone
+    assert line.means == pytest.approx((0.1, 0.6))
+    assert (line.lows, line.highs) == ((0.0, 0.4), (0.2, 0.8))
 
 
 def test_the_chart_has_a_line_and_a_band_a_method():
@@ -245,13 +248,13 @@ def test_the_chart_has_a_line_and_a_band_a_method():
     results = tuple(
         result(f"m{n}", seed, 0.5, [value + 0.1 * seed for value in long]) for n in range(10) for seed in (0, 1)
     )
-    many = Comparison(tuple(f"m{n}" for n in range(10)), (0, 1), results)
-    drawn = xml.fromstring(band_chart(courses(many), "reward", (340, 200)))
+    many = MethodComparison(tuple(f"m{n}" for n in range(10)), (0, 1), results)
+    drawn = xml.fromstring(band_chart(reward_bands(many), "reward", (340, 200)))
     classes = [part.get("class") or "" for part in drawn.iter()]
     lines = [each for each in classes if each.startswith("line")]
     assert len(lines) == len(set(lines)) == 10  # colours that come round again are dashed
     assert sum(each.startswith("band") for each in classes) == 10
-    assert "<title>step 1: m0 0.150, m1 0.150" in band_chart(courses(many), "reward", (340, 200))
+    assert "<title>step 1: m0 0.150, m1 0.150" in band_chart(reward_bands(many), "reward", (340, 200))
 
 
 def test_the_page_has_every_method_and_is_inert():

@@ -13,7 +13,7 @@ import pytest
 
 from whet.protocols import Callback
 from whet.report import Console
-from whet.report.text import duration, measured, number, quantity, sparkline
+from whet.report.text import duration, metric_text, number, quantity, sparkline
 from whet.types import StepReport
 
 SUMMARY = {
@@ -52,7 +52,7 @@ def report(step: int, health: tuple[str, ...] = ()) -> StepReport:
 
 def watch(console: Console, health: tuple[str, ...] = ()) -> None:
     console.started(SUMMARY)
-    console.evaluated(0, "held_out", {"accuracy": 0.25}, 1.0)
+    console.evaluated(0, "eval", {"accuracy": 0.25}, 1.0)
     for step in (1, 2, 3):
         console.stepped(report(step, health), [])
     console.finished(CLOSING)
@@ -68,12 +68,14 @@ def test_pipe_gets_plain_lines() -> None:
     text = stream.getvalue()
     assert "\x1b" not in text
     assert "whet  [bold]odd[/bold] title" in text and "share[i,t]" in text
-    assert "eval held_out at step 0  accuracy 25.0%" in text
+    assert "eval at step 0  accuracy 25.0%" in text
     lines = [line for line in text.splitlines() if line.startswith("step ")]
-    assert lines[1].startswith("step 2/3  reward 0.400  tokens/s 200  KL 0.013  entropy 1.50  length 40.0")
+    assert lines[1].startswith(
+        "step 2/3  reward 0.400  tokens/s 200  KL 0.013 nats  entropy 1.50 nats  length 40.0 tokens"
+    )
     assert len(lines) == 3
     assert "25.0% → 75.0%" in text and "runs/a/report.html" in text and "whet show runs/a" in text
-    assert re.search(r"rollout +█+ +30 s +71%", text) and "100 a second, 140 while writing" in text
+    assert re.search(r"rollout +█+ +30 s +71%", text) and "100 per second, 140 while generating" in text
 
 
 def test_fast_steps_are_thinned_but_the_last_is_shown() -> None:
@@ -155,7 +157,7 @@ def test_numbers_as_people_read_them() -> None:
         "0.25 s", "3.0 s", "1 min 00 s", "2 min 05 s", "1 h 02 min"
     ]  # fmt: skip
     assert [quantity(value) for value in (950, 12_300, 4_560_000, 2e9)] == ["950", "12.3 k", "4.56 M", "2 G"]
-    assert measured("accuracy", 0.5) == "50.0%" and measured("loss", 0.5) == "0.500"
+    assert metric_text("accuracy", 0.5) == "50.0%" and metric_text("loss", 0.5) == "0.500"
 
 
 def test_sparkline() -> None:
@@ -171,6 +173,6 @@ def test_a_finding_is_told_once_however_its_numbers_move() -> None:
     for step in (1, 2, 3):
         console.stepped(report(step, (f"both fall, chosen -170.2 -> -17{step}.6 nats", f"other, {step}%")), [])
     console.finished(CLOSING)
-    told = stream.getvalue()
-    assert told.count("both fall") == told.count("other") == 1
-    assert "2.50 GB" in told
+    text = stream.getvalue()
+    assert text.count("both fall") == text.count("other") == 1
+    assert "2.50 GB" in text

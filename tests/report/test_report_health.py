@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from whet.report import diagnosis, episodes, findings, notes
+from whet.report import diagnosis, finding_spans, findings, notes
 from whet.types import StepReport
 
 
@@ -36,6 +37,11 @@ def history(
 
 def names(steps: list[StepReport], dtype: str = "float32") -> set[str]:
     return {finding.name for finding in findings(steps, dtype) if finding.is_problem}
+
+
+def recorded(steps: list[StepReport]) -> list[StepReport]:
+    """The steps as a run records them, each with the problems visible then."""
+    return [replace(step, health=diagnosis(steps[:place])) for place, step in enumerate(steps, 1)]
 
 
 def rising(step: int) -> float:
@@ -139,8 +145,9 @@ def test_gradient_spike_is_found_at_its_step_only_and_zero_norms_are_not_typical
     steps = history(15, gradient_norm=lambda step: 20.0 if step == 12 else 1.0)
     assert names(steps[:12]) == {"gradient spike"}
     assert names(steps[:11]) == names(steps[:13]) == set()
-    (episode,) = [episode for episode in episodes(steps) if episode.finding.name == "gradient spike"]
-    assert (episode.first, episode.last, episode.num_steps, episode.holds) == (12, 12, 1, False)
+    (span,) = finding_spans(recorded(steps))
+    assert span.finding.name == "gradient spike"
+    assert (span.first, span.last, span.num_steps, span.holds) == (12, 12, 1, False)
     assert names(history(12, gradient_norm=lambda step: 1.0 if step > 10 else 0.0)) == set()
 
 
@@ -170,7 +177,7 @@ def test_sampler_gap_depends_on_the_dtype(gap: float, dtype: str, fires: bool) -
 
 def test_not_a_number() -> None:
     (sentence,) = diagnosis(history(1, loss=math.nan))
-    assert sentence.startswith("loss of step 1 is not a number")
+    assert sentence.startswith("not a number: loss of step 1 is not a number")
 
 
 def test_a_surrogate_near_zero_is_called_normal() -> None:
@@ -203,3 +210,70 @@ def test_a_run_that_begins_near_its_top_is_told_so_and_not_alarmed():
     history = [steps_of(0.9 + 0.02 * (number % 2), number) for number in range(1, 31)]
     assert not any("not risen" in finding for finding in diagnosis(history))
     assert any("so near its top" in note for note in notes(history))
+
+
+def with_parts(pairs: list[tuple[float, float]]) -> list[StepReport]:
+    """(first part, total) by step; a second part makes up the difference."""
+    return [
+        StepReport(step, step - 1, {}, {"exact_answer": part, "short": total - part, "total": total}, {})
+        for step, (part, total) in enumerate(pairs, 1)
+    ]
+
+
+def test_a_total_that_holds_while_its_first_part_falls_is_hacked() -> None:
+    steps = with_parts([(0.9 - 0.05 * step, 1.0 + 0.01 * step) for step in range(16)])
+    (text,) = [text for text in diagnosis(steps) if text.startswith("reward hacked: ")]
+    assert "exact_answer fell from 0.82 to 0.22 while the total reward went from 1.02 to 1.14" in text
+    assert "gate" in text and "reward hacked" not in names(steps[:11])
+
+
+def test_honest_rewards_are_not_called_hacked() -> None:
+    rising = with_parts([(0.2 + 0.04 * step, 0.3 + 0.05 * step) for step in range(16)])
+    falling = with_parts([(0.9 - 0.05 * step, 1.0 - 0.05 * step) for step in range(16)])
+    alone = [StepReport(n, n, {}, {"total": 1 - n / 20, "exact_answer": 1 - n / 20}, {}) for n in range(16)]
+    for steps in (rising, falling, alone):
+        assert "reward hacked" not in names(steps)
+
+
+def disagreeing(values: list[float], rewards: list[float]) -> list[StepReport]:
+    return [
+        StepReport(number, number - 1, {}, {"total": reward, "learned": reward}, {"learned_disagreement": value})
+        for number, (value, reward) in enumerate(zip(values, rewards, strict=True), 1)
+    ]
+
+
+def test_members_that_part_are_named_with_the_numbers() -> None:
+    rewards = [float(step) for step in range(10)]
+    (text,) = [text for text in diagnosis(disagreeing([0.1] * 5 + [0.3] * 5, rewards)) if "members" in text]
+    assert "members of learned were 0.1 apart" in text and "0.3 apart now while it went from 1.00 to 8.00" in text
+    for values in ([0.1] * 5 + [0.15] * 5, [0.01] * 5 + [0.03] * 5):
+        assert "members part" not in names(disagreeing(values, rewards))
+    assert "members part" not in names(disagreeing([0.1, 0.1, 0.1, 0.4, 0.4], rewards[:5]))
+
+
+def test_a_run_hacked_in_the_middle_and_fine_at_the_end_still_shows_it() -> None:
+    falling = [(0.9 - 0.05 * step, 1.0) for step in range(16)]
+    steps = recorded(with_parts(falling + [(0.95, 1.5)] * 16))
+    assert "reward hacked" not in names(steps)
+    (span,) = [span for span in finding_spans(steps) if span.finding.name == "reward hacked"]
+    assert span.first == 12 and 16 <= span.last < 32 and not span.holds
+    assert "exact_answer fell" in span.finding.sentence
+
+
+def test_findings_of_an_old_run_without_names_are_kept_apart_from_their_numbers() -> None:
+    old = [StepReport(n, n, {}, {}, {}, (f"exact fell from 0.{n} to 0.1 while it held, see docs",)) for n in (1, 2)]
+    (span,) = finding_spans(old)
+    assert (span.first, span.last, span.num_steps) == (1, 2, 2) and "0.2 to 0.1" in span.finding.sentence
+
+
+def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() -> None:
+    def steps(**metrics: object) -> list[StepReport]:
+        values = {name: value if callable(value) else (lambda _, v=value: v) for name, value in metrics.items()}
+        return [
+            StepReport(n, n, {"rows": 4}, {}, {name: value(n) for name, value in values.items()}) for n in range(1, 26)
+        ]
+
+    assert names(steps(loss=lambda n: 0.1 * n)) == {"loss rises"}
+    assert names(steps(loss=lambda n: 3 - 0.1 * n)) == set()
+    assert names(steps(loss=0.7, score=0.0, accuracy=0.5)) == {"guessing"}
+    assert names(steps(loss=0.7, score=0.0, accuracy=0.8)) == set()

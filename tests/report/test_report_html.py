@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.report import Record, html_report, read_run, verdict, write_report
-from whet.report.svg import Series, line_chart, smoothed, step_scale, thinned, tick_text, value_scale
+from whet.report import RunRecorder, html_report, read_run, verdict, write_report
+from whet.report.charts import Series, line_chart, smoothed, step_scale, thinned, tick_text, value_scale
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 SUMMARY = {
@@ -66,11 +66,11 @@ def sample(completion: str, reward: float | None) -> Sample:
 def leave_run(
     folder: Path, num_steps: int, evaluate: bool = True, finish: bool = True, completion: str = "completion"
 ) -> None:
-    record = Record(folder)
+    record = RunRecorder(folder)
     record.started(SUMMARY)
     (folder / "config.toml").write_text('[model]\nname = "<tiny>"\n')
     if evaluate:
-        record.evaluated(0, "held_out", {"accuracy": 0.25}, 2.0)
+        record.evaluated(0, "eval", {"accuracy": 0.25}, 2.0)
     for step in range(1, num_steps + 1):
         pairs = [
             (Prompt(f"p{step}", (), f"question {step}", answer="gold"), sample(f"{completion} {step} good", 1.0)),
@@ -87,7 +87,7 @@ def leave_run(
         )
         record.stepped(report, pairs)
     if evaluate and num_steps:
-        record.evaluated(num_steps, "held_out", {"accuracy": 0.75}, 2.0)
+        record.evaluated(num_steps, "eval", {"accuracy": 0.75}, 2.0)
     if finish:
         after = {"before": {"accuracy": 0.25}, "after": {"accuracy": 0.75}} if evaluate else {}
         seconds = {"rollout": 40.0, "train": 20.0, "start_up": 5.0}
@@ -151,7 +151,7 @@ def test_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) -> Non
 )
 def test_hostile_text_is_inert_wherever_it_comes_from(tmp_path: Path, hostile: str) -> None:
     leave_run(tmp_path, 2, completion=hostile)
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.started({**SUMMARY, "title": hostile, "status": hostile, "facts": {hostile: hostile}, "command": hostile})
     record.evaluated(2, hostile, {hostile: 0.5}, 1.0)
     metrics = {hostile: 1.0}
@@ -204,7 +204,7 @@ def test_verdict_follows_the_numbers(
     tmp_path: Path, before: dict[str, float], after: dict[str, float], words: str
 ) -> None:
     leave_run(tmp_path, 2, evaluate=False)
-    Record(tmp_path).started({**SUMMARY, "status": "interrupted", "before": before, "after": after})
+    RunRecorder(tmp_path).started({**SUMMARY, "status": "interrupted", "before": before, "after": after})
     sentence = verdict(read_run(tmp_path))
     assert words in sentence and sentence.startswith("The run was interrupted after step 2 of 40")
 

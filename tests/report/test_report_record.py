@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from whet.protocols import Callback
-from whet.report import Record, evaluations, read_metrics, read_samples, read_summary, step_reports
+from whet.report import RunRecorder, eval_records, read_metrics, read_samples, read_summary, step_reports
 from whet.report.record import recorded_samples
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
@@ -32,11 +32,11 @@ def report(step: int, **metrics: float) -> StepReport:
 
 
 def test_record_is_a_reporter(tmp_path: Path) -> None:
-    assert isinstance(Record(tmp_path), Callback)
+    assert isinstance(RunRecorder(tmp_path), Callback)
 
 
 def test_step_round_trips_exactly(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     written = report(1, loss=1 / 3, kl=1e-300, entropy=math.pi)
     record.stepped(written, [])
     assert step_reports(read_metrics(tmp_path)) == [written]
@@ -53,15 +53,15 @@ def test_step_round_trips_exactly(tmp_path: Path) -> None:
 
 
 def test_bytes_do_not_depend_on_the_order_of_keys(tmp_path: Path) -> None:
-    Record(tmp_path / "a").stepped(report(1, loss=1.0, kl=2.0), [])
-    Record(tmp_path / "b").stepped(report(1, kl=2.0, loss=1.0), [])
+    RunRecorder(tmp_path / "a").stepped(report(1, loss=1.0, kl=2.0), [])
+    RunRecorder(tmp_path / "b").stepped(report(1, kl=2.0, loss=1.0), [])
     text = (tmp_path / "a/metrics.jsonl").read_bytes()
     assert b'"kl": 2.0, "loss": 1.0' in text
     assert text == (tmp_path / "b/metrics.jsonl").read_bytes()
 
 
 def test_what_is_not_finite_is_null_on_disk_and_nan_when_read(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.stepped(report(1, loss=math.nan, kl=math.inf, entropy=1.0), [])
     line = read_metrics(tmp_path)[0]
     assert line["metrics"] == {"entropy": 1.0, "kl": None, "loss": None}
@@ -69,7 +69,7 @@ def test_what_is_not_finite_is_null_on_disk_and_nan_when_read(tmp_path: Path) ->
 
 
 def test_sample_line_has_every_field(tmp_path: Path) -> None:
-    Record(tmp_path).stepped(report(7), [(prompt("a"), sample("a\u2028b\n\ud800 é", 0.5))])
+    RunRecorder(tmp_path).stepped(report(7), [(prompt("a"), sample("a\u2028b\n\ud800 é", 0.5))])
     assert read_samples(tmp_path) == [
         {
             "step": 7,
@@ -90,7 +90,7 @@ def test_sample_line_has_every_field(tmp_path: Path) -> None:
 def test_answers_of_any_type_are_recorded(tmp_path: Path) -> None:
     answers = [torch.tensor([1.0, math.nan]), {"x": (1, 2)}, Path("a"), None]
     pairs = [(Prompt(str(place), (), "q", answer), sample("r", 0.0)) for place, answer in enumerate(answers)]
-    Record(tmp_path, samples_per_step=4).stepped(report(1), pairs)
+    RunRecorder(tmp_path, samples_per_step=4).stepped(report(1), pairs)
     assert [line["answer"] for line in read_samples(tmp_path)] == [[1.0, None], {"x": [1, 2]}, "a", None]
 
 
@@ -105,27 +105,27 @@ def test_first_groups_and_the_extremes_are_recorded(samples_per_step: int, expec
 
 def test_negative_samples_per_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match="samples_per_step is -1"):
-        Record(tmp_path, samples_per_step=-1)
+        RunRecorder(tmp_path, samples_per_step=-1)
 
 
 def test_evaluations_are_lines_of_their_own(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.evaluated(0, "held_out", {"accuracy": 0.25}, 1.5)
     record.stepped(report(1), [])
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["eval"] == "held_out"
-    (found,) = evaluations(read_metrics(tmp_path))
+    (found,) = eval_records(read_metrics(tmp_path))
     assert (found.step, found.name, found.result, found.seconds) == (0, "held_out", {"accuracy": 0.25}, 1.5)
     assert [step.step for step in step_reports(read_metrics(tmp_path))] == [1]
 
 
 def test_torn_last_line_is_ignored_and_not_grown_onto(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.stepped(report(1), [])
     record.close()
     with (tmp_path / "metrics.jsonl").open("ab") as log:
         log.write(b'{"step": 2, "policy')
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]
-    Record(tmp_path).stepped(report(2), [])
+    RunRecorder(tmp_path).stepped(report(2), [])
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
@@ -136,14 +136,14 @@ def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_truncating_to_a_position_gives_the_bytes_of_that_moment(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.stepped(report(1), [(prompt("a"), sample("one", 1.0))])
     position = record.position()
     then = {name: (tmp_path / name).read_bytes() for name in position}
     assert set(position) == {"metrics.jsonl", "samples.jsonl"} and min(position.values()) > 0
     record.stepped(report(2), [(prompt("b"), sample("two", 0.0))])
     assert len(read_samples(tmp_path)) == 2
-    Record.truncate(tmp_path, position)
+    RunRecorder.truncate(tmp_path, position)
     assert {name: (tmp_path / name).read_bytes() for name in position} == then
     # a log that is still open appends at the new end
     record.stepped(report(2), [])
@@ -151,24 +151,24 @@ def test_truncating_to_a_position_gives_the_bytes_of_that_moment(tmp_path: Path)
 
 
 def test_truncating_a_log_that_lost_lines_is_refused_and_touches_nothing(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunRecorder(tmp_path)
     record.stepped(report(1), [(prompt("a"), sample("one", 1.0))])
     position = record.position()
     record.stepped(report(2), [])
     grown = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "samples.jsonl").unlink()
     with pytest.raises(WhetError, match=r"samples\.jsonl has 0 bytes"):
-        Record.truncate(tmp_path, position)
+        RunRecorder.truncate(tmp_path, position)
     assert (tmp_path / "metrics.jsonl").read_bytes() == grown
 
 
 def test_position_of_an_untouched_folder_is_zero(tmp_path: Path) -> None:
-    assert Record(tmp_path).position() == {"metrics.jsonl": 0, "samples.jsonl": 0}
-    Record.truncate(tmp_path, {"metrics.jsonl": 0, "samples.jsonl": 0})
+    assert RunRecorder(tmp_path).position() == {"metrics.jsonl": 0, "samples.jsonl": 0}
+    RunRecorder.truncate(tmp_path, {"metrics.jsonl": 0, "samples.jsonl": 0})
 
 
 def test_summary_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Record(tmp_path / "new")
+    record = RunRecorder(tmp_path / "new")
     record.started({"title": "t", "before": {"accuracy": math.nan}})
     assert read_summary(tmp_path / "new") == {
         "status": "running",

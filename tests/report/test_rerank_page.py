@@ -2,8 +2,9 @@
 
 import pytest
 
-from whet.report.rerank import Opinions, Pool, Reranking, choice_lines, reranking_record, reranking_text, search_mark
-from whet.report.rerank_page import cost_scale, reranking_page
+from whet.report.charts import cost_scale
+from whet.report.rerank import Opinions, Pool, Reranking, choice_lines, reranking_record, reranking_text, search_result
+from whet.report.rerank_page import reranking_page
 
 POOLS = [
     Pool((1.0, 0.0, 0.0, 1.0), ("4", "3", "3", "4"), (10, 4, 4, 12), (20, 14, 14, 22)),
@@ -19,7 +20,7 @@ def found(**changes):
 
 
 def test_lines_are_means_over_the_prompts_with_what_they_cost():
-    lines = {line.name: line.marks for line in found().lines}
+    lines = {line.name: line.values_by_n for line in found().lines}
     assert list(lines) == [
         *("majority vote", "right: best of n", "right: weighted vote"),
         *("wrong min: best of n", "wrong min: weighted vote", "best possible (pass@n)"),
@@ -36,13 +37,15 @@ def test_lines_are_means_over_the_prompts_with_what_they_cost():
 def test_votes_are_left_out_where_no_completion_answers():
     silent = [Pool((1.0, 0.0), (None, None), (3, 3), (9, 9))]
     lines = choice_lines(silent, [Opinions("a", ((0.1, 0.2),))])
-    assert [line.way for line in lines] == ["best of n", "best possible (pass@n)"] and lines[0].marks[1].value == 0.0
+    assert [line.way for line in lines] == ["best of n", "best possible (pass@n)"] and lines[0].values_by_n[
+        1
+    ].value == 0.0
 
 
 def test_a_search_is_compared_with_what_its_tokens_pay_for():
-    mark = search_mark(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
+    mark = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
     assert mark.rival.n == 3 and mark.mark.value == 0.5 and mark.rival.written == pytest.approx(20.25)
-    dear = search_mark(POOLS, RIGHT, [1.0, 0.0], (500.0, 100.0), (2, 3))
+    dear = search_result(POOLS, RIGHT, [1.0, 0.0], (500.0, 100.0), (2, 3))
     assert dear.rival.n == 4
     text = reranking_text(found(searches=(mark, dear)))
     assert "Search over steps by right, 2 x 3 (beams x branches): 50.0 (0-100), 21.0 tokens" in text
@@ -50,7 +53,7 @@ def test_a_search_is_compared_with_what_its_tokens_pay_for():
 
 
 def test_the_page_has_a_figure_a_scorer_and_every_number():
-    mark = search_mark(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
+    mark = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
     page = reranking_page(found(searches=(mark,)))
     assert page.count("<figure>") == 2 and page.count('class="search') == 1 and "tiny &lt;model&gt;" in page
     assert "tiny <model>" not in page and "Content-Security-Policy" in page and "<script" not in page
@@ -62,7 +65,7 @@ def test_the_page_has_a_figure_a_scorer_and_every_number():
 def test_a_reward_is_shown_as_a_number_and_the_record_is_complete():
     assert "0.375 (0.250 to 0.500)" in reranking_text(found(measure="reward"))
     record = reranking_record(found())
-    assert record["lines"][1]["marks"][2] == {
+    assert record["lines"][1]["values_by_n"][2] == {
         **{"n": 4, "value": 1.0, "low": 1.0, "high": 1.0},
         **{"written": 27.0, "read": 134.0},
     }

@@ -7,21 +7,15 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import torch
 
-from whet.metrics.distribution import (
-    correlations,
-    distribution,
-    flat_shares,
-    histogram,
-    pearson,
-    ranks,
-    reward_spread,
-    spearman,
-)
-from whet.report.rescore import Rejudged, Rescore, rescore_record, rescore_text
+from whet.metrics.correlation import correlations, pearson, ranks, spearman
+from whet.metrics.distribution import distribution, flat_shares, histogram, reward_spread
+from whet.report.pages import TEMPLATES
+from whet.report.rescore import Rescore, RescoredSample, rescore_record, rescore_text
 from whet.report.review import (
     is_review_due,
     read_review,
@@ -31,11 +25,10 @@ from whet.report.review import (
     with_marks,
     write_review,
 )
-from whet.report.review_page import SCRIPT
 from whet.report.reward_page import rescore_page, trial_page
-from whet.report.spread_figure import spread_figures
-from whet.report.trial import Difference, Judged, PartFacts, Trial, trial_record, trial_text
-from whet.types import Group, Prompt, Sample, StopReason, WhetError
+from whet.report.run_page import spread_figures
+from whet.report.trial import PartFacts, RepeatDifference, ScoredAnswer, Trial, trial_record, trial_text
+from whet.types import Group, Prompt, Sample, StepReport, StopReason, WhetError
 
 HOSTILE = "</script><script>alert(1)</script><b onclick=x>&"
 
@@ -100,10 +93,10 @@ def test_correlations_by_hand():
     assert linear == pytest.approx(1.0)
 
 
-def judged(where: str, right: float | None, form: float, tokens: int, **other: object) -> Judged:
+def judged(where: str, right: float | None, form: float, tokens: int, **other: object) -> ScoredAnswer:
     total = None if right is None else right + 0.5 * form
     parts = {"right": right, "form": form}
-    first = Judged(where, "gold answer", "p", "question", "7", "fine", tokens, parts, total, 0.01)
+    first = ScoredAnswer(where, "gold answer", "p", "question", "7", "fine", tokens, parts, total, 0.01)
     return replace(first, **other)
 
 
@@ -118,7 +111,7 @@ def a_trial() -> Trial:
         ),
     )
     parts = (PartFacts("right", "1", "aaaa"), PartFacts("form", "0.5", "bbbb", deterministic=False))
-    differences = (Difference("data.jsonl:2", "form", 1.0, 0.5),)
+    differences = (RepeatDifference("data.jsonl:2", "form", 1.0, 0.5),)
     title, pieces = "1 x right + 0.5 x form", {"code right": "1"}
     return Trial(title, "cccc", "data.jsonl", ("a note",), parts, rows, differences, 3.0, pieces)
 
@@ -133,9 +126,9 @@ def test_a_trial_finds_what_is_wrong():
     assert trial.never_vary() == ["form"]
     assert trial.with_length()[1][1] == pytest.approx(pearson([10, 20, 12], [1, 0, 1]))
     assert not trial.is_sound()
-    kept = replace(trial, judged=trial.judged[:1])
+    kept = replace(trial, scored=trial.scored[:1])
     assert kept.is_sound()  # `form` says that it is not deterministic
-    unsteady = (Difference("data.jsonl:1", "right", 1.0, 0.0),)
+    unsteady = (RepeatDifference("data.jsonl:1", "right", 1.0, 0.0),)
     assert not replace(kept, differences=unsteady).is_sound()
 
 
@@ -161,7 +154,7 @@ def test_a_trial_in_the_terminal_and_as_json():
 def test_the_pages_escape_what_models_write():
     for page in (trial_page(a_trial()), rescore_page(a_rescore())):
         assert "<script" not in page and "alert(1)" in page and "onclick=x>" not in page
-        assert "script-src" not in page and "default-src 'none'" in page
+        assert "script-src" not in page and "default-src 'none'" in unescape(page)
 
 
 def test_the_trial_page_shows_each_part():
@@ -173,14 +166,14 @@ def test_the_trial_page_shows_each_part():
 
 def test_a_large_trial_page_thins_no_kind_away():
     rows = tuple(judged(f"d:{n}", float(n % 2), 1.0, n // 2) for n in range(4000))
-    page = trial_page(replace(a_trial(), judged=rows, differences=None))
+    page = trial_page(replace(a_trial(), scored=rows, differences=None))
     dots = re.findall(r'<circle class="point s1" cx="\S+" cy="(\S+)"', page)
     assert 200 < len(dots) <= 600 and len(set(dots)) == 2
 
 
 def a_rescore() -> Rescore:
-    def row(step: int, name: str, old: float | None, new: float | None, completion: str = "r") -> Rejudged:
-        return Rejudged(step, name, "q", "7", completion, {"a": old}, old, {"b": new}, new)
+    def row(step: int, name: str, old: float | None, new: float | None, completion: str = "r") -> RescoredSample:
+        return RescoredSample(step, name, "q", "7", completion, {"a": old}, old, {"b": new}, new)
 
     rows = (
         row(1, "x", 1.0, 0.0, HOSTILE),
@@ -216,13 +209,15 @@ def test_rescored_samples_by_hand():
 
 
 def test_spread_figures_draw_every_part():
-    spreads = [
-        (step, {"total": distribution([0, 0.5, 1]) | {"flat": 0.25}, "a<b": distribution([step, 2.0])})
-        for step in (1, 2, 3)
-    ]
-    figures = spread_figures(spreads)
-    assert figures.count("<figure>") == 2 and "25.0% of groups flat" in figures and "Spread: a&lt;b" in figures
-    assert spread_figures([]) == "" and spread_figures([(1, {"total": {}})]) == ""
+    def steps(spread):
+        return [StepReport(step, step, {}, {}, {}, spread=spread(step)) for step in (1, 2, 3)]
+
+    total, other = spread_figures(
+        steps(lambda n: {"total": distribution([0, 0.5, 1]) | {"flat": 0.25}, "a<b": distribution([n, 2.0])})
+    )
+    assert "25.0% of groups flat" in total.note and total.last == "0.500" and other.title == "Spread: a<b"
+    assert "Spread of a&lt;b by step" in other.svg and other.svg.count('class="band') == 2
+    assert spread_figures([]) == [] == spread_figures(steps(lambda n: {"total": {}}))
 
 
 def step_samples(rewards: list[float | None]) -> list[tuple[Prompt, Sample]]:
@@ -292,7 +287,7 @@ def test_the_review_page_runs_no_script_but_its_own(tmp_path):
     page = write_review(tmp_path, rows).read_text()
     assert page.count("<script") == 2 and page.count("</script>") == 2  # the rows as data, and the page's own
     script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
-    assert script == SCRIPT
+    assert script == (TEMPLATES / "review.js").read_text()
     assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in page
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
     assert data[0]["completion"] == HOSTILE and len(data) == 2

@@ -7,7 +7,7 @@ import pytest
 from whet.report.speed import (
     Anatomy,
     Ceilings,
-    Shape,
+    RolloutShape,
     Speed,
     rate_text,
     rollout_bytes,
@@ -22,7 +22,7 @@ from whet.report.speed import (
 from whet.report.text import memory_text
 from whet.types import WhetError
 
-SHAPE = Shape(num_prompts=2, group_size=3, prompt_tokens=4, completion_tokens=5)
+SHAPE = RolloutShape(num_prompts=2, group_size=3, prompt_tokens=4, completion_tokens=5)
 ANATOMY = Anatomy(trunk_weights=1000, head_weights=100, attention_width=10, cache_width=20)
 SPEED = Speed(
     title="a model",
@@ -49,7 +49,7 @@ def test_tokens_of_a_shape():
     # a prompt's tokens see 1 + 2 + 3 + 4, each of 3 completions 5 * 4 of the prompt and 1 + ... + 5 of itself
     assert SHAPE.pairs == 2 * (10 + 3 * (20 + 15))
     with pytest.raises(WhetError, match="group_size is 0; give 1 or more"):
-        Shape(group_size=0)
+        RolloutShape(group_size=0)
 
 
 def test_useful_operations_count_a_prompt_once_and_the_head_on_completions():
@@ -59,7 +59,7 @@ def test_useful_operations_count_a_prompt_once_and_the_head_on_completions():
 
 
 def test_one_completion_a_prompt_is_a_plain_sequence():
-    shape = Shape(1, 1, 4, 5)
+    shape = RolloutShape(1, 1, 4, 5)
     assert training_operations(ANATOMY, shape) == sequence_operations(ANATOMY, [9], trained=5)
 
 

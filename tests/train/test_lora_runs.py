@@ -135,7 +135,11 @@ def test_a_run_is_a_whole_model(tmp_path):
         ("grpo", {"model": {"lora": -1}}, r"model.lora.rank is -1: input should be greater than or equal to 0"),
         ("grpo", {"model": {"lora": "ten"}}, r"model.lora.rank is 'ten': input should be a valid integer"),
         ("grpo", {"model": {"lora": True}}, r"model.lora is True: .*give the rank of the adapters, such as 16"),
-        ("sft", {"model": {"lora": {"rank": 4, "target_modules": "query"}}}, r"model.lora.target_modules names 'query'"),
+        (
+            "sft",
+            {"model": {"lora": {"rank": 4, "target_modules": "query"}}},
+            r"model.lora.target_modules names 'query'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(method, changes, said, tmp_path):

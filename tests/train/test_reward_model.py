@@ -11,13 +11,13 @@ from whet.data.families import Judged
 from whet.data.pairs import Preference
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
+from whet.metrics.correlation import pearson
 from whet.metrics.reward_model import (
     area_under_curve,
     calibration_error,
-    correlation,
-    outcome_marks,
-    pair_marks,
-    step_marks,
+    outcome_metrics,
+    pair_metrics,
+    step_metrics,
 )
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
@@ -251,27 +251,27 @@ def test_rankings_and_outcomes_of_a_task_are_learnt_from():
     assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
 
 
-def test_pair_marks_by_hand():
-    found = pair_marks([2.0, 0.0, 1.0], [0.0, 1.0, 1.0], [4, 9, 5], [6, 3, 2])
+def test_pair_metrics_by_hand():
+    found = pair_metrics([2.0, 0.0, 1.0], [0.0, 1.0, 1.0], [4, 9, 5], [6, 3, 2])
     sure = 1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(-1.0))
     assert found["accuracy"] == pytest.approx(0.5) and found["margin"] == pytest.approx(1 / 3)
     assert found["brier"] == pytest.approx(((1 - sure[0]) ** 2 + sure[1] ** 2 + 0.25) / 3)
     assert found["calibration_error"] == pytest.approx(((1 - sure[0]) + sure[1] + 0) / 3)
     assert found["accuracy_when_shorter"] == 1.0 and found["accuracy_when_longer"] == 0.25
     assert found["longer_correlation"] < -0.9 and -1 <= found["length_correlation"] < 0
-    assert "longer_correlation" not in pair_marks([1.0, 2.0], [0.0, 0.0], [3, 3], [3, 3])
+    assert "longer_correlation" not in pair_metrics([1.0, 2.0], [0.0, 0.0], [3, 3], [3, 3])
 
 
-def test_outcome_and_step_marks_by_hand():
-    found = outcome_marks([1.0, -1.0, 2.0, 0.5], [1, 1, 1, 0])
+def test_outcome_and_step_metrics_by_hand():
+    found = outcome_metrics([1.0, -1.0, 2.0, 0.5], [1, 1, 1, 0])
     assert found["accuracy"] == 0.5 and found["area_under_curve"] == pytest.approx(2 / 3)
-    steps = step_marks([[1, -1, 1], [1, 1], [-1, 1]], [(1.0, 0.0, None), (1.0, 1.0), (1.0, 0.0)])
+    steps = step_metrics([[1, -1, 1], [1, 1], [-1, 1]], [(1.0, 0.0, None), (1.0, 1.0), (1.0, 0.0)])
     assert steps["errors_found"] == 0.5 and steps["right_kept"] == 1.0 and steps["f1"] == pytest.approx(2 / 3)
     assert steps["step_accuracy"] == pytest.approx(4 / 6)
     assert area_under_curve([1, 1, 0], [True, False, False]) == pytest.approx(0.75)
     assert area_under_curve([1, 2], [True, True]) is None
     assert calibration_error([0.9, 0.9, 0.6], [1, 0, 1]) == pytest.approx((0.8 + 0.4) / 3)
-    assert correlation([1, 2, 3], [6, 4, 2]) == pytest.approx(-1)
+    assert pearson([1, 2, 3], [6, 4, 2]) == pytest.approx(-1)
 
 
 def test_verdict_marks_take_every_pair_of_a_ranking():

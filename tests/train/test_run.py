@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import whet
 from whet import cli
 from whet.model.checkpoint import complete_checkpoints, load_checkpoint, verify_checkpoint
-from whet.report import Record, read_metrics, read_samples
+from whet.report import RunRecorder, read_metrics, read_samples
 from whet.report.record import read_summary
 from whet.train.run import LoopSettings, RunFailed, run_training
 from whet.types import StepReport, WhetError
@@ -97,7 +97,7 @@ def run(trainer, folder, *, steps=5, eval_every=0, save_every=2, keep=9, checkpo
     schedule = LoopSettings(steps, eval_every, save_every, keep)
     callbacks = [diary or Diary()]
     return run_training(
-        trainer, schedule, folder, Record(folder), callbacks, {"title": "adding"}, checkpoint=checkpoint
+        trainer, schedule, folder, RunRecorder(folder), callbacks, {"title": "adding"}, checkpoint=checkpoint
     )
 
 

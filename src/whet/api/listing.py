@@ -26,7 +26,7 @@ class ListedRun:
     step: int
     total_steps: int
     status: str
-    metric: str  # the headline metric; empty where nothing was measured
+    metric: str  # the headline metric; empty where nothing was metric_text
     before: float | None
     after: float | None
     started: float  # seconds since 1970; 0: unknown
@@ -72,11 +72,11 @@ def _listed(folder: Path) -> ListedRun:
 
 def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:
     """The list as a table."""
-    from whet.report.text import measured
+    from whet.report.text import metric_text
 
     lines = [HEADS]
     for run in runs:
-        gain = f"{run.metric} {measured(run.metric, run.before)} -> {measured(run.metric, run.after)}"
+        gain = f"{run.metric} {metric_text(run.metric, run.before)} -> {metric_text(run.metric, run.after)}"
         model = run.model if len(run.model) <= 28 else f"...{run.model[-25:]}"
         steps = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
         age = _age((time.time() if now is None else now) - run.started) if run.started else "-"

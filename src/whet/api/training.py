@@ -152,7 +152,7 @@ def _run(
     rewards: Any,
 ) -> Run:
     from whet.build.assembly import assemble
-    from whet.report import Record, write_report
+    from whet.report import RunRecorder, write_report
     from whet.train.run import LoopSettings, run_training
     from whet.workbench.workbench import close_version, open_version
 
@@ -163,7 +163,7 @@ def _run(
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
     reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
-    record = Record(folder, config.report.samples_per_step, reward_hash)
+    record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
     everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
     schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)

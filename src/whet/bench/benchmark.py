@@ -20,7 +20,7 @@ from whet.bench.meter import Meter, Reading
 from whet.build.assembly import Runtime, build_objective, build_rl_trainer, load_runtime
 from whet.config.config import PolicyConfig, merged, resolved
 from whet.objective import PRESETS
-from whet.report.speed import Anatomy, Ceilings, Shape, Speed, rollout_limit, training_operations
+from whet.report.speed import Anatomy, Ceilings, RolloutShape, Speed, rollout_limit, training_operations
 from whet.rollout.collect import request_seed
 from whet.train.rl import PromptDataset, RewardContext, RLTrainer
 from whet.train.run import PhaseTimer
@@ -43,16 +43,16 @@ class TimedStep:
 
 def benchmark(
     model: str = "whetstone",
-    shape: Shape | None = None,
+    shape: RolloutShape | None = None,
     *,
     seconds: float = 3.0,
     settings: Mapping[str, Any] | None = None,
 ) -> Speed:
     """Measure ceilings, rollout and training, about `seconds` each. `settings` are config values: model, batch, ..."""
-    shape = shape or Shape()
+    shape = shape or RolloutShape()
     config = bench_config(model, shape, settings)
     batch = config.batch
-    shape = Shape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
+    shape = RolloutShape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
     machine = unending(load_runtime(config))
     device, dtype = machine.policy.device, machine.policy.dtype
     kinds = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16)}
@@ -112,7 +112,7 @@ def speed_record(speed: Speed) -> dict[str, Any]:
 
 
 def bench_config(
-    model: str, shape: Shape, settings: Mapping[str, Any] | None = None, method: str | None = None
+    model: str, shape: RolloutShape, settings: Mapping[str, Any] | None = None, method: str | None = None
 ) -> PolicyConfig:
     """The config of a run of this shape, by the plainest method there is unless one is named."""
     plain = method or next(name for name, preset in PRESETS.items() if preset.objective.needs() <= {"old_logp"})
@@ -135,7 +135,7 @@ def unending(machine: Runtime) -> Runtime:
     return replace(machine, engine=engine)
 
 
-def random_prompts(machine: Runtime, shape: Shape, seed: int) -> list[tuple[int, ...]]:
+def random_prompts(machine: Runtime, shape: RolloutShape, seed: int) -> list[tuple[int, ...]]:
     """`num_prompts` prompts of random tokens, none of which ends a completion."""
     if shape.prompt_tokens + shape.completion_tokens > machine.loaded.context:
         raise WhetError(
@@ -191,7 +191,7 @@ def other_threads(trainer: RLTrainer, device: torch.device, chosen: int) -> dict
     return found
 
 
-def prefill_seconds(machine: Runtime, shape: Shape, seconds: float) -> float:
+def prefill_seconds(machine: Runtime, shape: RolloutShape, seconds: float) -> float:
     """Of a rollout that writes one token: reading the prompts and little else."""
     requests = [
         Request(tokens, request_seed(row, number))
@@ -202,7 +202,7 @@ def prefill_seconds(machine: Runtime, shape: Shape, seconds: float) -> float:
     return best_seconds(lambda: machine.engine.generate(requests, sampling), machine.policy.device, seconds)
 
 
-def sampling_seconds(machine: Runtime, shape: Shape, seconds: float) -> float:
+def sampling_seconds(machine: Runtime, shape: RolloutShape, seconds: float) -> float:
     """Of drawing all tokens of a rollout, measured apart from the model."""
     from whet.rollout.sampling import draw
 

@@ -25,9 +25,9 @@ def bench(
     """How fast your model trains on this machine, where the time goes, and what the machine could do at best."""
     from whet.bench.benchmark import benchmark, speed_record
     from whet.config.config import from_settings
-    from whet.report.speed import Shape, speed_text
+    from whet.report.speed import RolloutShape, speed_text
 
-    shape = Shape(prompts, group, prompt_tokens, completion_tokens)
+    shape = RolloutShape(prompts, group, prompt_tokens, completion_tokens)
     found = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))
     if as_json:
         print_json(speed_record(found))

@@ -16,7 +16,7 @@ from whet.config.sections import RerankSection, ScorerChoice
 from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
 from whet.evaluate.search import SearchPlan, searched
 from whet.protocols import Reward
-from whet.report.rerank import Opinions, Pool, Reranking, SearchMark, choice_lines, search_mark
+from whet.report.rerank import Opinions, Pool, Reranking, SearchResult, choice_lines, search_result
 from whet.reward import BUILTIN, RewardPart, find_reward
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.learned import LearnedSteps, aggregated
@@ -232,7 +232,7 @@ def _search(
     separator: str,
     asked: tuple[Runtime, Evaluator],
     known: tuple[Sequence[Pool], Sequence[Opinions]],
-) -> SearchMark:
+) -> SearchResult:
     """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""
     (machine, exam), (pools, opinions) = asked, known
     section = config.rerank
@@ -251,4 +251,6 @@ def _search(
     mine = next(one for one in opinions if one.aggregate == guide)
     written = sum(one.written for one in found) / len(found)
     read = each.models * sum(one.read for one in found) / len(found)
-    return search_mark(pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches))
+    return search_result(
+        pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches)
+    )

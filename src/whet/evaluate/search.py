@@ -143,8 +143,7 @@ def _different(tree: _Tree, drawn: Sequence[Sample]) -> list[Sample]:
 
 
 def _judge(trees: Sequence[_Tree], new: Sequence[Sequence[Sample]], scores: Scores, plan: SearchPlan) -> None:
-    """Score the new partial completions and keep the best; finished ones keep their score and their place in the order.
-    """
+    """Score the new partial completions and keep the best; finished ones keep their score and their place in the order."""
     prompts = [tree.prompt for tree, samples in zip(trees, new, strict=True) for _ in samples]
     shown = [
         _up_to_step(sample, plan.separator) if _goes_on(sample, tree, plan) else sample

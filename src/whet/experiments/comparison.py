@@ -1,6 +1,6 @@
 """`whet compare`: methods trained side by side over several seeds, all else equal; or finished runs held together.
 
-`compare` trains and `compare_runs` reads; both give a `Comparison`, which `write_comparison` makes a page of. Every run
+`compare` trains and `compare_runs` reads; both give a `MethodComparison`, which `write_comparison` makes a page of. Every run
 that `compare` makes is an ordinary run folder below the comparison's own, so each can be viewed, sampled and resumed.
 What is finished there is never run again, and what was broken off goes on: the same call twice is the same as once.
 """
@@ -23,11 +23,11 @@ from whet import api
 from whet.config import run_folder
 from whet.config.config import Config, PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
 from whet.config.run_folder import next_free_folder
-from whet.report.compare import Comparison, Result, comparison_values, mark_name, table_text
+from whet.report.compare import MethodComparison, MethodRun, comparison_values, metric_name, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
 from whet.report.run import read_run
-from whet.report.text import duration, headline, measured, number
+from whet.report.text import duration, headline, metric_text, number
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 PAGE, VALUES = "compare.html", "compare.json"
@@ -41,7 +41,7 @@ class Compared:
 
     folder: Path
     status: str  # finished, unfinished (a run failed) or interrupted
-    comparison: Comparison
+    comparison: MethodComparison
     report: Path
 
 
@@ -68,7 +68,7 @@ class Entry:
             return self.is_begun and read_summary(self.folder).get("status") == "finished"
         return False
 
-    def result(self) -> Result:
+    def result(self) -> MethodRun:
         return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 
@@ -267,10 +267,10 @@ def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]
     return {name: words for name, sections, words in facts if not unlike & set(sections)}, unequal
 
 
-def result_of(folder: Path, label: str, seed: int, link: str) -> Result:
+def result_of(folder: Path, label: str, seed: int, link: str) -> MethodRun:
     """What a finished run came to."""
     run = read_run(folder)
-    return Result(
+    return MethodRun(
         label,
         seed,
         _metrics(run.summary.get("before")),
@@ -294,7 +294,7 @@ def _eval_size(summary: Mapping[str, Any]) -> int:
     return int(stated[1]) if stated else 0
 
 
-def compare_runs(folders: Sequence[str | Path], command: str = "") -> Comparison:
+def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComparison:
     """Finished runs side by side: headline metrics with intervals, and which differences are beyond noise.
 
     Runs that differ in nothing but their seed count as one method with several seeds. Runs of different kinds are
@@ -329,7 +329,7 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> Comparison
         result_of(places[at], labels[at], configs[at].seed, str(places[at].resolve())) for at in range(len(places))
     ]
     values = {label: settings[labels.index(label)] for label in dict.fromkeys(labels)}
-    return Comparison(
+    return MethodComparison(
         tuple(dict.fromkeys(labels)),
         tuple(sorted({config.seed for config in configs})),
         tuple(results),
@@ -362,7 +362,7 @@ def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Se
     return labels
 
 
-def _incomparable(settings: Sequence[Mapping[str, Any]], differing: Sequence[str], results: Sequence[Result]) -> str:
+def _incomparable(settings: Sequence[Mapping[str, Any]], differing: Sequence[str], results: Sequence[MethodRun]) -> str:
     """Why the metrics of these runs do not measure the same thing; empty where they do."""
     source = str(settings[0].get("eval.source") or "")
     # a task brings its own eval split; elsewhere the training data may differ as they like
@@ -378,10 +378,10 @@ def _incomparable(settings: Sequence[Mapping[str, Any]], differing: Sequence[str
     sizes = {result.eval_size for result in results}
     if len(sizes) > 1:
         return f"they were evaluated on different numbers of prompts ({', '.join(map(str, sorted(sizes)))})"
-    return "" if mark_name(results) or not any(result.after for result in results) else "they share no eval metric"
+    return "" if metric_name(results) or not any(result.after for result in results) else "they share no eval metric"
 
 
-def write_comparison(folder: Path, comparison: Comparison) -> Path:
+def write_comparison(folder: Path, comparison: MethodComparison) -> Path:
     """compare.html and compare.json in this folder; the page."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -428,11 +428,15 @@ def _outcome(entry: Entry) -> list[str]:
         return []
     result = entry.result()
     name = headline(result.after)
-    gain = f"{name} {measured(name, result.before.get(name))} to {measured(name, result.after[name])}" if name else ""
+    gain = (
+        f"{name} {metric_text(name, result.before.get(name))} to {metric_text(name, result.after[name])}"
+        if name
+        else ""
+    )
     return [gain, duration(result.seconds)]
 
 
-def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> Comparison:
+def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> MethodComparison:
     equal, unequal = held_equal(entries)
     remarks = list(failures.values())
     if len({entry.method for entry in entries}) > 1 and entries[0].config.batch.updates_per_step == 1:
@@ -440,7 +444,7 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
             "With one update a step the ratio is always 1: methods that differ only in how they tame it are the same "
             "here. --set batch.updates_per_step=4 lets them differ."
         )
-    return Comparison(
+    return MethodComparison(
         tuple(dict.fromkeys(entry.method for entry in entries)),
         tuple(dict.fromkeys(entry.seed for entry in entries)),
         tuple(entry.result() for entry in entries if entry.is_finished),
@@ -451,7 +455,7 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
     )
 
 
-def _closed(folder: Path, comparison: Comparison, is_stopped: bool, output: TextIO) -> Compared:
+def _closed(folder: Path, comparison: MethodComparison, is_stopped: bool, output: TextIO) -> Compared:
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
     _say(output, f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:

@@ -17,9 +17,8 @@ from typing import Any
 from whet import api
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.config.run_folder import CONFIG, next_free_folder, read_config
-from whet.report.eval_section import told_marks
 from whet.report.record import read_summary
-from whet.report.text import measured
+from whet.report.text import plain_metrics
 from whet.types import WhetError
 
 MARKS = "ensemble.json"
@@ -132,7 +131,7 @@ def _tell(place: Path, method: str, marks: Mapping[str, float]) -> None:
     from whet.config.config import learns_steps
 
     print("\nall members together, on the held-out rows\n" if marks else "\nno held-out rows: nothing was measured")
-    for name, value in told_marks(marks).items():
-        print(f"  {name:28} {measured(name, value)}")
+    for name, value in plain_metrics(marks).items():
+        print(f"  {name:28} {metric_text(name, value)}")
     kind = "learned_steps" if learns_steps(method) else "learned"
     print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

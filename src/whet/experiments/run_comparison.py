@@ -11,7 +11,7 @@ from typing import Any
 from whet.api.run import Run
 from whet.api.tables import table
 from whet.experiments.comparison import compare_runs, write_comparison
-from whet.report.compare import Comparison, cells, comparison_values, heads, table_text, verdict
+from whet.report.compare import MethodComparison, cells, comparison_values, heads, table_text, verdict
 from whet.types import WhetError
 
 
@@ -19,7 +19,7 @@ from whet.types import WhetError
 class RunComparison:
     """Finished runs side by side. Printed, it is a table with its verdict; a notebook shows it as one."""
 
-    comparison: Comparison
+    comparison: MethodComparison
 
     @property
     def verdict(self) -> str:

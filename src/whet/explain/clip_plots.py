@@ -15,7 +15,7 @@ import torch
 
 from whet.objective import AXES, PRESETS, Objective
 from whet.objective.clip import Clip
-from whet.report.curves import Curve, Frame, Panel, Stretch, curves_svg
+from whet.report.charts import Frame, Panel, PlottedCurve, Stretch, curves_svg
 from whet.types import WhetError, did_you_mean
 
 COMPLETION_TOKENS = 8
@@ -54,7 +54,7 @@ def rule_plot(rule: Clip) -> str:
     for probability in chosen:
         reach = min(span[1], _most(rule, probability))
         curves = tuple(
-            Curve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
+            PlottedCurve(said, _stretches(rule, side, (span[0], reach), probability), tone, dashed=tone == 1)
             for tone, (side, said) in enumerate(SIDES)
         )
         title = f"old probability {probability:g}" if several else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -39,23 +39,23 @@ def reward_spread(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
     counted there."""
     samples = [sample for group in groups for sample in group.samples]
     flat = flat_shares([group.samples for group in groups])
-    found = {}
+    spread = {}
     for name in part_names(samples):
         values = [value for sample in samples if (value := score_in(sample, name)) is not None]
-        found[name] = distribution(values) | ({"flat": flat[name]} if name in flat else {})
-    return found
+        spread[name] = distribution(values) | ({"flat": flat[name]} if name in flat else {})
+    return spread
 
 
 def flat_shares(groups: Iterable[Sequence[Sample]]) -> dict[str, float]:
     """For the total and each part, the share of groups without any spread; {} where no group has two scores."""
     known = [list(group) for group in groups]
-    found = {}
+    shares = {}
     for name in part_names([sample for group in known for sample in group]):
         scores = [[value for sample in group if (value := score_in(sample, name)) is not None] for group in known]
         compared = [float(is_flat(group)) for group in scores if len(group) > 1]
         if compared:
-            found[name] = fmean(compared)
-    return found
+            shares[name] = fmean(compared)
+    return shares
 
 
 def part_names(samples: Iterable[Sample]) -> list[str]:
@@ -100,48 +100,3 @@ def histogram(values: Sequence[float], most_bins: int = MOST_BINS) -> list[tuple
     for value in known:
         counts[min(int((value - low) / (high - low) * most_bins), most_bins - 1)] += 1
     return [(start, stop, count) for (start, stop), count in zip(pairwise(edges), counts, strict=True)]
-
-
-def pearson(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The linear correlation; None where one side does not vary or there are fewer than three pairs."""
-    if len(first) < 3 or is_flat(first) or is_flat(second):
-        return None
-    mean_first, mean_second = fmean(first), fmean(second)
-    over = math.fsum((a - mean_first) * (b - mean_second) for a, b in zip(first, second, strict=True))
-    under = math.fsum((a - mean_first) ** 2 for a in first) * math.fsum((b - mean_second) ** 2 for b in second)
-    return max(-1.0, min(1.0, over / math.sqrt(under))) if under > 0 else None
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The correlation of the ranks, equal values sharing their mean rank."""
-    return pearson(ranks(first), ranks(second))
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    found = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
-            stop += 1
-        for place in order[start : stop + 1]:
-            found[place] = (start + stop) / 2 + 1
-        start = stop + 1
-    return found
-
-
-def correlations(columns: Mapping[str, Sequence[float | None]]) -> list[tuple[str, str, float | None, float | None]]:
-    """(first, second, Pearson, Spearman) of every two columns, over the rows where both are known."""
-    names = list(columns)
-    found = []
-    for place, first in enumerate(names):
-        for second in names[place + 1 :]:
-            pairs = [
-                (a, b)
-                for a, b in zip(columns[first], columns[second], strict=True)
-                if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
-            ]
-            one, other = [a for a, _ in pairs], [b for _, b in pairs]
-            found.append((first, second, pearson(one, other), spearman(one, other)))
-    return found

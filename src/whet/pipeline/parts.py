@@ -16,7 +16,7 @@ from whet.pipeline import Done, Interrupted, Stage, found, json_lines, read_json
 from whet.pipeline.pairs import prompt_row
 from whet.pipeline.sections import PipelineSettings, without_own_keys
 from whet.report.record import read_metrics, read_summary
-from whet.report.text import headline, measured
+from whet.report.text import headline, metric_text
 from whet.types import Prompt, Sample, WhetError
 
 RUN = "run"  # a training stage's run folder
@@ -68,7 +68,7 @@ def run_told(folder: Path) -> str:
     last = steps[-1]["metrics"] if steps else {}
     words = [f"{len(steps)} updates"]
     told = {"loss": "last loss", "accuracy": "pairs told apart"}
-    words += [f"{text} {measured(name, last[name])}" for name, text in told.items() if name in last]
+    words += [f"{text} {metric_text(name, last[name])}" for name, text in told.items() if name in last]
     return ", ".join(words)
 
 
@@ -107,7 +107,7 @@ def marked(settings: PipelineSettings, model: str) -> dict[str, Any]:
     marks = held_out_marks(evaluation(settings, model), 1)
     asked = int(marks.pop("prompts"))
     main = headline(marks) or ""
-    said = f"{main.replace('_', ' ')} {measured(main, marks.get(main))} on {asked} held-out prompts"
+    said = f"{main.replace('_', ' ')} {metric_text(main, marks.get(main))} on {asked} held-out prompts"
     return found(said, marks, asked=asked)
 
 

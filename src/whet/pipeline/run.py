@@ -16,8 +16,8 @@ from whet.pipeline import Done, Interrupted, Recipe, Stage, run_stages, written_
 from whet.pipeline.parts import RUN
 from whet.pipeline.recipes import recipe_named
 from whet.pipeline.sections import PipelineSettings, pipeline_toml, resolved_pipeline
-from whet.report.html import REPORT
 from whet.report.pipeline_page import write_pipeline_page
+from whet.report.run_page import REPORT
 from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
 from whet.report.text import duration
 from whet.types import WhetError

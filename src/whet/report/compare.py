@@ -15,24 +15,24 @@ from textwrap import indent, wrap
 from typing import Any
 
 from whet.metrics.significance import corrected, share_interval, shares_p, welch_p
-from whet.report.svg import Point
-from whet.report.text import ABSENT, ACCURACY_NAMES, duration, headline, measured, quantity
+from whet.report.charts import Point
+from whet.report.text import ABSENT, ACCURACY_NAMES, duration, headline, metric_text, quantity
 
 BEYOND_NOISE = 0.05  # p below which a difference counts
 NOTEWORTHY_COST = 1.1  # ratio of generated tokens from which a difference in cost is put into words
 LAST_QUARTER = "reward, last quarter"
 NO_RUN, HIGHEST = "no finished run", "highest"
-COLUMNS = ("method", "runs", "before", "after", LAST_QUARTER, "tokens a run", "time a run", "verdict")
+COLUMNS = ("method", "runs", "before", "after", LAST_QUARTER, "tokens per run", "time per run", "verdict")
 SHORT_HEADS = ("method", "runs", "before", "after", "reward", "tokens", "time")
 
 
 @dataclass(frozen=True)
-class Result:
+class MethodRun:
     """One finished run."""
 
     method: str
     seed: int
-    before: Mapping[str, float]  # marks on held-out prompts, empty where there are none
+    before: Mapping[str, float]  # metrics on held-out prompts, empty where there are none
     after: Mapping[str, float]
     rewards: tuple[Point, ...]  # (step, mean reward), steps ascending
     tokens: int  # generated
@@ -48,12 +48,12 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """All that was planned, and the runs finished so far."""
 
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-    results: tuple[Result, ...]
+    results: tuple[MethodRun, ...]
     equal: Mapping[str, str] = field(default_factory=dict)  # what was held equal, in words
     unequal: Mapping[str, str] = field(default_factory=dict)  # settings that differ besides the method
     remarks: tuple[str, ...] = ()  # sentences a reader must not miss: failed runs, a setting that hides differences
@@ -87,18 +87,18 @@ class Estimate:
         return share_interval(self.values[0], self.eval_size) if self.eval_size and len(self.values) == 1 else None
 
     def text(self, name: str) -> str:
-        spread = "" if self.spread is None else f" ± {measured(name, self.spread)}"
+        spread = "" if self.spread is None else f" ± {metric_text(name, self.spread)}"
         if self.interval is not None:
-            spread = f" ({' to '.join(measured(name, end) for end in self.interval)})"
-        return f"{measured(name, self.mean)}{spread}"
+            spread = f" ({' to '.join(metric_text(name, end) for end in self.interval)})"
+        return f"{metric_text(name, self.mean)}{spread}"
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method of the table."""
 
     method: str
-    results: tuple[Result, ...]
+    results: tuple[MethodRun, ...]
     before: Estimate
     after: Estimate
     reward: Estimate  # of the last quarter of steps
@@ -120,8 +120,8 @@ class Standing:
         return self.relation.format(self.best) + (f" ({self.detail})" if self.detail else "")
 
 
-def mark_name(results: Sequence[Result]) -> str | None:
-    """The held-out mark to compare by: one that every run has; an accuracy where there is one."""
+def metric_name(results: Sequence[MethodRun]) -> str | None:
+    """The held-out metric to compare by: one that every run has; an accuracy where there is one."""
     if not results:
         return None
     shared = [
@@ -130,16 +130,16 @@ def mark_name(results: Sequence[Result]) -> str | None:
     return headline(dict.fromkeys(shared))
 
 
-def rows(comparison: Comparison) -> list[Row]:
-    """One row a method, in the order asked for; methods without a finished run too."""
-    name = mark_name(comparison.results) or ""
+def rows(comparison: MethodComparison) -> list[MethodRow]:
+    """One row per method, in the order asked for; methods without a finished run too."""
+    name = metric_name(comparison.results) or ""
     found = []
     for method in comparison.methods:
         results = tuple(result for result in comparison.results if result.method == method)
         # seeds of one comparison show their spread; a run on its own shows how far its eval prompts can be trusted
         size = results[0].eval_size if len(results) == 1 and name in ACCURACY_NAMES else 0
         found.append(
-            Row(
+            MethodRow(
                 method,
                 results,
                 _estimate([result.before.get(name) for result in results], size),
@@ -157,19 +157,19 @@ def _estimate(values: Sequence[float | None], eval_size: int = 0) -> Estimate:
     return Estimate(known, eval_size if all(0 <= value <= 1 for value in known) else 0)
 
 
-def judged(row: Row, name: str | None) -> Estimate:
-    """What a method is compared by: its final held-out mark, or the reward where nothing was held out."""
+def judged(row: MethodRow, name: str | None) -> Estimate:
+    """What a method is compared by: its final held-out metric, or the reward where nothing was held out."""
     return row.after if name is not None else row.reward
 
 
-def best_row(table: Sequence[Row], name: str | None) -> Row | None:
-    measured_rows = [row for row in table if judged(row, name).values]
-    return max(measured_rows, key=lambda row: judged(row, name).mean or 0.0) if measured_rows else None
+def best_row(table: Sequence[MethodRow], name: str | None) -> MethodRow | None:
+    rows_with_values = [row for row in table if judged(row, name).values]
+    return max(rows_with_values, key=lambda row: judged(row, name).mean or 0.0) if rows_with_values else None
 
 
-def standings(comparison: Comparison) -> dict[str, Standing]:
+def standings(comparison: MethodComparison) -> dict[str, Standing]:
     """Every method against the best."""
-    name, table = mark_name(comparison.results), rows(comparison)
+    name, table = metric_name(comparison.results), rows(comparison)
     best = best_row(table, name)
     if best is None:
         return {row.method: Standing(NO_RUN) for row in table}
@@ -216,9 +216,9 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def verdict(comparison: Comparison) -> str:
+def verdict(comparison: MethodComparison) -> str:
     """The comparison in a few short sentences."""
-    name, table = mark_name(comparison.results), rows(comparison)
+    name, table = metric_name(comparison.results), rows(comparison)
     best = best_row(table, name)
     if best is None:
         return "No run has finished yet."
@@ -230,7 +230,7 @@ def verdict(comparison: Comparison) -> str:
         return f"{best.method} reached {what} {reached}. It ran alone: there is nothing to compare it with."
     others = [row for row in table if row.method != best.method and row.results]
     if others and all(math.isclose(judged(row, name).mean or 0.0, judged(best, name).mean or 0.0) for row in others):
-        return f"No method is ahead: each has {what} {measured(name or '', judged(best, name).mean)}."
+        return f"No method is ahead: each has {what} {metric_text(name or '', judged(best, name).mean)}."
     found = standings(comparison)
     alike: dict[str, list[str]] = {}
     for row in others:
@@ -238,53 +238,53 @@ def verdict(comparison: Comparison) -> str:
         alike.setdefault(each.relation.format("it"), []).append(
             f"{row.method} ({each.detail})" if each.detail else row.method
         )
-    said = [f"{relation[0].upper()}{relation[1:]}: {', '.join(names)}." for relation, names in alike.items()]
-    return " ".join([f"{best.method} has the highest {what}, {reached}.", *said])
+    sentences = [f"{relation[0].upper()}{relation[1:]}: {', '.join(names)}." for relation, names in alike.items()]
+    return " ".join([f"{best.method} has the highest {what}, {reached}.", *sentences])
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(comparison: MethodComparison) -> list[str]:
     """What a reader must know to trust the table."""
-    name, table = mark_name(comparison.results), rows(comparison)
-    said = list(comparison.remarks)
+    name, table = metric_name(comparison.results), rows(comparison)
+    sentences = list(comparison.remarks)
     if comparison.results and name is None:
-        said.append("Nothing was held out: methods are compared by the reward they were trained on.")
+        sentences.append("Nothing was held out: methods are compared by the reward they were trained on.")
     if len(comparison.methods) > 1 and name in ACCURACY_NAMES and all(set(row.after.values) == {1.0} for row in table):
-        said.append(
+        sentences.append(
             "Every run reached the top: the task is too easy to tell the methods apart. Give fewer steps, or a harder "
             "task."
         )
     tested = [row.after for row in table if row.after.interval is not None]
     if comparison.incomparable:
-        said.append("Numbers of runs that cannot be ranked stand side by side only to be looked at.")
+        sentences.append("Numbers of runs that cannot be ranked stand side by side only to be looked at.")
     elif name and len(tested) == len(table) > 1 and len({each.eval_size for each in tested}) == 1:
-        said.append(
+        sentences.append(
             f"Each is a single run: intervals (95%) and p tell how far {tested[0].eval_size} eval prompts can be "
             "trusted. They say nothing of what another seed would change; for that, train several seeds."
         )
     elif len(comparison.seeds) < 2:
-        said.append("One seed: nothing can be said about noise. Give --seeds 3 or more.")
+        sentences.append("One seed: nothing can be said about noise. Give --seeds 3 or more.")
     elif sum(len(judged(row, name).values) > 1 for row in table) < min(2, len(table)):
-        said.append("Too few runs are finished: nothing can be said about noise yet.")
+        sentences.append("Too few runs are finished: nothing can be said about noise yet.")
     elif len(comparison.methods) > 1:
         tests = len(comparison.methods) - 1
         several = f", corrected for {tests} tests (Holm)" if tests > 1 else ""
-        said.append(
+        sentences.append(
             f"Noise is what the seed changes: p is of Welch's t-test against the best over {len(comparison.seeds)} "
             f"seeds{several}, and p < {BEYOND_NOISE} is beyond noise. Within noise does not mean equal: few seeds "
             "show only large differences."
         )
     costs = sorted((row.tokens.mean, row.method) for row in table if row.tokens.mean)
     if len(costs) > 1 and costs[-1][0] > NOTEWORTHY_COST * costs[0][0]:
-        said.append(
+        sentences.append(
             f"The steps are equal, the cost is not: {costs[-1][1]} generated {costs[-1][0] / costs[0][0]:.2g} times "
             f"the tokens of {costs[0][1]}."
         )
-    return said
+    return sentences
 
 
-def cells(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The table as text, without its head: one tuple of `COLUMNS` a method."""
-    name, found = mark_name(comparison.results) or "", standings(comparison)
+def cells(comparison: MethodComparison) -> list[tuple[str, ...]]:
+    """The table as text, without its head: one tuple of `COLUMNS` per method."""
+    name, found = metric_name(comparison.results) or "", standings(comparison)
     return [
         (
             row.method,
@@ -304,13 +304,13 @@ def _runs_text(done: int, planned: int) -> str:
     return str(planned) if done == planned else f"{done} of {planned}"
 
 
-def heads(comparison: Comparison) -> tuple[str, ...]:
-    """`COLUMNS` with the name of the mark."""
-    name = (mark_name(comparison.results) or "held out").replace("_", " ")
+def heads(comparison: MethodComparison) -> tuple[str, ...]:
+    """`COLUMNS` with the name of the metric."""
+    name = (metric_name(comparison.results) or "held out").replace("_", " ")
     return tuple(f"{name} {column}" if column in ("before", "after") else column for column in COLUMNS)
 
 
-def table_text(comparison: Comparison, width: int = 78) -> str:
+def table_text(comparison: MethodComparison, width: int = 78) -> str:
     """The table, the verdict, what was held equal and the notes, as plain lines."""
     # on a terminal the verdict stands below the table, and a legend instead of long heads: eighty columns are few
     lines = [SHORT_HEADS, *(line[: len(SHORT_HEADS)] for line in cells(comparison))]
@@ -322,8 +322,8 @@ def table_text(comparison: Comparison, width: int = 78) -> str:
         for line in lines
     ]
     legend = (
-        f"before, after: held-out {mark_name(comparison.results) or 'mark'}; reward: of the last quarter of steps; "
-        "means over seeds ± standard deviation; tokens, time: a run"
+        f"before, after: held-out {metric_name(comparison.results) or 'metric'}; reward: of the last quarter of steps; "
+        "means over seeds ± standard deviation; tokens, time: per run"
     )
     blocks = [("", ["\n".join(drawn), "", *_folded(legend, width)]), ("", _folded(verdict(comparison), width))]
     for title, facts in (("Held equal", comparison.equal), ("Not equal, besides the method", comparison.unequal)):
@@ -339,7 +339,7 @@ def _folded(text: str, width: int, name: str = "") -> list[str]:
     return wrap(f"{start}{text}", width - 2, subsequent_indent=" " * len(start), break_long_words=False)
 
 
-def comparison_values(comparison: Comparison) -> dict[str, Any]:
+def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
     """compare.json: everything the page shows, as JSON holds it."""
     found = standings(comparison)
     whole = len(comparison.results) == sum(map(comparison.num_planned, comparison.methods))
@@ -347,7 +347,7 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
         "status": "finished" if whole else "unfinished",
         "methods": list(comparison.methods),
         "seeds": list(comparison.seeds),
-        "mark": mark_name(comparison.results),
+        "metric": metric_name(comparison.results),
         "verdict": verdict(comparison),
         "equal": dict(comparison.equal),
         "unequal": dict(comparison.unequal),

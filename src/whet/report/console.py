@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import re
 import sys
 import time
 from collections import deque
@@ -24,28 +23,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from whet.report.eval_section import told_marks
-from whet.report.health import completion_length
+from whet.report.health import recorded_finding
+from whet.report.kinds import RunKind, Shown, kind_of
 from whet.report.text import (
     ASCII_BLOCKS,
     BLOCKS,
     duration,
     headline,
     label,
-    measured,
     memory_text,
+    metric_text,
     number,
     ordered,
+    plain_metrics,
     quantity,
     sparkline,
+    words,
 )
 from whet.types import Prompt, Sample, StepReport
 
-NUMBERS = re.compile(r"[-+]?\d[\d.,]*")
-
 WIDTH = 80
 STEPS_FOR_ETA = 20
-Row = tuple[str, RenderableType]
+NamedCell = tuple[str, RenderableType]
 
 
 class Console:
@@ -62,12 +61,13 @@ class Console:
         self._live: Live | None = None
         self._total = 0
         self._report: StepReport | None = None
-        self._rewards: list[float] = []
-        self._measured: dict[str, list[float]] = {}
+        self._kind: RunKind | None = None
+        self._main: list[float] = []
+        self._evals: dict[str, list[float]] = {}
         self._intervals: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._stepped_at = time.monotonic()
         self._printed_at = -math.inf
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __enter__(self) -> Console:
         return self
@@ -89,26 +89,30 @@ class Console:
         now = time.monotonic()
         self._intervals.append(now - self._stepped_at)
         self._stepped_at, self._report = now, report
-        self._rewards.append(report.reward.get("total", math.nan))
+        self._kind = kind_of([report])
+        value = self._kind.main[0].measure(report)
+        self._main.append(math.nan if value is None else value)
         if self._live is not None:
             return
         if report.step >= self._total or now - self._printed_at >= self._pause:
             self._printed_at = now
             self._write(step_text(report, self._total, self._eta()))
-        for finding in report.health:
-            kind = NUMBERS.sub("", finding)  # the same finding with the numbers of a later step is no news
-            if kind not in self._told:
-                self._told.add(kind)
-                self._write(f"  health: {finding}")
+        for text in report.health:
+            name = recorded_finding(text).name  # the same finding with the numbers of a later step is no news
+            if name not in self._reported:
+                self._reported.add(name)
+                self._write(f"  health: {text}")
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        main = headline(result)
+        shown = plain_metrics(result)
+        main = headline(shown, self._kind.evals if self._kind is not None else ())
         if main is None:
             return
-        self._measured.setdefault(main, []).append(float(result[main]))
+        self._evals.setdefault(main, []).append(float(result[main]))
         if self._live is None:
-            values = "  ".join(f"{key} {measured(key, value)}" for key, value in told_marks(result).items())
-            self._write(f"eval {name} at step {step}  {values}  ({duration(seconds)})")
+            values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in shown.items())
+            which = "eval" if name == "eval" else f"eval {name}"
+            self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self.close()
@@ -132,12 +136,13 @@ class Console:
         return display(self._report, self._total, self._eta(), self._sparklines())
 
     def _sparklines(self) -> list[tuple[str, str, str]]:
-        """Name, value and course of the reward and of each measurement."""
+        """Name, value and trace of the quantity that is trained and of each headline evaluation."""
         blocks = BLOCKS if self._unicode else ASCII_BLOCKS
-        lines = []
-        if self._rewards:
-            lines.append(("reward", number(self._rewards[-1]), self._rewards))
-        lines += [(name, measured(name, values[-1]), values) for name, values in self._measured.items()]
+        lines: list[tuple[str, str, list[float]]] = []
+        if self._main and self._kind is not None:
+            main = self._kind.main[0]
+            lines.append((main.label, metric_text(main.name, self._main[-1]), self._main))
+        lines += [(f"eval {words(name)}", metric_text(name, each[-1]), each) for name, each in self._evals.items()]
         return [(name, value, sparkline(values, 16, blocks)) for name, value, values in lines]
 
     def _print(self, rows: RenderableType) -> None:
@@ -157,34 +162,25 @@ class Console:
 
 def step_text(report: StepReport, total_steps: int, eta: float | None) -> str:
     """One step in one line of plain text."""
-    words = [f"step {report.step}/{total_steps}" if total_steps else f"step {report.step}"]
-    words += [f"{name} {value}" for name, value in step_values(report, with_reward=True)]
+    texts = [f"step {report.step}/{total_steps}" if total_steps else f"step {report.step}"]
+    texts += [f"{name} {value}" for name, value in step_values(report, with_main=True)]
     if eta is not None and total_steps > report.step:
-        words.append(f"{duration(eta)} left")
-    return "  ".join(words)
+        texts.append(f"{duration(eta)} left")
+    return "  ".join(texts)
 
 
-def step_values(report: StepReport, with_reward: bool = False) -> list[tuple[str, str]]:
-    """The few numbers of a step worth watching; those that were not measured are left out."""
-    seconds = sum(report.seconds.values())
-    speed = report.counts.get("tokens", 0) / seconds if seconds > 0 else None
-    values = (
-        ("reward", report.reward.get("total") if with_reward else None),
-        ("loss", None if report.reward else report.metrics.get("loss")),
-        ("tokens/s", speed),
-        ("KL", report.metrics.get("kl")),
-        ("entropy", report.metrics.get("entropy")),
-        ("length", completion_length(report)),
-        ("critic explains", report.metrics.get("critic_explains")),
-        ("completions spent", report.counts.get("samples_spent")),
-    )
-    return [(name, number(value)) for name, value in values if value is not None]
+def step_values(report: StepReport, with_main: bool = False) -> list[tuple[str, str]]:
+    """The few numbers of a step worth watching in this kind of run; those that were not measured are left out."""
+    kind = kind_of([report])
+    shown: tuple[Shown, ...] = (*(kind.main if with_main else ()), *kind.line)
+    values = ((each, each.measure(report)) for each in shown)
+    return [(each.label, metric_text(each.name, value)) for each, value in values if value is not None]
 
 
 def display(
-    report: StepReport | None, total_steps: int, eta: float | None, courses: Sequence[tuple[str, str, str]]
+    report: StepReport | None, total_steps: int, eta: float | None, traces: Sequence[tuple[str, str, str]]
 ) -> RenderableType:
-    """The live display: progress, courses, numbers and health, within 80 columns."""
+    """The live display: progress, traces, numbers and health, within 80 columns."""
     if report is None:
         return Padding(Text("starting: the first step is on its way", style="dim"), (1, 0, 0, 2))
     progress = Table.grid(padding=(0, 1))
@@ -196,7 +192,7 @@ def display(
         Text(f"{done}  {left}", style="dim"),
     )
     curves = Text("  ").join(
-        Text.assemble((f"{name} ", "dim"), (value, "bold"), (f" {line} ", "green")) for name, value, line in courses
+        Text.assemble((f"{name} ", "dim"), (value, "bold"), (f" {line} ", "green")) for name, value, line in traces
     )
     values = Text("   ").join(Text.assemble((f"{name} ", "dim"), value) for name, value in step_values(report))
     health = [Text(finding, style="yellow") for finding in report.health[:3]] or [Text("health fine", style="dim")]
@@ -207,19 +203,20 @@ def display(
 def header(summary: Mapping[str, Any]) -> RenderableType:
     """What is about to run: title, effective objective, facts."""
     lines = [str(line) for line in summary.get("objective") or ()]
-    rows: list[Row] = [("objective" if place == 0 else "", Text(line)) for place, line in enumerate(lines)]
+    rows: list[NamedCell] = [("objective" if place == 0 else "", Text(line)) for place, line in enumerate(lines)]
     rows += [(str(name), Text(str(value))) for name, value in (summary.get("facts") or {}).items()]
     return Stack(Text(f"\nwhet  {summary.get('title') or 'run'}", style="bold"), Text(), _table(rows), Text())
 
 
 def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     """What a run came to: the gain, where the time went, and what to do next."""
-    rows: list[Row] = []
-    before, after = (told_marks(summary.get(name) or {}) for name in ("before", "after"))
+    rows: list[NamedCell] = []
+    before, after = (plain_metrics(summary.get(name) or {}) for name in ("before", "after"))
     arrow = "→" if unicode else "->"
     for name, value in after.items():
-        rows.append((name, Text(f"{measured(name, before.get(name))} {arrow} {measured(name, value)}", style="bold")))
-    rows += [(name, Text(measured(name, value))) for name, value in before.items() if name not in after]
+        change = f"{metric_text(name, before.get(name))} {arrow} {metric_text(name, value)}"
+        rows.append((words(name), Text(change, style="bold")))
+    rows += [(words(name), Text(metric_text(name, value))) for name, value in before.items() if name not in after]
     seconds = dict(ordered(summary.get("seconds") or {}))
     total = sum(seconds.values())
     if total > 0:
@@ -227,8 +224,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     tokens = summary.get("tokens") or 0
     if tokens and total > 0:
         writing = seconds.get("rollout", 0)
-        burst = f", {number(tokens / writing)} while writing" if writing > 0 else ""
-        rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} a second{burst}")))
+        burst = f", {number(tokens / writing)} while generating" if writing > 0 else ""
+        rows.append(("tokens", Text(f"{quantity(tokens)}, {number(tokens / total)} per second{burst}")))
     if summary.get("memory"):
         rows.append(("peak memory", Text(memory_text(summary["memory"]))))
     endings = [name for name in ("ended", "report", "next") if summary.get(name)]
@@ -249,7 +246,7 @@ def _time_table(seconds: Mapping[str, float], block: str, width: int = 28) -> Ta
     return table
 
 
-def _table(rows: Sequence[Row]) -> RenderableType:
+def _table(rows: Sequence[NamedCell]) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=9)
     table.add_column(overflow="fold")

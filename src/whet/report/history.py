@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.report.text import headline, measured, number
+from whet.report.text import headline, metric_text, number
 
 WIDTH = 100
 MOST_CHANGED = 6
@@ -32,17 +32,17 @@ def history_text(changes: Sequence[Mapping[str, Any]]) -> str:
 
 def effect_text(effect: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     """One run's outcome; beside the held-out mark, where the run of the reward before had left it."""
-    said = []
+    texts = []
     marks = effect["evaluation"]
     name = headline(marks)
     if name is not None:
         start, end = marks[name]
-        said.append(f"held-out {name} {measured(name, start)} -> {measured(name, end)}")
+        texts.append(f"held-out {name} {metric_text(name, start)} -> {metric_text(name, end)}")
         if before is not None and name in before["evaluation"]:
-            said[-1] += f" (the reward before: {measured(name, before['evaluation'][name][1])})"
+            texts[-1] += f" (the reward before: {metric_text(name, before['evaluation'][name][1])})"
     parts = ", ".join(f"{part} {number(start)} -> {number(end)}" for part, (start, end) in effect["parts"].items())
-    said += [parts] if parts else []
-    return f"{effect['run']}, {effect['steps']} steps: {'; '.join(said) or 'nothing was measured'}"
+    texts += [parts] if parts else []
+    return f"{effect['run']}, {effect['steps']} steps: {'; '.join(texts) or 'nothing was measured'}"
 
 
 def _wrapped(label: str, text: str) -> list[str]:

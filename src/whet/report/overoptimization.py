@@ -1,6 +1,6 @@
 """What becomes of the true score while a learned one is optimised: the laws, their fit, and the table. Pure.
 
-Distances are d = sqrt(KL) of the optimised policy from the start, KL in nats a completion. Scores are in standard
+Distances are d = sqrt(KL) of the optimised policy from the start, KL in nats per completion. Scores are in standard
 deviations of the start's completions, around their mean: the start is at 0.
 Gao et al. 2022 (2210.10760).
 """
@@ -23,7 +23,7 @@ FALLEN = 0.1  # standard deviations below the peak from which a score is said to
 
 
 @dataclass(frozen=True)
-class Point:
+class ScorePoint:
     """One evaluation."""
 
     d: float  # sqrt of the KL to the start
@@ -32,14 +32,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Course:
+class ProxyCurve:
     """What optimising one proxy did: the points of one seed, from the start on."""
 
     name: str  # "256 pairs", "beta 0.1", "worst of 4"
     kind: Kind
     group: str  # the panel: "best_of_n", "rl", "kl", "ensemble"
     seed: int
-    points: tuple[Point, ...]
+    points: tuple[ScorePoint, ...]
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProxyResult:
     """All seeds of one proxy together."""
 
     name: str
     kind: Kind
     group: str
-    mean: tuple[Point, ...]  # over the seeds, evaluation by evaluation
-    courses: tuple[Course, ...]
+    mean: tuple[ScorePoint, ...]  # over the seeds, evaluation by evaluation
+    curves: tuple[ProxyCurve, ...]
     law: Law | None  # None: too few points beyond the least distance
-    peak: Point  # of the mean course, measured
-    end: Point
+    peak: ScorePoint  # of the mean curve, measured
+    end: ScorePoint
 
     @property
     def lost(self) -> float:
@@ -96,30 +96,31 @@ def best_of_n_kl(n: int) -> float:
 
 def best_of_points(
     gold: Sequence[Sequence[float]], proxy: Sequence[Sequence[float]], sizes: Sequence[int]
-) -> tuple[Point, ...]:
+) -> tuple[ScorePoint, ...]:
     """The best of n by the proxy, for each n: means over prompts, each over every subset of its pool."""
     found = []
     for n in sizes:
-        chosen = [best_of(true, said, n) for true, said in zip(gold, proxy, strict=True)]
-        claimed = [best_of(said, said, n) for said in proxy]
-        found.append(Point(math.sqrt(best_of_n_kl(n)), fmean(chosen), fmean(claimed)))
+        chosen = [best_of(true, given, n) for true, given in zip(gold, proxy, strict=True)]
+        claimed = [best_of(given, given, n) for given in proxy]
+        found.append(ScorePoint(math.sqrt(best_of_n_kl(n)), fmean(chosen), fmean(claimed)))
     return tuple(found)
 
 
-def from_start(points: Sequence[Point]) -> tuple[Point, ...]:
+def from_start(points: Sequence[ScorePoint]) -> tuple[ScorePoint, ...]:
     """The same points with both scores counted from the first: other questions, another mean."""
     first = points[0]
-    return tuple(Point(point.d, point.gold - first.gold, point.proxy - first.proxy) for point in points)
+    return tuple(ScorePoint(point.d, point.gold - first.gold, point.proxy - first.proxy) for point in points)
 
 
-def binned(rows: Sequence[Mapping[str, float]], width: int) -> tuple[Point, ...]:
+def binned(rows: Sequence[Mapping[str, float]], width: int) -> tuple[ScorePoint, ...]:
     """Means of `width` rows of {kl, gold, proxy} after one another; a remainder of less than half joins the last."""
     edges = list(range(0, len(rows), width))
     if len(edges) > 1 and len(rows) - edges[-1] < width / 2:
         edges.pop()
     stretches = [rows[start:stop] for start, stop in zip(edges, [*edges[1:], len(rows)], strict=True)]
     return tuple(
-        Point(math.sqrt(max(0.0, _mean(part, "kl"))), _mean(part, "gold"), _mean(part, "proxy")) for part in stretches
+        ScorePoint(math.sqrt(max(0.0, _mean(part, "kl"))), _mean(part, "gold"), _mean(part, "proxy"))
+        for part in stretches
     )
 
 
@@ -131,7 +132,7 @@ def _bend(kind: Kind, d: float) -> float:
     return d if kind == "best_of_n" else math.log(d)
 
 
-def fitted_law(points: Sequence[Point], kind: Kind, least: float) -> Law | None:
+def fitted_law(points: Sequence[ScorePoint], kind: Kind, least: float) -> Law | None:
     """alpha and beta by least squares on the points with d > `least`; None for fewer than three, or all at one d.
 
     Near the start the law is poor: its slope for learning grows without bound as d goes to 0.
@@ -159,38 +160,38 @@ def _product(one: Sequence[float], other: Sequence[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
-def mean_course(courses: Sequence[Course]) -> tuple[Point, ...]:
-    """The mean over the courses, evaluation by evaluation, as far as all of them go."""
+def mean_curve(curves: Sequence[ProxyCurve]) -> tuple[ScorePoint, ...]:
+    """The mean over the curves, evaluation by evaluation, as far as all of them go."""
     return tuple(
-        Point(*(fmean(getattr(point, part) for point in points) for part in ("d", "gold", "proxy")))
-        for points in zip(*(course.points for course in courses), strict=False)
+        ScorePoint(*(fmean(getattr(point, part) for point in points) for part in ("d", "gold", "proxy")))
+        for points in zip(*(curve.points for curve in curves), strict=False)
     )
 
 
-def findings(courses: Sequence[Course], least: Mapping[Kind, float]) -> list[Finding]:
-    """One a name and group, in the order in which they come; each kind's law is fitted beyond its least distance."""
-    together: dict[tuple[str, str], list[Course]] = {}
-    for course in courses:
-        together.setdefault((course.group, course.name), []).append(course)
+def proxy_results(curves: Sequence[ProxyCurve], least: Mapping[Kind, float]) -> list[ProxyResult]:
+    """One per name and group, in the order in which they come; each kind's law is fitted beyond its least distance."""
+    together: dict[tuple[str, str], list[ProxyCurve]] = {}
+    for curve in curves:
+        together.setdefault((curve.group, curve.name), []).append(curve)
     found = []
     for (group, name), mine in together.items():
         kind = mine[0].kind
-        mean = mean_course(mine)
-        law = fitted_law([point for course in mine for point in course.points], kind, least[kind])
+        mean = mean_curve(mine)
+        law = fitted_law([point for curve in mine for point in curve.points], kind, least[kind])
         peak = max(mean, key=lambda point: point.gold)
-        found.append(Finding(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
+        found.append(ProxyResult(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
     return found
 
 
 HEADS = ("", "peak d", "gold there", "end d", "gold there", "proxy there", "alpha", "beta", "R^2", "law's peak d")
 
 
-def cells(finding: Finding) -> list[str]:
+def cells(result: ProxyResult) -> list[str]:
     """One row of the table."""
-    law = finding.law
+    law = result.law
     fitted = [ABSENT] * 4 if law is None else [number(law.alpha), number(law.beta), number(law.r_squared), _turn(law)]
-    measured = (finding.peak.d, finding.peak.gold, finding.end.d, finding.end.gold, finding.end.proxy)
-    return [finding.name, *map(number, measured), *fitted]
+    measured = (result.peak.d, result.peak.gold, result.end.d, result.end.gold, result.end.proxy)
+    return [result.name, *map(number, measured), *fitted]
 
 
 def _turn(law: Law) -> str:
@@ -203,20 +204,20 @@ def _turn(law: Law) -> str:
     return number(law.peak) if law.peak <= law.reach else f"beyond {number(law.reach)}"
 
 
-def sentence(finding: Finding) -> str:
+def sentence(result: ProxyResult) -> str:
     """What happened to the true score, in words."""
-    peak, end = finding.peak, finding.end
-    if finding.lost < FALLEN:
+    peak, end = result.peak, result.end
+    if result.lost < FALLEN:
         words = f"gold rose to {number(end.gold)} and did not fall" if end.gold >= FALLEN else "gold did not rise"
     elif peak.gold < FALLEN:
         words = f"gold only fell, to {number(end.gold)}"
     else:
         words = f"gold rose to {number(peak.gold)} at d = {number(peak.d)}, then fell to {number(end.gold)}"
-    return f"{finding.name}: {words}, while the proxy went to {number(end.proxy)}"
+    return f"{result.name}: {words}, while the proxy went to {number(end.proxy)}"
 
 
-def table_text(found: Sequence[Finding]) -> str:
-    """The findings of one group as an aligned table."""
+def table_text(found: Sequence[ProxyResult]) -> str:
+    """The results of one group as an aligned table."""
     rows = [list(HEADS), *map(cells, found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
     lines = [
@@ -226,13 +227,13 @@ def table_text(found: Sequence[Finding]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def finding_values(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON."""
+def result_values(result: ProxyResult) -> dict[str, Any]:
+    """A result as JSON."""
 
-    def listed(points: Sequence[Point]) -> list[dict[str, float]]:
+    def listed(points: Sequence[ScorePoint]) -> list[dict[str, float]]:
         return [{"d": point.d, "gold": point.gold, "proxy": point.proxy} for point in points]
 
-    law = finding.law
+    law = result.law
     fitted = None
     if law is not None:
         fitted = {
@@ -245,11 +246,11 @@ def finding_values(finding: Finding) -> dict[str, Any]:
             "points": law.num_points,
         }
     return {
-        "name": finding.name,
-        "group": finding.group,
-        "peak": listed([finding.peak])[0],
-        "end": listed([finding.end])[0],
+        "name": result.name,
+        "group": result.group,
+        "peak": listed([result.peak])[0],
+        "end": listed([result.end])[0],
         "fit": fitted,
-        "mean": listed(finding.mean),
-        "seeds": {str(course.seed): listed(course.points) for course in finding.courses},
+        "mean": listed(result.mean),
+        "seeds": {str(curve.seed): listed(curve.points) for curve in result.curves},
     }

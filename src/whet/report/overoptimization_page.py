@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 
-from whet.report.curves import LEFT, QUIET, RIGHT, TONES, Curve, Frame, Panel, curves_svg
-from whet.report.html import POLICY
-from whet.report.overoptimization import HEADS, LAWS, Finding, cells, mean_course, sentence
-from whet.report.style import STYLE
-from whet.report.svg import tick_stride
+from whet.report.charts import FILE_TONES, LEFT, QUIET, RIGHT, Frame, Panel, PlottedCurve, curves_svg, tick_stride
+from whet.report.overoptimization import HEADS, LAWS, ProxyResult, cells, mean_curve, sentence
+from whet.report.pages import PageTable, render
 
 PANELS: dict[str, tuple[str, str]] = {
     "best_of_n": ("Best of n", "proxies of several data sizes choose among the start's completions"),
@@ -23,16 +20,10 @@ PANELS: dict[str, tuple[str, str]] = {
 DRAWN = ("best_of_n", "rl", "kl", "ensemble")
 SIZE, GAP = (470, 210), 14
 LAW_STEPS = 60
-PAGE_STYLE = """
-.scroll { overflow-x: auto } .found th, .found td { padding: 6px 16px 6px 0; white-space: nowrap }
-.found .head > * { color: var(--soft); font-size: 12.5px }
-.found tr > :last-child { padding-right: 0 } .figure { overflow-x: auto; margin-bottom: 10px }
-.figure svg { overflow: hidden } .figure > svg { min-width: 620px }
-"""
 
 
-def figure_svg(found: Sequence[Finding], base: str) -> str:
-    """The panels two by two in one file; empty without a course. `base` is the course that KL and ensembles change."""
+def figure_svg(found: Sequence[ProxyResult], base: str) -> str:
+    """The panels two by two in one file; empty without a result. `base` is the proxy that KL and ensembles change."""
     panels = [_panel_svg(group, found, base) for group in DRAWN]
     parts = [text for text in panels if text]
     if not parts:
@@ -53,19 +44,19 @@ def figure_svg(found: Sequence[Finding], base: str) -> str:
     )
 
 
-def _panel_svg(group: str, found: Sequence[Finding], base: str) -> str:
-    mine = [finding for finding in found if finding.group == group]
+def _panel_svg(group: str, found: Sequence[ProxyResult], base: str) -> str:
+    mine = [result for result in found if result.group == group]
     if not mine:
         return ""
     if group in ("kl", "ensemble"):  # beside what they are to improve, of the same seeds
-        seeds = {course.seed for finding in mine for course in finding.courses}
-        bare = [_of_seeds(finding, seeds) for finding in found if finding.group == "rl" and finding.name == base]
+        seeds = {curve.seed for result in mine for curve in result.curves}
+        bare = [_of_seeds(result, seeds) for result in found if result.group == "rl" and result.name == base]
         mine = [*bare, *mine]
-    curves = [_curve(finding, "gold", place % TONES) for place, finding in enumerate(mine)]
-    curves += [_curve(finding, "proxy", place % TONES) for place, finding in enumerate(mine)]
-    laws = [_law_curve(finding) for finding in mine] if group in LAWS else []
+    curves = [_curve(result, "gold", place % FILE_TONES) for place, result in enumerate(mine)]
+    curves += [_curve(result, "proxy", place % FILE_TONES) for place, result in enumerate(mine)]
+    laws = [_law_curve(result) for result in mine] if group in LAWS else []
     curves = [law for law in laws if law is not None] + curves
-    points = [point for finding in mine for point in finding.mean]
+    points = [point for result in mine for point in result.mean]
     title, subtitle = PANELS[group]
     far = max(point.d for point in points)
     low, high = _range([value for point in points for value in (point.gold, point.proxy)])
@@ -73,24 +64,24 @@ def _panel_svg(group: str, found: Sequence[Finding], base: str) -> str:
     return curves_svg([Panel(tuple(curves))], frame)
 
 
-def _of_seeds(finding: Finding, seeds: set[int]) -> Finding:
-    courses = [course for course in finding.courses if course.seed in seeds]
-    return replace(finding, mean=mean_course(courses), courses=tuple(courses))
+def _of_seeds(result: ProxyResult, seeds: set[int]) -> ProxyResult:
+    curves = [curve for curve in result.curves if curve.seed in seeds]
+    return replace(result, mean=mean_curve(curves), curves=tuple(curves))
 
 
-def _curve(finding: Finding, part: str, tone: int) -> Curve:
-    points = tuple((point.d, getattr(point, part)) for point in finding.mean)
-    if finding.kind == "rl":  # the start itself: by definition both scores are 0 there
+def _curve(result: ProxyResult, part: str, tone: int) -> PlottedCurve:
+    points = tuple((point.d, getattr(point, part)) for point in result.mean)
+    if result.kind == "rl":  # the start itself: by definition both scores are 0 there
         points = ((0.0, 0.0), *points)
-    return Curve(finding.name if part == "gold" else "proxy", (points,), tone, dashed=part == "proxy")
+    return PlottedCurve(result.name if part == "gold" else "proxy", (points,), tone, dashed=part == "proxy")
 
 
-def _law_curve(finding: Finding) -> Curve | None:
-    law = finding.law
+def _law_curve(result: ProxyResult) -> PlottedCurve | None:
+    law = result.law
     if law is None or not law.fits:
         return None
     stretch = tuple((law.reach * step / LAW_STEPS, law(law.reach * step / LAW_STEPS)) for step in range(LAW_STEPS + 1))
-    return Curve("fitted law", (stretch,), QUIET)
+    return PlottedCurve("fitted law", (stretch,), QUIET)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -99,53 +90,35 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return stride * math.floor(low / stride), stride * math.ceil(high / stride)
 
 
-def study_page(found: Sequence[Finding], base: str, facts: Mapping[str, str], command: str, is_finished: bool) -> str:
+def study_page(
+    found: Sequence[ProxyResult], base: str, facts: Mapping[str, str], command: str, is_finished: bool
+) -> str:
     """The whole page."""
-    status = "finished" if is_finished else "unfinished"
-    sections = [
-        f'<header><div class="eyebrow"><b>whet study</b><span>over-optimisation</span><span class="status {status}">'
-        f"{status}</span></div><h1>The true score while a learned one is optimised</h1>"
-        f'<p class="verdict">{escape(verdict(found))}</p></header>\n',
-        f'<section><h2>Gold solid, proxy dashed</h2><div class="figure">{figure_svg(found, base)}</div>'
-        '<p class="soft">Scores are in standard deviations of the completions of the start, which is at 0. Grey: the '
-        "fitted law, where it fits. Lines are means over seeds.</p></section>\n",
-        *[_table(group, found, base) for group in PANELS],
-        '<section><h2>Setting</h2><dl class="box facts">'
-        + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-        + "</dl></section>\n",
-        f'<section><h2>Reproduce</h2><pre class="well command" tabindex="0">{escape(command)}</pre></section>\n',
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><title>Over-optimisation</title>'
-        f"<style>{STYLE}{PAGE_STYLE}</style></head>\n<body><main>\n{''.join(sections)}"
-        '<p class="foot">Drawn by whet; the numbers are in overoptimization.json beside this page.</p>\n'
-        "</main></body></html>\n"
+    return render(
+        "overoptimization.html",
+        title="Over-optimisation",
+        heading="The true score while a learned one is optimised",
+        eyebrow="whet study",
+        about=("over-optimisation",),
+        status="finished" if is_finished else "unfinished",
+        verdict=verdict(found),
+        figure=figure_svg(found, base),
+        tables=[table for group in PANELS if (table := _table(group, found, base)) is not None],
+        facts=dict(facts),
+        command=command,
     )
 
 
-def verdict(found: Sequence[Finding]) -> str:
+def verdict(found: Sequence[ProxyResult]) -> str:
     """What the learning runs showed, the smallest proxy first."""
-    mine = [finding for finding in found if finding.group == "rl"]
-    return ". ".join(sentence(finding) for finding in mine) + "." if mine else "No learning run is finished yet."
+    mine = [result for result in found if result.group == "rl"]
+    return ". ".join(sentence(result) for result in mine) + "." if mine else "No learning run is finished yet."
 
 
-def _table(group: str, found: Sequence[Finding], base: str) -> str:
-    mine = [finding for finding in found if finding.group == group]
+def _table(group: str, found: Sequence[ProxyResult], base: str) -> tuple[str, str, PageTable] | None:
+    mine = [result for result in found if result.group == group]
     if not mine:
-        return ""
-    head = "".join(f"<td>{escape(name)}</td>" if place else "<th></th>" for place, name in enumerate(HEADS))
-    lines = []
-    for finding in mine:
-        name, *texts = cells(finding)
-        values = "".join(f"<td>{escape(text)}</td>" for text in texts)
-        lines.append(f"<tr><th>{escape(name)}</th>{values}</tr>")
+        return None
     title, about = PANELS[group]
-    said = f"{about.format(base=base)}; {LAWS[mine[0].kind]}"
-    return (
-        f'<section><h2>{escape(title)}</h2><p class="soft">{escape(said)}</p>'
-        f'<div class="box scroll"><table class="found"><tr class="head">{head}</tr>{"".join(lines)}</table></div>'
-        "</section>\n"
-    )
+    table = PageTable(HEADS, tuple(tuple(cells(result)) for result in mine))
+    return title, f"{about.format(base=base)}; {LAWS[mine[0].kind]}", table

@@ -1,7 +1,7 @@
 """What a run leaves on disk: two append-only logs and a summary that is replaced whole.
 
-`metrics.jsonl` has one line a step and one an evaluation, `samples.jsonl` one line a recorded sample,
-`run.json` the summary. The trainer stores `Record.position()` in each checkpoint and calls `Record.truncate` when
+`metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
+`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `RunRecorder.truncate` when
 it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
@@ -22,16 +22,16 @@ LOGS = (METRICS, SAMPLES)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvalRecord:
     """One evaluation as it is recorded."""
 
     step: int  # 0 is before the first step
-    name: str
+    name: str  # "eval", "held_out" in a run of 0.1
     result: Mapping[str, float]
     seconds: float
 
 
-class Record:
+class RunRecorder:
     """A callback that writes the run folder."""
 
     def __init__(self, folder: Path | str, samples_per_step: int = 1, reward_hash: str = "") -> None:
@@ -57,7 +57,7 @@ class Record:
         self._append(METRICS, [step_line(report)])
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        self._append(METRICS, [evaluation_line(Evaluation(step, name, result, seconds))])
+        self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds))])
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._summary = {**self._summary, "status": "finished", **summary}
@@ -123,7 +123,7 @@ def step_line(report: StepReport) -> dict[str, Any]:
     }
 
 
-def evaluation_line(evaluation: Evaluation) -> dict[str, Any]:
+def eval_line(evaluation: EvalRecord) -> dict[str, Any]:
     return {
         "step": int(evaluation.step),
         "eval": evaluation.name,
@@ -198,6 +198,69 @@ def read_samples(folder: Path | str) -> list[dict[str, Any]]:
     return list(read_lines(Path(folder) / SAMPLES))
 
 
+def step_rows(folder: Path | str) -> list[dict[str, Any]]:
+    """Every step as one flat dictionary, for a table or a data frame.
+
+    Counts and metrics under their own names, `reward` and `reward/PART`, `seconds/PHASE`; None for what was not
+    finite. Where a metric has the name of a count, the count wins.
+    """
+    rows = []
+    for line in read_metrics(folder):
+        if "eval" in line:
+            continue
+        rewards = {"reward" if name == "total" else f"reward/{name}": value for name, value in line["reward"].items()}
+        seconds = {f"seconds/{phase}": took for phase, took in line["seconds"].items()}
+        first = {"step": line["step"], "policy_version": line["policy_version"]}
+        rows.append({**first, **rewards, **line["metrics"], **line["counts"], **seconds})
+    return rows
+
+
+def eval_rows(folder: Path | str) -> list[dict[str, Any]]:
+    """Every evaluation as one flat dictionary: `step`, `name`, its metrics, `seconds`."""
+    return [
+        {"step": line["step"], "name": line["eval"], **line["result"], "seconds": line["seconds"].get("evaluate")}
+        for line in read_metrics(folder)
+        if "eval" in line
+    ]
+
+
+def sample_rows(
+    folder: Path | str,
+    *,
+    step: int | None = None,
+    prompt_id: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """The recorded samples, of one step (-1: the last recorded) or prompt.
+
+    `sort` is a field or a part of the reward, lowest first, or "-reward" for the highest first; samples without a
+    value come last.
+    """
+    rows = read_samples(folder)
+    if step is not None:
+        wanted = max((row["step"] for row in rows), default=0) if step == -1 else step
+        rows = [row for row in rows if row["step"] == wanted]
+    if prompt_id is not None:
+        rows = [row for row in rows if row["prompt_id"] == prompt_id]
+    if sort is not None:
+        rows = _sorted(rows, sort)
+    return rows if limit is None else rows[:limit]
+
+
+def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    name, sign = (sort[1:], -1) if sort.startswith("-") else (sort, 1)
+
+    def value(row: Mapping[str, Any]) -> Any:
+        return row[name] if name in row else row["parts"].get(name)
+
+    fields = dict.fromkeys(each for row in rows for each in (*row, *row["parts"]))
+    if rows and name not in fields:
+        raise WhetError(f"samples have no {name!r} to sort by; give one of {', '.join(fields)}")
+    known = [row for row in rows if isinstance(value(row), int | float)]
+    return [*sorted(known, key=lambda row: sign * value(row)), *(row for row in rows if row not in known)]
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a log. A last line without its newline was torn by a kill and is left out."""
     if not path.exists():
@@ -233,10 +296,10 @@ def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
     ]
 
 
-def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
+def eval_records(lines: Sequence[Mapping[str, Any]]) -> list[EvalRecord]:
     """The evaluations among the lines of metrics.jsonl."""
     return [
-        Evaluation(line["step"], line["eval"], _with_nan(line["result"]), _with_nan(line["seconds"])["evaluate"])
+        EvalRecord(line["step"], line["eval"], _with_nan(line["result"]), _with_nan(line["seconds"])["evaluate"])
         for line in lines
         if "eval" in line
     ]

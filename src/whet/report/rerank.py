@@ -24,7 +24,7 @@ BEST, WEIGHTED, MAJORITY, CEILING = "best of n", "weighted vote", "majority vote
 
 @dataclass(frozen=True)
 class Pool:
-    """The completions to one prompt, one entry a completion."""
+    """The completions to one prompt, one entry per completion."""
 
     outcomes: tuple[float, ...]
     answers: tuple[str | None, ...]  # equal for completions that vote for the same
@@ -43,8 +43,8 @@ class Opinions:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Expected outcome of one choice among n completions, and the tokens a prompt that it takes."""
+class CostedValue:
+    """Expected outcome of one choice among n completions, and the tokens per prompt that it takes."""
 
     n: int
     value: float
@@ -55,11 +55,11 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChoiceCurve:
     """One way of choosing over n."""
 
     way: str
-    marks: tuple[Mark, ...]
+    values_by_n: tuple[CostedValue, ...]
     scorer: str = ""
     aggregate: str = ""
 
@@ -70,20 +70,20 @@ class Line:
 
 
 @dataclass(frozen=True)
-class SearchMark:
+class SearchResult:
     """A search over steps, and the best of as many whole completions as cost about the same to write."""
 
     scorer: str
     aggregate: str
     beams: int
     branches: int
-    mark: Mark
-    rival: Mark
+    mark: CostedValue
+    rival: CostedValue
 
 
 @dataclass(frozen=True)
 class Reranking:
-    """Everything that one pool told."""
+    """Everything that one pool shows."""
 
     model: str
     data: str
@@ -91,8 +91,8 @@ class Reranking:
     num_prompts: int
     samples: int
     temperature: float
-    lines: tuple[Line, ...]
-    searches: tuple[SearchMark, ...] = ()
+    lines: tuple[ChoiceCurve, ...]
+    searches: tuple[SearchResult, ...] = ()
 
     @property
     def drawn_votes(self) -> bool:
@@ -100,7 +100,7 @@ class Reranking:
         return any(comb(self.samples, n) > MOST_SUBSETS for n in sizes(self.samples))
 
 
-def choice_lines(pools: Sequence[Pool], opinions: Sequence[Opinions]) -> tuple[Line, ...]:
+def choice_lines(pools: Sequence[Pool], opinions: Sequence[Opinions]) -> tuple[ChoiceCurve, ...]:
     """Majority vote, for each scorer best of n and weighted vote, and the ceiling; votes where any completion answers."""
     answers = any(answer is not None for pool in pools for answer in pool.answers)
     lines = []
@@ -120,7 +120,7 @@ def choice_lines(pools: Sequence[Pool], opinions: Sequence[Opinions]) -> tuple[L
     return tuple(lines)
 
 
-def best_line(pools: Sequence[Pool], opinions: Opinions, counts: Sequence[int] = ()) -> Line:
+def best_line(pools: Sequence[Pool], opinions: Opinions, counts: Sequence[int] = ()) -> ChoiceCurve:
     """Best of n by one scorer, for n of `counts` or the usual ones."""
 
     def best(row: int, n: int) -> float:
@@ -135,14 +135,14 @@ def _line(
     value: Callable[[int, int], float],
     opinions: Opinions | None = None,
     counts: Sequence[int] = (),
-) -> Line:
+) -> ChoiceCurve:
     written, read = mean_tokens(pools)
     models = opinions.models if opinions else 0
-    marks = []
+    points = []
     for n in counts or sizes(len(pools[0].outcomes)):
         values = [value(row, n) for row in range(len(pools))]
-        marks.append(Mark(n, fmean(values), *interval(values), n * written, n * read * models))
-    return Line(way, tuple(marks), opinions.scorer if opinions else "", opinions.aggregate if opinions else "")
+        points.append(CostedValue(n, fmean(values), *interval(values), n * written, n * read * models))
+    return ChoiceCurve(way, tuple(points), opinions.scorer if opinions else "", opinions.aggregate if opinions else "")
 
 
 def mean_tokens(pools: Sequence[Pool]) -> tuple[float, float]:
@@ -151,22 +151,24 @@ def mean_tokens(pools: Sequence[Pool]) -> tuple[float, float]:
     return written, fmean(fmean(pool.read) for pool in pools)
 
 
-def search_mark(
+def search_result(
     pools: Sequence[Pool],
     opinions: Opinions,
     outcomes: Sequence[float],
     tokens: tuple[float, float],
     shape: tuple[int, int],
-) -> SearchMark:
+) -> SearchResult:
     """Outcomes of a search beside the best of n whole completions, n being what the same written tokens pay for.
 
-    `tokens` are the means a prompt, written and read; `shape` is beams and branches. A pool that is too small for the
+    `tokens` are the means per prompt, written and read; `shape` is beams and branches. A pool that is too small for the
     price gives all it has.
     """
     written = mean_tokens(pools)[0]
     n = min(max(round(tokens[0] / written), 1), len(pools[0].outcomes))
-    mark = Mark(1, fmean(outcomes), *interval(outcomes), *tokens)
-    return SearchMark(opinions.scorer, opinions.aggregate, *shape, mark, best_line(pools, opinions, [n]).marks[0])
+    mark = CostedValue(1, fmean(outcomes), *interval(outcomes), *tokens)
+    return SearchResult(
+        opinions.scorer, opinions.aggregate, *shape, mark, best_line(pools, opinions, [n]).values_by_n[0]
+    )
 
 
 def reranking_record(found: Reranking) -> dict[str, Any]:
@@ -176,13 +178,15 @@ def reranking_record(found: Reranking) -> dict[str, Any]:
 
 def reranking_text(found: Reranking) -> str:
     """A table of lines over n with intervals, and the searches below it."""
-    counts = [mark.n for mark in found.lines[0].marks]
+    counts = [mark.n for mark in found.lines[0].values_by_n]
     unit = " in %" if found.measure == "accuracy" else ""
     rows = [["", *(f"n = {n}" for n in counts)]]
-    rows += [[line.name, *(mark_text(mark, found.measure) for mark in line.marks)] for line in found.lines]
-    rows.append(["tokens written a prompt", *(number(mark.written) for mark in found.lines[0].marks)])
-    reading = {line.scorer: line for line in found.lines if line.marks[0].read}
-    rows += [[f"tokens read by {name}", *(number(mark.read) for mark in line.marks)] for name, line in reading.items()]
+    rows += [[line.name, *(value_text(mark, found.measure) for mark in line.values_by_n)] for line in found.lines]
+    rows.append(["tokens written per prompt", *(number(mark.written) for mark in found.lines[0].values_by_n)])
+    reading = {line.scorer: line for line in found.lines if line.values_by_n[0].read}
+    rows += [
+        [f"tokens read by {name}", *(number(mark.read) for mark in line.values_by_n)] for name, line in reading.items()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         f"Choosing one of n completions, drawn at temperature {found.temperature:g}: {found.measure}{unit} "
@@ -197,19 +201,19 @@ def reranking_text(found: Reranking) -> str:
     return "\n".join(lines)
 
 
-def search_text(each: SearchMark, found: Reranking) -> list[str]:
+def search_text(each: SearchResult, found: Reranking) -> list[str]:
     by = f"{each.scorer} {each.aggregate}".strip()
     mark, rival = each.mark, each.rival
     short = "" if mark.written <= 1.2 * rival.written else f", and more --samples than {found.samples} would cost more"
     return [
         f"Search over steps by {by}, {each.beams} x {each.branches} (beams x branches): "
-        f"{mark_text(mark, found.measure)}, {number(mark.written)} tokens a prompt written, {number(mark.read)} read",
-        f"Best of {rival.n} by the same scores: {mark_text(rival, found.measure)}, {number(rival.written)} written and "
+        f"{value_text(mark, found.measure)}, {number(mark.written)} tokens per prompt written, {number(mark.read)} read",
+        f"Best of {rival.n} by the same scores: {value_text(rival, found.measure)}, {number(rival.written)} written and "
         f"{number(rival.read)} read{short}",
     ]
 
 
-def mark_text(mark: Mark, measure: str) -> str:
+def value_text(mark: CostedValue, measure: str) -> str:
     if measure == "accuracy":
         return f"{100 * mark.value:.1f} ({100 * mark.low:.0f}-{100 * mark.high:.0f})"
     return f"{number(mark.value)} ({number(mark.low)} to {number(mark.high)})"

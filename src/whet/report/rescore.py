@@ -16,7 +16,7 @@ MOST_STEPS = 20  # lines of the terminal's table
 
 
 @dataclass(frozen=True)
-class Rejudged:
+class RescoredSample:
     """A saved sample with the scores it was trained on and those of the other reward."""
 
     step: int
@@ -45,16 +45,16 @@ class Rescore:
     new_hash: str
     changed: tuple[str, ...]  # what differs between the rewards, where that is known
     notes: tuple[str, ...]
-    rows: tuple[Rejudged, ...]
+    rows: tuple[RescoredSample, ...]
 
     @property
-    def compared(self) -> list[Rejudged]:
+    def compared(self) -> list[RescoredSample]:
         """Samples that both rewards could score."""
         return [row for row in self.rows if row.difference is not None]
 
     def by_step(self) -> list[tuple[int, float, float]]:
         """(step, mean of the old reward, mean of the new one) over the samples that both could score."""
-        found: dict[int, list[Rejudged]] = {}
+        found: dict[int, list[RescoredSample]] = {}
         for row in self.compared:
             found.setdefault(row.step, []).append(row)
         return [
@@ -71,9 +71,9 @@ class Rescore:
             name: (_mean(each.get(name) for each in olds), _mean(each.get(name) for each in news)) for name in names
         }
 
-    def groups(self) -> list[list[Rejudged]]:
+    def groups(self) -> list[list[RescoredSample]]:
         """The samples of one prompt in one step, where two or more were saved and compared."""
-        found: dict[tuple[int, str], list[Rejudged]] = {}
+        found: dict[tuple[int, str], list[RescoredSample]] = {}
         for row in self.compared:
             found.setdefault((row.step, row.prompt_id), []).append(row)
         return [group for group in found.values() if len(group) > 1]
@@ -86,14 +86,14 @@ class Rescore:
         flips = sum(_is_flipped(row, group) for group in grouped for row in group)
         return flips / sum(map(len, grouped))
 
-    def gained_spread(self) -> list[list[Rejudged]]:
+    def gained_spread(self) -> list[list[RescoredSample]]:
         """Groups that taught nothing under the old reward and would under the new one."""
         return [group for group in self.groups() if is_flat(_olds(group)) and not is_flat(_news(group))]
 
-    def lost_spread(self) -> list[list[Rejudged]]:
+    def lost_spread(self) -> list[list[RescoredSample]]:
         return [group for group in self.groups() if not is_flat(_olds(group)) and is_flat(_news(group))]
 
-    def largest(self, count: int = SHOWN) -> list[Rejudged]:
+    def largest(self, count: int = SHOWN) -> list[RescoredSample]:
         changed = [row for row in self.compared if row.difference]
         return sorted(changed, key=lambda row: -abs(row.difference or 0.0))[:count]
 
@@ -170,13 +170,13 @@ def rescore_text(found: Rescore) -> str:
 def verdict(found: Rescore) -> str:
     """The comparison in two sentences."""
     same = sum(row.difference == 0 for row in found.compared)
-    told = f"{same} of {len(found.compared)} samples keep their score."
+    kept = f"{same} of {len(found.compared)} samples keep their score."
     flipped = found.flipped_share()
     if flipped is None:
-        return f"{told} No group has two saved samples, so nothing can be said about their order."
+        return f"{kept} No group has two saved samples, so nothing can be said about their order."
     gained, lost = len(found.gained_spread()), len(found.lost_spread())
     return (
-        f"{told} Within the {len(found.groups())} groups, {percent(flipped)} of the samples change places with "
+        f"{kept} Within the {len(found.groups())} groups, {percent(flipped)} of the samples change places with "
         f"another; {gained} groups gain a spread and {lost} lose it."
     )
 
@@ -189,7 +189,7 @@ def thinned_steps(steps: Sequence[tuple[int, float, float]]) -> list[tuple[int, 
     return [steps[place] for place in places]
 
 
-def _is_flipped(row: Rejudged, group: Sequence[Rejudged]) -> bool:
+def _is_flipped(row: RescoredSample, group: Sequence[RescoredSample]) -> bool:
     return any(
         ((row.old or 0.0) - (other.old or 0.0)) * ((row.new or 0.0) - (other.new or 0.0)) < 0
         and not is_flat([row.old or 0.0, other.old or 0.0])
@@ -198,11 +198,11 @@ def _is_flipped(row: Rejudged, group: Sequence[Rejudged]) -> bool:
     )
 
 
-def _olds(group: Sequence[Rejudged]) -> list[float]:
+def _olds(group: Sequence[RescoredSample]) -> list[float]:
     return [row.old for row in group if row.old is not None]
 
 
-def _news(group: Sequence[Rejudged]) -> list[float]:
+def _news(group: Sequence[RescoredSample]) -> list[float]:
     return [row.new for row in group if row.new is not None]
 
 

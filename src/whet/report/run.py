@@ -9,34 +9,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whet.report.kinds import RunKind, kind_of
 from whet.report.record import (
     SAMPLES,
-    Evaluation,
-    evaluations,
+    EvalRecord,
+    eval_records,
     read_lines,
     read_metrics,
     read_summary,
     step_reports,
 )
-from whet.report.text import duration, headline, measured, number
+from whet.report.text import duration, headline, metric_text, words
 from whet.types import StepReport
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """What a run folder holds. Of the samples only those of the first and the last recorded step."""
 
     folder: Path
     summary: Mapping[str, Any]
     config: str
     steps: tuple[StepReport, ...]
-    evaluations: tuple[Evaluation, ...]
+    evals: tuple[EvalRecord, ...]
     first_samples: tuple[Mapping[str, Any], ...]
     last_samples: tuple[Mapping[str, Any], ...]
 
     @property
     def status(self) -> str:
         return str(self.summary.get("status") or "running")
+
+    @property
+    def title(self) -> str:
+        return str(self.summary.get("title") or self.folder.name or "run")
+
+    @property
+    def kind(self) -> RunKind:
+        return kind_of(self.steps)
 
     @property
     def num_steps(self) -> int:
@@ -49,14 +58,14 @@ class Run:
 
     def seconds(self) -> dict[str, float]:
         """Where the time went: as summed up by the run, or by its logs where it never came to that."""
-        told = self.summary.get("seconds")
-        if told:
-            return {phase: float(took) for phase, took in told.items() if took}
+        summed = self.summary.get("seconds")
+        if summed:
+            return {phase: float(took) for phase, took in summed.items() if took}
         phases: dict[str, float] = {}
         for step in self.steps:
             for phase, took in step.seconds.items():
                 phases[phase] = phases.get(phase, 0.0) + (took if math.isfinite(took) else 0.0)
-        evaluating = sum(evaluation.seconds for evaluation in self.evaluations)
+        evaluating = sum(evaluation.seconds for evaluation in self.evals)
         return {**phases, "evaluate": evaluating} if evaluating else phases
 
     def wall_seconds(self) -> float:
@@ -70,13 +79,13 @@ class Run:
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
         """The headline measurement with its value before and after training; None where nothing was measured."""
-        main = self.evaluations[0].name if self.evaluations else ""
-        same = [evaluation for evaluation in self.evaluations if evaluation.name == main]
+        main = self.evals[0].name if self.evals else ""
+        same = [evaluation for evaluation in self.evals if evaluation.name == main]
         earlier = same[0].result if same and same[0].step == 0 else {}
         later = same[-1].result if same and same[-1].step > 0 else {}
         before = _measurements(self.summary.get("before") or earlier)
         after = _measurements(self.summary.get("after") or later)
-        name = headline(after or before)
+        name = headline(after or before, self.kind.evals)
         return None if name is None else (name, before.get(name), after.get(name))
 
 
@@ -84,24 +93,24 @@ def _measurements(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def read_run(folder: Path | str) -> Run:
+def read_run(folder: Path | str) -> RunRecord:
     folder = Path(folder)
     summary = read_summary(folder)
     lines = read_metrics(folder)
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)
-    return Run(
+    return RunRecord(
         folder,
         summary,
         config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
         tuple(step_reports(lines)),
-        tuple(evaluations(lines)),
+        tuple(eval_records(lines)),
         first,
         last,
     )
 
 
-def verdict(run: Run) -> str:
+def verdict(run: RunRecord) -> str:
     """The run in one sentence."""
     length = f"{run.num_steps} step{'s' if run.num_steps != 1 else ''} and {duration(run.wall_seconds())}"
     if not run.steps:
@@ -124,22 +133,23 @@ def verdict(run: Run) -> str:
     return f"{outcome[0].upper()}{outcome[1:]} in {length}{remark}{ended}."
 
 
-def _outcome(run: Run) -> tuple[str, str]:
+def _outcome(run: RunRecord) -> tuple[str, str]:
     """What changed, and a remark on what was not measured."""
     gain = run.gain()
     if gain is None:
-        first, last = (step.reward.get("total") for step in (run.steps[0], run.steps[-1]))
-        return f"mean reward went from {number(first)} to {number(last)}", " (nothing was evaluated)"
+        goal = run.kind.main[0]
+        ends = [metric_text(goal.name, goal.measure(step)) for step in (run.steps[0], run.steps[-1])]
+        return f"{goal.title.lower()} went from {ends[0]} to {ends[1]}", " (nothing was evaluated)"
     name, before, after = gain
-    words = name.replace("_", " ")
+    shown = words(name)
     if after is None:
-        return f"{words} was {measured(name, before)} before training", " (nothing was evaluated since)"
+        return f"{shown} was {metric_text(name, before)} before training", " (nothing was evaluated since)"
     if before is None:
-        return f"{words} reached {measured(name, after)}", " (nothing was evaluated before training)"
-    if measured(name, before) == measured(name, after):
-        return f"{words} stayed at {measured(name, after)}", ""
+        return f"{shown} reached {metric_text(name, after)}", " (nothing was evaluated before training)"
+    if metric_text(name, before) == metric_text(name, after):
+        return f"{shown} stayed at {metric_text(name, after)}", ""
     verb = "rose" if after > before else "fell"
-    return f"{words} {verb} from {measured(name, before)} to {measured(name, after)}", ""
+    return f"{shown} {verb} from {metric_text(name, before)} to {metric_text(name, after)}", ""
 
 
 def _samples_at_the_ends(
@@ -157,7 +167,7 @@ def _samples_at_the_ends(
     return tuple(first), tuple(last)
 
 
-def started_on(run: Run) -> str:
+def started_on(run: RunRecord) -> str:
     """The day and minute the run began, in universal time; empty where it is not known."""
     began = run.summary.get("started")
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(began))) if began else ""

@@ -1,7 +1,7 @@
 """How many operations and bytes a step needs, and what share of a machine's measured rates it reached. Pure.
 
 P prompts, G completions a prompt, p prompt tokens, a completion tokens. Useful work is what no method can leave out: a prompt
-once a group, the vocabulary head on completion positions only. Work beyond it (padding, prompts computed again, logits built
+once per group, the vocabulary head on completion positions only. Work beyond it (padding, prompts computed again, logits built
 twice) shows as a lower share.
 """
 
@@ -16,7 +16,7 @@ FORWARD, TRAINING = 2, 6  # operations a weight and token: multiply and add; the
 
 
 @dataclass(frozen=True)
-class Shape:
+class RolloutShape:
     """The rollout of one step, every completion of the same length."""
 
     num_prompts: int = 4  # P
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def shared(self) -> int:
-        """Tokens with each prompt once a group: P (p + G a)."""
+        """Tokens with each prompt once per group: P (p + G a)."""
         return self.num_prompts * self.prompt_tokens + self.written
 
     @property
@@ -76,11 +76,11 @@ class Anatomy:
 class Ceilings:
     """What the machine can do at best, measured."""
 
-    matrix_rate: float  # operations a second of a large matrix product, in the type that is trained in
-    bytes_rate: float  # bytes a second that a large copy reads and writes
+    matrix_rate: float  # operations per second of a large matrix product, in the type that is trained in
+    bytes_rate: float  # bytes per second that a large copy reads and writes
 
 
-def training_operations(anatomy: Anatomy, shape: Shape) -> float:
+def training_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
     """Of one forward and backward pass over all completions of a step, nothing computed twice."""
     products = TRAINING * (anatomy.trunk_weights * shape.shared + anatomy.head_weights * shape.written)
     return products + attention_operations(anatomy, shape.pairs, TRAINING)
@@ -98,14 +98,14 @@ def attention_operations(anatomy: Anatomy, pairs: int, factor: int) -> float:
     return 2.0 * factor * anatomy.attention_width * pairs
 
 
-def rollout_operations(anatomy: Anatomy, shape: Shape) -> float:
+def rollout_operations(anatomy: Anatomy, shape: RolloutShape) -> float:
     """Of writing all completions, each prompt read once."""
     heads = shape.written  # the last position of a prompt gives the first token of its completions
     products = FORWARD * (anatomy.trunk_weights * shape.shared + anatomy.head_weights * heads)
     return products + attention_operations(anatomy, shape.pairs, FORWARD)
 
 
-def rollout_bytes(anatomy: Anatomy, shape: Shape, bytes_per_number: int) -> float:
+def rollout_bytes(anatomy: Anatomy, shape: RolloutShape, bytes_per_number: int) -> float:
     """Read while writing: all weights once a token position, and the keys and values behind each token."""
     weights = anatomy.used_weights * shape.completion_tokens
     per_position = shape.num_prompts * shape.prompt_tokens + shape.num_sequences * (shape.completion_tokens + 1) / 2
@@ -113,8 +113,8 @@ def rollout_bytes(anatomy: Anatomy, shape: Shape, bytes_per_number: int) -> floa
 
 
 def rollout_limit(
-    anatomy: Anatomy, shape: Shape, ceilings: Ceilings, bytes_per_number: int
-) -> tuple[float, str]:  # tokens a second, and what sets the limit
+    anatomy: Anatomy, shape: RolloutShape, ceilings: Ceilings, bytes_per_number: int
+) -> tuple[float, str]:  # tokens per second, and what sets the limit
     """The token rate at which the machine would be doing nothing but useful work, all of it at its best rate."""
     by_operations = rollout_operations(anatomy, shape) / ceilings.matrix_rate
     by_bytes = rollout_bytes(anatomy, shape, bytes_per_number) / ceilings.bytes_rate
@@ -133,9 +133,9 @@ class Speed:
     """What was measured, in one place for the table and the advice."""
 
     title: str
-    shape: Shape
+    shape: RolloutShape
     dtype: str  # of the matrix products
-    rates: dict[str, float]  # operations a second of a large matrix product, by dtype
+    rates: dict[str, float]  # operations per second of a large matrix product, by dtype
     bytes_rate: float
     rollout: dict[str, float]  # seconds: total, prefill, sampling
     rollout_ceiling: tuple[float, str]
@@ -156,31 +156,31 @@ class Speed:
 
 def speed_advice(speed: Speed) -> list[str]:
     """What the numbers suggest, the most certain first; empty where nothing is to be gained."""
-    found = []
+    advice = []
     if speed.others is not None and speed.others > 0.08:
-        found.append(f"others used {percent(speed.others)} of the machine: repeat this when it is idle")
+        advice.append(f"others used {percent(speed.others)} of the machine: repeat this when it is idle")
     rate = speed.rates[speed.dtype]
     best = max(speed.rates, key=lambda name: speed.rates[name])
     short = {"float32": "fp32", "bfloat16": "bf16"}
     if speed.rates[best] > 1.5 * rate:
-        found.append(
+        advice.append(
             f"model.precision={short[best]}: its matrix products are {number(speed.rates[best] / rate)} times as fast "
             "here; try whether the run gains as much"
         )
     fastest = min(speed.by_threads, key=lambda count: speed.by_threads[count], default=speed.threads)
     if fastest != speed.threads and speed.by_threads[fastest] < 0.9 * speed.by_threads[speed.threads]:
         gain = speed.by_threads[speed.threads] / speed.by_threads[fastest]
-        found.append(f"model.threads={fastest}: a step is {number(gain)} times as fast as with {speed.threads}")
+        advice.append(f"model.threads={fastest}: a step is {number(gain)} times as fast as with {speed.threads}")
     if speed.free is not None:
         fitting = tokens_that_fit(speed.free, speed.bytes_per_token)
         if fitting < speed.micro_batch_tokens:
-            found.append(
+            advice.append(
                 f"batch.micro_batch_tokens={fitting}: {speed.micro_batch_tokens} tokens of a pass would take "
                 f"{memory_text(speed.micro_batch_tokens * speed.bytes_per_token)} and {memory_text(speed.free)} are free"
             )
         elif fitting >= 2 * speed.micro_batch_tokens and speed.shape.shared > speed.micro_batch_tokens:
-            found.append(f"batch.micro_batch_tokens={fitting} fits as well: fewer, larger passes")
-    return found
+            advice.append(f"batch.micro_batch_tokens={fitting} fits as well: fewer, larger passes")
+    return advice
 
 
 def speed_text(speed: Speed) -> str:
@@ -201,10 +201,10 @@ def speed_text(speed: Speed) -> str:
         _line(
             "", f"{percent(speed.train_share)} of the ceiling", f"{rate_text(speed.operations / speed.train)} useful"
         ),
-        _line("memory", memory_text(speed.peak), f"{memory_text(speed.bytes_per_token)} a token of a training pass"),
+        _line("memory", memory_text(speed.peak), f"{memory_text(speed.bytes_per_token)} per token of a training pass"),
     ]
-    told = speed_advice(speed) or ["nothing to gain from threads, precision or micro_batch_tokens"]
-    return "\n".join([*lines, "", *(f"- {each}" for each in told)])
+    advice = speed_advice(speed) or ["nothing to gain from threads, precision or micro_batch_tokens"]
+    return "\n".join([*lines, "", *(f"- {each}" for each in advice)])
 
 
 def _line(head: str, value: str, about: str) -> str:
@@ -212,5 +212,5 @@ def _line(head: str, value: str, about: str) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Operations a second."""
+    """Operations per second."""
     return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from whet.report.text import headline, measured
+from whet.report.text import headline, metric_text
 
 NOISE = 2.0  # standard errors that two marks must be apart to be called different
 
@@ -41,12 +41,12 @@ class Story:
     config: str = ""
 
 
-def main_mark(story: Story) -> str | None:
+def main_metric(story: Story) -> str | None:
     """The mark that rounds are compared by."""
     return next((headline(stage.marks) for stage in story.stages if stage.measures and stage.marks), None)
 
 
-def courses_of(story: Story, mark: str) -> dict[str, dict[int, StageLine]]:
+def metrics_by_round(story: Story, mark: str) -> dict[str, dict[int, StageLine]]:
     """who -> round -> the stage that marked it, in the order of the stages."""
     found: dict[str, dict[int, StageLine]] = {}
     for stage in story.stages:
@@ -57,14 +57,14 @@ def courses_of(story: Story, mark: str) -> dict[str, dict[int, StageLine]]:
 
 def rounds_table(story: Story) -> list[list[str]]:
     """Marks by round: a head, then one row for each model that was marked. Empty without marks."""
-    mark = main_mark(story)
+    mark = main_metric(story)
     if mark is None:
         return []
-    courses = courses_of(story, mark)
+    courses = metrics_by_round(story, mark)
     rounds = sorted({number for course in courses.values() for number in course})
     rows = [[f"held-out {mark.replace('_', ' ')}", *("before" if not at else f"round {at}" for at in rounds)]]
     for who, course in courses.items():
-        rows.append([who, *(measured(mark, course[at].marks[mark]) if at in course else "" for at in rounds)])
+        rows.append([who, *(metric_text(mark, course[at].marks[mark]) if at in course else "" for at in rounds)])
     return rows
 
 
@@ -81,26 +81,26 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 def verdict(story: Story) -> str:
     """What the pipeline did to its policy, and whether that is more than noise."""
-    mark = main_mark(story)
+    mark = main_metric(story)
     ended = next((f" It ended early: {stage.over}." for stage in story.stages if stage.over), "")
     left = sum(not stage.is_done for stage in story.stages)
     if left and not ended:
         ended = f" {left} of {len(story.stages)} stages are still to do."
     if mark is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to mark them.{ended}"
-    courses = courses_of(story, mark)
+    courses = metrics_by_round(story, mark)
     who, course = next(iter(courses.items()))
     first, last = course[min(course)], course[max(course)]
     name = mark.replace("_", " ")
     if first is last:
-        return f"Held-out {name} before the first round: {measured(mark, first.marks[mark])}.{ended}"
-    said = f"Held-out {name} of {who}: {measured(mark, first.marks[mark])} to {measured(mark, last.marks[mark])}"
+        return f"Held-out {name} before the first round: {metric_text(mark, first.marks[mark])}.{ended}"
+    said = f"Held-out {name} of {who}: {metric_text(mark, first.marks[mark])} to {metric_text(mark, last.marks[mark])}"
     said += f" in {max(course)} round{'s' if max(course) > 1 else ''}, {_difference(first, last, mark)}."
     said += _peak(course, mark)
     for other, compared in list(courses.items())[1:]:
         if max(compared) == max(course):
             rival = compared[max(compared)]
-            said += f" {other.capitalize()}: {measured(mark, rival.marks[mark])}, {_difference(last, rival, mark)}."
+            said += f" {other.capitalize()}: {metric_text(mark, rival.marks[mark])}, {_difference(last, rival, mark)}."
     return said + ended
 
 
@@ -111,7 +111,7 @@ def _peak(course: Mapping[int, StageLine], mark: str) -> str:
     if best == max(course) or not words.startswith("worse"):
         return ""
     when = f"after round {best}" if best else "before the first round"
-    return f" It was best {when}: {measured(mark, course[best].marks[mark])}; later rounds lost some of that."
+    return f" It was best {when}: {metric_text(mark, course[best].marks[mark])}; later rounds lost some of that."
 
 
 def _difference(one: StageLine, two: StageLine, mark: str) -> str:

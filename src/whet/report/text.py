@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 ABSENT = "-"
 ACCURACY_NAMES = ("accuracy", "correct", "correctness", "exact", "exact_match")
+RATES = frozenset(
+    {*ACCURACY_NAMES, "truncated", "uniform_groups", "alike", "confidence", "calibration_error", "right_kept"}
+    | {"errors_found", "step_calibration_error", "reweighted", "unscorable"}
+)
+NATS = frozenset({"kl", "kl_old", "kl_completion", "entropy", "drift", "sampler_gap", "sampler_gap_max"})
 PHASES = ("start_up", "rollout", "reward", "reference", "train", "evaluate", "save")
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.:-=+*#"
@@ -64,15 +70,36 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def measured(name: str, value: float | None) -> str:
-    """A value in the unit its name implies: accuracies are shares, the rest plain numbers."""
-    is_share = name in ACCURACY_NAMES or name.startswith("accuracy_") or name.endswith("accuracy")
-    return percent(value) if is_share else number(value)
+def metric_text(name: str, value: float | None) -> str:
+    """A metric in the unit its name implies, the same on the console, on the page and in an evaluation.
+
+    Rates are percentages, log-probabilities and divergences nats, lengths tokens, the rest plain numbers.
+    """
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    last = name.rpartition("/")[2]
+    if last in RATES or last.startswith(("accuracy_", "pass@")) or last.endswith(("accuracy", "_is_longer")):
+        return percent(value)
+    if last in NATS or last.endswith("logp"):
+        return f"{number(value)} nats"
+    if last.endswith(("_tokens", "_length")):
+        return f"{number(value)} tokens"
+    return number(value)
 
 
-def headline(values: Mapping[str, float | None]) -> str | None:
-    """The name of the one measurement to put in a headline: an accuracy where there is one."""
-    for name in ACCURACY_NAMES:
+def plain_metrics(result: Mapping[str, float]) -> dict[str, float]:
+    """The metrics for a line of text; those with a slash in their name are too many for one."""
+    return {name: value for name, value in result.items() if "/" not in name}
+
+
+def words(name: str) -> str:
+    """A metric's name as it is read."""
+    return name.replace("_", " ")
+
+
+def headline(values: Mapping[str, Any], preferred: Sequence[str] = ACCURACY_NAMES) -> str | None:
+    """The name of the one metric to put in a headline: the first preferred one, an accuracy without a preference."""
+    for name in (*preferred, *ACCURACY_NAMES):
         if name in values:
             return name
     return next(iter(values), None)
@@ -90,7 +117,7 @@ def ordered(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) -> str:
-    """The course of the values in at most `width` characters, each the mean of its stretch."""
+    """The values over time in at most `width` characters, each the mean of its stretch."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.metrics.distribution import TOTAL, correlations, distribution, histogram, is_flat
+from whet.metrics.correlation import correlations
+from whet.metrics.distribution import TOTAL, distribution, histogram, is_flat
 from whet.report.text import duration, number, percent
 
 GOLD = ("gold answer", "gold solution")
@@ -17,8 +18,8 @@ STRONG = 0.5  # a correlation from here on is worth a word
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One answer and what the reward said of it."""
+class ScoredAnswer:
+    """One answer and what the reward gave it."""
 
     where: str  # file and line, or the run and step
     kind: str  # "gold answer", "gold solution", "completion"
@@ -45,7 +46,7 @@ class PartFacts:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RepeatDifference:
     """A sample that was scored differently the second time."""
 
     where: str
@@ -63,38 +64,38 @@ class Trial:
     source: str  # what was scored
     notes: tuple[str, ...]  # assumptions made on the way
     parts: tuple[PartFacts, ...]
-    judged: tuple[Judged, ...]
-    differences: tuple[Difference, ...] | None  # None: scored once only
+    scored: tuple[ScoredAnswer, ...]
+    differences: tuple[RepeatDifference, ...] | None  # None: scored once only
     seconds: float
     pieces: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> dict[str, list[float | None]]:
         """Scores of the total and of each part, in the order of the samples."""
-        found: dict[str, list[float | None]] = {TOTAL: [each.total for each in self.judged]}
-        return found | {part.name: [each.parts.get(part.name) for each in self.judged] for part in self.parts}
+        columns: dict[str, list[float | None]] = {TOTAL: [each.total for each in self.scored]}
+        return columns | {part.name: [each.parts.get(part.name) for each in self.scored] for part in self.parts}
 
     @property
-    def gold(self) -> list[Judged]:
-        return [each for each in self.judged if each.kind in GOLD]
+    def gold(self) -> list[ScoredAnswer]:
+        return [each for each in self.scored if each.kind in GOLD]
 
     @property
-    def gold_misses(self) -> list[Judged]:
+    def gold_misses(self) -> list[ScoredAnswer]:
         """Gold answers that the first part, the one that says whether a completion is right, does not give 1."""
         first = self.parts[0].name
         return [each for each in self.gold if each.parts.get(first) is not None and each.parts[first] != 1]
 
     @property
-    def unscorable(self) -> list[Judged]:
-        return [each for each in self.judged if each.total is None and not each.failures]
+    def unscorable(self) -> list[ScoredAnswer]:
+        return [each for each in self.scored if each.total is None and not each.failures]
 
     @property
-    def failed(self) -> list[Judged]:
-        return [each for each in self.judged if each.failures]
+    def failed(self) -> list[ScoredAnswer]:
+        return [each for each in self.scored if each.failures]
 
     @property
-    def slowest(self) -> list[Judged]:
-        return sorted(self.judged, key=lambda each: -each.seconds)[:SHOWN]
+    def slowest(self) -> list[ScoredAnswer]:
+        return sorted(self.scored, key=lambda each: -each.seconds)[:SHOWN]
 
     def never_vary(self) -> list[str]:
         """Parts with one score for everything: they cannot teach anything here."""
@@ -108,7 +109,7 @@ class Trial:
 
     def with_length(self) -> list[tuple[str, float | None, float | None]]:
         """(part, Pearson, Spearman) of each part's scores with the length of the completions."""
-        lengths: list[float | None] = [float(each.tokens) for each in self.judged]
+        lengths: list[float | None] = [float(each.tokens) for each in self.scored]
         return [
             (name, *correlations({"length": lengths, name: scores})[0][2:])
             for name, scores in self.shown_columns().items()
@@ -119,8 +120,8 @@ class Trial:
 
     def gold_rate(self) -> float | None:
         first = self.parts[0].name
-        scored = [each for each in self.gold if each.parts.get(first) is not None]
-        return 1 - len(self.gold_misses) / len(scored) if scored else None
+        judged = [each for each in self.gold if each.parts.get(first) is not None]
+        return 1 - len(self.gold_misses) / len(judged) if judged else None
 
     def is_sound(self) -> bool:
         """True when nothing failed, no gold answer was missed, and every reward kept its word on determinism."""
@@ -136,7 +137,7 @@ def trial_record(trial: Trial) -> dict[str, Any]:
         "hash": trial.hash,
         "source": trial.source,
         "notes": list(trial.notes),
-        "samples": len(trial.judged),
+        "samples": len(trial.scored),
         "seconds": trial.seconds,
         "parts": {
             part.name: {
@@ -171,14 +172,14 @@ def trial_text(trial: Trial, most: int = SHOWN) -> str:
     """The trial for a terminal."""
     lines = [
         f"{trial.title}    version {trial.hash}",
-        f"{trial.source}: {len(trial.judged)} samples in {duration(trial.seconds)}",
+        f"{trial.source}: {len(trial.scored)} samples in {duration(trial.seconds)}",
         *(f"  {note}" for note in trial.notes),
     ]
     for name, scores in trial.shown_columns().items():
         lines += ["", *_histogram_lines(name, scores, trial)]
     lines += ["", *_gold_lines(trial, most)]
     for title, found in (("unscorable", trial.unscorable), ("failed", trial.failed)):
-        lines.append(f"{title:14} {len(found)} of {len(trial.judged)}")
+        lines.append(f"{title:14} {len(found)} of {len(trial.scored)}")
         lines += [f"  {each.where}: {_why(each)}" for each in found[:most]]
         lines += [f"  and {len(found) - most} more"] if len(found) > most else []
     lines.append(f"{'never vary':14} {', '.join(trial.never_vary()) or 'none'}")
@@ -231,12 +232,12 @@ def _gold_lines(trial: Trial, most: int) -> list[str]:
 
 def _steady_lines(trial: Trial, most: int) -> list[str]:
     stated = [part.name for part in trial.parts if not part.deterministic]
-    said = f"; {', '.join(stated)} says it is not" if stated else ""
+    stated_text = f"; {', '.join(stated)} says it is not" if stated else ""
     if trial.differences is None:
-        return [f"{'deterministic':14} not checked{said}"]
+        return [f"{'deterministic':14} not checked{stated_text}"]
     if not trial.differences:
-        return [f"{'deterministic':14} yes, scored twice{said}"]
-    lines = [f"{'deterministic':14} no: {len(trial.differences)} scores differ the second time{said}"]
+        return [f"{'deterministic':14} yes, scored twice{stated_text}"]
+    lines = [f"{'deterministic':14} no: {len(trial.differences)} scores differ the second time{stated_text}"]
     return lines + [
         f"  {each.where}: {each.part} {_score(each.first)}, then {_score(each.second)}"
         for each in trial.differences[:most]
@@ -255,22 +256,22 @@ def _correlation_lines(trial: Trial) -> list[str]:
     return lines
 
 
-def _why(judged: Judged) -> str:
-    if judged.failures:
-        return next(iter(judged.failures.values()))
-    parts = ", ".join(name for name, value in judged.parts.items() if value is None)
-    return f"{parts} cannot judge it, gold {shortened(judged.answer, 40)}"
+def _why(answer: ScoredAnswer) -> str:
+    if answer.failures:
+        return next(iter(answer.failures.values()))
+    parts = ", ".join(name for name, value in answer.parts.items() if value is None)
+    return f"{parts} cannot judge it, gold {shortened(answer.answer, 40)}"
 
 
-def _brief(judged: Judged) -> dict[str, Any]:
+def _brief(answer: ScoredAnswer) -> dict[str, Any]:
     return {
-        "where": judged.where,
-        "kind": judged.kind,
-        "prompt_id": judged.prompt_id,
-        "answer": judged.answer,
-        "completion": shortened(judged.completion, 200),
-        "parts": dict(judged.parts),
-        "total": judged.total,
+        "where": answer.where,
+        "kind": answer.kind,
+        "prompt_id": answer.prompt_id,
+        "answer": answer.answer,
+        "completion": shortened(answer.completion, 200),
+        "parts": dict(answer.parts),
+        "total": answer.total,
     }
 
 

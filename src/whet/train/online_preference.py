@@ -14,6 +14,8 @@ from torch import Tensor
 
 from whet.data.cursor import Cursor
 from whet.protocols import Engine
+from whet.report.findings import Check
+from whet.report.preference_health import PREFERENCE_CHECKS
 from whet.rollout.collect import Score, draw_completions, score_groups
 from whet.train.preference import PreferenceRow, PreferenceTrainer
 from whet.train.rl import counts, mean_rewards, uniform_share
@@ -82,8 +84,10 @@ class OnlinePreferenceTrainer:
     def evaluate(self) -> dict[str, float]:
         return self._trainer.evaluate()
 
-    def findings(self, history: Sequence[StepReport]) -> list[str]:
-        return self._trainer.findings(history)
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Its steps report rewards, so they are read as RL: the checks of preference runs come on top."""
+        return (*PREFERENCE_CHECKS, *self._trainer.checks)
 
     def state(self) -> dict[str, Any]:
         return {**self._trainer.state(), "asked": self._cursor.position}

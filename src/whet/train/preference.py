@@ -17,6 +17,7 @@ from torch import Tensor
 from whet.data.families import Family, completion_family, family_passes, fitting, mismatched_family
 from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
+from whet.metrics.preference import length_correlation
 from whet.model.causal_lm import CausalLM
 from whet.model.reference import CopiedReference
 from whet.model.shared_prefix import to_device
@@ -24,10 +25,10 @@ from whet.model.token_logp import packs
 from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
-from whet.objective.preference.diagnosis import diagnosis
-from whet.objective.preference.metrics import length_correlation
 from whet.objective.preference.objective import PairObjective
 from whet.protocols import Engine
+from whet.report.findings import Check
+from whet.report.preference_health import beta_check
 from whet.train.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.optimizer import OptimizerSettings
@@ -228,9 +229,13 @@ class PreferenceTrainer:
             result.update(eval_metrics(exam.evaluate(engine)))
         return result
 
-    def findings(self, history: Sequence[StepReport]) -> list[str]:
-        """What is wrong with the run so far, each with the numbers that show it."""
-        return diagnosis([step.metrics for step in history], self._objective)
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Health checks that only the objective can bring; the kind's own are in the registry."""
+        curve, score = self._objective.curve, self._objective.score
+        # the usual range is that of a logistic loss of summed log-ratios: other scores and curves have another unit
+        is_usual = (score.name, curve.name) == ("log_ratio", "logistic")
+        return (beta_check(curve.reward_unit),) if is_usual else ()
 
     def state(self) -> dict[str, Any]:
         return {**self._pace.state(), "memory": dict(self._memory), "moved": self._moved}

@@ -21,7 +21,7 @@ from whet.data.pairs import Preference, Ranked
 from whet.data.prompts import Labelled
 from whet.data.step_rows import Stepped
 from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
-from whet.metrics.reward_model import outcome_marks, pair_marks, step_marks
+from whet.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
 from whet.model.causal_lm import CausalLM
 from whet.model.scalar_head import Kind, ScalarModel, scalar_model
 from whet.model.shared_prefix import to_device
@@ -275,10 +275,10 @@ def row_metrics(rows: Sequence[RewardModelRow], scores: Sequence[Sequence[float]
             for row, given in zip(rows, scores, strict=True)
             for better, worse in _pairs(row)
         ]
-        return pair_marks(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+        return pair_metrics(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
     if any(len(row.labels) > 1 for row in rows):
-        return step_marks(scores, [row.labels for row in rows])
-    return outcome_marks([given[0] for given in scores], [row.labels[0] or 0.0 for row in rows])
+        return step_metrics(scores, [row.labels for row in rows])
+    return outcome_metrics([given[0] for given in scores], [row.labels[0] or 0.0 for row in rows])
 
 
 def _check(objective: RankLoss | LabelLoss, lessons: RewardModelDataset) -> None:

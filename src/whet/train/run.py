@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,10 +28,8 @@ from whet.model.checkpoint import (
     save_checkpoint,
 )
 from whet.protocols import Callback
-from whet.report.exploited import exploited
 from whet.report.health import diagnosis
-from whet.report.parted import parted
-from whet.report.record import Record, read_metrics, step_reports
+from whet.report.record import RunRecorder, read_metrics, step_reports
 from whet.types import Prompt, Sample, StepReport
 
 
@@ -119,16 +117,15 @@ class _Progress:
 
 
 def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
-    """What the numbers of any run tell, and what this kind of course knows besides: its `findings`."""
-    findings: Callable[[Sequence[StepReport]], Sequence[str]] = getattr(trainer, "findings", lambda _: ())
-    return (*diagnosis(history, precision), *exploited(history), *parted(history), *findings(history))
+    """The problems of the last step, by the checks of every run, of this kind, and those the trainer brings."""
+    return diagnosis(history, precision, getattr(trainer, "checks", ()))
 
 
 def run_training(
     trainer: Trainer,
     schedule: LoopSettings,
     folder: Path,
-    record: Record,
+    record: RunRecorder,
     callbacks: Sequence[Callback],
     summary: Mapping[str, Any],
     *,
@@ -153,7 +150,7 @@ def run_training(
         progress.after, progress.evaluated_at = result, step
         if result:
             for callback in everyone:
-                callback.evaluated(step, "held_out", result, clock.seconds["evaluate"])
+                callback.evaluated(step, "eval", result, clock.seconds["evaluate"])
 
     def save(step: int) -> None:
         clock = PhaseTimer()
@@ -200,11 +197,11 @@ def _outcome(progress: _Progress, steps: int, ended: str | None) -> TrainingResu
 
 def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None) -> _Progress:
     if checkpoint is None:
-        Record.truncate(folder, {"metrics.jsonl": 0, "samples.jsonl": 0})
+        RunRecorder.truncate(folder, {"metrics.jsonl": 0, "samples.jsonl": 0})
         return _Progress()
     tensors, state = load_checkpoint(checkpoint, trainer.model)
     trainer.restore(state["trainer"], tensors)
-    Record.truncate(folder, state["logs"])
+    RunRecorder.truncate(folder, state["logs"])
     # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
     for path in complete_checkpoints(checkpoint.parent):
         if checkpoint_step(path) > checkpoint_step(checkpoint):

@@ -18,9 +18,9 @@ from typing import Any
 
 from whet.build.rewards import build_reward_parts
 from whet.config.config import read_toml, resolved_evaluation
-from whet.report import evaluations, read_metrics, read_summary, step_reports
-from whet.report.rescore import Rejudged, Rescore
-from whet.report.trial import Difference, Judged, PartFacts, Trial
+from whet.report import eval_records, read_metrics, read_summary, step_reports
+from whet.report.rescore import Rescore, RescoredSample
+from whet.report.trial import PartFacts, RepeatDifference, ScoredAnswer, Trial
 from whet.reward import RewardFailure, RewardPart, find_reward, score
 from whet.reward.call import PerSample
 from whet.reward.combine import Schedule, check_parts, combined, in_shares
@@ -81,7 +81,7 @@ def tried(parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0, 
     for place, answer in enumerate(answers.found):
         row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
         judged.append(
-            Judged(
+            ScoredAnswer(
                 where=answer.where,
                 kind=answer.kind,
                 prompt_id=answer.prompt.id,
@@ -111,7 +111,7 @@ def tried(parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0, 
             )
             for part in parts
         ),
-        judged=tuple(judged),
+        scored=tuple(judged),
         differences=None if again is None else tuple(_differences(parts, answers.found, first, again)),
         seconds=time.perf_counter() - start,
         pieces=version.pieces,
@@ -126,7 +126,7 @@ def rescored(run: str | Path, parts: Sequence[RewardPart], answers: Answers, tim
     columns = [[score for score, *_ in _part_scores(part, answers.found, timeout)] for part in parts]
     totals = _totals(parts, columns, answers.found, [answer.step / steps for answer in answers.found])
     rows = [
-        Rejudged(
+        RescoredSample(
             step=answer.step,
             prompt_id=answer.prompt.id,
             question=answer.prompt.question(),
@@ -187,7 +187,7 @@ def close_version(folder: str | Path, reward_hash: str, ledger: str | Path | Non
 def run_effect(folder: str | Path) -> Effect:
     """Means of each part over the first and the last tenth of the steps, and the held-out marks before and after."""
     lines = read_metrics(folder)
-    steps, exams = step_reports(lines), evaluations(lines)
+    steps, exams = step_reports(lines), eval_records(lines)
     count = max(1, math.ceil(ENDS * len(steps)))
     names = dict.fromkeys(name for step in steps for name in step.reward)
     marks = dict.fromkeys(name for exam in exams for name in exam.result)
@@ -316,9 +316,9 @@ def _differences(
     answers: Sequence[Answer],
     first: Sequence[Sequence[tuple[float | None, float, str]]],
     again: Sequence[Sequence[tuple[float | None, float, str]]],
-) -> list[Difference]:
+) -> list[RepeatDifference]:
     return [
-        Difference(answer.where, part.name, before[0], after[0])
+        RepeatDifference(answer.where, part.name, before[0], after[0])
         for part, befores, afters in zip(parts, first, again, strict=True)
         for answer, before, after in zip(answers, befores, afters, strict=True)
         if before[0] != after[0]

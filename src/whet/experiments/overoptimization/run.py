@@ -16,7 +16,7 @@ from whet.config.run_folder import locked, next_free_folder
 from whet.experiments.overoptimization.settings import StudySettings, study_settings
 from whet.experiments.overoptimization.study import Plan, courses_of, plan_name, study_stages
 from whet.pipeline import Done, Interrupted, Stage, run_stages, written_whole
-from whet.report.overoptimization import LAWS, Finding, finding_values, findings, sentence, table_text
+from whet.report.overoptimization import LAWS, ProxyResult, proxy_results, result_values, sentence, table_text
 from whet.report.overoptimization_page import PANELS, figure_svg, study_page
 from whet.report.text import duration
 from whet.types import WhetError
@@ -30,7 +30,7 @@ class Studied:
 
     folder: Path
     status: str  # finished or interrupted
-    findings: tuple[Finding, ...]
+    findings: tuple[ProxyResult, ...]
     page: Path
 
 
@@ -93,15 +93,15 @@ class ProgressPrinter:
         if not is_old and done.result.get("courses"):
             self._draw()
 
-    def _found(self) -> list[Finding]:
+    def _found(self) -> list[ProxyResult]:
         least = {"best_of_n": self._settings.least_d_best_of, "rl": self._settings.least_d}
-        return findings(courses_of(self._finished), least)  # type: ignore[arg-type]
+        return proxy_results(courses_of(self._finished), least)  # type: ignore[arg-type]
 
-    def _draw(self) -> list[Finding]:
+    def _draw(self) -> list[ProxyResult]:
         found = self._found()
         values = {
             "settings": self._settings.model_dump(mode="json"),
-            "findings": [finding_values(finding) for finding in found],
+            "findings": [result_values(finding) for finding in found],
         }
         whole = len(self._finished) == self._total
         facts = {name: _shown(value) for name, value in self._settings.model_dump(mode="json").items()}

@@ -26,7 +26,7 @@ from whet.metrics.selection import sizes as best_of_sizes
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline import Done, Stage, json_lines, read_json_lines, written_whole
 from whet.pipeline.parts import RUN, trained
-from whet.report.overoptimization import Course, Kind, Point, best_of_points, binned, from_start
+from whet.report.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.report.text import number, percent
 from whet.types import Prompt, Sample, WhetError
 
@@ -318,15 +318,17 @@ def optimise(settings: StudySettings, plan: Plan, folder: Path, done: Mapping[st
     return {"said": said, "courses": [_course_row(plan_name(plan), "rl", group, plan.seed, points)]}
 
 
-def _course_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[Point]) -> dict[str, Any]:
+def _course_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[ScorePoint]) -> dict[str, Any]:
     listed = [[point.d, point.gold, point.proxy] for point in points]
     return {"name": name, "kind": kind, "group": group, "seed": seed, "points": listed}
 
 
-def courses_of(done: Mapping[str, Done]) -> list[Course]:
+def courses_of(done: Mapping[str, Done]) -> list[ProxyCurve]:
     """Every course that the finished stages have found."""
     return [
-        Course(row["name"], row["kind"], row["group"], row["seed"], tuple(Point(*each) for each in row["points"]))
+        ProxyCurve(
+            row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*each) for each in row["points"])
+        )
         for each in done.values()
         for row in each.result.get("courses", ())
     ]

@@ -12,8 +12,6 @@ from whet.objective.preference.batch import (
     mismatched_rows,
     pair_totals,
 )
-from whet.objective.preference.diagnosis import diagnosis
-from whet.objective.preference.metrics import length_correlation
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.reward_model import (
     AllPairs,
@@ -41,8 +39,6 @@ __all__ = [
     "RankLoss",
     "RewardTotals",
     "balanced_weights",
-    "diagnosis",
-    "length_correlation",
     "mismatched_rows",
     "pair_ranks",
     "pair_totals",

@@ -5,8 +5,6 @@ Chosen and rejected completions are told apart throughout: a growing margin says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -58,16 +56,3 @@ def _paired(completions: PairCompletions, reward: Tensor, totals: PairTotals) ->
 
 def _total(values: Tensor, chosen: Tensor, count: int) -> Tensor:
     return torch.where(chosen, values, 0.0).sum() / max(count, 1)
-
-
-def length_correlation(metrics: Mapping[str, float]) -> float | None:
-    """Pearson's correlation of (n_w - n_l) with the margin over the pairs of a step; None without a spread."""
-    names = ("margin", "margin_square", "longer", "longer_square", "longer_margin")
-    if any(name not in metrics for name in names):
-        return None
-    margin, margin_square, longer, longer_square, product = (metrics[name] for name in names)
-    spreads = (margin_square - margin**2, longer_square - longer**2)
-    # what remains of two large squares is noise when there is no spread
-    if spreads[0] <= 1e-6 * margin_square or spreads[1] <= 1e-6 * longer_square:
-        return None
-    return max(-1.0, min(1.0, (product - margin * longer) / (spreads[0] * spreads[1]) ** 0.5))

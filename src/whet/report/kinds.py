@@ -1,0 +1,179 @@
+"""Kinds of run as data: which metrics are worth a line, a tile, a figure and the verdict of each.
+
+A kind is known by the metrics its steps report, so a folder needs no label to be read. To add a kind, add an entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from whet.types import StepReport
+
+RL, PREFERENCE, SFT, REWARD_MODEL = "rl", "preference", "sft", "reward_model"
+Measure = Callable[[StepReport], float | None]
+
+
+def metric(name: str) -> Measure:
+    return lambda step: step.metrics.get(name)
+
+
+def reward_part(name: str) -> Measure:
+    return lambda step: step.reward.get(name)
+
+
+def speed(step: StepReport) -> float | None:
+    """Tokens per second over the whole step."""
+    seconds = sum(step.seconds.values())
+    return step.counts.get("tokens", 0) / seconds if seconds > 0 and math.isfinite(seconds) else None
+
+
+def truncated(step: StepReport) -> float | None:
+    samples = step.counts.get("samples", 0)
+    return step.counts["truncated"] / samples if samples and "truncated" in step.counts else None
+
+
+def completion_length(step: StepReport) -> float | None:
+    """Mean number of tokens per completion."""
+    if "completion_length" in step.metrics:
+        return step.metrics["completion_length"]
+    samples = step.counts.get("samples", 0)
+    return step.counts.get("tokens", 0) / samples if samples else None
+
+
+def gradient_norm(step: StepReport) -> float | None:
+    return step.metrics.get("gradient_norm", step.metrics.get("grad_norm"))
+
+
+def spent(step: StepReport) -> float | None:
+    return step.counts.get("samples_spent")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One quantity of a step as it is shown. `name` also decides the unit of its value, by `metric_text`."""
+
+    name: str
+    measure: Measure
+    label: str  # in a line of the console
+    title: str = ""  # of its figure; no figure without
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """What is shown of a kind of run."""
+
+    name: str
+    goal: str  # the name of the quantity the verdict names where nothing was evaluated
+    main: tuple[Shown, ...]  # drawn together in the large figure, the first also as a sparkline
+    line: tuple[Shown, ...]  # in the step's line, after the main ones
+    figures: tuple[Shown, ...]
+    evals: tuple[str, ...]  # evaluation metrics in the order of importance: the first present is the headline
+    tokens: str  # what the counted tokens are
+
+
+REWARD = Shown("reward", reward_part("total"), "reward", "Mean reward")
+LOSS = Shown("loss", metric("loss"), "loss", "Loss")
+ACCURACY = Shown("accuracy", metric("accuracy"), "accuracy", "Accuracy", "share of the pairs ordered right")
+SPEED = Shown("tokens_per_second", speed, "tokens/s", "Speed", "tokens per second, whole step")
+GRADIENT = Shown("gradient_norm", gradient_norm, "gradient norm", "Gradient norm", "before clipping")
+LEARNING_RATE = Shown("learning_rate", metric("learning_rate"), "learning rate", "Learning rate")
+MARGIN = Shown("margin", metric("margin"), "margin", "Margin", "reward of chosen less that of rejected")
+CHOSEN_LOGP = Shown("chosen_logp", metric("chosen_logp"), "chosen", "log p of chosen", "nats per completion")
+REJECTED_LOGP = Shown("rejected_logp", metric("rejected_logp"), "rejected", "log p of rejected", "nats per completion")
+
+KINDS: dict[str, RunKind] = {
+    RL: RunKind(
+        RL,
+        "reward",
+        (REWARD,),
+        (
+            SPEED,
+            Shown("kl", metric("kl"), "KL"),
+            Shown("entropy", metric("entropy"), "entropy"),
+            Shown("completion_tokens", completion_length, "length"),
+            Shown("critic_explains", metric("critic_explains"), "critic explains"),
+            Shown("samples_spent", spent, "completions spent"),
+        ),
+        (
+            Shown("completion_tokens", completion_length, "length", "Completion length", "tokens"),
+            Shown("truncated", truncated, "truncated", "Truncated completions", "share"),
+            Shown("uniform_groups", metric("uniform_groups"), "uniform", "Groups that agree", "share"),
+            Shown("entropy", metric("entropy"), "entropy", "Entropy", "nats per token"),
+            Shown("kl", metric("kl"), "KL", "KL", "nats per token"),
+            GRADIENT,
+            Shown("loss", metric("loss"), "loss", "Loss", "share x weight x A x log pi"),
+            Shown("sampler_gap", metric("sampler_gap"), "gap", "Sampler gap", "nats per token"),
+            SPEED,
+        ),
+        ("accuracy", "reward"),
+        "generated",
+    ),
+    PREFERENCE: RunKind(
+        PREFERENCE,
+        "accuracy",
+        (ACCURACY,),
+        (MARGIN, CHOSEN_LOGP, REJECTED_LOGP, LOSS, SPEED),
+        (
+            Shown("loss", metric("loss"), "loss", "Loss", "preference loss, mean over the pairs"),
+            MARGIN,
+            CHOSEN_LOGP,
+            REJECTED_LOGP,
+            Shown("chosen_reward", metric("chosen_reward"), "chosen reward", "Reward of chosen", "implicit"),
+            Shown("rejected_reward", metric("rejected_reward"), "rejected reward", "Reward of rejected", "implicit"),
+            Shown("drift", metric("drift"), "drift", "Drift", "mean |log pi / ref|, nats per completion"),
+            GRADIENT,
+            LEARNING_RATE,
+            SPEED,
+        ),
+        ("pair_accuracy", "accuracy", "reward", "margin", "loss"),
+        "trained on",
+    ),
+    SFT: RunKind(
+        SFT,
+        "loss",
+        (LOSS,),
+        (SPEED, GRADIENT, LEARNING_RATE),
+        (GRADIENT, LEARNING_RATE, SPEED),
+        ("loss", "accuracy", "reward"),
+        "trained on",
+    ),
+    REWARD_MODEL: RunKind(
+        REWARD_MODEL,
+        "accuracy",
+        (ACCURACY,),
+        (
+            MARGIN,
+            LOSS,
+            Shown("confidence", metric("confidence"), "confidence"),
+            SPEED,
+        ),
+        (
+            Shown("loss", metric("loss"), "loss", "Loss", "-log of the chance given to the label"),
+            Shown("margin", metric("margin"), "margin", "Margin", "score of better less that of worse"),
+            Shown(
+                "confidence", metric("confidence"), "confidence", "Confidence", "mean chance given to its own choice"
+            ),
+            Shown("score", metric("score"), "score", "Score", "mean over the completions"),
+            GRADIENT,
+            LEARNING_RATE,
+            SPEED,
+        ),
+        ("accuracy", "step_accuracy", "calibration_error", "margin", "loss"),
+        "trained on",
+    ),
+}
+
+# the metric that only runs of a kind report; a run whose steps report none of them imitates
+SIGNS = ((PREFERENCE, "chosen_logp"), (REWARD_MODEL, "score"), (REWARD_MODEL, "squared_error"))
+
+
+def kind_of(steps: Sequence[StepReport]) -> RunKind:
+    """The kind of run that reports such steps; RL before the first step."""
+    if not steps or steps[-1].reward or "samples" in steps[-1].counts:
+        return KINDS[RL]
+    metrics = steps[-1].metrics
+    found = next((kind for kind, sign in SIGNS if sign in metrics), SFT if "loss" in metrics else RL)
+    return KINDS[found]

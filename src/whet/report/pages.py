@@ -1,0 +1,106 @@
+"""HTML pages from the templates beside this file: one shell, one style sheet, everything escaped.
+
+The one file that knows jinja2. Every value is escaped where it enters a template; only charts, which escape their own
+text, are placed as they are. The content policy in the head forbids scripts besides, since completions are written by
+a model that may have read anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent / "templates"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number at the head of a page; `before` is where it came from, `after` a small addition."""
+
+    name: str
+    value: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    name: str
+    tone: str  # class name of its colour
+    value: str = ""
+    note: str = ""
+    dashed: bool = False
+    share: str = "0"  # of a stacked bar
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its caption; with a `narrow` drawing it takes the whole width of the page."""
+
+    title: str
+    unit: str
+    svg: str
+    last: str = ""
+    note: str = ""
+    narrow: str = ""
+    legend: tuple[LegendEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageTable:
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class TextCard:
+    """A completion with its prompt, scores and whereabouts."""
+
+    rank: str
+    reward: str
+    chips: tuple[tuple[str, str], ...]
+    texts: tuple[tuple[str, str], ...]
+    foot: str
+    id: str = ""
+
+
+def render(template: str, **values: Any) -> str:
+    """A template filled in. Names that a template needs and does not get are an error."""
+    shell = {"policy": POLICY, "about": (), "status": "", "status_text": "", "heading": "", "verdict": ""}
+    return _environment().get_template(template).render({**shell, **values})
+
+
+def write_page(path: Path | str, page: str) -> Path:
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8", errors="replace")
+    return path
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def svg(text: str) -> Markup:
+        """A chart of `whet.report.charts`: nothing else may pass unescaped."""
+        if text and not text.startswith("<svg "):
+            raise ValueError(f"only charts are placed as they are, and this is none: {text[:40]!r}")
+        return Markup(text)
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["svg"] = svg
+    return environment
