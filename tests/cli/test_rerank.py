@@ -115,11 +115,11 @@ MISTAKES = {
         ["--rerank", "exact_answer", "--samples", "4", "--set", "sampling.temperature=0"],
         "sampling.temperature=1.0",
     ),
-    "a policy": (["--rerank", "POLICY", "--samples", "4"], "LlamaForCausalLM is no reward model; give a run of"),
-    "an empty folder": (["--rerank", "EMPTY", "--samples", "4"], "no model is there"),
+    "a policy": (["--rerank", "POLICY", "--samples", "4"], "holds LlamaForCausalLM, which is no reward model; give the folder of a run"),
+    "an empty folder": (["--rerank", "EMPTY", "--samples", "4"], "holds no model that can be a reward: it is empty"),
     "no such run": (
         ["--rerank", "runs/rm-009", "--samples", "4"],
-        "runs/rm-009: there is no such folder; give the run",
+        "runs/rm-009': there is no such folder; give the run",
     ),
     "a mistyped reward": (["--rerank", "exact_answr", "--samples", "4"], "did you mean 'exact_answer'"),
     "a search by whole completions": (

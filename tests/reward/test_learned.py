@@ -2,14 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from whet.protocols import Reward
-from whet.reward import RewardPart, step_scorer, with_steps
-from whet.reward.learned import aggregated, agreed, learned, learned_steps, length_fit, step_ends
-from whet.reward.learned.network import Place, batches, read_network
+from whet.reward import RewardPart, find_reward, step_scorer, with_steps
+from whet.reward.learned import LearnedSteps, aggregated, agreed, learned, learned_steps, length_fit, step_ends
+from whet.reward.learned.network import Place, Tokens, batches, read_network
 from whet.reward.settings import reward_with
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -328,7 +330,7 @@ def test_a_mistake_is_one_line_with_its_fix(settings, complaint):
 
 
 def test_device_and_dtype_are_checked(scalar):
-    with pytest.raises(WhetError, match="give auto, cpu, cuda or cuda:0"):
+    with pytest.raises(WhetError, match="give auto, cpu, cuda or cuda:N"):
         learned(folder=scalar[1], device="gpu").prepare()
     with pytest.raises(WhetError, match="give one of auto, float32, bfloat16, float16"):
         learned(folder=scalar[1], dtype="int8").prepare()
@@ -350,3 +352,71 @@ def test_settings_are_checked_by_name_and_type(maker):
         reward_with(maker, {"foldr": "a"}, maker.__name__)
     with pytest.raises(WhetError, match="give a whole number"):
         reward_with(maker, {"folder": "a", "micro_batch_tokens": "many"}, maker.__name__)
+
+
+def test_a_reward_models_folder_is_a_reward(scalar, tmp_path):
+    model, folder = scalar
+    reward = find_reward(folder)
+    assert reward.name == Path(folder).name
+    asked = [QUESTION] * 2
+    assert reward(asked, samples("a", "bb")) == learned(folder=folder)(asked, samples("a", "bb"))
+    assert find_reward(folder, {"name": "mine"}).name == "mine"
+    run = tmp_path / "rm-004"
+    checkpoint = run / "checkpoints" / "step-000020"
+    saved(checkpoint, model)
+    (checkpoint / "manifest.json").write_text("{}")
+    for given in (run, checkpoint):
+        found = find_reward(str(given))
+        assert found.name == "rm-004" and found.made_of["folder"] == [str(checkpoint)]
+    steps = saved(tmp_path / "prm", llama("ForTokenClassification", num_labels=1))
+    assert isinstance(find_reward(steps, {"aggregate": "last"}), LearnedSteps)
+
+
+def test_a_folder_without_a_reward_model_says_what_it_holds(tmp_path):
+    policy = saved(tmp_path / "policy", llama("ForCausalLM"))
+    with pytest.raises(WhetError, match=r"holds LlamaForCausalLM, which is no reward model; give the folder of a run"):
+        find_reward(policy)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(WhetError, match="holds no model that can be a reward: it is empty"):
+        find_reward(str(tmp_path / "notes"))
+    (tmp_path / "notes" / "a.txt").write_text("")
+    with pytest.raises(WhetError, match=r"it has a\.txt; give"):
+        find_reward(str(tmp_path / "notes"))
+    (tmp_path / "young" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(WhetError, match="its run has no complete checkpoint yet"):
+        find_reward(str(tmp_path / "young"))
+    with pytest.raises(WhetError, match=r"runs/none'?: there is no such folder"):
+        find_reward("runs/none")
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_completions_that_share_a_prompt_score_as_they_do_alone(tmp_path, kind):
+    suffix = {"sequence": "ForSequenceClassification", "token": "ForTokenClassification"}[kind]
+    folder = saved(tmp_path, llama(suffix, num_labels=2, pad_token_id=VOCABULARY["<end>"], num_hidden_layers=2))
+    network, _ = read_network(Place(folder, micro_batch_tokens=60), [kind])
+    assert network.scalar is not None
+    asked = [QUESTION] * 3 + [PLAIN] * 2 + [QUESTION]
+    written = ["a", "bcd efg", "bcd xyz and more", "z", "zzzzzzzz", "bcd"]
+    rows = [network.conversation_tokens(*pair) for pair in zip(asked, written, strict=True)]
+    rows[1] = Tokens([*rows[1].ids, VOCABULARY["<end>"]])  # padding inside a row: transformers reads before it
+    places = None if kind == "sequence" else [[0, len(row.ids) // 2, len(row.ids) - 1] for row in rows]
+    shared = network.logits(rows, [prompt.id for prompt in asked], places)
+    alone = replace(network, scalar=None).logits(rows, [prompt.id for prompt in asked], places)
+    for one, other in zip(shared, alone, strict=True):
+        assert one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert len({round(float(each[-1, 0]), 4) for each in alone}) >= 5  # the rows differ, so a mix-up would show
+
+
+def test_a_shared_prompt_is_computed_once(scalar, monkeypatch):
+    network, _ = read_network(Place(scalar[1]), ["sequence"])
+    computed = []
+    original = network.scalar.split.trunk.forward
+    monkeypatch.setattr(
+        network.scalar.split.trunk,
+        "forward",
+        lambda *given, **named: computed.append(named["input_ids"].numel()) or original(*given, **named),
+    )
+    rows = [network.conversation_tokens(QUESTION, "ab" + letter) for letter in "cdefghij"]
+    network.logits(rows, ["q"] * 8)
+    fused = computed == []  # a fast path of its own walks the layers without the trunk's forward
+    assert fused or sum(computed) < 0.7 * sum(len(row.ids) for row in rows)

@@ -60,8 +60,13 @@ def mismatched_family(family: Family, other: Family) -> Family:
 def judged_family(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]) -> tuple[Judged, ...]:
     """Prompt and completion as a classifier reads them, scored at the last token."""
     rows = [_conversation_tokens(tokenizer, prompt, completion) for completion in completions]
+    return judged_rows_of(rows, [(len(row) - 1,) for row in rows])
+
+
+def judged_rows_of(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> tuple[Judged, ...]:
+    """Rows of one family, each scored at its places."""
     shared = _common(rows)
-    return tuple(Judged(row, shared, (len(row) - 1,)) for row in rows)
+    return tuple(Judged(row, shared, tuple(at)) for row, at in zip(rows, places, strict=True))
 
 
 def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Sequence[str], separator: str) -> Judged:

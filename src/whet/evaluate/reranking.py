@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from whet.build.assembly import Runtime
@@ -17,11 +15,11 @@ from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
 from whet.evaluate.search import SearchPlan, searched
 from whet.protocols import Reward
 from whet.report.rerank import Opinions, Pool, Reranking, SearchResult, choice_lines, search_result
-from whet.reward import BUILTIN, RewardPart, find_reward
+from whet.reward import RewardPart, find_reward
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.learned import LearnedSteps, aggregated
 from whet.reward.learned.ensemble import Aggregate
-from whet.reward.learned.members import model_folders
+from whet.reward.learned.members import model_folders, saved_config
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
@@ -29,7 +27,6 @@ from whet.train.evaluate import Evaluator
 from whet.types import Group, Prompt, Sample, WhetError
 
 AGGREGATES = get_args(Aggregate)
-KINDS = {"ForSequenceClassification": "learned", "ForTokenClassification": "learned_steps"}
 
 
 @dataclass(frozen=True)
@@ -121,43 +118,10 @@ def scorers_of(section: RerankSection) -> list[Scorer]:
 
 
 def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Scorer:
-    name = choice.reward
-    if name in BUILTIN or ":" in name:
-        return Scorer(name, find_reward(name, settings))
-    if "/" in name and not Path(name).is_dir():
-        raise WhetError(
-            f"--rerank {name}: there is no such folder; give the run of a reward model, or a reward by name"
-        )
-    if not Path(name).is_dir():
-        find_reward(name)  # its complaint names the reward that was probably meant
-    kind = _kind_of(name)
-    return Scorer(name, find_reward(kind, {"folder": name, **settings}))
-
-
-def _kind_of(given: str) -> str:
-    """The built-in reward that reads such a model: a run's, a checkpoint's or the first of an ensemble."""
-    saved = _saved_config(given)
-    if saved is None:
-        raise WhetError(
-            f"--rerank {given}: no model is there (no readable config.json); give a run of `whet train rm`, orm or prm"
-        )
-    names = saved.get("architectures") or []
-    for name in names:
-        for ending, kind in KINDS.items():
-            if str(name).endswith(ending):
-                return kind
-    raise WhetError(
-        f"--rerank {given}: {', '.join(map(str, names)) or 'a model of no stated architecture'} is no reward model; "
-        "give a run of `whet train rm`, orm or prm, or a reward by name"
-    )
-
-
-def _saved_config(folder: str | Sequence[str]) -> dict[str, Any] | None:
     try:
-        found = json.loads((Path(model_folders(folder)[0]) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+        return Scorer(choice.reward, find_reward(choice.reward, settings))
+    except WhetError as error:
+        raise WhetError(f"--rerank {choice.reward}: {error}") from error
 
 
 def _separator(section: RerankSection, each: Scorer) -> str:
@@ -172,7 +136,7 @@ def _separator(section: RerankSection, each: Scorer) -> str:
     if not isinstance(each.reward, LearnedSteps):
         raise WhetError(f"{each.name} does not say what ends a step; give --set rerank.separator=TEXT")
     settings = each.reward.settings
-    return settings.separator or str((_saved_config(settings.folder) or {}).get(SEPARATOR) or EMPTY_LINE)
+    return settings.separator or str((saved_config(settings.folder) or {}).get(SEPARATOR) or EMPTY_LINE)
 
 
 def _pool(group: Group) -> Pool:

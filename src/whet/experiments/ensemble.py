@@ -18,7 +18,7 @@ from whet import api
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.config.run_folder import CONFIG, next_free_folder, read_config
 from whet.report.record import read_summary
-from whet.report.text import plain_metrics
+from whet.report.text import metric_text, plain_metrics
 from whet.types import WhetError
 
 MARKS = "ensemble.json"

@@ -76,17 +76,17 @@ def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompu
     trunk = model.base_model
     head = _head(model)
     if head is not None and trunk is not model:
-        candidate = CausalLM(model, trunk, head, False, _takes_positions(trunk))
+        candidate = CausalLM(model, trunk, head, False, takes_positions(trunk))
         if _agrees(candidate):
             return replace(candidate, dtype=dtype, recompute=recompute)
-    return CausalLM(model, model, _identity, True, _takes_positions(model), dtype, recompute)
+    return CausalLM(model, model, _identity, True, takes_positions(model), dtype, recompute)
 
 
 def _identity(logits: Tensor) -> Tensor:
     return logits
 
 
-def _takes_positions(module: nn.Module) -> bool:
+def takes_positions(module: nn.Module) -> bool:
     return "position_ids" in inspect.signature(module.forward).parameters
 
 

@@ -82,7 +82,7 @@ def metric_text(name: str, value: float | None) -> str:
         return percent(value)
     if last in NATS or last.endswith("logp"):
         return f"{number(value)} nats"
-    if last.endswith(("_tokens", "_length")):
+    if last.endswith("_length"):
         return f"{number(value)} tokens"
     return number(value)
 

@@ -1,4 +1,4 @@
-"""Rewards by name: a built-in, `module:function`, or `path/to/file.py:function`."""
+"""Rewards by name: a built-in, `module:function`, `path/to/file.py:function`, or the folder of a reward model."""
 
 from __future__ import annotations
 
@@ -91,11 +91,21 @@ registry.open_shelf("reward", BUILTIN, _refusal)
 
 
 def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) -> Reward:
-    """The reward of that name with these settings; a file's or module's reward is imported, so its code runs."""
+    """The reward of that name with these settings; a file's or module's reward is imported, so its code runs.
+
+    A run or checkpoint folder of a reward model is a reward: `learned` for an outcome model, `learned_steps` for a
+    process model, reported under the run's name.
+    """
     if name_or_path not in BUILTIN and ":" not in name_or_path:
         registry.load_plugins()
     if name_or_path in BUILTIN:
         return reward_with(BUILTIN[name_or_path], settings, name_or_path, strict=True)
+    if Path(name_or_path).is_dir():
+        from whet.reward.learned.members import reward_model_kind, run_name
+
+        kind = reward_model_kind(name_or_path)
+        given = {"folder": name_or_path, "name": run_name(name_or_path), **settings}
+        return reward_with(BUILTIN[kind], given, kind, strict=True)
     source, _, attribute = name_or_path.rpartition(":")
     if not source or not attribute:
         raise WhetError(_unknown(name_or_path))
@@ -111,9 +121,11 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
 def _unknown(name: str) -> str:
     if name.rstrip(":").endswith(".py"):
         return f"reward {name!r} names a file but no function; add it, as in {name.rstrip(':')}:my_reward"
+    if "/" in name:
+        return f"reward {name!r}: there is no such folder; give the run of a reward model, or a reward by name"
     return (
         f"no reward is called {name!r}{did_you_mean(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
-        "your own: path/to/file.py:function or module:function"
+        "your own: path/to/file.py:function or module:function; a reward model's: its folder"
     )
 
 

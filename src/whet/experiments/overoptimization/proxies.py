@@ -90,7 +90,8 @@ class ProxyScore:
         found = []
         for network, (_, mean, spread) in zip(self._networks, self._members, strict=True):
             tokens = [network.conversation_tokens(prompts[place], completions[place]) for place in places.values()]
-            scores = network.logits(tokens, lambda logits, _: logits[0])
+            groups = [prompts[place].id for place in places.values()]
+            scores = [each[0, 0] for each in network.logits(tokens, groups)]
             known = dict(zip(places, map(float, scores), strict=True))
             found.append([(known[key] - mean) / spread for key in keys])
         return found

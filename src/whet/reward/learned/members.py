@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 HEADS = "score_members"  # in a model's config: [centre, scale] of each head, or None where they were not measured
 APART = 2.0  # times one member's scores may be spread wider than another's before that is worth a warning
+
+KINDS = {"ForSequenceClassification": "learned", "ForTokenClassification": "learned_steps"}
 
 Scale = tuple[float, float]  # centre, scale
 
@@ -63,6 +66,40 @@ def _newest(run: Path) -> str | None:
 def _number(path: Path) -> int:
     last = path.name.rpartition("-")[2]
     return int(last) if last.isdigit() else -1
+
+
+def reward_model_kind(folder: str) -> str:
+    """The built-in reward that reads the model of a folder: a run's, a checkpoint's, or the first of an ensemble."""
+    saved = saved_config(folder)
+    advice = "give the folder of a run of `whet train rm`, orm or prm"
+    if saved is None:
+        there = sorted(each.name for each in Path(folder).iterdir())
+        content = f"it has {', '.join(there[:6])}" + (", ..." if len(there) > 6 else "") if there else "it is empty"
+        if (Path(folder) / "checkpoints").is_dir():
+            content = "its run has no complete checkpoint yet"
+        raise WhetError(f"{folder} holds no model that can be a reward: {content}; {advice}")
+    names = [str(name) for name in saved.get("architectures") or []]
+    for name in names:
+        for ending, kind in KINDS.items():
+            if name.endswith(ending):
+                return kind
+    holds = ", ".join(names) or "a model of no stated architecture"
+    raise WhetError(f"{folder} holds {holds}, which is no reward model; {advice}")
+
+
+def saved_config(folder: str | Sequence[str]) -> dict[str, Any] | None:
+    """The config.json of the first model of these folders; None where none can be read."""
+    try:
+        found = json.loads((Path(model_folders(folder)[0]) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def run_name(folder: str) -> str:
+    """What the scores of a folder's model are reported under: the name of its run."""
+    path = Path(folder).resolve()
+    return path.parent.parent.name if path.parent.name == "checkpoints" else path.name
 
 
 def head_scales(config: Any) -> list[Scale | None] | None:

@@ -7,7 +7,7 @@ tokenizer that cannot be the model's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from whet.data.chat import templated
+from whet.data.families import family_passes, judged_rows, judged_rows_of
+from whet.model.causal_lm import CausalLM, takes_positions
+from whet.model.load import device_choice
+from whet.model.scalar_head import ScalarModel
+from whet.model.token_logp import packs
 from whet.reward.failure import one_line
-from whet.types import Message, Prompt, WhetError
+from whet.types import Prompt, WhetError
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +67,60 @@ class Network:
     labels: tuple[str, ...]  # () for a language model
     context: int  # tokens
     padding: int | None  # the model's own padding token
+    scalar: ScalarModel | None = None  # a decoder with a linear head: completions share their prompt's computation
 
-    def logits(self, sequences: Sequence[Tokens], pick: Callable[[Tensor, int], Tensor]) -> list[Tensor]:
-        """`pick(logits of one sequence, its number)` for each, in order, float32 on the CPU."""
+    def logits(
+        self, sequences: Sequence[Tokens], groups: Sequence[Hashable], places: Sequence[Sequence[int]] | None = None
+    ) -> list[Tensor]:
+        """The model's outputs at the `places` of each sequence, [places, labels], in order, float32 on the CPU.
+
+        Without places, a sequence classifier's one output. Sequences of one group (the completions to one prompt)
+        are computed together, and what they begin with only once, where the model allows it.
+        """
+        if self.scalar is not None and places is None:
+            places = [[self._last(each.ids)] for each in sequences]
+        if self.scalar is not None and places is not None:
+            return self._shared_logits(sequences, groups, places)
         found: dict[int, Tensor] = {}
         for rows in batches([len(each.ids) for each in sequences], self.place.micro_batch_tokens):
             inputs = self._padded([sequences[row] for row in rows])
             with torch.inference_mode():
                 logits = self.model(**inputs).logits
             for at, row in enumerate(rows):
-                found[row] = pick(logits[at], row).float().cpu()
+                found[row] = (logits[at][None] if places is None else logits[at][list(places[row])]).float().cpu()
         return [found[row] for row in range(len(sequences))]
+
+    def _shared_logits(
+        self, sequences: Sequence[Tokens], groups: Sequence[Hashable], places: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        assert self.scalar is not None
+        families = list(self._families(sequences, groups))
+        rows = [[tuple(sequences[row].ids) for row in family] for family in families]
+        judged = [
+            judged_rows_of(each, [places[row] for row in family]) for each, family in zip(rows, families, strict=True)
+        ]
+        found: dict[int, Tensor] = {}
+        for numbers in family_passes(judged, self.place.micro_batch_tokens, packed=True):
+            batch = judged_rows([judged[number] for number in numbers])
+            with torch.no_grad():
+                scores = self.scalar.scores(batch.tokens, batch.scored, batch.shared).float().cpu()
+            order = [row for number in numbers for row in families[number]]
+            found.update(zip(order, scores.split([len(places[row]) for row in order]), strict=True))
+        return [found[row] for row in range(len(sequences))]
+
+    def _families(self, sequences: Sequence[Tokens], groups: Sequence[Hashable]) -> Iterator[list[int]]:
+        """Rows of one group, as many as fit into a pass."""
+        members: dict[Hashable, list[int]] = {}
+        for row, group in enumerate(groups):
+            members.setdefault(group, []).append(row)
+        for rows in members.values():
+            longest = max(len(sequences[row].ids) for row in rows)
+            most = max(1, self.place.micro_batch_tokens // longest)
+            yield from (rows[start : start + most] for start in range(0, len(rows), most))
+
+    def _last(self, ids: Sequence[int]) -> int:
+        """Where transformers' own classifiers read a sequence: at its last token that is not padding."""
+        return next((at for at in range(len(ids) - 1, 0, -1) if ids[at] != self.padding), 0)
 
     def _padded(self, sequences: Sequence[Tokens]) -> dict[str, Tensor]:
         width = max(len(sequence.ids) for sequence in sequences)
@@ -101,7 +150,7 @@ class Network:
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
         """What stands before the completion, its opening included."""
         if prompt.text is None and self.tokenizer.chat_template:
-            return self.text_tokens(self._templated(prompt.messages, prompt.id, open_completion=True))
+            return self.text_tokens(templated(self.tokenizer, prompt.messages, prompt.id, open_completion=True))
         text = prompt.text if prompt.text is not None else plain_text(prompt) + "\n"
         return list(self.tokenizer(text)["input_ids"])
 
@@ -109,7 +158,7 @@ class Network:
         """Prompt and completion: by the chat template, else as the pair of texts of older classifiers."""
         if prompt.text is None and self.tokenizer.chat_template:
             messages = (*prompt.messages, {"role": "assistant", "content": completion})
-            return Tokens(self.text_tokens(self._templated(messages, prompt.id, open_completion=False)))
+            return Tokens(self.text_tokens(templated(self.tokenizer, messages, prompt.id)))
         if self.tokenizer.sep_token_id is not None:
             # the model decides, not the tokenizer: not every saved one remembers that its model wants them
             typed = getattr(self.model.config, "type_vocab_size", 0) > 1
@@ -117,18 +166,6 @@ class Network:
             return Tokens(list(pair["input_ids"]), list(pair["token_type_ids"]) if typed else ())
         between = "" if prompt.text is not None else "\n"
         return Tokens(list(self.tokenizer(plain_text(prompt) + between + completion)["input_ids"]))
-
-    def _templated(self, messages: Sequence[Message], name: str, open_completion: bool) -> str:
-        try:
-            written = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=open_completion
-            )
-        except Exception as error:
-            raise WhetError(
-                f"{self.place.folder}: its chat template refuses prompt {name!r}: {one_line(str(error))}; "
-                "change the prompt's roles, or give a tokenizer folder with a template that takes them"
-            ) from error
-        return str(written)
 
 
 def plain_text(prompt: Prompt) -> str:
@@ -169,14 +206,15 @@ def read_network(place: Place, kinds: Sequence[Kind]) -> tuple[Network, Kind]:
     text_config = model.config.get_text_config()
     longest = getattr(text_config, "max_position_embeddings", None)
     context = min(int(longest or NO_LIMIT), int(getattr(tokenizer, "model_max_length", NO_LIMIT) or NO_LIMIT))
-    return Network(place, model, tokenizer, labels, context, text_config.pad_token_id), kind
+    scalar = None if kind == "causal" else _shared_prefix_model(model)
+    return Network(place, model, tokenizer, labels, context, text_config.pad_token_id, scalar), kind
 
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 def _model(transformers: ModuleType, place: Place, kind: Kind, config: Any) -> Any:
-    device, dtype = _device(place.device), _dtype(place, config)
+    device, dtype = device_choice(place.device), _dtype(place, config)
     loader = getattr(transformers, f"AutoModel{SUFFIX[kind]}")
     loaded = _read(
         lambda: loader.from_pretrained(place.folder, dtype=dtype, output_loading_info=True, **_LOCAL),
@@ -224,16 +262,13 @@ def _read(load: Callable[[], Any], folder: str, what: str, fix: str = "save the 
         raise WhetError(f"{folder}: its {what} cannot be read: {one_line(str(error))}; {fix}") from error
 
 
-def _device(asked: str) -> torch.device:
-    if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(asked)
-    except RuntimeError:
-        raise WhetError(f"device of a learned reward is {asked!r}; give auto, cpu, cuda or cuda:0") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise WhetError(f"device of a learned reward is {asked}, and no CUDA device is there; give device=cpu")
-    return device
+def _shared_prefix_model(model: Any) -> ScalarModel | None:
+    """The classifier as a trunk and a linear head, where rows that share a prefix give the outputs of rows alone."""
+    head = getattr(model, "score", None)
+    if not isinstance(head, torch.nn.Linear) or model.dtype != torch.float32 or model.base_model is model:
+        return None
+    split = CausalLM(model, model.base_model, head, False, takes_positions(model.base_model))
+    return ScalarModel(model, split, head) if packs(split) else None
 
 
 def _dtype(place: Place, config: Any) -> torch.dtype:
@@ -242,7 +277,7 @@ def _dtype(place: Place, config: Any) -> torch.dtype:
     if place.dtype != "auto":
         return getattr(torch, place.dtype)
     saved = getattr(config, "dtype", None)
-    if saved in (torch.bfloat16, torch.float16) and _device(place.device).type == "cuda":
+    if saved in (torch.bfloat16, torch.float16) and device_choice(place.device).type == "cuda":
         return saved
     return torch.float32
 

@@ -201,9 +201,8 @@ class Learned:
         if len(fitting) < len(tokens):
             lost, limit = len(tokens) - len(fitting), network.context
             logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
-        found = network.logits(
-            [tokens[row] for row in fitting], lambda logits, _: self._output(network, logits, labels)
-        )
+        logits = network.logits([tokens[row] for row in fitting], [prompts[row].id for row in fitting])
+        found = [self._output(network, each[0], labels) for each in logits]
         outputs: list[list[float] | None] = [None] * len(tokens)
         for row, values in zip(fitting, found, strict=True):
             outputs[row] = values.tolist()

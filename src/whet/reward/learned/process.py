@@ -165,12 +165,13 @@ class LearnedSteps:
             limit = network.context
             logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
 
-        def pick(logits: Tensor, number: int) -> Tensor:
-            at = torch.tensor(written[rows[number]][1], device=logits.device)
-            one_by_one = kind == "token" and head_scales(network.model.config) is not None
-            return _right(logits[at].float(), kind, choices, one_by_one)
-
-        scores = network.logits([Tokens(written[row][0]) for row in rows], pick)
+        one_by_one = kind == "token" and head_scales(network.model.config) is not None
+        logits = network.logits(
+            [Tokens(written[row][0]) for row in rows],
+            [prompts[row].id for row in rows],
+            [written[row][1] for row in rows],
+        )
+        scores = [_right(each, kind, choices, one_by_one) for each in logits]
         for row, values in zip(rows, scores, strict=True):
             found[row] = values.tolist()
         return found
