@@ -30,9 +30,7 @@ class JsonlTracker:
 
 def main(folder: str | Path = "runs/tracked", steps: int = 20, path: str | Path = "tracked.jsonl") -> whet.Run:
     tracker = JsonlTracker(path)
-    return whet.train(
-        "grpo", data=DATA, reward="exact_answer", steps=steps, folder=str(folder), callbacks=[tracker]
-    )
+    return whet.train("grpo", data=DATA, reward="exact_answer", steps=steps, folder=str(folder), callbacks=[tracker])
 
 
 if __name__ == "__main__":

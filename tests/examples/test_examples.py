@@ -104,7 +104,9 @@ def test_the_notebook_runs_and_shows_progress(tmp_path):
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     training, card, metrics, evals, plot, _, result = cells
-    (progress,) = [each for each in training.outputs if each.output_type == "display_data"]  # one output that was kept up to date, not a line per step
+    (progress,) = [
+        each for each in training.outputs if each.output_type == "display_data"
+    ]  # one output that was kept up to date, not a line per step
     assert "step 4/4" in progress["data"]["text/html"] and "finished" in progress["data"]["text/html"]
     assert "<svg" in card.outputs[0]["data"]["text/html"]
     assert "<table" in metrics.outputs[0]["data"]["text/html"] and "<table" in evals.outputs[0]["data"]["text/html"]
