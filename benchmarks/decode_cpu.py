@@ -26,8 +26,8 @@ import transformers
 
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
-from whet.rollout.own_cache import write_any
-from whet.rollout.scheduler import Ending
+from whet.rollout.own_cache import OwnCacheBackend
+from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -80,6 +80,11 @@ def transformers_side(model: Any, requests: list[Request], group: int, budget: i
     return int(found[:, rows.shape[1] :].numel())
 
 
+def own_cache(split: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> Completions:
+    job = decode_job(requests, sampling, StopRule(torch.tensor([], dtype=torch.long), lambda tokens: ""))
+    return DecodeScheduler(OwnCacheBackend(split, job, rows), job).run()
+
+
 def taken(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
     """Tokens a second of each side, round by round; a first round warms up."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -111,7 +116,6 @@ def main() -> None:
     rows = options.prompts * options.group
     requests = requests_of(split, options.prompts, options.group, options.prompt_length)
     sampling = Sampling(max_new_tokens=options.new)
-    never = Ending(torch.tensor([], dtype=torch.long), lambda tokens: "")
     limit = options.prompt_length + options.new
 
     def written(engine: TorchEngine, wanted: list[Request]) -> int:
@@ -120,7 +124,7 @@ def main() -> None:
     engine = TorchEngine(split, Silent(), (), context=limit)
     sides: dict[str, Callable[[], int]] = {
         "transformers": lambda: transformers_side(model, requests, options.group, options.new),
-        "whet, the model's own cache": lambda: sum(write_any(split, requests, sampling, never, rows).count),
+        "whet, the model's own cache": lambda: sum(own_cache(split, requests, sampling, rows).count),
         "whet": lambda: written(engine, requests),
     }
     if options.ragged:

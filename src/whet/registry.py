@@ -87,11 +87,13 @@ def open_shelf(kind: str, things: MutableMapping[str, Any], refusal: Callable[[A
 
 
 @overload
-def register(kind: Kind, thing: Registered, *, name: str | None = None) -> Registered: ...
+def register(kind: Kind, thing: Registered, *, name: str | None = None) -> Registered:
+    """Add the thing and return it."""
 
 
 @overload
-def register(kind: Kind, *, name: str | None = None) -> Callable[[Registered], Registered]: ...
+def register(kind: Kind, *, name: str | None = None) -> Callable[[Registered], Registered]:
+    """A decorator that adds what it is put on."""
 
 
 def register(kind: Kind, thing: Any = None, *, name: str | None = None) -> Any:

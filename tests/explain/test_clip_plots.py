@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from tests.drawings import same_drawing
 from whet.explain import clip_plots as plots
 from whet.objective import AXES, PRESETS
 from whet.objective.clip import Cap, PPOClip, Unclipped
@@ -18,6 +19,7 @@ from whet.types import WhetError
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images" / "clip"
 REFRESH = "python -m whet.explain"
+SVG = "{http://www.w3.org/2000/svg}"
 FRAME = Frame("title", "x", "y", (0.0, 2.0), (0.0, 2.0), size=(200, 100))
 
 
@@ -27,7 +29,7 @@ def test_every_rule_and_every_method_has_a_fresh_picture():
     assert {plots.plot_name(preset.objective) for preset in PRESETS.values()} <= set(drawn)
     there = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.svg")}
     assert set(there) == set(drawn), f"pictures missing or left over in docs/images/clip; {REFRESH}"
-    stale = [name for name in drawn if there[name] != drawn[name]]
+    stale = [name for name in drawn if not same_drawing(there[name], drawn[name])]
     assert not stale, f"stale: {', '.join(stale)}; {REFRESH}"
 
 
@@ -158,3 +160,59 @@ def test_a_long_legend_takes_another_line():
     assert float(three.attrib["height"]) > float(one.attrib["height"])
     names = [element for element in three.iter() if element.attrib.get("class") == "name"]
     assert len({element.attrib["y"] for element in names}) == 3
+
+
+@dataclass(frozen=True)
+class Repelled(PPOClip):
+    """Pushes back what strayed too far: negative weights."""
+
+    name: ClassVar[str] = "repelled"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return torch.where((ratio - 1).abs() > 0.5, -2 * ratio, ratio)
+
+
+@dataclass(frozen=True)
+class Sunk(PPOClip):
+    name: ClassVar[str] = "sunk"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return -ratio
+
+
+@dataclass(frozen=True)
+class Nothing(PPOClip):
+    name: ClassVar[str] = "nothing"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return torch.zeros_like(ratio)
+
+
+@dataclass(frozen=True)
+class Steep(PPOClip):
+    name: ClassVar[str] = "steep"
+
+    def __call__(self, ratio, advantage, action, logp):
+        return torch.where(ratio > 2, torch.inf, torch.where(ratio < 0.5, torch.nan, ratio))
+
+
+def test_negative_weights_have_a_place_in_both_pictures():
+    lines = plots.clip_text(Repelled()).splitlines()
+    assert lines[1].startswith("   1.5 |") and lines[9].startswith("    -6 |")
+    assert sum("*" in line for line in lines[1:10]) >= 5 and lines[9].rstrip().endswith("*")
+    assert [line[:8] for line in lines].count("     0 |") == 1 and [line[:8] for line in lines].count("     1 |") == 1
+    root = ElementTree.fromstring(plots.rule_plot(Repelled()))
+    heights = [
+        float(number)
+        for path in root.iter(f"{SVG}path")
+        for number in re.findall(r"[ML][\d.]+ ([\d.]+)", path.attrib["d"])
+    ]
+    assert "-6" in {each.text for each in root.iter() if each.text} and max(heights) > min(heights) + 100
+    assert max(heights) <= float(root.attrib["height"])
+
+
+@pytest.mark.parametrize("rule", [Sunk(), Nothing(), Steep()])
+def test_no_rule_is_too_strange_to_draw(rule):
+    lines = plots.clip_text(rule).splitlines()
+    assert len(lines) == plots.TEXT_ROWS + 4 and any("*" in line for line in lines[1:-2])
+    assert ElementTree.fromstring(plots.rule_plot(rule)).tag.endswith("svg")

@@ -127,7 +127,7 @@ def requests_of(sizes, copies):
     return [Request(tokens, 100 * row + copy) for row, tokens in enumerate(prompts) for copy in range(copies)]
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Olmo2"])
 @pytest.mark.parametrize("rows_per_batch", [16, 512])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, temperature):
@@ -150,6 +150,24 @@ def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, tempera
             torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
             assert one.stop == two.stop
     assert len({len(one.tokens) for one in written}) > 3 or temperature == 0
+
+
+@pytest.mark.parametrize("copies", [3, 40])
+def test_equal_prompts_that_are_no_neighbours(copies):
+    """Also more of one than a program reads at once: then a prompt is held several times, and still computed once."""
+    from whet.model.causal_lm import causal_lm
+    from whet.rollout.torch_engine import TorchEngine
+    from whet.types import Request, Sampling
+
+    split, sampling = causal_lm(tiny("Llama")), Sampling(max_new_tokens=24)
+    prompts = [request.tokens for request in requests_of((9, 21, 5), copies=1)]
+    requests = [Request(prompts[number % 3], number) for number in range(3 * copies)]
+    fast = TorchEngine(split, Silent(), [7], context=512)
+    written = fast.generate(requests, sampling)
+    expected = TorchEngine(split, Silent(), [7], context=512, fast=False).generate(requests, sampling)
+    assert fast.uses_graphs and str(fast.decode_path) == "CUDA graphs"
+    same = sum(torch.equal(one.tokens, two.tokens) for one, two in zip(written, expected, strict=True))
+    assert same >= 0.95 * len(requests)
 
 
 def test_new_weights_are_taken_over():
@@ -183,4 +201,4 @@ def test_a_model_of_another_build_is_left_to_the_plain_engine():
     split = causal_lm(transformers.GPT2LMHeadModel(config).cuda().eval())
     engine = TorchEngine(split, Silent(), [7], context=128)
     assert len(engine.generate(requests_of((9,), copies=3), Sampling(max_new_tokens=8))) == 3
-    assert not engine.uses_graphs
+    assert not engine.uses_graphs and "the trunk has no embed_tokens" in engine.decode_path.reason

@@ -66,7 +66,7 @@ def test_gates(precision, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2"])
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
 def test_trunk(family, precision, recompute):

@@ -7,9 +7,10 @@ import torch
 import transformers
 
 from whet.model import layer_ops
+from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks
 from whet.model.causal_lm import causal_lm
-from whet.model.fused_trunk import fused_states, fused_works
-from whet.model.fused_weights import fused_weights, is_plain
+from whet.model.fused_trunk import _layers_refusal, fused_refusal, fused_states, fused_works
+from whet.model.fused_weights import fused_weights
 from whet.model.shared_prefix import prompt_batch, shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
 from whet.model.token_logp import token_logp
@@ -24,6 +25,8 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
     "mistral": {"sliding_window": None},
+    "windowed": {"model_type": "mistral", "sliding_window": 4},
+    "olmo2": {},
 }
 
 
@@ -38,9 +41,9 @@ def model_of(family, **settings):
     return model
 
 
-def gradients(states, split, tree):
+def gradients(states, split, batch):
     split.model.zero_grad(set_to_none=True)
-    found = states(split, tree)
+    found = states(split, batch)
     weights = torch.linspace(-3, 3, found.numel()).sin().view_as(found)
     (found * weights).sum().backward()
     return found.detach(), {name: each.grad for name, each in split.model.named_parameters() if each.grad is not None}
@@ -52,9 +55,9 @@ def gradients(states, split, tree):
 def test_states_and_gradients_are_the_models_own(family, recompute, dtype):
     split = causal_lm(model_of(family), dtype)
     assert fused_works(split)
-    tree = shared_prefix_batch(*trial_rows(97, split.device))
-    theirs, their_grads = gradients(shared_prefix_states, split, tree)
-    ours, our_grads = gradients(fused_states, replace(split, recompute=recompute), tree)
+    batch = shared_prefix_batch(*trial_rows(97, split.device))
+    theirs, their_grads = gradients(shared_prefix_states, split, batch)
+    ours, our_grads = gradients(fused_states, replace(split, recompute=recompute), batch)
     exact = dtype == torch.float32
     assert (ours - theirs).norm() <= (1e-6 if exact else 1e-2) * theirs.norm()
     assert our_grads.keys() == their_grads.keys() and len(our_grads) > 20
@@ -101,12 +104,12 @@ def test_turning_back_is_the_transpose_of_turning():
 
 def test_frozen_weights_get_no_gradient_and_the_others_the_same():
     split = causal_lm(model_of("llama"))
-    tree = shared_prefix_batch(*trial_rows(97, split.device))
-    _, whole = gradients(fused_states, split, tree)
+    batch = shared_prefix_batch(*trial_rows(97, split.device))
+    _, whole = gradients(fused_states, split, batch)
     frozen = split.model.model.layers[1]
     frozen.requires_grad_(False)
     split.model.model.layers[0].self_attn.k_proj.requires_grad_(False)
-    _, rest = gradients(fused_states, split, tree)
+    _, rest = gradients(fused_states, split, batch)
     assert set(whole) - set(rest) == {
         "model.layers.0.self_attn.k_proj.weight",
         *(f"model.layers.1.{name}" for name, _ in frozen.named_parameters()),
@@ -118,15 +121,15 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_same():
 def test_prompts_hand_over_their_keys_and_values():
     split = causal_lm(model_of("qwen2"))
     prompts = [(5, 6, 7, 8, 9), (11, 12), (13, 14, 15, 16)]
-    tree, kept = prompt_batch(prompts, split.device), {}
+    batch, kept = prompt_batch(prompts, split.device), {}
     with torch.no_grad():
-        states = fused_states(split, tree, lambda number, key, value: kept.update({number: (key, value)}))
+        states = fused_states(split, batch, lambda number, key, value: kept.update({number: (key, value)}))
         for row, prompt in enumerate(prompts):
             cache = transformers.DynamicCache()
             hidden = split.hidden(torch.tensor([prompt]), cache=cache)
             torch.testing.assert_close(states[row], hidden[0, -1], rtol=1e-4, atol=1e-5)
             for number, (key, value) in kept.items():
-                at = tree.layout.prompt_index[row, : len(prompt)]
+                at = batch.layout.prompt_index[row, : len(prompt)]
                 torch.testing.assert_close(key[at], cache.layers[number].keys[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
                 torch.testing.assert_close(
                     value[at], cache.layers[number].values[0].transpose(0, 1), rtol=1e-4, atol=1e-5
@@ -137,27 +140,86 @@ def test_prompts_hand_over_their_keys_and_values():
 def test_the_copy_follows_a_fused_optimizer():
     """Such an optimizer changes weights without a trace in their version counters."""
     split = causal_lm(model_of("llama"), torch.bfloat16)
-    before = fused_weights(split, torch.bfloat16).layers[0].down.clone()
+    before = fused_weights(blocks_of(split), torch.bfloat16).blocks[0].down.clone()
     optimizer = torch.optim.AdamW(split.model.parameters(), lr=0.1, fused=True)
     tokens, action = trial_rows(97, split.device)
     token_logp(split, tokens, action).logp.sum().backward()
     optimizer.step()
-    copies = fused_weights(split, torch.bfloat16)
-    assert not torch.equal(copies.layers[0].down, before)
-    assert torch.equal(copies.layers[0].down, split.model.model.layers[0].mlp.down_proj.weight.bfloat16())
+    copies = fused_weights(blocks_of(split), torch.bfloat16)
+    assert not torch.equal(copies.blocks[0].down, before)
+    assert torch.equal(copies.blocks[0].down, split.model.model.layers[0].mlp.down_proj.weight.bfloat16())
 
 
-@pytest.mark.parametrize("change", ["window", "hook", "dropout", "wrapped", "double"])
-def test_models_that_do_more_keep_their_own_modules(change):
-    settings = {"window": {"sliding_window": 4}, "dropout": {"attention_dropout": 0.1}}.get(change, {})
-    model = model_of("mistral" if change == "window" else "llama", **settings)
+REASONS = {
+    "hook": "model.layers.1.mlp has a forward hook",
+    "dropout": "attention_dropout is 0.1",
+    "wrapped": "model.layers.0.mlp.up_proj is a Sequential, not a linear layer",
+    "double": "the weights are float64, and models compute their norms in float32",
+    "experts": "model.layers.0.mlp is a mixture of experts",
+    "bias": "model.layers.0.mlp.gate_proj has a bias",
+    "activation": "the activation is gelu, not silu",
+    "rotation": "the rotary embedding is of type dynamic, which depends on the length of the text",
+    "gpt2": "gpt2: the trunk has no embed_tokens",
+    "gemma3": "the activation is None, not silu",
+}
+
+
+@pytest.mark.parametrize("change", REASONS)
+def test_a_model_that_is_not_taken_has_a_reason(change):
+    settings = {
+        "dropout": {"attention_dropout": 0.1},
+        "bias": {"mlp_bias": True},
+        "activation": {"hidden_act": "gelu"},
+        "rotation": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+    }.get(change, {})
+    if change == "experts":
+        experts = transformers.Qwen3MoeConfig(
+            **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        )
+        model = transformers.AutoModelForCausalLM.from_config(experts)
+    elif change == "gpt2":
+        small = transformers.GPT2Config(vocab_size=97, n_embd=24, n_layer=2, n_head=2)
+        model = transformers.AutoModelForCausalLM.from_config(small)
+    elif change == "gemma3":
+        model = transformers.AutoModelForCausalLM.from_config(transformers.Gemma3TextConfig(**SHAPE, head_dim=16))
+    else:
+        model = model_of("llama", **settings)
     if change == "hook":
         model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output * 2)
     if change == "wrapped":
-        old = model.model.layers[0].mlp.up_proj
-        model.model.layers[0].mlp.up_proj = torch.nn.Sequential(old)
+        model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
     if change == "double":
         model.double()
-    split = causal_lm(model)
-    assert not fused_works(split)
-    assert is_plain(split) == (change == "double")
+    split = causal_lm(model.eval())
+    assert fused_refusal(split) == REASONS[change] and not fused_works(split)
+    described = describe_blocks(split)
+    assert isinstance(described, BlockStack) if change == "double" else str(described) == REASONS[change]
+
+
+def test_a_mistake_is_told_from_rounding(monkeypatch):
+    """A layer that is off by a thousandth is found and named; one that rounds differently is taken."""
+    split = causal_lm(model_of("llama"))
+    layer = split.model.model.layers[1]
+    forward = layer.mlp.forward
+    layer.mlp.forward = lambda x: forward(x) * 1.001
+    assert fused_refusal(split).startswith("the written-out layer 1 differs from the model's own by ")
+    other = causal_lm(model_of("llama"))
+    inner = other.model.model.layers[1].mlp
+    plain = inner.forward
+    inner.forward = lambda x: plain(x) * (1 + 1e-5)  # ten times the rounding of a model of 7B weights
+    assert fused_works(other)
+
+
+def test_a_norm_that_is_left_out_or_misplaced_is_found(monkeypatch):
+    from whet.model import block
+
+    split = causal_lm(model_of("olmo2"))
+    monkeypatch.setitem(
+        block.FAMILIES,
+        "olmo2",
+        block.Family(before_attention="post_attention_layernorm", before_mlp="post_feedforward_layernorm"),
+    )
+    assert "layer 0 differs" in fused_refusal(split)
+    assert not isinstance(describe_blocks(split), NotDescribed)
+    with torch.no_grad():
+        assert "layer 0 differs" in _layers_refusal(split, blocks_of(split))

@@ -6,10 +6,11 @@ import pytest
 import torch
 import transformers
 
+from whet.model.block import blocks_of
 from whet.model.causal_lm import causal_lm
 from whet.model.decode_state import BatchShape
 from whet.model.fused_decode import FusedDecoder, fused_decoder
-from whet.model.hooked_decode import agrees, hooked_decoder
+from whet.model.hooked_decode import disagreement, hooked_decoder
 from whet.model.ring_decode import LARGEST_COPIES, PACKING_STEPS, RingDecoder
 
 SMALL = {
@@ -25,6 +26,7 @@ KINDS = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "biased": lambda: transformers.Qwen2Config(**SMALL),
     "head_norms": lambda: transformers.Qwen3Config(**SMALL, head_dim=8),
+    "olmo2": lambda: transformers.Olmo2Config(**SMALL),
     "one_head": lambda: transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 1}),
     "yarn": lambda: transformers.LlamaConfig(
         **SMALL, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
@@ -119,13 +121,12 @@ def test_long_prompts_and_short_windows_are_left_to_the_shared_keys():
     assert decoder.suited(BatchShape(2, 1, 5, 5)) is decoder
 
 
-def test_models_it_does_not_serve_are_decoded_all_the_same():
+def test_models_it_does_not_serve_say_why():
     torch.manual_seed(5)
     biased = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, mlp_bias=True)).eval()
-    decoder = fused_decoder(hooked_decoder(causal_lm(biased)))
-    assert decoder is not None and decoder.suited(BatchShape(2, 1, 5, 4)) is decoder
+    assert str(fused_decoder(hooked_decoder(causal_lm(biased)))) == "model.layers.0.mlp.gate_proj has a bias"
     halves = hooked_decoder(causal_lm(model_of("llama"), torch.bfloat16))
-    assert not RingDecoder.serves(halves)
+    assert RingDecoder.refusal(halves) == "not everything is float32"
 
 
 @torch.no_grad()
@@ -134,4 +135,5 @@ def test_no_product_needs_an_operator_of_one_library(monkeypatch):
     monkeypatch.delattr(torch.ops, "mkldnn", raising=False)
     with torch.backends.mkldnn.flags(enabled=False):
         base = hooked_decoder(causal_lm(model_of("llama")))
-        assert agrees(FusedDecoder(base)) and agrees(RingDecoder(base))
+        stack = blocks_of(base.split)
+        assert not disagreement(FusedDecoder(base, stack)) and not disagreement(RingDecoder(base, stack))

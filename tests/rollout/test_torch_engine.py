@@ -5,14 +5,16 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whet.model.block import NotDescribed, blocks_of
 from whet.model.causal_lm import causal_lm
 from whet.model.decode_state import BatchShape
 from whet.model.fused_decode import FusedDecoder, fused_decoder
-from whet.model.hooked_decode import hooked_decoder
+from whet.model.hooked_decode import HookedDecoder, hooked_decoder
 from whet.model.token_logp import token_logp
-from whet.rollout.own_cache import write_any
+from whet.rollout.buffer_decode import BufferBackend
+from whet.rollout.own_cache import OwnCacheBackend
 from whet.rollout.sampling import draw
-from whet.rollout.scheduler import DecodeScheduler, StopRule
+from whet.rollout.scheduler import DecodeScheduler, StopRule, decode_job
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, StopReason, WhetError
 
@@ -31,6 +33,7 @@ FAMILIES = {
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=8),
     "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=6),
+    "olmo2": lambda: transformers.Olmo2Config(**SMALL),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=3, n_head=4, n_positions=256),
     "gemma2": lambda: transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=6),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=6),
@@ -40,8 +43,14 @@ FAMILIES = {
     "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
     "olmoe": lambda: transformers.OlmoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2),
 }
-WRITTEN_OUT = {"llama", "llama_tied", "qwen2", "qwen3", "mistral"}
+WRITTEN_OUT = {"llama", "llama_tied", "qwen2", "qwen3", "mistral", "olmo2"}
 OWN_CACHE = {"gemma2"}  # its scores are capped
+REASONS = {
+    "gemma2": "softcap",
+    "gemma3": "the activation is",
+    "qwen3_moe": "model.layers.0.mlp is a mixture of experts",
+    "gpt2": "the trunk has no embed_tokens",
+}
 PROMPTS = [(5, 9, 11), (7, 8, 3, 4, 60, 61, 62, 63, 64, 65), (12,), (5, 9, 11, 2)]
 
 
@@ -150,23 +159,33 @@ def test_end_tokens_and_stop_strings_end_a_completion():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_takes_the_quickest_way_it_can(family):
-    hooked = hooked_decoder(causal_lm(model_of(family)))
-    assert (hooked is None) == (family in OWN_CACHE)
-    if hooked is not None:
-        assert (fused_decoder(hooked) is not None) == (family in WRITTEN_OUT)
-        assert hooked.split.model.config._attn_implementation == "sdpa"
+    model = model_of(family)
+    before = model.config._attn_implementation
+    path = engine_of(model).decode_path
+    kinds = {True: "fused decoder", False: "the model's own layers on whet's buffers"}
+    assert path.kind == ("the model's own forward and cache" if family in OWN_CACHE else kinds[family in WRITTEN_OUT])
+    assert bool(path.reason) == (family not in WRITTEN_OUT) and REASONS.get(family, "") in path.reason
+    assert model.config._attn_implementation == before
+
+
+def written_with(decoder_or_model, requests, sampling, stop, rows):
+    """By the model's own forward, or by a decoder on buffers."""
+    job = decode_job(requests, sampling, stop)
+    if isinstance(decoder_or_model, HookedDecoder):
+        return DecodeScheduler(BufferBackend(decoder_or_model, job, rows), job).run()
+    return DecodeScheduler(OwnCacheBackend(decoder_or_model, job, rows), job).run()
 
 
 def ways(model: torch.nn.Module):
-    """Every way of decoding the model, as requests, sampling, ending, rows -> completions."""
+    """Every way of decoding the model, as requests, sampling, stop rule, rows -> completions."""
     split = causal_lm(model)
     hooked = hooked_decoder(split)
-    yield lambda *wish: write_any(split, *wish)
-    for decoder in (hooked, FusedDecoder(hooked), fused_decoder(hooked)):
-        yield torch.no_grad()(lambda *wish, decoder=decoder: DecodeScheduler(decoder, *wish).run())
+    for way in (split, hooked, FusedDecoder(hooked, blocks_of(split)), fused_decoder(hooked)):
+        assert not isinstance(way, NotDescribed)
+        yield torch.no_grad()(lambda *job, way=way: written_with(way, *job))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "olmo2"])
 @pytest.mark.parametrize("rows", [3, 7, 64])
 def test_all_ways_write_the_same_whoever_waits_enters_or_leaves(family, rows):
     """Groups of different size and length, fewer rows than requests: rows change hands, move and wait."""
@@ -262,9 +281,7 @@ def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
     ending = StopRule(torch.arange(0, 97, 5), Letters().decode)
     requests = [Request((5, 9, 2), n) for n in range(16)]
     with torch.no_grad():
-        completions = DecodeScheduler(
-            decoder, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512
-        ).run()
+        completions = written_with(decoder, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
     assert prefills == [(1, 3)] and all(slots == 1 for _, slots in widths)
     rows = [row for row, _ in widths]
     needed = [sum(count > n for count in completions.count) for n in range(1, max(completions.count))]
@@ -280,8 +297,24 @@ def test_the_models_own_cache_drops_finished_rows():
     model.model.register_forward_pre_hook(
         lambda _, args, more: shapes.append(more["input_ids"].shape[0]), with_kwargs=True
     )
-    completions = write_any(split, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
+    completions = written_with(split, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
     assert shapes == [1, *(sum(count > n for count in completions.count) for n in range(1, max(completions.count)))]
+
+
+def test_equal_prompts_that_are_no_neighbours_are_read_once():
+    """In any order of the requests, and the completions stay with their requests."""
+    model = model_of("llama")
+    decoder, prefills = fused_decoder(hooked_decoder(causal_lm(model))).suited(BatchShape(8, 2, 4, 12)), []
+    prefill = decoder.prefill
+    decoder.prefill = lambda tokens, *rest: prefills.append(len(tokens)) or prefill(tokens, *rest)
+    requests = [Request(PROMPTS[n % 2], n) for n in range(8)]
+    ending, sampling = StopRule(torch.tensor([3]), Letters().decode), Sampling(max_new_tokens=12)
+    with torch.no_grad():
+        mixed = written_with(decoder, requests, sampling, ending, 8)
+        assert sum(prefills) == 2
+        for number, request in enumerate(requests):
+            alone = written_with(decoder, [request], sampling, ending, 8)
+            assert mixed.tokens[number].tolist() == alone.tokens[0].tolist() and mixed.count[number] == alone.count[0]
 
 
 def test_too_long_for_the_context_is_refused():

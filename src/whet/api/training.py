@@ -154,7 +154,7 @@ def _run(
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
     from whet.train.run import LoopSettings, run_training
-    from whet.workbench.workbench import close_version, open_version
+    from whet.workbench.workbench import record_effect, record_version
 
     started = time.time()
     with uncollected():
@@ -162,7 +162,7 @@ def _run(
     write_config(folder, config)
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
-    reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
+    reward_hash = record_version(folder, assembly.parts, ledger) if assembly.parts else ""
     record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
     everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
@@ -189,7 +189,7 @@ def _run(
     ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
     record.finished(ending)
     if reward_hash:
-        close_version(folder, reward_hash, ledger)
+        record_effect(folder, reward_hash, ledger)
     report = write_report(folder)
     going_on = _next_command(config, folder, outcome)
     for callback in everyone:

@@ -51,10 +51,10 @@ def method(name: str) -> Method:
     raise WhetError(f"no method is called {name!r}{hint}; `whet algorithms` lists them")
 
 
-def axes(kind: MethodKind) -> Mapping[str, AxisSummary]:
-    """The axes of a kind of method, with their components; none for SFT and reward models."""
+def axes(kind: MethodKind, own: bool = True) -> Mapping[str, AxisSummary]:
+    """The axes of a kind of method, with their components, a user's `own` as well; none for SFT and reward models."""
     built_in = _built_in().axes.get(kind, {})
-    if not any(registry.added(axis) for axis in built_in):  # type: ignore[arg-type]
+    if not own or not any(registry.added(axis) for axis in built_in):  # type: ignore[arg-type]
         return built_in
     from whet.explain import describe  # imports torch
 

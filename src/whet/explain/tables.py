@@ -94,7 +94,7 @@ def _explained(method: Method) -> list[str]:
         f"breaks    {method.breaks}",
     ]
     if method.components:
-        axes = catalogue.axes(method.kind)
+        axes = catalogue.axes(method.kind, own=False)
         shown = [name for name, axis in axes.items() if axis.main] + unusual_axes(method)
         lines += ["", "components", *(f"  {axis:10} {method.components[axis]}" for axis in shown)]
     if method.aim:
@@ -110,7 +110,7 @@ def _explained(method: Method) -> list[str]:
 
 def unusual_axes(method: Method) -> list[str]:
     """The axes, the main ones apart, on which a method differs from most."""
-    axes = catalogue.axes(method.kind)
+    axes = catalogue.axes(method.kind, own=False)
     return [
         name
         for name, chosen in method.components.items()

@@ -157,8 +157,10 @@ def agreement(labels: Sequence[StepLabels], truth: Sequence[Sequence[float | Non
     return found if area is None else {**found, "area_under_curve": area}
 
 
-def labelled_row(solution: Solution, labels: StepLabels, separator: str, made: Mapping[str, Any]) -> dict[str, Any]:
-    """As `whet.data.step_rows` reads it; `made` says who completed, and how."""
+def labelled_row(
+    solution: Solution, labels: StepLabels, separator: str, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `whet.data.step_rows` reads it; `provenance` says who completed, and how."""
     prompt = solution.prompt
     said: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
     known = {} if prompt.answer is None else {"answer": prompt.answer}
@@ -166,7 +168,7 @@ def labelled_row(solution: Solution, labels: StepLabels, separator: str, made: M
         **{"id": prompt.id, "prompt": said, **known, "steps": list(solution.steps)},
         **{"labels": list(labels.hard), "shares": list(labels.shares), "separator": separator},
         **({"truth": list(solution.truth)} if solution.truth else {}),
-        "labelled": dict(made),
+        "labelled": dict(provenance),
         "cost": {
             **{"completions": labels.completions, "tokens": labels.tokens},
             "solution_tokens": 0 if solution.completion is None else solution.completion.num_actions,

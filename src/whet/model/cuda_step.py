@@ -1,4 +1,4 @@
-"""The decode step of a plain decoder as few, large operations on preallocated buffers: made to be a CUDA graph."""
+"""The decode step of a described model as few, large operations on preallocated buffers: made to be a CUDA graph."""
 
 from __future__ import annotations
 
@@ -41,47 +41,78 @@ class Workspace:
     logits: Tensor  # [B, V]
 
 
-def workspace(layers: FusedWeights, rows: int) -> Workspace:
-    shape, dtype, device = layers.shape, layers.dtype, layers.embedding.device
+def workspace(weights: FusedWeights, rows: int) -> Workspace:
+    sizes, dtype, device = weights.sizes, weights.dtype, weights.embedding.device
 
-    def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.empty(rows, *sizes, dtype=kind, device=device)
+    def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(rows, *shape, dtype=kind, device=device)
 
     wide = torch.float32
-    heads, size = shape.heads, shape.size
+    heads, size = sizes.num_heads, sizes.head_size
     return Workspace(
-        empty(shape.width, kind=wide), empty(shape.width), empty((heads + 2 * shape.key_heads) * size),
+        empty(sizes.width, kind=wide), empty(sizes.width), empty((heads + 2 * sizes.num_key_heads) * size),
         empty(heads, size), empty(heads, kind=wide), empty(heads, kind=wide), empty(heads, size, kind=wide),
-        empty(heads * size), empty(shape.width), empty(2 * shape.inner), empty(shape.inner), empty(shape.vocabulary),
+        empty(heads * size), empty(sizes.width), empty(2 * sizes.inner), empty(sizes.inner), empty(sizes.vocabulary),
     )  # fmt: skip
 
 
 def decode_step(
-    layers: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
+    weights: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
 ) -> Tensor:
     """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache."""
     from whet.model import decode_kernels, layer_kernels
 
-    shape, rows = layers.shape, (position, written)
-    scratch = (work.top, work.total, work.partial, work.mixed.view(-1, shape.heads, shape.size))
-    work.residual.copy_(layers.embedding[token])
+    sizes, rows = weights.sizes, (position, written)
+    scratch = (work.top, work.total, work.partial, work.mixed.view(-1, sizes.num_heads, sizes.head_size))
+
+    def enter(added: Tensor | None, norm: Tensor | None) -> None:
+        """The residual stream with what was added, and what the next products read of it."""
+        if norm is not None:
+            layer_kernels.add_norm(work.residual, added, norm, sizes.epsilon, work.normed)
+            return
+        if added is not None:
+            work.residual.add_(added)
+        work.normed.copy_(work.residual)
+
+    def leave(norm: Tensor | None) -> None:
+        """What a sublayer adds, normed in place: a program of the kernel reads its whole row before it writes."""
+        if norm is not None:
+            layer_kernels.add_norm(work.added, None, norm, sizes.epsilon, work.added)
+
+    work.residual.copy_(weights.embedding[token])
     added: Tensor | None = None
-    for number, layer in enumerate(layers.layers):
+    for number, block in enumerate(weights.blocks):
         own = (caches.own_k[number], caches.own_v[number])
         prompts = (caches.prompt_k[number], caches.prompt_v[number], caches.lengths, caches.members)
-        layer_kernels.add_norm(work.residual, added, layer.before, shape.epsilon, work.normed)
-        if layer.qkv_bias is None:
-            torch.mm(work.normed, layer.qkv.t(), out=work.qkv)
+        enter(added, block.before_attention)
+        if block.qkv_bias is None:
+            torch.mm(work.normed, block.qkv.t(), out=work.qkv)
         else:
-            torch.addmm(layer.qkv_bias, work.normed, layer.qkv.t(), out=work.qkv)
-        decode_kernels.rotate(work.qkv, caches.tables, (layer.norms, shape.epsilon), rows, work.query, own)
-        decode_kernels.attention(work.query, prompts, own, written, scratch, shape.scale)
-        torch.mm(work.mixed, layer.mix.t(), out=work.added)
-        layer_kernels.add_norm(work.residual, work.added, layer.after, shape.epsilon, work.normed)
-        torch.mm(work.normed, layer.gate_up.t(), out=work.gate_up)
+            torch.addmm(block.qkv_bias, work.normed, block.qkv.t(), out=work.qkv)
+        head_norms = block.head_norms
+        if head_norms is not None and len(head_norms[0]) != sizes.head_size:
+            _norm_whole_heads(work.qkv, head_norms, sizes.epsilon)
+            head_norms = None
+        decode_kernels.rotate(work.qkv, caches.tables, (head_norms, sizes.epsilon), rows, work.query, own)
+        decode_kernels.attention(work.query, prompts, own, written, scratch, sizes.scale)
+        torch.mm(work.mixed, block.output.t(), out=work.added)
+        leave(block.after_attention)
+        enter(work.added, block.before_mlp)
+        torch.mm(work.normed, block.gate_up.t(), out=work.gate_up)
         layer_kernels.gated(work.gate_up, work.opened)
-        torch.mm(work.opened, layer.down.t(), out=work.added)
+        torch.mm(work.opened, block.down.t(), out=work.added)
+        leave(block.after_mlp)
         added = work.added
-    layer_kernels.add_norm(work.residual, added, layers.last, shape.epsilon, work.normed)
-    torch.mm(work.normed, layers.head.t(), out=work.logits)
+    enter(added, weights.last_norm)
+    torch.mm(work.normed, weights.head.t(), out=work.logits)
     return work.logits
+
+
+def _norm_whole_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], epsilon: float) -> None:
+    """Queries and keys normed in place, all heads of a row at once; the kernel of the rotation norms single heads."""
+    start = 0
+    for weight in norms:
+        part = qkv[:, start : start + len(weight)]
+        wide = part.float()
+        part.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight)
+        start += len(weight)

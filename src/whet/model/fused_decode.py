@@ -1,8 +1,7 @@
-"""The decode step of Llama-type models, written out: a tenth of the Python, and fewer and larger products.
+"""The decode step of a described model, written out: a tenth of the Python, and fewer and larger products.
 
-Only for models whose layers have exactly the parts named here, with no hooks and nothing wrapped around a product, and
-only after their logits were compared with the model's own. Weights that belong together are laid side by side once
-for each batch of completions (they change with every training step).
+Weights that belong together are laid side by side once for each batch of completions: they change with every training
+step. The logits are compared with the model's own before the first completion.
 """
 
 from __future__ import annotations
@@ -10,51 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.model.causal_lm import CausalLM
+from whet.model.block import Block, BlockStack, NotDescribed, describe_blocks, norm_weight
 from whet.model.decode_state import BatchShape, DecodeState
-from whet.model.hooked_decode import HookedDecoder, agrees
-from whet.model.lora import is_linear
+from whet.model.hooked_decode import HookedDecoder, disagreement
 from whet.model.ring_decode import RingDecoder
-
-FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
-FIXED_ROTATIONS = frozenset(("default", "linear", "llama3", "yarn"))  # the others depend on the length of the text
-LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-FEEDFORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 Product = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class _StepWeights:
-    """One layer's weights, ready for steps; those of its norms, and the scores' scale, are inside the products."""
+    """One layer's weights, ready for steps; those of the norms in front, and the scores' scale, are inside."""
 
     enter: Product  # queries, keys and values at once
     leave: Product
     widen: Product  # gate and up at once
     narrow: Product
+    norm_before: tuple[bool, bool]  # whether a norm stands in front of attention and of the MLP
+    norm_after: tuple[Tensor | None, Tensor | None]  # weights of those behind them, [width]
     head_norm: Tensor | None  # [heads of queries and keys, size]
+    whole_heads: bool  # the norms of queries and keys act on all heads at once
 
 
 class FusedDecoder(HookedDecoder):
-    """`HookedDecoder` with a step of its own; prompts still go through the model's modules."""
+    """A `HookedDecoder` with a step of its own; prompts still go through the model's modules."""
 
     inference = True
 
-    def __init__(self, base: HookedDecoder) -> None:
+    def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
         super().__init__(base.split, base.attended)
-        config: Any = base.split.model.config
-        self._trunk: Any = base.split.trunk
-        self._num_queries = int(config.num_attention_heads)
+        self._stack = stack
+        self._num_queries = stack.sizes.num_heads
         self._layers: list[_StepWeights] = []
         self._head: Product = base.split.logits
-        self._eps = torch.full((1,), float(config.rms_norm_eps), device=base.split.device)
+        self._eps = torch.full((1,), stack.sizes.epsilon, device=base.split.device)
         self._rotation = torch.empty(0)
         self._by_row: RingDecoder | None = None
 
@@ -67,42 +60,47 @@ class FusedDecoder(HookedDecoder):
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
-        dtype = self.attended.dtype
+        dtype, stack = self.attended.dtype, self._stack
+        assert stack.head is not None
         try:
-            self._layers = [self._gathered(layer) for layer in self._trunk.layers]
-            head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
+            self._layers = [self._gathered(block) for block in stack.blocks]
             # as it is: a copy of the largest matrix takes longer than it saves
-            weight: Tensor = head.weight.detach().to(dtype)
-            bias: Tensor | None = None if head.bias is None else head.bias.detach().to(dtype)
-            last_norm = self._trunk.norm.weight.detach()
-            self._head = lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
+            weight: Tensor = stack.head.weight.detach().to(dtype)
+            last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
+            self._head = lambda x: F.linear((x * last_norm).to(dtype), weight)
             with super().running(num_steps):
                 yield
         finally:
             self._layers, self._head = [], self.split.logits
 
-    def _gathered(self, layer: Any) -> _StepWeights:
-        attention, feedforward, dtype = layer.self_attn, layer.mlp, self.attended.dtype
-        scale = float(attention.scaling)
-        head_norm, scales = None, (scale, 1.0, 1.0)
-        if hasattr(attention, "q_norm"):
-            queries = (attention.q_norm.weight * scale).expand(self._num_queries, -1)
-            keys = attention.k_norm.weight.expand(self.attended.num_heads, -1)
+    def _gathered(self, block: Block) -> _StepWeights:
+        dtype, scale = self.attended.dtype, self._stack.sizes.scale
+        head_norm, scales, whole = None, (scale, 1.0, 1.0), False
+        query_norm, key_norm = norm_weight(block.query_norm), norm_weight(block.key_norm)
+        if query_norm is not None and key_norm is not None:
+            size = self.attended.head_size
+            whole = len(query_norm) != size or len(key_norm) != size
+            queries = (query_norm * scale).view(-1, size).expand(self._num_queries, -1)
+            keys = key_norm.view(-1, size).expand(self.attended.num_heads, -1)
             head_norm, scales = torch.cat([queries, keys]).detach(), (1.0, 1.0, 1.0)
-        entering = [attention.q_proj, attention.k_proj, attention.v_proj]
+        before, before_mlp = norm_weight(block.before_attention), norm_weight(block.before_mlp)
+        after, after_mlp = norm_weight(block.after_attention), norm_weight(block.after_mlp)
         return _StepWeights(
-            _product(entering, dtype, layer.input_layernorm.weight, scales),
-            _product([attention.o_proj], dtype),
-            _product([feedforward.gate_proj, feedforward.up_proj], dtype, layer.post_attention_layernorm.weight),
-            _product([feedforward.down_proj], dtype),
+            _product([block.query, block.key, block.value], dtype, before, scales),
+            _product([block.output], dtype),
+            _product([block.gate, block.up], dtype, before_mlp),
+            _product([block.down], dtype),
+            (before is not None, before_mlp is not None),
+            (None if after is None else after.detach(), None if after_mlp is None else after_mlp.detach()),
             head_norm,
+            whole,
         )
 
     def state(self, shape: BatchShape) -> DecodeState:
         positions = torch.arange(shape.prompt_width + shape.completion_width, device=self.split.device)
-        cosine, sine = self._trunk.rotary_emb(self._trunk.embed_tokens.weight, positions[None])
+        cosine, sine = self._stack.rotation(positions)
         # the half that a rotation subtracts carries its sign here; [positions, 2, 1, 2 halves, half a head]
-        halves = torch.stack([cosine[0], sine[0]], 1).unflatten(-1, (1, 2, -1))
+        halves = torch.stack([cosine, sine], 1).unflatten(-1, (1, 2, -1))
         halves[:, 1, :, 0] *= -1
         self._rotation = halves
         return super().state(shape)
@@ -112,20 +110,30 @@ class FusedDecoder(HookedDecoder):
         rows, size, queries = state.rows, self.attended.head_size, self._num_queries
         turned = queries + self.attended.num_heads
         cosine, sine = self._rotation.index_select(0, state.positions).unbind(1)
-        hidden = F.embedding(tokens, self._trunk.embed_tokens.weight)
+        hidden = F.embedding(tokens, self._stack.embedding.weight)
         for number, layer in enumerate(self._layers):
-            mixed = layer.enter(self._normed(hidden)).view(rows, -1, size)
+            (before, before_mlp), (after, after_mlp) = layer.norm_before, layer.norm_after
+            mixed = layer.enter(self._normed(hidden) if before else hidden).view(rows, -1, size)
             heads, values = mixed.split([turned, mixed.shape[1] - turned], 1)
             if layer.head_norm is not None:
-                heads = self._normed(heads) * layer.head_norm
+                if layer.whole_heads:
+                    parts = heads.split([queries, turned - queries], 1)
+                    heads = torch.cat([self._normed(part.flatten(1)).view_as(part) for part in parts], 1)
+                else:
+                    heads = self._normed(heads)
+                heads = heads * layer.head_norm
             halves = heads.unflatten(2, (2, -1))
             heads = torch.addcmul(halves * cosine, halves.flip(2), sine).view(rows, turned, size)
             query, key = heads.split([queries, turned - queries], 1)
-            found = state.attention(number, query, torch.cat([key, values.to(key.dtype)], 1), 1.0)
-            hidden = hidden + layer.leave(found)
-            gate, up = layer.widen(self._normed(hidden)).chunk(2, -1)
-            hidden = hidden + layer.narrow(F.silu(gate) * up)
+            mixture = state.attention(number, query, torch.cat([key, values.to(key.dtype)], 1), 1.0)
+            hidden = hidden + self._left(layer.leave(mixture), after)
+            gate, up = layer.widen(self._normed(hidden) if before_mlp else hidden).chunk(2, -1)
+            hidden = hidden + self._left(layer.narrow(F.silu(gate) * up), after_mlp)
         return self._head(self._normed(hidden)).float()
+
+    def _left(self, values: Tensor, weight: Tensor | None) -> Tensor:
+        """What a sublayer adds: normed where it has a norm behind it."""
+        return values if weight is None else (self._normed(values) * weight).to(values.dtype)
 
     def _normed(self, values: Tensor) -> Tensor:
         """Divided by the root of the mean square, in float32 whatever comes in."""
@@ -134,40 +142,21 @@ class FusedDecoder(HookedDecoder):
 
 
 @torch.no_grad()
-def fused_decoder(base: HookedDecoder) -> FusedDecoder | None:
-    """The written-out decoder for a model that is built like a Llama and gives the same logits; None otherwise."""
-    if base.split.whole or base.attended.dtype == torch.float64 or not _is_llama(base.split):
-        return None
-    decoder = FusedDecoder(base)
-    if not agrees(decoder):
-        return None
-    if RingDecoder.serves(base) and agrees(by_row := RingDecoder(base)):
+def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
+    """The written-out decoder for a model that has a description and gives the same logits, or why there is none."""
+    if base.attended.dtype == torch.float64:
+        return NotDescribed("the weights are float64, and models compute their norms in float32")
+    stack = describe_blocks(base.split)
+    if isinstance(stack, NotDescribed):
+        return stack
+    if stack.head is None:
+        return NotDescribed("the model has no vocabulary head")
+    decoder = FusedDecoder(base, stack)
+    if gap := disagreement(decoder):
+        return NotDescribed(f"the written-out step: {gap}")
+    if not RingDecoder.refusal(base) and not disagreement(by_row := RingDecoder(base, stack)):
         decoder.use(by_row)
     return decoder
-
-
-def _is_llama(split: CausalLM) -> bool:
-    config: Any = split.model.config
-    trunk: Any = split.trunk
-    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or rotation not in FIXED_ROTATIONS:
-        return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in split.model.modules()):
-        return False
-    return all(_is_llama_layer(layer) for layer in trunk.layers)
-
-
-def _is_llama_layer(layer: Any) -> bool:
-    def parts(module: nn.Module) -> set[str]:
-        return {name for name, _ in module.named_children()}
-
-    if parts(layer) != LAYER or parts(layer.mlp) != FEEDFORWARD:
-        return False
-    if parts(layer.self_attn) not in (ATTENTION, ATTENTION | {"q_norm", "k_norm"}):
-        return False
-    products = [getattr(layer.self_attn, name) for name in ATTENTION]
-    products += [getattr(layer.mlp, name) for name in FEEDFORWARD - {"act_fn"}]
-    return all(is_linear(product) for product in products)
 
 
 def _product(

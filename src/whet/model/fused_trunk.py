@@ -1,10 +1,10 @@
-"""The trunk of a plain decoder on a packed tree, forward and backward written out.
+"""The trunk of a described model on a shared-prefix batch, forward and backward written out.
 
 A framework's graph of such a layer has some fifty small operations and keeps most of their results. Here a layer is six
 products, an attention and five small operations (`whet.model.layer_ops`) each way. Kept for the backward pass are the
-residual stream, queries, keys, values and what attention found; norms are computed again, since they cost a read.
+residual stream, queries, keys, values and the output of attention; norms are computed again, since they cost a read.
 
-`split.recompute` says what else is computed again: nothing, the wide rows of the MLP ("wide": half the memory for one
+`lm.recompute` says what else is computed again: nothing, the wide rows of the MLP ("wide": half the memory for one
 product in six), or whole layers ("layers": only the residual stream is kept).
 
 Of a layer with an adapter only the factors get a gradient, from thin products; its weight carries the adapter already.
@@ -16,7 +16,8 @@ the weights are summed in float32.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,17 +27,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from whet.model.block import Block, BlockStack, NotDescribed, blocks_of, describe_blocks, norm_weight
 from whet.model.causal_lm import CausalLM
-from whet.model.fused_weights import fused_weights, is_plain, plain_shape, rotation_tables
-from whet.model.layer_ops import Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
+from whet.model.fused_weights import FusedBlock, fused_weights
+from whet.model.layer_ops import NormGrad, Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
 from whet.model.lora import adapter_scale, layer_factors
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
-from whet.model.shared_prefix_attention import attended, trial_rows
+from whet.model.shared_prefix_attention import AttentionOptions, attended, trial_rows
 
 Keep = Callable[[int, Tensor, Tensor], None]  # number of a layer, its keys and values [S, K, D]
 
-_CHECKED: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = weakref.WeakKeyDictionary()
+# A layer alone, on the model's own input. Rounding is a few 1e-6 at any width; a mistake is 1e-3 and more.
+LAYER_TOLERANCE = 5e-5
+STATES_TOLERANCE = 3e-4  # of the whole trunk: rounding grows with depth, to 1.2e-5 in a model of 7B weights
+HALF_TOLERANCE = 5e-2  # of the whole trunk in half precision
+
+_REFUSALS: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,11 @@ class _LayerPlan:
     key_heads: int
     size: int
     epsilon: float
+    scale: float  # of the scores
     dtype: torch.dtype  # of the products
     tables: Tables
-    tree: SharedPrefixBatch
-    scale: float  # of the scores
+    batch: SharedPrefixBatch
+    window: int | None
     keep_wide: bool
     enter: tuple[Tensor, ...]  # weights as the products take them: side by side in one tensor, or several
     leave: Tensor
@@ -65,89 +73,146 @@ class _LayerPlan:
         return [self.heads, self.key_heads, self.key_heads]
 
 
-def fused_states(split: CausalLM, tree: SharedPrefixBatch, keep: Keep | None = None) -> Tensor:
+def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = None) -> Tensor:
     """The hidden state before each action, in row order: [A, W]."""
-    model: Any = split.model
-    trunk, shape = model.model, plain_shape(split)
-    tables = rotation_tables(split, tree.position_ids[0])
-    x = F.embedding(tree.tokens[0], trunk.embed_tokens.weight)
-    copies = fused_weights(split, split.dtype).layers if split.dtype.itemsize < x.dtype.itemsize else None
-    base = _LayerPlan(
-        shape.heads, shape.key_heads, shape.size, shape.epsilon, split.dtype if copies else x.dtype, tables,
-        tree, shape.scale, split.recompute == "none", (), x, (), x, adapter_scale(trunk),
-    )  # fmt: skip
+    stack = blocks_of(lm)
+    x = F.embedding(batch.tokens[0], stack.embedding.weight)
     residual: tuple[Tensor, Tensor | None] = (x, None)
-    for number, layer in enumerate(trunk.layers):
-        attention, mlp = layer.self_attn, layer.mlp
-        if copies is None:
-            plan = replace(
-                base,
-                enter=tuple(each.weight.detach() for each in (attention.q_proj, attention.k_proj, attention.v_proj)),
-                leave=attention.o_proj.weight.detach(),
-                widen=(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()),
-                narrow=mlp.down_proj.weight.detach(),
-            )
-        else:
-            mine = copies[number]
-            plan = replace(base, enter=(mine.qkv,), leave=mine.mix, widen=(mine.gate_up,), narrow=mine.down)
+    again = lm.recompute == "layers" and torch.is_grad_enabled()
+    for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, x.dtype), strict=True)):
         if keep is not None:
             plan = replace(plan, keep=partial(keep, number))
-        residual = _run_layer(residual, layer, plan, split.recompute == "layers" and torch.is_grad_enabled())
+        residual = _run_layer(residual, block, plan, again)
     x = residual[0] if residual[1] is None else residual[0] + residual[1]
     # several completions read the last state of their prompt: a lookup, whose backward pass sums in a fixed order
-    found: Tensor = _Norm.apply(F.embedding(tree.states, x), trunk.norm.weight, shape.epsilon)
-    return found
+    states: Tensor = _Norm.apply(F.embedding(batch.states, x), stack.last_norm.weight, stack.sizes.epsilon)
+    return states
+
+
+def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype) -> Iterator[_LayerPlan]:
+    """Of each layer; `dtype` is that of the residual stream."""
+    sizes, tables = stack.sizes, stack.rotation(batch.position_ids[0])
+    copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
+    if lm.dtype.itemsize < dtype.itemsize:
+        copies, dtype = fused_weights(stack, lm.dtype).blocks, lm.dtype
+    scale = adapter_scale(lm.trunk)
+    for block, copy in zip(stack.blocks, copies, strict=True):
+        enter: tuple[Tensor, ...]
+        if copy is None:
+            enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
+            leave, narrow = block.output.weight.detach(), block.down.weight.detach()
+            widen: tuple[Tensor, ...] = (block.gate.weight.detach(), block.up.weight.detach())
+        else:
+            enter, leave, widen, narrow = (copy.qkv,), copy.output, (copy.gate_up,), copy.down
+        yield _LayerPlan(
+            sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale, dtype, tables, batch,
+            block.window, lm.recompute == "none", enter, leave, widen, narrow, scale,
+        )  # fmt: skip
 
 
 def _run_layer(
-    residual: tuple[Tensor, Tensor | None], layer: Any, plan: _LayerPlan, again: bool
+    residual: tuple[Tensor, Tensor | None], block: Block, plan: _LayerPlan, again: bool
 ) -> tuple[Tensor, Tensor | None]:
-    attention, mlp = layer.self_attn, layer.mlp
-    entering = (attention.q_proj, attention.k_proj, attention.v_proj)
-    norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None)
-    inputs = (
-        *residual, layer.input_layernorm.weight, *(each.weight for each in entering),
-        *(each.bias for each in entering), *norms, attention.o_proj.weight, layer.post_attention_layernorm.weight,
-        mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
-        *layer_factors(*entering, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj), plan,
+    entering = (block.query, block.key, block.value)
+    norms = (
+        block.before_attention, block.query_norm, block.key_norm, block.after_attention, block.before_mlp,
+        block.after_mlp,
     )  # fmt: skip
-    found: tuple[Tensor, Tensor | None]
+    inputs = (
+        *residual, *(norm_weight(each) for each in norms), *(each.weight for each in block.products),
+        *(each.bias for each in entering), *layer_factors(*block.products), plan,
+    )  # fmt: skip
+    after: tuple[Tensor, Tensor | None]
     if again:
         from torch.utils.checkpoint import checkpoint
 
-        found = checkpoint(_FusedLayer.apply, *inputs, use_reentrant=False, preserve_rng_state=False)
+        after = checkpoint(_FusedLayer.apply, *inputs, use_reentrant=False, preserve_rng_state=False)
     else:
-        found = _FusedLayer.apply(*inputs)
-    return found
+        after = _FusedLayer.apply(*inputs)
+    return after
 
 
-def fused_works(split: CausalLM) -> bool:
-    """True where the written-out trunk gives the states of the model's own: tried out once a model and precision.
+def fused_refusal(lm: CausalLM) -> str:
+    """Why the trunk is not computed by the written-out layers; empty where it is. Tried once per model and precision.
 
-    In float64 it does not: models compute their norms in float32.
+    A description is only a claim: each layer alone, and the whole trunk, must give what the model's own modules give.
     """
-    known = _CHECKED.setdefault(split.trunk, {})
-    if split.dtype not in known:
-        narrow = next(split.model.parameters()).dtype != torch.float64
-        # half precision is too coarse to show a small mistake
-        trials = [replace(split, dtype=each) for each in {torch.float32, split.dtype}]
-        known[split.dtype] = narrow and is_plain(split) and all(_agrees(each) for each in trials)
-    return known[split.dtype]
+    known = _REFUSALS.setdefault(lm.trunk, {})
+    if lm.dtype not in known:
+        known[lm.dtype] = _refusal(lm)
+    return known[lm.dtype]
+
+
+def fused_works(lm: CausalLM) -> bool:
+    return not fused_refusal(lm)
 
 
 @torch.no_grad()
-def _agrees(split: CausalLM) -> bool:
-    tokens, action = trial_rows(split.vocabulary, split.device)
-    tree = shared_prefix_batch(tokens, action)
-    assert tree is not None
+def _refusal(lm: CausalLM) -> str:
+    weights = next(lm.model.parameters()).dtype
+    stack = describe_blocks(lm)
+    if isinstance(stack, NotDescribed):
+        return stack.reason
+    if weights == torch.float64:
+        return "the weights are float64, and models compute their norms in float32"
     try:
-        ours = fused_states(split, tree)
-        theirs = split.hidden(tokens)[:, :-1][action[:, 1:]]
-    except Exception:  # whatever stumbles here, the model's own trunk is still right
-        return False
-    error, size = (ours - theirs).float().abs().amax(-1), theirs.float().abs().amax(-1)
-    exact = split.dtype.itemsize >= 4 and torch.finfo(theirs.dtype).eps < 1e-6
-    return bool((error <= (1e-5 if exact else 5e-2) * size.max()).all())
+        if weights == torch.float32:  # half precision is too coarse to show a small mistake
+            single = replace(lm, dtype=torch.float32)
+            if refusal := _layers_refusal(single, stack) or _states_refusal(single, STATES_TOLERANCE):
+                return refusal
+        exact = weights == torch.float32 and lm.dtype.itemsize >= 4
+        return "" if exact else _states_refusal(lm, HALF_TOLERANCE)
+    except Exception as error:  # whatever stumbles here, the model's own trunk is still right
+        return f"the written-out layers failed on this model: {type(error).__name__}: {error}"
+
+
+def _trial(lm: CausalLM) -> tuple[Tensor, Tensor, SharedPrefixBatch]:
+    tokens, action = trial_rows(lm.vocabulary, lm.device)
+    batch = shared_prefix_batch(tokens, action)
+    assert batch is not None
+    return tokens, action, batch
+
+
+def _states_refusal(lm: CausalLM, tolerance: float) -> str:
+    tokens, action, batch = _trial(lm)
+    ours, theirs = fused_states(lm, batch), lm.hidden(tokens)[:, :-1][action[:, 1:]]
+    gap = float((ours - theirs).float().abs().max() / theirs.float().abs().max())
+    return "" if gap <= tolerance else f"the written-out states differ from the model's own by {gap:.1e} in {lm.dtype}"
+
+
+def _layers_refusal(lm: CausalLM, stack: BlockStack) -> str:
+    """Each layer on the input that the model gives it: a mistake shows in full, rounding has no depth to grow in."""
+    tokens, _, batch = _trial(lm)
+    source = batch.sources(tokens.shape[1])
+    with _layer_values(stack) as values:
+        lm.hidden(tokens)
+    for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
+        before, after = (each.flatten(0, 1)[source] for each in values[number])
+        x, y = _run_layer((before, None), block, plan, False)
+        error = ((x if y is None else x + y) - after).abs().amax(-1)
+        # what the layer adds is what can be wrong; adding it to a large residual stream rounds
+        allowed = LAYER_TOLERANCE * (after - before).abs().amax(-1).median() + 1e-6 * after.abs().amax(-1)
+        if not bool((error <= allowed).all()):
+            worst = float((error / (after - before).abs().amax(-1).median()).max())
+            return f"the written-out layer {number} differs from the model's own by {worst:.1e}"
+    return ""
+
+
+@contextmanager
+def _layer_values(stack: BlockStack) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Inside, a forward pass notes what goes into each layer and what comes out."""
+    values: list[tuple[Tensor, Tensor]] = []
+
+    def note(_: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        entered = inputs[0] if inputs else named["hidden_states"]
+        values.append((entered, output[0] if isinstance(output, tuple) else output))
+
+    hooks = [block.module.register_forward_hook(note, with_kwargs=True) for block in stack.blocks]
+    try:
+        yield values
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None] = (None,)) -> Tensor:
@@ -228,21 +293,52 @@ class _Norm(torch.autograd.Function):
         return found.x, found.weight, None
 
 
+def _entered(x: Tensor, y: Tensor | None, weight: Tensor | None, plan: _LayerPlan) -> tuple[Tensor, Tensor]:
+    """The residual stream, and what a sublayer reads of it: normed where it has a norm in front."""
+    if weight is None:
+        total = x if y is None else x + y
+        return total, total.to(plan.dtype)
+    return added_and_normed(x, y, weight, plan.epsilon, plan.dtype)
+
+
+def _entered_grad(x: Tensor, weight: Tensor | None, plan: _LayerPlan, grad: Tensor, carried: Tensor) -> NormGrad:
+    """The other way; `carried` is the gradient that reaches the residual stream directly."""
+    if weight is None:
+        total = carried + grad
+        return NormGrad(total, total.to(grad.dtype), None, x.to(grad.dtype))
+    return norm_grad(x, weight, plan.epsilon, grad, carried)
+
+
+def _left(values: Tensor, weight: Tensor | None, plan: _LayerPlan) -> Tensor:
+    """What a sublayer adds: normed where it has a norm behind it."""
+    return values if weight is None else added_and_normed(values, None, weight, plan.epsilon, plan.dtype)[1]
+
+
+def _left_grad(
+    values: Tensor | None, weight: Tensor | None, plan: _LayerPlan, grad: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    if weight is None or values is None:
+        return grad, None
+    grads = norm_grad(values, weight, plan.epsilon, grad, None)
+    return grads.narrow, grads.weight
+
+
 class _FusedLayer(torch.autograd.Function):
     """(x, y) -> (x', y'): the residual stream is their sum, added where it is read next.
 
-    Parameters: norm, q, k, v, their biases, norms of query and key heads, o, norm, gate, up, down; then the factors of
-    the adapters of q, k, v, o, gate, up, down.
+    Parameters: the six norms (before attention, of queries, of keys, after attention, before the MLP, after the MLP),
+    the seven products (q, k, v, o, gate, up, down), the biases of q, k, v, then the factors of the products' adapters.
     """
 
-    PARAMETERS = 14
+    NORMS, PRODUCTS = slice(0, 6), slice(6, 13)
+    PARAMETERS = 16
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         *inputs, plan = rest
-        parameters = inputs[: _FusedLayer.PARAMETERS]
-        before, _, _, _, *biases, query_norm, key_norm, _, after, _, _, _ = parameters
-        total, normed = added_and_normed(x, y, before, plan.epsilon, plan.dtype)
+        before, query_norm, key_norm, after, before_mlp, after_mlp = inputs[_FusedLayer.NORMS]
+        biases = inputs[13 : _FusedLayer.PARAMETERS]
+        total, normed = _entered(x, y, before, plan)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
         heads = _product(normed, plan.enter, bias).view(len(x), -1, plan.size)
         unnormed = None
@@ -252,53 +348,56 @@ class _FusedLayer(torch.autograd.Function):
         if plan.keep is not None:
             plan.keep(key, value)
         mixed, kept, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
-        between, normed = added_and_normed(
-            total, torch.mm(mixed.flatten(1), plan.leave.t()), after, plan.epsilon, plan.dtype
-        )
+        attention_output = torch.mm(mixed.flatten(1), plan.leave.t())
+        between, normed = _entered(total, _left(attention_output, after, plan), before_mlp, plan)
         gate_up = _product(normed, plan.widen)
-        found = torch.mm(gated(gate_up), plan.narrow.t())
-        ctx.plan, ctx.attention = plan, attention
+        mlp_output = torch.mm(gated(gate_up), plan.narrow.t())
+        ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(kept)
         wide = gate_up if plan.keep_wide else None
-        ctx.save_for_backward(total, unnormed, mixed, between, wide, *kept, *inputs)
-        ctx.num_kept = len(kept)
-        return between, found
+        outputs = (attention_output if after is not None else None, mlp_output if after_mlp is not None else None)
+        ctx.save_for_backward(total, unnormed, mixed, between, wide, *outputs, *kept, *inputs)
+        return between, _left(mlp_output, after_mlp, plan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, narrow: Tensor) -> tuple[Tensor | None, ...]:
-        total, unnormed, mixed, between, gate_up, *saved = ctx.saved_tensors
-        kept, inputs = saved[: ctx.num_kept], saved[ctx.num_kept :]
-        parameters, factors = inputs[: _FusedLayer.PARAMETERS], inputs[_FusedLayer.PARAMETERS :]
-        before, q, k, v, *biases, query_norm, key_norm, mix, after, gate, up, down = parameters
-        plan, needed, scale = ctx.plan, ctx.needs_input_grad, ctx.plan.adapter_scale
+        total, unnormed, mixed, between, gate_up, attention_output, mlp_output, *saved = ctx.saved_tensors
+        inputs = saved[ctx.num_kept :]
+        before, query_norm, key_norm, after, before_mlp, after_mlp = inputs[_FusedLayer.NORMS]
+        q, k, v, output, gate, up, down = inputs[_FusedLayer.PRODUCTS]
+        biases, factors = inputs[13 : _FusedLayer.PARAMETERS], inputs[_FusedLayer.PARAMETERS :]
+        plan, scale = ctx.plan, ctx.plan.adapter_scale
+        needed = ctx.needs_input_grad[2:][_FusedLayer.PRODUCTS]
         if gate_up is None:
-            gate_up = _product(added_and_normed(between, None, after, plan.epsilon, plan.dtype)[1], plan.widen)
-        narrow = narrow.contiguous()
+            gate_up = _product(_entered(between, None, before_mlp, plan)[1], plan.widen)
+        narrow, after_mlp_grad = _left_grad(mlp_output, after_mlp, plan, narrow.contiguous())
         opened, gate_grad = gated_grad(gate_up, torch.mm(narrow, plan.narrow))
-        found_down = _weight_grads(narrow, opened, [down], needed[15:16])
+        down_grad = _weight_grads(narrow, opened, [down], needed[6:])
         down_factors = _factor_grads(narrow, opened, [down], factors[12:], scale)
-        later = norm_grad(between, after, plan.epsilon, _input_grad(gate_grad, plan.widen), grad.contiguous())
-        found_wide = _weight_grads(gate_grad, later.normed, [gate, up], needed[13:15])
+        later = _entered_grad(between, before_mlp, plan, _input_grad(gate_grad, plan.widen), grad.contiguous())
+        wide_grads = _weight_grads(gate_grad, later.normed, [gate, up], needed[4:6])
         wide_factors = _factor_grads(gate_grad, later.normed, [gate, up], factors[8:12], scale)
-        found_mix = _weight_grads(later.narrow, mixed.flatten(1), [mix], needed[11:12])
-        mix_factors = _factor_grads(later.narrow, mixed.flatten(1), [mix], factors[6:8], scale)
-        mixed_grad = torch.mm(later.narrow, plan.leave).view(mixed.shape)
-        query, key, value = ctx.attention(mixed_grad, mixed, kept)
+        left, after_grad = _left_grad(attention_output, after, plan, later.narrow)
+        output_grad = _weight_grads(left, mixed.flatten(1), [output], needed[3:4])
+        output_factors = _factor_grads(left, mixed.flatten(1), [output], factors[6:8], scale)
+        mixed_grad = torch.mm(left, plan.leave).view(mixed.shape)
+        query, key, value = ctx.attention(mixed_grad, mixed, saved[: ctx.num_kept])
         heads = turned_back(query, key, value, plan.tables)
-        norm_grads: tuple[Tensor | None, Tensor | None] = (None, None)
+        head_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
-            heads, norm_grads = _head_norm_grads(unnormed, (query_norm, key_norm), heads, plan)
+            heads, head_grads = _head_norm_grads(unnormed, (query_norm, key_norm), heads, plan)
         entered = heads.flatten(1)
-        first = norm_grad(total, before, plan.epsilon, _input_grad(entered, plan.enter), later.x)
-        found_enter = _weight_grads(entered, first.normed, [q, k, v], needed[3:6])
+        first = _entered_grad(total, before, plan, _input_grad(entered, plan.enter), later.x)
+        enter_grads = _weight_grads(entered, first.normed, [q, k, v], needed[:3])
         enter_factors = _factor_grads(entered, first.normed, [q, k, v], factors[:6], scale)
-        found_bias: Sequence[Tensor | None] = (None, None, None)
+        bias_grads: Sequence[Tensor | None] = (None, None, None)
         if biases[0] is not None:
-            found_bias = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
+            bias_grads = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
         return (
-            first.x, first.narrow if needed[1] else None, first.weight, *found_enter, *found_bias, *norm_grads,
-            *found_mix, later.weight, *found_wide, *found_down,
-            *enter_factors, *mix_factors, *wide_factors, *down_factors, None,
+            first.x, first.narrow if ctx.needs_input_grad[1] else None,
+            first.weight, *head_grads, after_grad, later.weight, after_mlp_grad,
+            *enter_grads, *output_grad, *wide_grads, *down_grad, *bias_grads,
+            *enter_factors, *output_factors, *wide_factors, *down_factors, None,
         )  # fmt: skip
 
 
@@ -310,18 +409,19 @@ def _attended(
     query: Tensor, key: Tensor, value: Tensor, plan: _LayerPlan, learns: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Backward]:
     """Attention's output, what to keep for its gradient, and how to find that."""
-    tree, scale = plan.tree, plan.scale
-    if ragged_works(query, key, value):
-        output, norm, noise = ragged_forward(query, key, value, tree.segments, scale)
+    batch, scale = plan.batch, plan.scale
+    sees_all = plan.window is None or plan.window >= batch.longest_row
+    if sees_all and ragged_works(query, key, value):
+        output, norm, noise = ragged_forward(query, key, value, batch.segments, scale)
 
         def backward(grad: Tensor, output: Tensor, kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
             query, key, value, norm = kept
-            return ragged_backward(grad, (query, key, value, output, norm), tree.segments, noise, scale)
+            return ragged_backward(grad, (query, key, value, output, norm), batch.segments, noise, scale)
 
         return output, (query, key, value, norm), backward
     query, key, value = (each.detach().requires_grad_(learns) for each in (query, key, value))
     with torch.set_grad_enabled(learns):
-        output = attended(tree, query, key, value, scale)
+        output = attended(batch, query, key, value, scale, AttentionOptions(plan.window, masks=batch.masks))
 
     def through_graph(grad: Tensor, _: Tensor, __: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, (query, key, value), grad)
@@ -330,22 +430,23 @@ def _attended(
 
 
 def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _LayerPlan) -> Tensor:
-    """Queries and keys normed head by head; values as they are."""
+    """Queries and keys normed, head by head or all heads at once: as long as the weight is; values as they are."""
     *parts, value = heads.split(plan.split, 1)
-    found = [
-        added_and_normed(part.reshape(-1, plan.size), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
+    normed = [
+        added_and_normed(part.reshape(-1, len(weight)), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
         for part, weight in zip(parts, norms, strict=True)
     ]
-    return torch.cat((*found, value), 1)
+    return torch.cat((*normed, value), 1)
 
 
 def _head_norm_grads(
     heads: Tensor, norms: Sequence[Tensor], grad: Tensor, plan: _LayerPlan
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     query, key, value = grad.split(plan.split, 1)
+    pairs = zip(heads.split(plan.split, 1)[:2], norms, (query, key), strict=True)
     found = [
-        norm_grad(part.reshape(-1, plan.size), weight, plan.epsilon, pull.reshape(-1, plan.size), None)
-        for part, weight, pull in zip(heads.split(plan.split, 1)[:2], norms, (query, key), strict=True)
+        norm_grad(part.reshape(-1, len(weight)), weight, plan.epsilon, pull.reshape(-1, len(weight)), None)
+        for part, weight, pull in pairs
     ]
     grads = [each.x.view(len(heads), -1, plan.size) for each in found]
     return torch.cat((*grads, value), 1), (found[0].weight, found[1].weight)

@@ -7,6 +7,7 @@ run like this is decided by trying it against the model's own forward; one that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.model.block import NotDescribed, layer_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
 
 NAME = "whet_decode"
+LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 5e-2  # a mistake is larger, rounding smaller
 # arguments that say nothing about the scores; any other one that is set means an attention this file does not know
 HARMLESS = frozenset(
     (
@@ -124,18 +127,19 @@ class HookedDecoder:
 
 
 @torch.no_grad()
-def hooked_decoder(split: CausalLM) -> HookedDecoder | None:
-    """A decoder through the attention interface; None for a model that cannot be decoded like this."""
+def hooked_decoder(split: CausalLM) -> HookedDecoder | NotDescribed:
+    """A decoder through the attention interface, or why the model cannot be decoded like this."""
     if not split.takes_positions:
-        return None
+        return NotDescribed("the model takes no position_ids")
     try:
-        decoder = HookedDecoder(split, attended(split))
-        return decoder if agrees(decoder) else None
-    except (UnknownAttention, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError):
-        return None
+        decoder = HookedDecoder(split, attention_shape(split))
+        gap = disagreement(decoder)
+        return NotDescribed(gap) if gap else decoder
+    except (UnknownAttention, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        return NotDescribed(f"{type(error).__name__}: {error}")
 
 
-def attended(split: CausalLM) -> AttentionShape:
+def attention_shape(split: CausalLM) -> AttentionShape:
     """What the model's attention layers look like; `UnknownAttention` where they differ from each other or from the config."""
     seen = _AttentionProbe()
     tokens = torch.arange(1, 4, device=split.device)[None] % split.vocabulary
@@ -145,26 +149,15 @@ def attended(split: CausalLM) -> AttentionShape:
     if not layers or len({(heads, size) for heads, size, _ in layers}) != 1:
         raise UnknownAttention("the layers have keys of different shapes")
     windows = tuple(window for _, _, window in layers)
-    if windows != _windows(split.model.config, len(layers)):
+    # a check against short tries: a window that only a mask knows of would show in long completions alone
+    if windows != layer_windows(split.model.config, len(layers)):
         raise UnknownAttention("the config and the layers name different windows")
     halves = split.dtype in (torch.float32, torch.float64)
     return AttentionShape(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else split.dtype)
 
 
-def _windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
-    """A check against short tries: a window that only a mask knows of would show in long completions alone."""
-    config = config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if not getattr(config, "use_sliding_window", True):
-        window = None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
-    if getattr(config, "attention_chunk_size", None) or set(kinds) - {"full_attention", "sliding_attention"}:
-        raise UnknownAttention("the config names a kind of attention that is neither full nor a sliding window")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def agrees(decoder: HookedDecoder) -> bool:
-    """Do two prompts of different length, three completions of three tokens, give the model's own logits?"""
+def disagreement(decoder: HookedDecoder) -> str:
+    """How two prompts of different length, three completions of three tokens, miss the model's own logits; or empty."""
     split, device = decoder.split, decoder.split.device
     tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % split.vocabulary
     lengths, slots = (5, 3), (0, 0, 1)
@@ -182,15 +175,16 @@ def agrees(decoder: HookedDecoder) -> bool:
             read = torch.stack([tokens[row, lengths[slot] + position] for row, slot in enumerate(slots)])
             ours.append(decoder.step(read, state))
             state.count += 1
+    tolerance = LOGIT_TOLERANCE if decoder.attended.dtype == torch.float32 else HALF_LOGIT_TOLERANCE
+    worst = 0.0
     for row, slot in enumerate(slots):
         start = lengths[slot]
         hidden = split.hidden(tokens[row : row + 1, : start + 3])
         theirs = split.logits(hidden[0, start - 1 :])
-        found = torch.stack([logits[row] for logits in ours])
-        tolerance = 1e-4 if decoder.attended.dtype == torch.float32 else 5e-2
-        if not torch.allclose(found, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
-            return False
-    return True
+        mine = torch.stack([logits[row] for logits in ours])
+        gap = float((mine - theirs).abs().max() / theirs.abs().max())
+        worst = max(worst, gap if math.isfinite(gap) else math.inf)
+    return "" if worst <= tolerance else f"its logits differ from the model's own by {worst:.1e} of the largest"
 
 
 def _configs(trunk: nn.Module) -> list[Any]:

@@ -46,7 +46,7 @@ def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float
 class NormGrad:
     x: Tensor  # [S, W], with what was carried
     narrow: Tensor  # the same in the dtype of the products
-    weight: Tensor  # [W]
+    weight: Tensor | None  # [W]; None where there is no norm
     normed: Tensor  # [S, W], the norm's result once more, in the dtype of the products
 
 

@@ -1,4 +1,4 @@
-"""The decode step of small Llama-type models on a CPU: each row holds its prompt's keys next to its own.
+"""The decode step of small described models on a CPU: each row holds its prompt's keys next to its own.
 
 With few keys a step's time is the number of its operations, and with keys laid out by row an attention is three of
 them, whoever entered when: every row writes the same column of a ring. A column a row does not see is hidden by one
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from whet.model.block import Block, BlockStack, norm_weight
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder
 
@@ -98,6 +98,9 @@ class _RingWeights:
     enter: Tensor  # [width, heads * (queries of a key, its key) * size, then values]
     enter_bias: Tensor | None
     head_norm: Tensor | None  # [heads * (queries of a key, its key), size]
+    whole_heads: bool  # the norms of queries and keys act on all heads at once
+    norm_before: tuple[bool, bool]  # whether a norm stands in front of attention and of the MLP
+    norm_after: tuple[Tensor | None, Tensor | None]  # weights of those behind them, [2 halves, 1, half the width]
     leave: Tensor  # [2 halves of the width, queries, half]
     widen: Tensor  # [parts: first those of the gate, then of the other, width, a part of the inner width]
     narrow: Tensor  # [2 halves of the width, inner width, half]
@@ -128,6 +131,9 @@ class _StepBuffers:
         self.mixed = torch.empty(rows, (heads * each + heads) * size)
         every = self.mixed.view(rows, -1, size)
         self.heads, self.values = every[:, : heads * each], every[:, heads * each :]
+        by_key = self.heads.view(rows, heads, each, size)
+        self.unturned_queries, self.unturned_keys = by_key[:, :, :-1], by_key[:, :, -1:]
+        self.update = torch.empty(2, rows, half)  # what a sublayer with a norm behind it adds
         self.paired = torch.view_as_complex(self.heads.unflatten(2, (-1, 2)))
         # one number to meet the hidden columns, and one more for complex numbers to be aligned
         turned = torch.zeros(rows, heads, each, size + 2)
@@ -136,41 +142,53 @@ class _StepBuffers:
         self.queries = turned.view(rows * heads, each, -1)[:, :-1, :-1]
         self.keys = turned[:, :, -1, :-1]
 
-    def norm(self) -> None:
-        """The hidden states over their root mean square, and over the root of their width."""
-        torch.linalg.vector_norm(self.hidden, dim=2, keepdim=True, out=self.half_lengths)
-        length = torch.linalg.vector_norm(self.lengths, dim=0, keepdim=True)
-        torch.div(self.hidden, length, out=self.normed_halves)
+    def enter(self, norm: bool) -> None:
+        """What a sublayer reads: the hidden states, with a norm over their root mean square and the root of the width."""
+        if norm:
+            torch.div(self.hidden, self._length(self.hidden), out=self.normed_halves)
+        else:
+            self.normed_halves.copy_(self.hidden)
+
+    def leave(self, values: Tensor, weight: Tensor, norm: Tensor | None) -> None:
+        """Add values times weight to the hidden states, through a norm where there is one."""
+        if norm is None:
+            self.hidden.baddbmm_(values, weight)
+        else:
+            update = torch.bmm(values, weight, out=self.update)
+            self.hidden.addcmul_(update.div_(self._length(update)), norm)
+
+    def _length(self, halves: Tensor) -> Tensor:
+        torch.linalg.vector_norm(halves, dim=2, keepdim=True, out=self.half_lengths)
+        return torch.linalg.vector_norm(self.lengths, dim=0, keepdim=True)
 
 
 class RingDecoder(HookedDecoder):
-    """A Llama-type model's step on a `RingState`; prompts go through the model's own modules."""
+    """A described model's step on a `RingState`; prompts go through the model's own modules."""
 
     inference = True
 
-    def __init__(self, base: HookedDecoder) -> None:
+    def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
         super().__init__(base.split, base.attended)
-        config: Any = base.split.model.config
-        self._trunk: Any = base.split.trunk
-        self._num_queries = int(config.num_attention_heads)
-        self._root = float(config.hidden_size) ** 0.5
-        self._eps = float(config.rms_norm_eps)
+        self._stack = stack
+        self._num_queries = stack.sizes.num_heads
+        self._root = float(stack.sizes.width) ** 0.5
+        self._eps = stack.sizes.epsilon
         self._layers: list[_RingWeights] = []
         self._head, self._last_norm = torch.empty(0), torch.empty(0)
         self._rotation = torch.empty(0)
-        self._desk: _StepBuffers | None = None
+        self._buffers: _StepBuffers | None = None
 
     @staticmethod
-    def serves(base: HookedDecoder) -> bool:
-        """Float32 on a CPU, a width of two halves, and no bias but that of the queries, keys and values."""
-        split: Any = base.split
-        if split.device.type != "cpu" or base.attended.dtype != torch.float32 or split.model.config.hidden_size % 2:
-            return False
-        linears = [split.model.get_output_embeddings()]
-        for layer in split.trunk.layers:
-            linears += [layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
-        singles = all(weight.dtype == torch.float32 for weight in split.model.parameters())
-        return singles and all(linear.bias is None for linear in linears)
+    def refusal(base: HookedDecoder) -> str:
+        """Why a described model is not decoded like this; empty where it is."""
+        if base.split.device.type != "cpu":
+            return "the device is no CPU"
+        if base.attended.dtype != torch.float32 or any(
+            weight.dtype != torch.float32 for weight in base.split.model.parameters()
+        ):
+            return "not everything is float32"
+        width = base.split.model.config.hidden_size  # type: ignore[union-attr]
+        return "the width is odd" if int(width) % 2 else ""  # type: ignore[arg-type]
 
     def suits(self, shape: BatchShape) -> bool:
         """Whether copies of the prompts are cheap, and no window is shorter than what a row will see."""
@@ -179,51 +197,61 @@ class RingDecoder(HookedDecoder):
         return copies <= LARGEST_COPIES and all(window is None or window >= width for window in self.attended.windows)
 
     def state(self, shape: BatchShape) -> RingState:
-        positions = torch.arange(shape.prompt_width + shape.completion_width)
-        cosine, sine = self._trunk.rotary_emb(self._trunk.embed_tokens.weight, positions[None])
+        cosine, sine = self._stack.rotation(torch.arange(shape.prompt_width + shape.completion_width))
         half = self.attended.head_size // 2
-        self._rotation = torch.complex(cosine[0, :, :half], sine[0, :, :half])
-        return RingState(shape, self.attended, int(self._trunk.embed_tokens.weight.shape[1]), self.split.device)
+        self._rotation = torch.complex(cosine[:, :half], sine[:, :half])
+        return RingState(shape, self.attended, self._stack.sizes.width, self.split.device)
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
-        packed = num_steps >= PACKING_STEPS
-        head: Any = self.split.model.get_output_embeddings()  # type: ignore[operator]
+        packed, stack = num_steps >= PACKING_STEPS, self._stack
+        assert stack.head is not None
         try:
-            self._layers = [self._gathered(layer, packed) for layer in self._trunk.layers]
-            self._head, self._last_norm = head.weight.detach().t(), self._trunk.norm.weight.detach() * self._root
+            self._layers = [self._gathered(block, packed) for block in stack.blocks]
+            last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
+            self._head, self._last_norm = stack.head.weight.detach().t(), last_norm * self._root
             with super().running(num_steps):
                 yield
         finally:
-            self._layers, self._desk, self._head = [], None, torch.empty(0)
+            self._layers, self._buffers, self._head = [], None, torch.empty(0)
 
-    def _gathered(self, layer: Any, packed: bool) -> _RingWeights:
-        attention, feedforward = layer.self_attn, layer.mlp
+    def _gathered(self, block: Block, packed: bool) -> _RingWeights:
         heads, size = self.attended.num_heads, self.attended.head_size
-        scale = float(attention.scaling)
-        head_norm = None
-        if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm.weight * scale, attention.k_norm.weight
-            queries = query.expand(self._num_queries, -1)
-            head_norm = self._paired(queries, key.expand(heads, -1)).reshape(-1, size).detach()
-            scale = 1.0
-        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
+        scale, head_norm, whole = self._stack.sizes.scale, None, False
+        query_norm, key_norm = norm_weight(block.query_norm), norm_weight(block.key_norm)
+        if query_norm is not None and key_norm is not None:
+            whole = len(query_norm) != size or len(key_norm) != size
+            queries = (query_norm * scale).view(-1, size).expand(self._num_queries, -1)
+            keys = key_norm.view(-1, size).expand(heads, -1)
+            head_norm, scale = self._paired(queries, keys).reshape(-1, size).detach(), 1.0
+        linears = (block.query, block.key, block.value)
         weight = self._side_by_side([linear.weight.detach() for linear in linears], scale)
         bias = None
-        if attention.q_proj.bias is not None:
+        if block.query.bias is not None:
             bias = self._side_by_side([linear.bias.detach()[:, None] for linear in linears], scale)[:, 0]
-        before = layer.input_layernorm.weight.detach()[:, None] * self._root
-        before_widen = layer.post_attention_layernorm.weight.detach()[:, None] * self._root
-        parts = _parts(feedforward.gate_proj.weight)
-        widen = (*feedforward.gate_proj.weight.chunk(parts), *feedforward.up_proj.weight.chunk(parts))
+        parts = _parts(block.gate.weight)
+        widen = (*block.gate.weight.chunk(parts), *block.up.weight.chunk(parts))
+        before, before_mlp = norm_weight(block.before_attention), norm_weight(block.before_mlp)
+        enter, wide = _across([weight], packed)[0], _across(widen, packed)
+        if before is not None:
+            enter.mul_(before.detach()[:, None] * self._root)
+        if before_mlp is not None:
+            wide.mul_(before_mlp.detach()[:, None] * self._root)
         return _RingWeights(
-            _across([weight], packed)[0].mul_(before),
+            enter,
             bias,
             head_norm,
-            _across(attention.o_proj.weight.chunk(2), packed),
-            _across(widen, packed).mul_(before_widen),
-            _across(feedforward.down_proj.weight.chunk(2), packed),
+            whole,
+            (before is not None, before_mlp is not None),
+            (self._halves(block.after_attention), self._halves(block.after_mlp)),
+            _across(block.output.weight.chunk(2), packed),
+            wide,
+            _across(block.down.weight.chunk(2), packed),
         )
+
+    def _halves(self, norm: nn.Module | None) -> Tensor | None:
+        weight = norm_weight(norm)
+        return None if weight is None else (weight.detach() * self._root).view(2, 1, -1)
 
     def _side_by_side(self, weights: Sequence[Tensor], scale: float) -> Tensor:
         query, key, value = weights
@@ -240,31 +268,41 @@ class RingDecoder(HookedDecoder):
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         assert isinstance(state, RingState)
         state.begin_step()
-        desk = self._desk
-        if desk is None or desk.rows != state.rows:
-            desk = self._desk = _StepBuffers(state.rows, self._layers[0], self.attended, self._eps)
+        buffers = self._buffers
+        if buffers is None or buffers.rows != state.rows:
+            buffers = self._buffers = _StepBuffers(state.rows, self._layers[0], self.attended, self._eps)
         rotation = self._rotation.index_select(0, state.positions)[:, None]
-        embedded = self._trunk.embed_tokens.weight.index_select(0, tokens)
-        desk.hidden.copy_(embedded.view(state.rows, 2, -1).transpose(0, 1))
+        embedded = self._stack.embedding.weight.index_select(0, tokens)
+        buffers.hidden.copy_(embedded.view(state.rows, 2, -1).transpose(0, 1))
         for layer, own in zip(self._layers, state.own, strict=True):
-            desk.norm()
+            (before, before_mlp), (after, after_mlp) = layer.norm_before, layer.norm_after
+            buffers.enter(before)
             if layer.enter_bias is None:
-                torch.mm(desk.normed, layer.enter, out=desk.mixed)
+                torch.mm(buffers.normed, layer.enter, out=buffers.mixed)
             else:
-                torch.addmm(layer.enter_bias, desk.normed, layer.enter, out=desk.mixed)
+                torch.addmm(layer.enter_bias, buffers.normed, layer.enter, out=buffers.mixed)
             if layer.head_norm is not None:
-                length = torch.linalg.vector_norm(desk.heads, dim=-1, keepdim=True)
-                mean_square = length.square_().div_(self.attended.head_size)
-                desk.heads.mul_(mean_square.add_(self._eps).rsqrt_() * layer.head_norm)
-            torch.mul(desk.paired, rotation, out=desk.turned)
-            found = state.attended_values(own, desk.queries, desk.keys, desk.values)
-            desk.hidden.baddbmm_(found.expand(2, -1, -1), layer.leave)
-            desk.norm()
-            torch.bmm(desk.normed_parts, layer.widen, out=desk.wide)
-            torch.mul(F.silu(desk.gate, inplace=True), desk.up, out=desk.gated)
-            desk.hidden.baddbmm_(desk.inner, layer.narrow)
-        desk.norm()
-        return torch.mm(desk.normed.mul_(self._last_norm), self._head)
+                self._norm_heads(buffers, layer.head_norm, layer.whole_heads)
+            torch.mul(buffers.paired, rotation, out=buffers.turned)
+            mixture = state.attended_values(own, buffers.queries, buffers.keys, buffers.values)
+            buffers.leave(mixture.expand(2, -1, -1), layer.leave, after)
+            buffers.enter(before_mlp)
+            torch.bmm(buffers.normed_parts, layer.widen, out=buffers.wide)
+            torch.mul(F.silu(buffers.gate, inplace=True), buffers.up, out=buffers.gated)
+            buffers.leave(buffers.inner, layer.narrow, after_mlp)
+        buffers.enter(True)
+        return torch.mm(buffers.normed.mul_(self._last_norm), self._head)
+
+    def _norm_heads(self, buffers: _StepBuffers, weight: Tensor, whole: bool) -> None:
+        if not whole:
+            length = torch.linalg.vector_norm(buffers.heads, dim=-1, keepdim=True)
+            mean_square = length.square_().div_(self.attended.head_size)
+            buffers.heads.mul_(mean_square.add_(self._eps).rsqrt_() * weight)
+            return
+        for part in (buffers.unturned_queries, buffers.unturned_keys):
+            mean_square = torch.linalg.vector_norm(part, dim=(1, 2, 3), keepdim=True).square_().div_(part[0].numel())
+            part.mul_(mean_square.add_(self._eps).rsqrt_())
+        buffers.heads.mul_(weight)
 
 
 def _parts(weight: Tensor) -> int:

@@ -97,6 +97,22 @@ class SharedPrefixBatch:
         """S, the tokens that are computed."""
         return self.tokens.shape[1]
 
+    @property
+    def prompt_of_row(self) -> list[int]:
+        """The prompt that each row begins with; rows with equal prompts share one."""
+        rows = {row: number for number, root in enumerate(self.roots) for row in root.rows}
+        return [rows[row] for row in sorted(rows)]
+
+    def sources(self, width: int) -> Tensor:
+        """int64 [S]: where each token comes from in rows [N, width], flattened; of a shared prompt, its first row."""
+        spans = [np.arange(root.length) + root.rows[0] * width for root in self.roots]
+        spans += [
+            np.arange(completion.first, completion.first + completion.length) + completion.row * width
+            for root in self.roots
+            for completion in root.completions
+        ]
+        return to_device(torch.from_numpy(np.concatenate(spans)), self.tokens.device)
+
     @cached_property
     def layout(self) -> PaddedLayout:
         """Made when it is first asked for: ragged kernels do without."""
@@ -163,7 +179,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def prompt_batch(prompts: Sequence[Sequence[int]], device: torch.device) -> SharedPrefixBatch:
-    """Different prompts behind one another, whole; the state of interest is that of each one's last token."""
+    """Prompts behind one another, whole, equal ones once; the state of interest is that of each one's last token."""
     width = max(map(len, prompts)) + 1
     tokens = torch.zeros(len(prompts), width, dtype=torch.long)
     action = torch.zeros(len(prompts), width, dtype=torch.bool)

@@ -153,11 +153,11 @@ def shared_prefix_attention(
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    return attended(tree, query, key, value, scaling, _AttentionOptions(window, dropout, walk.masks))[None], None
+    return attended(tree, query, key, value, scaling, AttentionOptions(window, dropout, walk.masks))[None], None
 
 
 @dataclass
-class _AttentionOptions:
+class AttentionOptions:
     """What an attention does besides looking at all of its row."""
 
     window: int | None = None
@@ -171,10 +171,10 @@ def attended(
     key: Tensor,
     value: Tensor,
     scale: float | None,
-    look: _AttentionOptions | None = None,
+    look: AttentionOptions | None = None,
 ) -> Tensor:
     """Causal attention of every prompt to itself, of every completion to its prompt and itself: [S, H, E]."""
-    look = look or _AttentionOptions(masks=tree.masks)
+    look = look or AttentionOptions(masks=tree.masks)
     window = look.window
     if not look.dropout and (window is None or window >= tree.longest_row) and ragged_works(query, key, value):
         return ragged_attention(query, key, value, tree.segments, scale)
@@ -224,7 +224,7 @@ def _picked(states: Tensor, index: Tensor) -> Tensor:
     return F.embedding(index, states.flatten(1)).unflatten(2, states.shape[1:]).transpose(1, 2)
 
 
-def _causal_mask(length: int, look: _AttentionOptions, query: Tensor) -> Tensor | None:
+def _causal_mask(length: int, look: AttentionOptions, query: Tensor) -> Tensor | None:
     """None where plain causal attention is meant: padding lies behind everything that is read."""
     window = look.window
     if window is None or window >= length:
@@ -234,7 +234,7 @@ def _causal_mask(length: int, look: _AttentionOptions, query: Tensor) -> Tensor 
     return _mask(look, f"causal {length}", (gap >= 0) & (gap < window), query)
 
 
-def _completion_mask(bundles: CompletionBundles, look: _AttentionOptions, query: Tensor) -> Tensor:
+def _completion_mask(bundles: CompletionBundles, look: AttentionOptions, query: Tensor) -> Tensor:
     known = look.masks.get(("completion", look.window, query.dtype))
     if known is not None:
         return known
@@ -246,7 +246,7 @@ def _completion_mask(bundles: CompletionBundles, look: _AttentionOptions, query:
     return _mask(look, "completion", seen[:, None], query)
 
 
-def _mask(look: _AttentionOptions, name: str, seen: Tensor, query: Tensor) -> Tensor:
+def _mask(look: AttentionOptions, name: str, seen: Tensor, query: Tensor) -> Tensor:
     """What is added to the scores, made once for all layers."""
     key = (name, look.window, query.dtype)
     if key not in look.masks:

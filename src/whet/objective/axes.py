@@ -6,6 +6,7 @@ The two families, policy and preference methods, share everything here. A compon
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -277,9 +278,16 @@ def component_refusal(axis: str, interface: type, component: Any) -> str:
         return f"it is {component!r}; give a frozen dataclass that inherits from whet.objective.component.Component"
     if not cast(Any, component).__dataclass_params__.frozen:
         return f"{component.__name__} can be changed after it was made; give @dataclass(frozen=True)"
-    missing = sorted(member for member in _members(interface) if not hasattr(component, member))
+    own = {name for each in component.__mro__[:-1] for name in vars(each)}
+    missing = sorted(_members(interface) - own)
     if missing:
-        return f"{component.__name__} has no {', '.join(missing)}; give what whet.objective's {interface.__name__} has"
+        return f"{component.__name__} has no {', '.join(missing)}; give it all that {interface.__name__} has"
+    for member in sorted(_members(interface)):
+        if callable(expected := getattr(interface, member, None)):
+            theirs, ours = _parameters(expected), _parameters(getattr(component, member))
+            if theirs != ours:
+                wanted = f"({', '.join(theirs)})"
+                return f"{component.__name__}.{member} takes ({', '.join(ours)}); {interface.__name__} takes {wanted}"
     try:
         usual = component()
     except TypeError as error:
@@ -303,6 +311,10 @@ def _clip_refusal(rule: Any) -> str:
             shape = tuple(found.shape) if isinstance(found, torch.Tensor) else found
             return f"for a ratio of shape {tuple(ratio.shape)} it returns {shape}; return one weight per token, [N, T]"
     return ""
+
+
+def _parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
 def _members(interface: type) -> set[str]:

@@ -102,9 +102,9 @@ def is_marked(settings: PipelineSettings) -> bool:
 
 def marked(settings: PipelineSettings, model: str) -> dict[str, Any]:
     """Greedy completions of a model to the held-out prompts, marked."""
-    from whet.evaluate.evaluation import held_out_marks
+    from whet.evaluate.evaluation import evaluate_metrics
 
-    marks = held_out_marks(evaluation(settings, model), 1)
+    marks = evaluate_metrics(evaluation(settings, model), 1)
     asked = int(marks.pop("prompts"))
     main = headline(marks) or ""
     said = f"{main.replace('_', ' ')} {metric_text(main, marks.get(main))} on {asked} held-out prompts"

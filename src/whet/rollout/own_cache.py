@@ -1,90 +1,98 @@
 """Decoding through a model's own forward and transformers' own cache: slower, and right for every model.
 
-For models whose attention whet does not know how to run on its own buffers.
+The backend of models whose attention whet does not know how to run on its own buffers. The cache has one length for all
+rows, so new ones come in only when all are gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.model.causal_lm import CausalLM
-from whet.rollout.sampling import Draw, draw, uniforms
-from whet.rollout.scheduler import Completions, StopRule, shares, supports
-from whet.types import Request, Sampling, StopReason
+from whet.rollout.sampling import Draw, draw
+from whet.rollout.scheduler import DecodeJob, TokenLog
 
 
-@torch.no_grad()
-def write_any(
-    split: CausalLM, requests: Sequence[Request], sampling: Sampling, ending: StopRule, rows: int
-) -> Completions:
-    """The completions to all requests, `rows` at a time."""
-    parts = [
-        _write_batch(split, requests[start : start + rows], sampling, ending) for start in range(0, len(requests), rows)
-    ]
-    return Completions(
-        torch.cat([part.tokens for part in parts]),
-        torch.cat([part.logp for part in parts]),
-        [count for part in parts for count in part.count],
-        [stop for part in parts for stop in part.stop],
-        [support for part in parts for support in part.support],
-    )
+class OwnCacheBackend:
+    """A `DecodeBackend` on the model itself."""
 
+    steps_per_look = 1
+    prefills_ahead = False
 
-def _write_batch(split: CausalLM, requests: Sequence[Request], sampling: Sampling, ending: StopRule) -> Completions:
-    device = split.device
-    prompts = shares(requests)
-    width = max(len(tokens) for tokens, _ in prompts)
-    cache, logits = prefill(split, [tokens for tokens, _ in prompts])
-    spread = torch.tensor([place for place, (_, numbers) in enumerate(prompts) for _ in numbers], device=device)
-    cache.batch_select_indices(spread)
-    logits = logits[spread]
+    def __init__(self, lm: CausalLM, job: DecodeJob, rows: int) -> None:
+        self._lm, self._sampling = lm, job.sampling
+        self._budget = job.sampling.max_new_tokens
+        self.num_rows = self.num_slots = min(rows, len(job.requests))
+        self.log = TokenLog(self.num_rows, self._budget, job.stop.tokens, lm.device)
+        self._prompts: dict[int, tuple[int, ...]] = {}  # by slot
+        self._cache: Any = None
+        self._lengths = torch.zeros(0, dtype=torch.long)  # of each row's prompt
+        self._mask: Tensor | None = None  # [rows, width + budget], where prompts differ in length
+        self._width = self._step = 0
 
-    budget = sampling.max_new_tokens
-    random = uniforms([request.seed for request in requests], budget).to(device)
-    lengths = torch.tensor([len(request.tokens) for request in requests], device=device)
-    mask = None
-    if int(lengths.min()) < width:
-        mask = torch.ones(len(requests), width + budget, dtype=torch.long, device=device)
-        mask[:, :width] = torch.arange(width, device=device)[None] >= width - lengths[:, None]
-    completions = Completions(
-        torch.zeros(len(requests), budget, dtype=torch.long),
-        torch.zeros(len(requests), budget),
-        [0] * len(requests),
-        [StopReason.LENGTH] * len(requests),
-        [[] for _ in requests],
-    )
-    alive = torch.arange(len(requests), device=device)  # the request of each row still in the batch
-    for position in range(budget):
-        drawn = draw(logits, random[alive, position], sampling)
-        finished = _note(completions, alive.tolist(), position, drawn, (sampling, ending))
-        if position + 1 == budget:
-            break
-        token = drawn.token
-        if any(finished):
-            staying = torch.tensor([n for n, done in enumerate(finished) if not done], dtype=torch.long, device=device)
-            if not len(staying):
-                break
-            cache.batch_select_indices(staying)
-            alive, token = alive[staying], token[staying]
-        hidden = split.hidden(
-            token[:, None],
-            None if mask is None else mask[alive, : width + position + 1],
-            (lengths[alive] + position)[:, None],
-            cache,
+    def running(self) -> AbstractContextManager[None]:
+        return torch.no_grad()
+
+    def may_enter(self, num_free: int, num_waiting: int) -> bool:
+        return num_free == self.num_rows
+
+    def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
+        """Only noted: one cache holds all prompts, so they are read together when their rows come in."""
+        self._prompts.update(zip(slots, prompts, strict=True))
+
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
+        place = {slot: number for number, slot in enumerate(dict.fromkeys(slots))}
+        prompts = [self._prompts[slot] for slot in place]
+        device = self._lm.device
+        self._cache, logits = prefill(self._lm, prompts)
+        spread = torch.tensor([place[slot] for slot in slots], device=device)
+        self._cache.batch_select_indices(spread)
+        self._width, self._step = max(map(len, prompts)), 0
+        self._lengths = torch.tensor([len(prompts[number]) for number in spread.tolist()], device=device)
+        self._mask = None
+        if int(self._lengths.min()) < self._width:
+            self._mask = torch.ones(len(rows), self._width + self._budget, dtype=torch.long, device=device)
+            column = torch.arange(self._width, device=device)[None]
+            self._mask[:, : self._width] = column >= self._width - self._lengths[:, None]
+        return logits[spread]
+
+    def seat(self, slots: Sequence[int | None]) -> None:
+        """Every row has its prompt's keys in the cache."""
+
+    def step(self) -> Draw:
+        rows = slice(0, len(self._lengths))
+        self._step += 1
+        hidden = self._lm.hidden(
+            self.log.last[rows, None],
+            None if self._mask is None else self._mask[:, : self._width + self._step],
+            (self._lengths + self._step - 1)[:, None],
+            self._cache,
         )
-        logits = split.logits(hidden[:, -1])
-    return completions
+        drawn = draw(self._lm.logits(hidden[:, -1]), self.log.uniform(rows), self._sampling)
+        self.log.record(rows, drawn)
+        return drawn
+
+    def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
+        return num_busy
+
+    def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        order = torch.tensor(rows, device=self._lm.device)
+        self._cache.batch_select_indices(order)
+        self._lengths = self._lengths[order]
+        self._mask = None if self._mask is None else self._mask[order]
+        self._prompts = {place: self._prompts[slot] for place, slot in enumerate(slots)}
 
 
-def prefill(split: CausalLM, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor]:
+def prefill(lm: CausalLM, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor]:
     """Each prompt once, padded on the left: the cache and the logits [P, V] of the first completion token."""
     from transformers import DynamicCache
 
-    device = split.device
+    device = lm.device
     width = max(map(len, prompts))
     tokens = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -93,28 +101,6 @@ def prefill(split: CausalLM, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, T
     if int(lengths.min()) < width:
         mask = (column >= width - lengths[:, None]).long().to(device)
     positions = (column - (width - lengths[:, None])).clamp(min=0)
-    cache = DynamicCache(config=split.model.config)  # type: ignore[arg-type]
-    hidden = split.hidden(tokens.to(device), mask, positions.to(device), cache)
-    return cache, split.logits(hidden[:, -1])
-
-
-def _note(
-    completions: Completions, rows: Sequence[int], position: int, drawn: Draw, how: tuple[Sampling, StopRule]
-) -> list[bool]:
-    """Note the drawn tokens; which rows of the batch are finished."""
-    sampling, ending = how
-    token = drawn.token.cpu()
-    completions.tokens[rows, position] = token
-    completions.logp[rows, position] = drawn.logp.cpu()
-    ended: list[bool] = torch.isin(token, ending.tokens).tolist()
-    if drawn.kept is not None:
-        for row, ids in zip(rows, supports(drawn.kept, sampling), strict=True):
-            completions.support[row].append(ids)
-    for number, row in enumerate(rows):
-        completions.count[row] = position + 1
-        if ended[number]:
-            completions.stop[row] = StopReason.END
-        elif sampling.stop and ending.said(completions.tokens[row, : position + 1].tolist(), sampling.stop):
-            completions.stop[row] = StopReason.TEXT
-            ended[number] = True
-    return ended
+    cache = DynamicCache(config=lm.model.config)  # type: ignore[arg-type]
+    hidden = lm.hidden(tokens.to(device), mask, positions.to(device), cache)
+    return cache, lm.logits(hidden[:, -1])

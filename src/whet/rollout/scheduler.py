@@ -1,28 +1,27 @@
-"""Requests in, completions out, on a decoder's buffers: rows that finish leave, requests that wait take their places.
+"""Requests in, completions out, on any backend: rows that finish leave, requests that wait take their places.
 
-What a row draws depends on its own request alone: its prompt, and the numbers of its seed by position.
+The scheduler knows who sits where: the request of each row, the prompt in each slot. A backend knows how to compute:
+keys and values, logits, a step. Three exist: whet's buffers (`buffer_decode`), CUDA graphs (`cuda_decode`) and the
+model's own forward and cache (`own_cache`). What a row draws depends on its own request alone: its prompt, and the
+random numbers of its seed by position.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from whet.model.decode_state import BatchShape
-from whet.model.hooked_decode import HookedDecoder
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason, WhetError
 
 LARGEST_SUPPORT = 4096  # ids kept for one token; past it, storing the support costs more than the run
 PREFILL_TOKENS = 1 << 14  # of one pass over prompts
-STEPS_PER_LOOK = 16  # between two looks at a device that has to be waited for; rows that ended meanwhile are cut
-# Rows are taken in, and the rest moved together, when at least one in so many is free: each costs about a step
-FREE_BEFORE_ENTRY = 8
-FREE_BEFORE_MOVE = 8
 
 
 @dataclass
@@ -43,19 +42,338 @@ class StopRule:
     tokens: Tensor  # int64
     text_of: Callable[[list[int]], str]
 
-    def said(self, completion: Sequence[int], stop: Sequence[str]) -> bool:
+    def ends_in_text(self, completion: Sequence[int], stop: Sequence[str]) -> bool:
         # a token adds at least one byte, and a character takes at most four
         text = self.text_of(list(completion[-(4 * max(map(len, stop)) + 4) :]))
         return any(each in text for each in stop)
 
 
-def shares(requests: Sequence[Request]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Neighbouring requests with equal prompts: (prompt, numbers of the requests)."""
-    numbered = groupby(range(len(requests)), key=lambda number: requests[number].tokens)
-    return [(tokens, list(numbers)) for tokens, numbers in numbered]
+@dataclass(frozen=True)
+class DecodeJob:
+    """What is to be written: every prompt once, with the requests that it answers."""
+
+    requests: Sequence[Request]
+    sampling: Sampling
+    stop: StopRule
+    prompts: list[tuple[int, ...]]
+    members: list[list[int]]  # requests of each prompt
 
 
-def supports(kept: Tensor, sampling: Sampling) -> list[Tensor]:
+def decode_job(
+    requests: Sequence[Request], sampling: Sampling, stop: StopRule, most_members: int | None = None
+) -> DecodeJob:
+    """Requests with equal prompts together, wherever they stand; a prompt with more than `most_members` counts twice."""
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for number, request in enumerate(requests):
+        by_prompt.setdefault(request.tokens, []).append(number)
+    step = most_members or len(requests)
+    parts = [
+        (tokens, numbers[start : start + step])
+        for tokens, numbers in by_prompt.items()
+        for start in range(0, len(numbers), step)
+    ]
+    return DecodeJob(requests, sampling, stop, [tokens for tokens, _ in parts], [numbers for _, numbers in parts])
+
+
+class DecodeBackend(Protocol):
+    """Computes what the scheduler arranges. Rows and slots are numbered from 0, without gaps behind the last."""
+
+    num_rows: int  # at most
+    num_slots: int  # prompts that it holds at once
+    steps_per_look: int  # between two looks at who has finished
+    prefills_ahead: bool  # also prompts whose rows are not free yet
+    log: TokenLog
+
+    def running(self) -> AbstractContextManager[None]:
+        """Inside, everything below works."""
+        ...
+
+    def may_enter(self, num_free: int, num_waiting: int) -> bool:
+        """Whether it is worth the while to seat requests now."""
+        ...
+
+    def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
+        """Read prompts into slots."""
+        ...
+
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
+        """Rows begin to answer the prompts in these slots: logits [rows, V] of their first token."""
+        ...
+
+    def seat(self, slots: Sequence[int | None]) -> None:
+        """The slot of each row for the coming steps; None for a free row."""
+        ...
+
+    def step(self) -> Draw | None:
+        """One token for every row, drawn and logged; None where nobody can be told what could have been drawn."""
+        ...
+
+    def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
+        """How many rows to go on with: fewer than `num_rows` if moving those that are busy together pays."""
+        ...
+
+    def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Move together: row n is from now on what row `rows[n]` was, and so for slots. The log is moved already."""
+        ...
+
+
+class TokenLog:
+    """What each row has drawn, kept where the model runs: nothing here waits for the device.
+
+    A row has one place more than a completion has tokens: there a row that has ended writes what nobody reads.
+    """
+
+    def __init__(self, rows: int, budget: int, ends: Tensor, device: torch.device) -> None:
+        self._stride = budget + 1
+        self._base = torch.arange(rows, device=device) * self._stride  # the place of each row's first token
+        self._random = torch.zeros(rows * self._stride, device=device)
+        self._tokens = torch.zeros(rows * self._stride, dtype=torch.long, device=device)
+        self._logp = torch.zeros(rows * self._stride, device=device)
+        self._end_tokens = ends.to(device)[None] if len(ends) else None
+        self.ends = frozenset(ends.tolist())
+        self.last = torch.zeros(rows, dtype=torch.long, device=device)  # the token each row drew last
+        self.done = torch.ones(rows, dtype=torch.bool, device=device)
+        self._cursor = self._base + budget  # the place of its next token
+
+    @property
+    def moving(self) -> tuple[Tensor, ...]:
+        """What a step changes that the next step reads."""
+        return self.last, self.done, self._cursor
+
+    def counts(self, rows: int | Tensor) -> Tensor:
+        """int64: how many tokens the first rows, or these, have drawn; of a free row, the whole budget."""
+        if isinstance(rows, Tensor):
+            return self._cursor[rows] - self._base[rows]
+        return self._cursor[:rows] - self._base[:rows]
+
+    def open(self, rows: Tensor, streams: Tensor) -> None:
+        """Rows begin, each with its random numbers [rows, budget]."""
+        self._cursor[rows] = self._base[rows]
+        self._random.view(-1, self._stride)[rows, :-1] = streams
+        self.done[rows] = False
+
+    def close(self, rows: Sequence[int]) -> None:
+        if rows:
+            where = torch.tensor(rows, device=self.done.device)
+            self.done[where], self._cursor[where] = True, self._base[where] + self._stride - 1
+
+    def uniform(self, rows: slice | Tensor) -> Tensor:
+        """The random number of each row's next token."""
+        return self._random.index_select(0, self._cursor[rows])
+
+    def record(self, rows: slice | Tensor, drawn: Draw) -> None:
+        """Note what these rows drew; rows that are done stay as they are."""
+        cursor, done = self._cursor[rows], self.done[rows]
+        self._tokens.index_copy_(0, cursor, drawn.token)
+        self._logp.index_copy_(0, cursor, drawn.logp)
+        self.last[rows] = drawn.token
+        ended = cursor - self._base[rows] >= self._stride - 2
+        if self._end_tokens is not None:
+            ended |= (drawn.token[:, None] == self._end_tokens).any(-1)
+        cursor += ~done
+        done |= ended
+        if isinstance(rows, Tensor):  # then these are copies
+            self._cursor[rows], self.done[rows] = cursor, done
+
+    def written(self, rows: Sequence[int]) -> tuple[list[int], Tensor, Tensor]:
+        """Counts, tokens [rows, budget] and log-probabilities of what these rows wrote, on the CPU."""
+        where = torch.tensor(rows, device=self.done.device)
+        tokens, logp = (each.view(-1, self._stride)[where, :-1].cpu() for each in (self._tokens, self._logp))
+        return self.counts(where).tolist(), tokens, logp
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Row n becomes what row `rows[n]` was; the rows behind are closed."""
+        moved = [place for place, row in enumerate(rows) if place != row]
+        if moved:
+            target = torch.tensor(moved, device=self.done.device)
+            source = torch.tensor([rows[place] for place in moved], device=self.done.device)
+            counts = self.counts(source)
+            for each in (self._random, self._tokens, self._logp):
+                view = each.view(-1, self._stride)
+                view[target] = view[source]
+            self.last[target], self.done[target] = self.last[source], self.done[source]
+            self._cursor[target] = self._base[target] + counts
+        self.close(range(len(rows), len(self.last)))
+
+
+@dataclass
+class _Row:
+    """Who sits in a row."""
+
+    request: int
+    prompt: int
+    slot: int
+    tokens: list[int] = field(default_factory=list)  # kept only where stop strings are looked for
+
+
+class DecodeScheduler:
+    """One batch of requests on its way."""
+
+    def __init__(self, backend: DecodeBackend, job: DecodeJob) -> None:
+        self._backend, self._job, self._log = backend, job, backend.log
+        self._waiting = deque((prompt, request) for prompt, each in enumerate(job.members) for request in each)
+        self._unfinished = [len(each) for each in job.members]
+        self._rows: list[_Row | None] = []  # None is free
+        self._slots: list[int | None] = [None] * backend.num_slots  # the prompt in each
+        budget = job.sampling.max_new_tokens
+        seeds = [request.seed for request in job.requests]
+        self._streams = uniforms(seeds, budget).to(backend.log.last.device)
+        self._tokens = torch.zeros(len(seeds), budget, dtype=torch.long)
+        self._logp = torch.zeros(len(seeds), budget)
+        self._count = [0] * len(seeds)
+        self._stop = [StopReason.LENGTH] * len(seeds)
+        self._support: list[list[Tensor]] = [[] for _ in seeds]
+        # texts and supports are looked at token by token
+        every_token = bool(job.sampling.stop) or job.sampling.truncates
+        self._steps_per_look = 1 if every_token else backend.steps_per_look
+
+    def run(self) -> Completions:
+        with self._backend.running():
+            while self._waiting or any(self._rows):
+                self._enter()
+                if any(self._rows):
+                    for _ in range(self._steps_per_look):
+                        self._note(self._backend.step(), range(len(self._rows)))
+                    self._leave(range(len(self._rows)))
+        return Completions(self._tokens, self._logp, self._count, self._stop, self._support)
+
+    def _note(self, drawn: Draw | None, rows: Sequence[int]) -> None:
+        """Keep what could have been drawn, where sampling truncates."""
+        if drawn is None or drawn.kept is None:
+            return
+        for place, ids in zip(rows, _supports(drawn.kept, self._job.sampling), strict=True):
+            if (row := self._rows[place]) is not None:
+                self._support[row.request].append(ids)
+
+    def _enter(self) -> None:
+        """Give free rows to requests that wait, and let each draw its first token."""
+        while self._waiting:
+            free = [place for place, row in enumerate(self._rows) if row is None]
+            free += range(len(self._rows), self._backend.num_rows)
+            if not self._backend.may_enter(len(free), len(self._waiting)):
+                return
+            taken = self._seat_requests(free)
+            if not taken:
+                return
+            seated = [row for place in taken if (row := self._rows[place])]
+            rows = torch.tensor(taken, device=self._log.last.device)
+            self._log.open(rows, self._streams[[row.request for row in seated]])
+            logits = self._backend.enter(taken, [row.slot for row in seated])
+            drawn = draw(logits, self._log.uniform(rows), self._job.sampling)
+            self._log.record(rows, drawn)
+            self._note(drawn, taken)
+            self._seat()
+            self._leave(taken)
+
+    def _seat_requests(self, free: Sequence[int]) -> list[int]:
+        """Seat as many waiting requests as have a row and a slot; the rows they took."""
+        slot_of = {prompt: slot for slot, prompt in enumerate(self._slots) if prompt is not None}
+        empty = deque(slot for slot, prompt in enumerate(self._slots) if prompt is None)
+        taken: list[int] = []
+        new: list[int] = []
+        for place in free:
+            if not self._waiting:
+                break
+            prompt, request = self._waiting[0]
+            if prompt not in slot_of:
+                if not empty:
+                    break
+                slot_of[prompt] = empty.popleft()
+                new.append(prompt)
+            self._waiting.popleft()
+            self._rows += [None] * (place + 1 - len(self._rows))
+            self._rows[place] = _Row(request, prompt, slot_of[prompt])
+            taken.append(place)
+        if new and self._backend.prefills_ahead:
+            for prompt in dict.fromkeys(prompt for prompt, _ in self._waiting):
+                if empty and prompt not in slot_of:
+                    slot_of[prompt] = empty.popleft()
+                    new.append(prompt)
+        for prompt in new:
+            self._slots[slot_of[prompt]] = prompt
+        for part in _prefill_passes(new, self._job.prompts):
+            slots = [slot_of[prompt] for prompt in part]
+            self._backend.prefill(slots, [self._job.prompts[prompt] for prompt in part])
+        return taken
+
+    def _leave(self, rows: Sequence[int]) -> None:
+        """Rows that are done hand in what they wrote; `rows` are those that drew a token since the last look."""
+        done = self._log.done[: len(self._rows)].tolist()
+        by_text = self._rows_stopped_by_text(rows) if self._job.sampling.stop else set()
+        gone = [place for place, row in enumerate(self._rows) if row is not None and (done[place] or place in by_text)]
+        if not gone:
+            return
+        for place, count, tokens, logp in zip(gone, *self._log.written(gone), strict=True):
+            row = self._rows[place]
+            assert row is not None
+            self._tokens[row.request, :count], self._logp[row.request, :count] = tokens[:count], logp[:count]
+            self._count[row.request] = count
+            if place in by_text:
+                self._stop[row.request] = StopReason.TEXT
+            elif int(tokens[count - 1]) in self._log.ends:
+                self._stop[row.request] = StopReason.END
+            self._unfinished[row.prompt] -= 1
+            if not self._unfinished[row.prompt]:
+                self._slots[row.slot] = None
+            self._rows[place] = None
+        self._log.close(gone)
+        if any(self._rows):
+            self._move_together()
+            self._seat()
+
+    def _rows_stopped_by_text(self, rows: Sequence[int]) -> set[int]:
+        last = self._log.last[: len(self._rows)].tolist()
+        stopped = set()
+        for place in rows:
+            if (row := self._rows[place]) is not None:
+                row.tokens.append(last[place])
+                by_token = last[place] in self._log.ends
+                if not by_token and self._job.stop.ends_in_text(row.tokens, self._job.sampling.stop):
+                    stopped.add(place)
+        return stopped
+
+    def _move_together(self) -> None:
+        busy = [place for place, row in enumerate(self._rows) if row is not None]
+        if self._backend.rows_after(len(busy), len(self._rows), len(self._waiting)) >= len(self._rows):
+            return
+        rows = _front(busy)
+        slots = _front([slot for slot, prompt in enumerate(self._slots) if prompt is not None])
+        self._log.keep(rows)
+        self._backend.keep(rows, slots)
+        self._rows = [self._rows[place] for place in rows]
+        moved = {slot: place for place, slot in enumerate(slots)}
+        for row in self._rows:
+            assert row is not None
+            row.slot = moved[row.slot]
+        kept = [self._slots[slot] for slot in slots]
+        self._slots = kept + [None] * (len(self._slots) - len(kept))
+
+    def _seat(self) -> None:
+        self._backend.seat([None if row is None else row.slot for row in self._rows])
+
+
+def _front(held: Sequence[int]) -> list[int]:
+    """The held places in an order that moves the fewest: those in front stay, the others fill the holes."""
+    late = iter(place for place in held if place >= len(held))
+    stays = set(held)
+    return [place if place in stays else next(late) for place in range(len(held))]
+
+
+def _prefill_passes(new: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """New prompts, as many at a time as one padded pass over them may hold."""
+    passes: list[list[int]] = []
+    widest = 0
+    for prompt in new:
+        width = max(widest, len(prompts[prompt]))
+        if not passes or width * (len(passes[-1]) + 1) > PREFILL_TOKENS:
+            passes.append([])
+            width = len(prompts[prompt])
+        passes[-1].append(prompt)
+        widest = width
+    return passes
+
+
+def _supports(kept: Tensor, sampling: Sampling) -> list[Tensor]:
     """The ids that could be drawn in each row of `kept` [B, V]."""
     row, ids = kept.cpu().nonzero(as_tuple=True)
     counts = torch.bincount(row, minlength=len(kept))
@@ -65,264 +383,3 @@ def supports(kept: Tensor, sampling: Sampling) -> list[Tensor]:
             f"trainer must renormalise on all of them: add top_k={LARGEST_SUPPORT // 4}, or switch truncation off"
         )
     return list(ids.to(torch.int32).split(counts.tolist()))
-
-
-@dataclass
-class _Row:
-    """Who sits in a row."""
-
-    request: int
-    slot: int
-    start: int  # the step it came in at
-    said: list[int] = field(default_factory=list)  # its tokens; kept only where stop strings are looked for
-
-
-class DecodeScheduler:
-    """One batch of requests on its way."""
-
-    def __init__(
-        self, decoder: HookedDecoder, requests: Sequence[Request], sampling: Sampling, ending: StopRule, rows: int
-    ) -> None:
-        self._sampling, self._ending = sampling, ending
-        self._device, self._budget = decoder.split.device, sampling.max_new_tokens
-        prompts = shares(requests)
-        self._prompts = [tokens for tokens, _ in prompts]
-        self._waiting = [(place, number) for place, (_, numbers) in enumerate(prompts) for number in numbers][::-1]
-        self._most_rows = min(rows, len(requests))
-        self._num_steps = self._budget * -(-len(requests) // self._most_rows)
-        # stragglers keep a prompt in its slot when most of its rows are gone already
-        smallest = min(len(numbers) for _, numbers in prompts)
-        num_slots = min(len(prompts), self._most_rows, 2 * -(-self._most_rows // smallest) + 1)
-        width = max(map(len, self._prompts))
-        shape = BatchShape(self._most_rows, num_slots, width, self._budget)
-        self._decoder = decoder.suited(shape)
-        self._state = self._decoder.state(shape)
-        self._rows: list[_Row | None] = []  # as in the state; None is free
-        self._slots: list[int | None] = [None] * num_slots  # the prompt in each
-        self._step, self._oldest = 0, 0  # steps so far; the step at which the oldest row came in
-        self._ledger = _TokenLog(requests, self._most_rows, self._budget, ending.tokens, self._device)
-        self._stopped_by_text: set[int] = set()
-        self._count = [0] * len(requests)
-        self._support: list[list[Tensor]] = [[] for _ in requests]
-        # a device of its own runs ahead of us; texts and supports are looked at token by token
-        looks = self._device.type == "cpu" or bool(sampling.stop) or sampling.truncates
-        self._stride = 1 if looks else STEPS_PER_LOOK
-
-    def run(self) -> Completions:
-        with self._decoder.running(self._num_steps):
-            while self._waiting or any(self._rows):
-                self._enter()
-                if any(self._rows):
-                    for _ in range(self._stride):
-                        self._advance()
-                    self._leave()
-        return self._ledger.completions(self._count, self._stopped_by_text, self._support)
-
-    def _advance(self) -> None:
-        state = self._state
-        state.completion_width = min(self._step - self._oldest + 1, self._budget)
-        logits = self._decoder.step(self._ledger.last[: state.rows], state)
-        state.count[: state.rows].add_(1).clamp_(max=self._budget - 1)
-        self._step += 1
-        self._note(self._ledger.draw(logits, slice(0, state.rows), self._sampling), range(state.rows))
-
-    def _note(self, drawn: Draw, places: Sequence[int]) -> None:
-        if drawn.kept is None:
-            return
-        for place, ids in zip(places, supports(drawn.kept, self._sampling), strict=True):
-            if (row := self._rows[place]) is not None:
-                self._support[row.request].append(ids)
-
-    def _enter(self) -> None:
-        """Give free rows to requests that wait, and let each draw its first token."""
-        while self._waiting:
-            free = [place for place, row in enumerate(self._rows) if row is None]
-            free += range(len(self._rows), self._most_rows)
-            if len(free) < self._most_rows and len(free) < max(1, self._most_rows // FREE_BEFORE_ENTRY):
-                return
-            taken = self._seats(free)
-            if not taken:
-                return
-            places = torch.tensor(taken, device=self._device)
-            slots = [row.slot for place in taken if (row := self._rows[place])]
-            self._state.enter(taken, slots)
-            self._ledger.open(places, [row.request for place in taken if (row := self._rows[place])])
-            logits = self._decoder.first_logits(torch.tensor(slots, device=self._device), self._state)
-            self._note(self._ledger.draw(logits, places, self._sampling), taken)
-            self._seat()
-            self._leave(taken)
-
-    def _seats(self, free: Sequence[int]) -> list[int]:
-        """Seat as many waiting requests as have a row and a slot; the rows they took."""
-        taken: list[int] = []
-        new: list[tuple[int, int]] = []  # (slot, prompt)
-        for place in free:
-            if not self._waiting:
-                break
-            prompt, request = self._waiting[-1]
-            if prompt in self._slots:
-                slot = self._slots.index(prompt)
-            elif None in self._slots:
-                slot = self._slots.index(None)
-                self._slots[slot] = prompt
-                new.append((slot, prompt))
-            else:
-                break
-            self._waiting.pop()
-            self._rows += [None] * (place + 1 - len(self._rows))
-            self._rows[place] = _Row(request, slot, self._step)
-            taken.append(place)
-        for part in _parts(new, self._prompts):
-            width = max(len(self._prompts[prompt]) for _, prompt in part)
-            tokens = torch.tensor(
-                [self._prompts[prompt] + (0,) * (width - len(self._prompts[prompt])) for _, prompt in part]
-            )
-            lengths = [len(self._prompts[prompt]) for _, prompt in part]
-            self._decoder.prefill(tokens, lengths, [slot for slot, _ in part], self._state)
-        return taken
-
-    def _leave(self, places: Sequence[int] | None = None) -> None:
-        """Free the rows that are done; without anyone to take their places, move the rest together."""
-        ledger = self._ledger
-        done = ledger.done[: len(self._rows)].tolist()
-        if self._sampling.stop:
-            last = ledger.last[: len(self._rows)].tolist()
-            for place in range(len(self._rows)) if places is None else places:
-                if (row := self._rows[place]) is not None:
-                    row.said.append(last[place])
-                    if last[place] not in ledger.ends and self._ending.said(row.said, self._sampling.stop):
-                        self._stopped_by_text.add(row.request)
-                        done[place] = True
-        if not any(gone := [row is not None and done[place] for place, row in enumerate(self._rows)]):
-            return
-        count = ledger.counts(len(self._rows))
-        for place, row in enumerate(self._rows):
-            if row is not None and gone[place]:
-                self._count[row.request] = count[place]
-                self._rows[place] = None
-        needed = {row.slot for row in self._rows if row is not None}
-        if self._waiting:
-            # the requests of a prompt come in one after the other, and the next may want the same prompt
-            needed |= {slot for slot, prompt in enumerate(self._slots) if prompt == self._waiting[-1][0]}
-        self._slots = [prompt if slot in needed else None for slot, prompt in enumerate(self._slots)]
-        if needed and not self._waiting:
-            self._close_ranks()
-        ledger.close([place for place, row in enumerate(self._rows) if row is None])
-        if any(self._rows):
-            self._seat()
-
-    def _close_ranks(self) -> None:
-        holders = [place for place, row in enumerate(self._rows) if row is not None]
-        if len(self._rows) - len(holders) < max(1, len(self._rows) // FREE_BEFORE_MOVE):
-            return
-        sources, targets = _moves(holders)
-        if sources:
-            self._state.move_rows(sources, targets)
-            self._ledger.move(sources, targets)
-            for source, target in zip(sources, targets, strict=True):
-                self._rows[target] = self._rows[source]
-        del self._rows[len(holders) :]
-        used = [slot for slot, prompt in enumerate(self._slots) if prompt is not None]
-        sources, targets = _moves(used)
-        if sources:
-            self._state.move_slots(sources, targets)
-            for source, target in zip(sources, targets, strict=True):
-                self._slots[target], self._slots[source] = self._slots[source], None
-                for row in self._rows:
-                    if row is not None and row.slot == source:
-                        row.slot = target
-
-    def _seat(self) -> None:
-        state = self._state
-        rows = [row for row in self._rows if row is not None]
-        lengths = {len(self._prompts[self._slots[row.slot] or 0]) for row in rows}
-        state.seat([None if row is None else row.slot for row in self._rows], max(lengths))
-        starts = {row.start for row in rows}
-        self._oldest = min(starts)
-        state.ragged = len(lengths) > 1 or len(starts) > 1
-
-
-class _TokenLog:
-    """What each row has drawn, kept where the model runs: nothing here waits for the device."""
-
-    def __init__(self, requests: Sequence[Request], rows: int, budget: int, ends: Tensor, device: torch.device) -> None:
-        def numbers(size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.long, device=device)
-
-        # a place more than a completion has tokens, for rows that have ended but still sit there; one more for free rows
-        self._stride, total = budget + 1, len(requests) * (budget + 1)
-        random = uniforms([request.seed for request in requests], self._stride)
-        self._random = torch.cat([random.view(-1), torch.zeros(1)]).to(device)
-        self._tokens = numbers(total + 1)
-        self._logp = torch.zeros(total + 1, device=device)
-        self._dump = total
-        self._end_tokens = ends.to(device)[None] if len(ends) else None
-        self.ends = frozenset(ends.tolist())
-        self.last = numbers(rows)  # the token each row drew last
-        self.done = torch.ones(rows, dtype=torch.bool, device=device)
-        self._cursor = torch.full_like(self.last, total)  # the place of its next token
-        self._final = numbers(rows)  # the place of the last token that its budget allows
-
-    def open(self, places: Tensor, requests: Sequence[int]) -> None:
-        start = torch.tensor(requests, device=places.device) * self._stride
-        self._cursor[places], self._final[places] = start, start + (self._stride - 2)
-        self.done[places] = False
-
-    def close(self, places: Sequence[int]) -> None:
-        if places:
-            where = torch.tensor(places, device=self.done.device)
-            self.done[where], self._cursor[where] = True, self._dump
-
-    def counts(self, rows: int) -> list[int]:
-        """How many tokens each of the first rows has drawn; of a free row, any number."""
-        return (self._cursor[:rows] - self._final[:rows] + (self._stride - 2)).tolist()
-
-    def draw(self, logits: Tensor, places: slice | Tensor, sampling: Sampling) -> Draw:
-        """Draw a token for these rows and note it; rows that are done stay as they are."""
-        cursor, done = self._cursor[places], self.done[places]
-        drawn = draw(logits, self._random.index_select(0, cursor), sampling, spend=True)
-        self._tokens.index_copy_(0, cursor, drawn.token)
-        self._logp.index_copy_(0, cursor, drawn.logp)
-        self.last[places] = drawn.token
-        ended = cursor >= self._final[places]
-        if self._end_tokens is not None:
-            ended |= (drawn.token[:, None] == self._end_tokens).any(-1)
-        cursor += ~done
-        done |= ended
-        if isinstance(places, Tensor):  # then these are copies
-            self._cursor[places], self.done[places] = cursor, done
-        return drawn
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        source, target = (torch.tensor(each, device=self.done.device) for each in (sources, targets))
-        for values in (self.last, self.done, self._cursor, self._final):
-            values[target] = values[source]
-
-    def completions(self, count: list[int], by_text: set[int], support: list[list[Tensor]]) -> Completions:
-        tokens, logp = (each[:-1].view(-1, self._stride)[:, :-1].cpu() for each in (self._tokens, self._logp))
-        final = tokens[torch.arange(len(tokens)), torch.tensor(count) - 1].tolist()
-        stop = [
-            StopReason.TEXT if number in by_text else StopReason.END if token in self.ends else StopReason.LENGTH
-            for number, token in enumerate(final)
-        ]
-        return Completions(tokens, logp, count, stop, support)
-
-
-def _parts(new: list[tuple[int, int]], prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, int]]]:
-    """New prompts, as many at a time as one pass over them may hold."""
-    parts: list[list[tuple[int, int]]] = []
-    widest = 0
-    for each in new:
-        width = max(widest, len(prompts[each[1]]))
-        if not parts or width * (len(parts[-1]) + 1) > PREFILL_TOKENS:
-            parts.append([])
-            width = len(prompts[each[1]])
-        parts[-1].append(each)
-        widest = width
-    return parts
-
-
-def _moves(held: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(from, to): the fewest moves after which the held places are the first ones."""
-    holes = sorted(set(range(len(held))) - set(held))
-    return [place for place in held if place >= len(held)], holes

@@ -1,9 +1,9 @@
 """The in-process engine: samples on the trainer's own weights. No copy, no sync, no version skew.
 
 A prompt is prefilled once for all its samples; a row that has finished makes room for a request that waits; the
-log-probabilities are those of the distribution that was sampled from. Llama-type models run a step written out for
-them (on CUDA as a graph), others their own modules on whet's buffers, and whatever is left over its own forward and
-cache.
+log-probabilities are those of the distribution that was sampled from. Models with a description (`whet.model.block`)
+run a step written out for them (on CUDA as a graph), others their own modules on whet's buffers, and whatever is left
+over its own forward and cache. One scheduler serves all of them; `decode_path` says which one it is, and why.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from whet.model.block import NotDescribed
 from whet.model.causal_lm import CausalLM
+from whet.model.fast_path import FastPath
 from whet.model.fused_decode import fused_decoder
 from whet.model.hooked_decode import HookedDecoder, hooked_decoder
-from whet.rollout.cuda_decode import CudaDecoder, graph_decoder, written_by_graphs
-from whet.rollout.own_cache import write_any
-from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule
+from whet.rollout.buffer_decode import BufferBackend
+from whet.rollout.cuda_decode import GraphBackend, graph_backend
+from whet.rollout.own_cache import OwnCacheBackend
+from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
 from whet.types import Request, Sample, Sampling, Support, WhetError
 
 
@@ -43,18 +46,46 @@ class TorchEngine:
         """
         self._split = split
         self._tokenizer = tokenizer
-        self._ending = StopRule(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
+        self._stop = StopRule(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
         self._context = context
         self._rows_per_batch = rows_per_batch or (1024 if split.device.type == "cuda" else 512)
         self._version = 0
         self._decoder: HookedDecoder | None = None
-        self._graphs: CudaDecoder | None = None
-        self._tried = not fast
+        self._graphs: GraphBackend | None = None
+        self._path = None if fast else FastPath("the model's own forward and cache", "fast=False")
 
     @property
     def uses_graphs(self) -> bool:
         """True where completions are written by CUDA graphs."""
         return self._graphs is not None
+
+    @property
+    def decode_path(self) -> FastPath:
+        """How completions are written, and why not faster; tried out when it is first asked for."""
+        if self._path is None:
+            was_training = self._split.model.training
+            self._split.model.eval()
+            try:
+                with torch.no_grad():
+                    self._path = self._choose_path()
+            finally:
+                self._split.model.train(was_training)
+        return self._path
+
+    def _choose_path(self) -> FastPath:
+        graphs = graph_backend(self._split, self._stop, self._context)
+        hooked = hooked_decoder(self._split)
+        fused = hooked if isinstance(hooked, NotDescribed) else fused_decoder(hooked)
+        self._graphs = graphs if isinstance(graphs, GraphBackend) else None
+        if not isinstance(hooked, NotDescribed):
+            self._decoder = hooked if isinstance(fused, NotDescribed) else fused
+        if isinstance(graphs, GraphBackend):
+            return FastPath("CUDA graphs")
+        if isinstance(hooked, NotDescribed):
+            return FastPath("the model's own forward and cache", str(hooked))
+        if isinstance(fused, NotDescribed):
+            return FastPath("the model's own layers on whet's buffers", str(fused))
+        return FastPath("fused decoder", graphs if self._split.device.type == "cuda" else "")
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         self._version = version
@@ -78,19 +109,15 @@ class TorchEngine:
         return [self._sample(request, completions, number) for number, request in enumerate(requests)]
 
     def _completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
-        if not self._tried:
-            self._graphs = graph_decoder(self._split, self._ending.tokens, self._context)
-            hooked = hooked_decoder(self._split)
-            self._decoder = hooked and (fused_decoder(hooked) or hooked)
-            self._tried = True
-        if self._graphs is not None and not (sampling.truncates or sampling.stop):
-            self._graphs.refresh()
-            return written_by_graphs(self._graphs, requests, sampling, self._rows_per_batch)
+        self.decode_path  # noqa: B018  tried out once
+        if self._graphs is not None and not self._graphs.refusal(requests, sampling):
+            return self._graphs.generate(requests, sampling, self._rows_per_batch)
+        job = decode_job(requests, sampling, self._stop)
         if self._decoder is None:
-            return write_any(self._split, requests, sampling, self._ending, self._rows_per_batch)
+            return DecodeScheduler(OwnCacheBackend(self._split, job, self._rows_per_batch), job).run()
         # inference_mode(False) would switch gradients on again
         with torch.inference_mode() if self._decoder.inference else nullcontext():
-            return DecodeScheduler(self._decoder, requests, sampling, self._ending, self._rows_per_batch).run()
+            return DecodeScheduler(BufferBackend(self._decoder, job, self._rows_per_batch), job).run()
 
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))

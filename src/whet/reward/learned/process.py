@@ -198,8 +198,8 @@ class LearnedSteps:
             return self.settings.separator
         own = {str(getattr(network.model.config, SEPARATOR, None) or EMPTY_LINE) for network, _, _ in self._networks}
         if len(own) > 1:
-            told = " and ".join(sorted(map(repr, own)))
-            raise WhetError(f"reward {self.name!r}: its models end a step by {told}; give separator=TEXT")
+            listed = " and ".join(sorted(map(repr, own)))
+            raise WhetError(f"reward {self.name!r}: its models end a step by {listed}; give separator=TEXT")
         return own.pop()
 
     def _choices(self, network: Network, kind: Kind) -> tuple[int, ...]:

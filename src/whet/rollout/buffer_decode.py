@@ -1,0 +1,99 @@
+"""Decoding on whet's own buffers: the backend of every model whose attention whet can run (`whet.model.hooked_decode`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from whet.model.decode_state import BatchShape
+from whet.model.hooked_decode import HookedDecoder
+from whet.rollout.sampling import Draw, draw
+from whet.rollout.scheduler import DecodeJob, TokenLog
+
+STEPS_PER_LOOK = 16  # at a device that has to be waited for; rows that ended meanwhile are cut
+# Rows are taken in, and the rest moved together, when at least one in so many is free: each costs about a step
+FREE_BEFORE_ENTRY = 8
+FREE_BEFORE_MOVE = 8
+
+
+class BufferBackend:
+    """A `DecodeBackend` on a decoder and its state."""
+
+    prefills_ahead = False
+
+    def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int) -> None:
+        self._sampling, self._device = job.sampling, decoder.split.device
+        self._budget = job.sampling.max_new_tokens
+        self.num_rows = min(rows, len(job.requests))
+        self._num_steps = self._budget * -(-len(job.requests) // self.num_rows)
+        # stragglers keep a prompt in its slot when most of its rows are gone already
+        smallest = min(map(len, job.members))
+        self.num_slots = min(len(job.prompts), self.num_rows, 2 * -(-self.num_rows // smallest) + 1)
+        # a device of its own runs ahead of us
+        self.steps_per_look = 1 if self._device.type == "cpu" else STEPS_PER_LOOK
+        shape = BatchShape(self.num_rows, self.num_slots, max(map(len, job.prompts)), self._budget)
+        self._decoder = decoder.suited(shape)
+        self._state = self._decoder.state(shape)
+        self.log = TokenLog(self.num_rows, self._budget, job.stop.tokens, self._device)
+        self._lengths = [0] * self.num_slots  # of the prompts in the slots
+        self._starts = [0] * self.num_rows  # the step at which each row came in
+        self._step, self._oldest = 0, 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self._decoder.running(self._num_steps):
+            yield
+
+    def may_enter(self, num_free: int, num_waiting: int) -> bool:
+        return num_free == self.num_rows or num_free >= max(1, self.num_rows // FREE_BEFORE_ENTRY)
+
+    def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
+        width = max(map(len, prompts))
+        tokens = torch.tensor([prompt + (0,) * (width - len(prompt)) for prompt in prompts])
+        lengths = list(map(len, prompts))
+        self._decoder.prefill(tokens, lengths, slots, self._state)
+        for slot, length in zip(slots, lengths, strict=True):
+            self._lengths[slot] = length
+
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
+        for row in rows:
+            self._starts[row] = self._step
+        self._state.enter(rows, slots)
+        return self._decoder.first_logits(torch.tensor(slots, device=self._device), self._state)
+
+    def seat(self, slots: Sequence[int | None]) -> None:
+        lengths = {self._lengths[slot] for slot in slots if slot is not None}
+        starts = {self._starts[row] for row, slot in enumerate(slots) if slot is not None}
+        self._state.seat(slots, max(lengths))
+        self._oldest = min(starts)
+        self._state.ragged = len(lengths) > 1 or len(starts) > 1
+
+    def step(self) -> Draw:
+        state = self._state
+        state.completion_width = min(self._step - self._oldest + 1, self._budget)
+        rows = slice(0, state.rows)
+        logits = self._decoder.step(self.log.last[rows], state)
+        state.count[rows].add_(1).clamp_(max=self._budget - 1)
+        self._step += 1
+        drawn = draw(logits, self.log.uniform(rows), self._sampling, spend=True)
+        self.log.record(rows, drawn)
+        return drawn
+
+    def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
+        if num_waiting:
+            return num_rows
+        return num_busy if num_rows - num_busy >= max(1, num_rows // FREE_BEFORE_MOVE) else num_rows
+
+    def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        for order, move, values in (
+            (rows, self._state.move_rows, self._starts),
+            (slots, self._state.move_slots, self._lengths),
+        ):
+            targets = [place for place, held in enumerate(order) if place != held]
+            if targets:
+                move([order[place] for place in targets], targets)
+                for place in targets:
+                    values[place] = values[order[place]]
