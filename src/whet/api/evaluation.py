@@ -51,7 +51,7 @@ def evaluate(
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
     rewards, unless others are given.
     """
-    from whet.evaluate.evaluation import group_metrics, evaluate_groups
+    from whet.evaluate.evaluation import evaluate_groups, group_metrics
 
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
