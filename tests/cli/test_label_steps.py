@@ -43,7 +43,12 @@ def test_every_row_says_who_completed_and_what_it_cost(labelled):
         assert row["labels"] == [float(share > 0) for share in row["shares"]]
         assert row["cost"]["completions"] == 2 * (len(row["steps"]) - 1)
         provenance = row["labelled"]
-        assert (provenance["model"], provenance["rollouts"], provenance["temperature"], provenance["seed"]) == ("whetstone", 2, 1.0, 0)
+        assert (provenance["model"], provenance["rollouts"], provenance["temperature"], provenance["seed"]) == (
+            "whetstone",
+            2,
+            1.0,
+            0,
+        )
     assert {0.0, 1.0} <= {label for row in rows for label in row["labels"]}
     assert max(len(row["steps"]) for row in rows) >= 5
     completions = sum(row["cost"]["completions"] for row in rows)

@@ -115,7 +115,10 @@ MISTAKES = {
         ["--rerank", "exact_answer", "--samples", "4", "--set", "sampling.temperature=0"],
         "sampling.temperature=1.0",
     ),
-    "a policy": (["--rerank", "POLICY", "--samples", "4"], "holds LlamaForCausalLM, which is no reward model; give the folder of a run"),
+    "a policy": (
+        ["--rerank", "POLICY", "--samples", "4"],
+        "holds LlamaForCausalLM, which is no reward model; give the folder of a run",
+    ),
     "an empty folder": (["--rerank", "EMPTY", "--samples", "4"], "holds no model that can be a reward: it is empty"),
     "no such run": (
         ["--rerank", "runs/rm-009", "--samples", "4"],

@@ -11,7 +11,7 @@ import pytest
 from whet.data.families import (
     Judged,
     completion_family,
-    family_passes,
+    family_micro_batches,
     family_rows,
     fitting,
     judged_family,
@@ -335,12 +335,12 @@ def encoded(prompt: int, *lengths: int) -> tuple[Encoded, ...]:
 def test_families_stay_whole_in_a_pass():
     families = [encoded(10, 5, 3), encoded(10, 5, 5), encoded(4, 1, 1), encoded(90, 60, 70)]
     for packed in (True, False):
-        found = family_passes(families, 50, packed)
+        found = family_micro_batches(families, 50, packed)
         assert sorted(number for part in found for number in part) == [0, 1, 2, 3]
         assert found[-1] == [3]  # larger than a pass, and still not torn apart
-    assert family_passes(families, 44, True) == [[2, 0, 1], [3]]
-    assert family_passes(families, 43, True) == [[2, 0], [1], [3]]
-    assert family_passes(families, 60, False) == [[2, 0], [1], [3]]
+    assert family_micro_batches(families, 44, True) == [[2, 0, 1], [3]]
+    assert family_micro_batches(families, 43, True) == [[2, 0], [1], [3]]
+    assert family_micro_batches(families, 60, False) == [[2, 0], [1], [3]]
     padded = family_rows(families[:2])
     assert padded.tokens.shape == (4, 15) and padded.action.sum(-1).tolist() == [5, 3, 5, 5]
 

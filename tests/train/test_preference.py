@@ -12,6 +12,7 @@ from whet.data.pairs import Preference
 from whet.data.prompts import Labelled
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_preferences
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.reference import CopiedReference
@@ -36,7 +37,7 @@ from whet.train.preference import (
     preference_rows,
 )
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer, RunFailed
+from whet.train.run import RunFailed
 from whet.types import Encoded, Prompt, WhetError
 
 
@@ -252,7 +253,7 @@ def test_a_moving_reference_is_saved_once_it_moved():
     made = trainer("tr_dpo_hard")
     every = int(made._objective.reference.every)
     assert "reference" not in made.tensors()
-    made._follow(every)
+    made._move_reference(every)
     assert made.tensors()["reference"] and made.state()["moved"]
     report, _ = made.step(1, PhaseTimer())
     assert report.metrics["drift"] == 0.0

@@ -1,4 +1,4 @@
-"""Completions to one prompt as token rows that stay in one pass: pairs, rankings, or a single completion.
+"""Completions to one prompt as token rows that stay in one micro-batch: pairs, rankings, or a single completion.
 
 For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration. For a
 classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
-from whet.data.packing import Rows, padded_rows
+from whet.data.packing import BlockSize, Rows, micro_batches, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 if TYPE_CHECKING:
@@ -83,30 +83,15 @@ def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Seque
     return Judged(tuple(tokens), shared, tuple(places))
 
 
-def family_passes(
+def family_micro_batches(
     families: Sequence[Sequence[Encoded | Judged]], micro_batch_tokens: int, packed: bool
 ) -> list[list[int]]:
-    """The numbers of the families in each pass, whole families only: at most `micro_batch_tokens` computed tokens, or one.
+    """The numbers of the families in each micro-batch, whole families only: at most `micro_batch_tokens` computed tokens.
 
-    Packed, a prompt is computed once a family and padding never; else every row is as wide as the widest.
+    Packed, a prompt is computed once per family and padding never; else every row is as wide as the widest.
     """
-    order = sorted(range(len(families)), key=lambda number: (_widest(families[number]), number))
-    found: list[list[int]] = []
-    filled = 0
-    for number in order:
-        family = families[number]
-        if packed:
-            after = filled + _computed(family)
-        else:
-            members = sum(len(families[each]) for each in found[-1]) if found else 0
-            after = (members + len(family)) * _widest(family)
-        if found and after <= micro_batch_tokens:
-            found[-1].append(number)
-            filled = after
-        else:
-            found.append([number])
-            filled = _computed(family)
-    return found
+    sizes = [BlockSize(len(family), _widest(family), _computed(family)) for family in families]
+    return micro_batches(sizes, micro_batch_tokens, packed)
 
 
 def family_rows(families: Sequence[Family]) -> Rows:

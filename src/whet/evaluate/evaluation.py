@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import comb
 from statistics import fmean
 
-from whet.build.assembly import Runtime, build_evaluator, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
@@ -37,10 +38,10 @@ def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, 
     if num_samples < 1:
         raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples == 1:
-        return evaluator.evaluate(runtime.engine)
+        return evaluator.evaluate()
     if config.sampling.temperature == 0:
         raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
-    return evaluator.evaluate(runtime.engine, num_samples, config.sampling.temperature, config.seed)
+    return evaluator.evaluate(num_samples, config.sampling.temperature, config.seed)
 
 
 def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, float]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
-from whet.build.assembly import Runtime
 from whet.build.rewards import bind_judges, build_scorer, failure_policy
+from whet.build.runtime import Runtime
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
 from whet.evaluate.evaluation import eval_setup, group_metrics, run_evaluator

@@ -14,7 +14,7 @@ from math import inf
 import torch
 
 from whet.protocols import Engine
-from whet.rollout.collect import request_seed
+from whet.rollout.seed import request_seed
 from whet.types import Prompt, Request, Sample, Sampling, StopReason, Support
 
 Scores = Callable[[Sequence[Prompt], Sequence[Sample]], Sequence[float | None]]

@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from whet.build.assembly import Runtime, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.build.rows import read_usable
+from whet.build.runtime import Runtime, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.data.step_rows import Stepped, common_separator, stepped_from
 from whet.data.tasks.contrast import STEP, task_stepped

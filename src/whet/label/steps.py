@@ -20,7 +20,8 @@ from whet.metrics.reward_model import area_under_curve
 from whet.protocols import Engine
 from whet.reward.learned.process import step_ends, step_texts
 from whet.reward.steps import StepScorer, tokens_until
-from whet.rollout.collect import Score, request_seed
+from whet.rollout.collect import Score
+from whet.rollout.seed import request_seed
 from whet.types import Prompt, Request, Sample, Sampling
 
 Decode = Callable[[list[int]], str]

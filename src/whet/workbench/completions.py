@@ -102,7 +102,7 @@ def given_completions(
 
 def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
     """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
     from whet.config.run_folder import read_config
     from whet.report import read_samples
 
