@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from whet.api.inputs import (
@@ -154,7 +153,7 @@ def _run(
 ) -> Run:
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
-    from whet.train.run import LoopSettings, run_training
+    from whet.train.run import LoopSettings, notify, run_training
     from whet.workbench.workbench import record_effect, record_version
 
     started = time.time()
@@ -166,11 +165,7 @@ def _run(
     reward_hash = record_version(folder, assembly.parts, ledger) if assembly.parts else ""
     record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
-    everyone = [
-        *([display] if display is not None else []),
-        *map(_complete, callbacks),
-        *_reviewers(config, folder, reward_hash),
-    ]
+    everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
     schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)
     start_up = time.time() - started
     try:
@@ -197,15 +192,8 @@ def _run(
         record_effect(folder, reward_hash, ledger)
     report = write_report(folder)
     going_on = _next_command(config, folder, outcome)
-    for callback in everyone:
-        callback.finished({**summary, **ending, "report": str(report), "next": going_on})
+    notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder)
-
-
-def _complete(callback: Any) -> Any:
-    """A callback with every method; those that it lacks do nothing."""
-    methods = ("started", "stepped", "evaluated", "finished")
-    return SimpleNamespace(**{name: getattr(callback, name, lambda *_: None) for name in methods})
 
 
 def _display() -> Any:
