@@ -1,8 +1,8 @@
 """What a run leaves on disk: two append-only logs and a summary that is replaced whole.
 
 `metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
-`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `RunRecorder.truncate` when
-it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
+`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `RunRecorder.truncate`
+when it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
 from __future__ import annotations
