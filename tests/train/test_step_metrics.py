@@ -19,7 +19,7 @@ def batch(**fields):
 
 
 def test_the_sampler_gap_is_the_distance_of_the_log_probabilities_on_actions():
-    made, zeros = batch()
+    made, _ = batch()
     behavior = torch.tensor([[9.0, -1.0, -2.0, 9.0], [9.0, 9.0, -1.5, -0.5]])
     logp = torch.tensor([[0.0, -1.5, -1.0, 0.0], [0.0, 0.0, -1.5, -2.5]])
     entropy = torch.tensor([[7.0, 1.0, 2.0, 7.0], [7.0, 7.0, 3.0, 6.0]])
