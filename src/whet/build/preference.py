@@ -16,7 +16,6 @@ from whet.build.rows import (
     left_out_phrases,
     method_for,
     naming_source,
-    read_usable,
     rows_summary,
     task_rows,
     too_long_note,
@@ -27,8 +26,8 @@ from whet.data import Labelled, Row
 from whet.data.pairs import Preference, judged_from, preferences_from
 from whet.data.shapes import holds_completion, holds_pair, holds_steps
 from whet.data.tasks.contrast import task_judged, task_preferences
-from whet.objective.keep import Everything
 from whet.objective.axes import description, preset_named, title, with_changes
+from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.reward import RewardPart
