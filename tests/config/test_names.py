@@ -86,7 +86,7 @@ def test_old_components_and_numbers_are_refused_with_the_new_name():
         name for kind in ("policy", "preference") for axis in catalogue.axes(kind).values() for name in axis.components
     ]
     assert set(OLD_COMPONENTS.values()) <= set(known)
-    with pytest.raises(WhetError, match="objective.mismatch=truncate_reply is called truncate_sequence since 0.2"):
+    with pytest.raises(WhetError, match=r"objective.mismatch=truncate_reply is called truncate_sequence since 0.2"):
         resolved("grpo", from_settings(["objective.mismatch=truncate_reply"]))
     with pytest.raises(WhetError, match=r"objective\.keep\.max_lag is called objective\.keep\.max_staleness since"):
         resolved("grpo", from_settings(["objective.keep=fresh", "objective.keep.max_lag=2"]))

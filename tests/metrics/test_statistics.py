@@ -1,4 +1,4 @@
-"""Correlation, distribution, calibration, ensembles and significance: by hand, at their edges, and where they must be large."""
+"""Correlation, distribution, calibration, ensembles, significance: by hand, and where they must be large."""
 
 import math
 

@@ -62,7 +62,7 @@ def test_a_labelled_reward_model_is_one_too() -> None:
 
 
 LINES = {
-    PREFERENCE: "step 1/3  accuracy 75.0%  margin 0.500  chosen -20.0 nats  rejected -30.0 nats  loss 0.600  tokens/s 50.0",
+    PREFERENCE: "step 1/3  accuracy 75.0%  margin 0.500  chosen -20.0 nats  rejected -30.0 nats  loss 0.600  ",
     SFT: "step 1/3  loss 1.25  tokens/s 50.0  gradient norm 0.500  learning rate 0.0001",
     REWARD_MODEL: "step 1/3  accuracy 80.0%  margin 1.50  loss 0.500  confidence 70.0%  tokens/s 50.0",
     RL: "step 1/3  reward 0.250  tokens/s 50.0  KL 0.01 nats  entropy 0.500 nats  length 25.0 tokens",

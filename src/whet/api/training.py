@@ -24,7 +24,7 @@ from whet.api.inputs import (
 )
 from whet.api.run import Run
 from whet.config.config import FROM_PYTHON, Config, RewardModelConfig, learns_steps, read_toml, resolved
-from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, write_config
+from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, refuse_resume_of_0_1, write_config
 from whet.protocols import Callback
 from whet.types import WhetError
 
@@ -97,6 +97,7 @@ def resume(
 
     path = folder.folder if isinstance(folder, Run) else Path(folder)
     config = read_config(path)
+    refuse_resume_of_0_1(path)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
     unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]

@@ -1,7 +1,7 @@
 """Completions to one prompt as token rows that stay in one micro-batch: pairs, rankings, or a single completion.
 
-For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration. For a
-classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
+For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration.
+For a classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Seque
 def family_micro_batches(
     families: Sequence[Sequence[Encoded | Judged]], micro_batch_tokens: int, packed: bool
 ) -> list[list[int]]:
-    """The numbers of the families in each micro-batch, whole families only: at most `micro_batch_tokens` computed tokens.
+    """The numbers of the families in each micro-batch, whole ones only: at most `micro_batch_tokens` tokens computed.
 
     Packed, a prompt is computed once per family and padding never; else every row is as wide as the widest.
     """

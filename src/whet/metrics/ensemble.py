@@ -1,7 +1,7 @@
 """How good is an ensemble of reward models, and what does it know about its own mistakes? From scores alone.
 
-Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the standard
-deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
+Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the
+standard deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several opinions into one, and the part of a score that is only length."""
+"""How a completion is scored from its steps, and the part of a score that is only length."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from whet.metrics.ensemble import Ensemble as Ensemble
-from whet.metrics.ensemble import agreed as agreed
-from whet.metrics.ensemble import disagreement as disagreement
-from whet.metrics.ensemble import evened as evened
+from whet.metrics.ensemble import Ensemble
 from whet.types import Prompt, WhetError
 
 Aggregate = Literal["min", "mean", "last", "product"]

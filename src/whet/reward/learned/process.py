@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.reward.learned.ensemble import (
-    Aggregate,
-    Ensemble,
-    aggregated,
-    agreed,
-    check_caution,
-    check_choice,
-    disagreement,
-)
+from whet.metrics.ensemble import Ensemble, agreed, disagreement
+from whet.reward.learned.ensemble import Aggregate, aggregated, check_caution, check_choice
 from whet.reward.learned.members import check_folders, head_scales, model_folders
 from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
 from whet.reward.learned.outcome import member_labels
