@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from whet.pipeline.recipes import RECIPES
+from whet.pipeline.sections import resolved_pipeline
 
 import whet
 from whet.config.config import KINDS, from_settings, has_key, resolved
 from whet.config.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
 from whet.explain import catalogue
-from whet.pipeline.recipes import RECIPES
-from whet.pipeline.sections import resolved_pipeline
 from whet.types import WhetError
 
 METHODS = {"policy": "grpo", "preference": "dpo", "reward_model": "rm", "sft": "sft"}
