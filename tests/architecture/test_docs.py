@@ -35,7 +35,7 @@ def undocumented(package: Path, name: str) -> list[str]:
         if each.startswith("__"):
             continue
         module = modules.get(_origin(home, each), home)
-        node = next((node for node in module.tree.body if _binds(node, each)), None)
+        node = next((node for node in reversed(module.tree.body) if _binds(node, each)), None)  # after its overloads
         if node is None:
             complaints.append(f"{home.place}: {each} is public but defined nowhere")
         elif not _documented(module, node):

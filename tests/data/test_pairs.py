@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whet.data.families import (
-    Judged,
+    ClassifierRow,
     completion_family,
     family_micro_batches,
     family_rows,
@@ -19,7 +19,7 @@ from whet.data.families import (
     mismatched_family,
     stepped_row,
 )
-from whet.data.pairs import Preference, judged_from, preferences_from, rankings_from
+from whet.data.pairs import PreferencePair, judged_from, preferences_from, rankings_from
 from whet.data.prompts import prompts_from
 from whet.data.rows import Row, read_rows
 from whet.data.step_rows import outcomes_from, stepped_from
@@ -40,7 +40,7 @@ def rows(*values: dict[str, Any]) -> list[Row]:
     return [Row(value, f"pairs.jsonl:{line}") for line, value in enumerate(values, start=1)]
 
 
-def said(pair: Preference) -> tuple[Any, str, str]:
+def said(pair: PreferencePair) -> tuple[Any, str, str]:
     prompt = pair.prompt
     return prompt.text if prompt.text is not None else prompt.messages, pair.chosen, pair.rejected
 
@@ -384,7 +384,7 @@ def test_a_classifier_reads_the_whole_conversation_and_shares_its_opening(tokeni
     assert second.places == (len(second.tokens) - 1,)
     assert first.tokens[: first.shared] == second.tokens[: first.shared] and first.shared == second.shared
     assert first.tokens[first.shared] != second.tokens[first.shared]
-    batch = judged_rows([(first, second), (Judged((1, 2), 1, (0, 1)),)])
+    batch = judged_rows([(first, second), (ClassifierRow((1, 2), 1, (0, 1)),)])
     assert batch.scored.sum(-1).tolist() == [1, 1, 2] and batch.shared.tolist() == [first.shared, first.shared, 1]
     assert batch.scored[0].nonzero().item() == len(first.tokens) - 1
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from whet.data.bootstrap import bootstrap_counts
-from whet.data.families import Judged
-from whet.data.prompts import Labelled
+from whet.data.families import ClassifierRow
+from whet.data.prompts import LabelledCompletion
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences
 from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
@@ -61,14 +61,16 @@ def made_rows(kind):
         prompt = numbers(2, 40, int(torch.randint(2, 9, (), generator=stream)))
         if kind == "ranks":
             rows = tuple(
-                Judged((*prompt, *numbers(2, 40, length)), len(prompt), (len(prompt) + length - 1,))
+                ClassifierRow((*prompt, *numbers(2, 40, length)), len(prompt), (len(prompt) + length - 1,))
                 for length in numbers(1, 7, size)
             )
             made.append(RewardModelRow(rows, (4,) * size, ranks=tuple(range(size))))
         else:
             row = (*prompt, *numbers(2, 40, size + 2))
             places = tuple(range(len(row) - size, len(row)))
-            made.append(RewardModelRow((Judged(row, len(prompt), places),), (4,), labels=(1.0, 0.0, None)[:size]))
+            made.append(
+                RewardModelRow((ClassifierRow(row, len(prompt), places),), (4,), labels=(1.0, 0.0, None)[:size])
+            )
     return made
 
 
@@ -208,7 +210,7 @@ def test_an_outcome_stands_on_every_token_of_the_completion():
     loaded = load_model("whetstone")
     tokenizer = loaded.tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
-    rows = [Labelled(prompt, "5", True), Labelled(prompt, "2 + 3 = 6", False)]
+    rows = [LabelledCompletion(prompt, "5", True), LabelledCompletion(prompt, "2 + 3 = 6", False)]
     last = reward_model_rows(tokenizer, rows, loaded.context)[0]
     every = reward_model_rows(tokenizer, rows, loaded.context, every_token=True)[0]
     opening = tokenizer.apply_chat_template([*prompt.messages], add_generation_prompt=True, tokenize=False)

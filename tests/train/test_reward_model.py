@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.data.families import Judged
-from whet.data.pairs import Preference
+from whet.data.families import ClassifierRow
+from whet.data.pairs import PreferencePair
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
 from whet.metrics.correlation import pearson
@@ -59,7 +59,7 @@ def judged(stream, completions, places=1):
     for _ in range(completions):
         size = int(torch.randint(places, places + 6, (), generator=stream))
         row = (*prompt, *torch.randint(2, 40, (size,), generator=stream).tolist())
-        rows.append(Judged(row, len(prompt), tuple(range(len(row) - places, len(row)))))
+        rows.append(ClassifierRow(row, len(prompt), tuple(range(len(row) - places, len(row)))))
     return tuple(rows)
 
 
@@ -283,7 +283,7 @@ def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
     tokenizer = load_model("whetstone").tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
     found, dropped = reward_model_rows(
-        tokenizer, [Preference(prompt, "5", "1" * 300), Preference(prompt, "5", "66", 1.0)], 100
+        tokenizer, [PreferencePair(prompt, "5", "1" * 300), PreferencePair(prompt, "5", "66", 1.0)], 100
     )
     assert dropped == 1 and found[0].margin == 1.0 and found[0].ranks == (0, 1)
     assert found[0].lengths == tuple(len(tokenizer(text)["input_ids"]) for text in ("5", "66"))

@@ -154,7 +154,7 @@ def _run(
 ) -> Run:
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
-    from whet.train.run import LoopSettings, run_training
+    from whet.train.run import LoopSettings, notify, run_training
     from whet.workbench.workbench import record_effect, record_version
 
     started = time.time()
@@ -193,9 +193,7 @@ def _run(
         record_effect(folder, reward_hash, ledger)
     report = write_report(folder)
     going_on = _next_command(config, folder, outcome)
-    for callback in everyone:
-        if hasattr(callback, "finished"):
-            callback.finished({**summary, **ending, "report": str(report), "next": going_on})
+    notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder)
 
 

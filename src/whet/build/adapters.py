@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from whet.config.config import Config
+from whet.model.causal_lm import CausalLM
 from whet.model.lora import LowRank, adapter_factors, add_adapters
 from whet.model.reference import AdapterFreeReference, CopiedReference
-from whet.model.causal_lm import CausalLM
 from whet.types import WhetError
 
 

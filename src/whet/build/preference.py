@@ -16,19 +16,18 @@ from whet.build.rows import (
     left_out_phrases,
     method_for,
     naming_source,
-    read_usable,
     rows_summary,
     task_rows,
     too_long_note,
 )
 from whet.build.runtime import encode_prompts, optimizer_settings, sampling_from
 from whet.config.config import PreferenceConfig, flattened
-from whet.data import Labelled, Row
-from whet.data.pairs import Preference, judged_from, preferences_from
+from whet.data import LabelledCompletion, PreferencePair, Row
+from whet.data.pairs import judged_from, preferences_from
 from whet.data.shapes import holds_completion, holds_pair, holds_steps
 from whet.data.tasks.contrast import task_judged, task_preferences
-from whet.objective.keep import Everything
 from whet.objective.axes import description, preset_named, title, with_changes
+from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.reward import RewardPart
@@ -134,7 +133,7 @@ def _models(
 
 def _load_rows(
     config: PreferenceConfig, objective: PairObjective
-) -> tuple[Sequence[Preference | Labelled], Sequence[Preference | Labelled]]:
+) -> tuple[Sequence[PreferencePair | LabelledCompletion], Sequence[PreferencePair | LabelledCompletion]]:
     """Rows to learn from and rows to evaluate on: pairs, or single completions with labels where the method takes them."""
     paired = "pairs" in objective.needs()
     if config.data.parsed_source.is_task:

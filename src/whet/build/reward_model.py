@@ -19,10 +19,10 @@ from whet.build.rows import (
 )
 from whet.build.runtime import optimizer_settings
 from whet.config.config import RewardModelConfig
-from whet.data import Labelled, Row
-from whet.data.pairs import Preference, Ranked, judged_from, preferences_from, rankings_from
+from whet.data import LabelledCompletion, PreferencePair, Row
+from whet.data.pairs import RankedCompletions, judged_from, preferences_from, rankings_from
 from whet.data.shapes import holds_completion, holds_pair, holds_ranking, holds_steps
-from whet.data.step_rows import LABELS, Stepped, common_separator, outcomes_from, stepped_from
+from whet.data.step_rows import LABELS, LabelledSteps, common_separator, outcomes_from, stepped_from
 from whet.data.tasks.contrast import STEP, task_judged, task_rankings, task_stepped
 from whet.model.scalar_head import Kind
 from whet.objective.preference import LabelLoss, RankLoss
@@ -109,7 +109,10 @@ def _loss(config: RewardModelConfig) -> RankLoss | LabelLoss:
 
 def _load_rows(
     config: RewardModelConfig, learns: str
-) -> tuple[Sequence[Preference | Ranked | Labelled | Stepped], Sequence[Preference | Ranked | Labelled | Stepped]]:
+) -> tuple[
+    Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
+    Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
+]:
     of_task: Any = {"rankings": task_rankings, "outcomes": task_judged, "steps": task_stepped}[learns]
     is_task, labels = config.data.parsed_source.is_task, config.reward_model.labels
     if labels != LABELS and (is_task or learns != "steps"):

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from whet.data import Row, read_rows
-from whet.data.prompts import renamed
-from whet.data.usable import Usable, left_out_words, usable
 from whet.config.config import PreferenceConfig, RewardModelConfig
 from whet.config.sections import DataSection
+from whet.data import Row, read_rows
+from whet.data.prompts import renamed
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
+from whet.data.usable import Usable, left_out_words, usable
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.types import WhetError
 

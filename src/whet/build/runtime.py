@@ -15,6 +15,7 @@ from whet.config.sections import SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
+from whet.model.fast_path import fast_path
 from whet.model.fused_trunk import fused_works
 from whet.rollout.collect import Score
 from whet.rollout.torch_engine import TorchEngine
@@ -54,6 +55,7 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         **adapters,
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
+        "training path": str(fast_path(policy)),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
     }
     return Runtime(loaded, policy, engine, facts)

@@ -25,16 +25,18 @@ Opening = str | tuple[Message, ...]  # a plain text, or the conversation before 
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Two completions to one prompt, the first preferred."""
 
     prompt: Prompt
     chosen: str
     rejected: str
+    margin: float = 0.0  # by how much, where the data says so
+    preference: float = 1.0  # the probability that the first is the better one
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledCompletion:
     """A completion that was judged on its own."""
 
     prompt: Prompt
@@ -84,7 +86,9 @@ def _text_row(row: Row) -> Demonstration:
     return Demonstration(Prompt(_id(row), (), "", None, meta), text)
 
 
-def pairs_from(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False) -> list[Pair]:
+def pairs_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[PreferencePair]:
     """From `prompt`, `chosen` and `rejected`; or from two conversations that differ in their last turn only.
 
     A text `prompt` beside two such conversations repeats what they hold, and goes to `Prompt.meta`.
@@ -96,12 +100,12 @@ def pairs_from(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None,
 
 def labelled_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Labelled]:
+) -> list[LabelledCompletion]:
     """From the columns of a demonstration and `label`: true or false, also as text since CSV knows nothing else."""
     labelled = []
     for row in renamed(rows, columns or {}):
         shown = _demonstration(row, as_chat, "label")
-        labelled.append(Labelled(shown.prompt, shown.completion, _label(row)))
+        labelled.append(LabelledCompletion(shown.prompt, shown.completion, _label(row)))
     _require_unique_ids(rows, [completion.prompt for completion in labelled])
     return labelled
 
@@ -132,7 +136,7 @@ def _tools(row: Row) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(each) for each in value)
 
 
-def _pair(row: Row, as_chat: bool) -> Pair:
+def _pair(row: Row, as_chat: bool) -> PreferencePair:
     _require(row, "chosen")
     _require(row, "rejected")
     sides = row.values["chosen"], row.values["rejected"]
@@ -152,7 +156,7 @@ def _pair(row: Row, as_chat: bool) -> Pair:
         raise mistake(
             row, "rejected", "is the same text as 'chosen'", "two different completions", "drop the row or correct it"
         )
-    return Pair(prompt, chosen, rejected)
+    return PreferencePair(prompt, chosen, rejected)
 
 
 def _is_completion(turns: Sequence[Any]) -> bool:

@@ -19,7 +19,7 @@ from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, re
 from whet.build.rows import read_usable
 from whet.build.runtime import Runtime, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
-from whet.data.step_rows import Stepped, common_separator, stepped_from
+from whet.data.step_rows import LabelledSteps, common_separator, stepped_from
 from whet.data.tasks.contrast import STEP, task_stepped
 from whet.label.steps import (
     Completer,
@@ -173,7 +173,7 @@ def _with_count(config: EvaluationConfig, spec: LabelSpec) -> EvaluationConfig:
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
-def _given_solutions(config: EvaluationConfig) -> list[Stepped]:
+def _given_solutions(config: EvaluationConfig) -> list[LabelledSteps]:
     """Solutions of a file, with or without labels; or of a task, with errors put in."""
     data = config.data
     if not data.parsed_source.is_task:
@@ -186,7 +186,7 @@ def _given_solutions(config: EvaluationConfig) -> list[Stepped]:
     return rows[: data.count]
 
 
-def _own_separator(config: EvaluationConfig, given: Sequence[Stepped]) -> str:
+def _own_separator(config: EvaluationConfig, given: Sequence[LabelledSteps]) -> str:
     if config.data.parsed_source.is_task:
         return STEP
     return (common_separator(given) if given else None) or EMPTY_LINE

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from whet.data.chat import prompt_tokens, text_tokens
-from whet.data.step_rows import Stepped
+from whet.data.step_rows import LabelledSteps
 from whet.metrics.reward_model import area_under_curve
 from whet.protocols import Engine
 from whet.reward.learned.process import step_ends, step_texts
@@ -85,7 +85,7 @@ def cut_completion(
     )
 
 
-def given_solution(tokenizer: Any, row: Stepped, separator: str) -> Solution:
+def given_solution(tokenizer: Any, row: LabelledSteps, separator: str) -> Solution:
     """Steps behind one another, the separator between them."""
     tokens = prompt_tokens(tokenizer, row.prompt)
     opening, prefixes = len(tokens), []

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from whet.data.families import Family, completion_family, family_micro_batches, fitting, mismatched_family
-from whet.data.pairs import Preference
-from whet.data.prompts import Labelled
+from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.metrics.preference import length_correlation
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
@@ -78,14 +77,14 @@ class PreferenceSettings:
 
 
 def preference_rows(
-    tokenizer: Any, rows: Sequence[Preference | Labelled], context: int
+    tokenizer: Any, rows: Sequence[PreferencePair | LabelledCompletion], context: int
 ) -> tuple[list[PreferenceRow], int]:
     """The rows as tokens, and how many were left out since a completion outgrows the context."""
     found = [
         PreferenceRow(
             completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference
         )
-        if isinstance(row, Preference)
+        if isinstance(row, PreferencePair)
         else PreferenceRow(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
         for row in rows
     ]

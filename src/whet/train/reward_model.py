@@ -16,10 +16,10 @@ from torch import Tensor
 
 from whet.data.bootstrap import bootstrap_counts
 from whet.data.chat import prompt_tokens
-from whet.data.families import Judged, family_micro_batches, fitting, judged_family, judged_rows, stepped_row
-from whet.data.pairs import Preference, Ranked
-from whet.data.prompts import Labelled
-from whet.data.step_rows import Stepped
+from whet.data.families import ClassifierRow, family_micro_batches, fitting, judged_family, judged_rows, stepped_row
+from whet.data.pairs import RankedCompletions
+from whet.data.prompts import LabelledCompletion, PreferencePair
+from whet.data.step_rows import LabelledSteps
 from whet.metrics.ensemble import evened, label_opinions, member_scales, pair_opinions
 from whet.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
 from whet.metrics.timer import PhaseTimer
@@ -40,7 +40,7 @@ HeadScores = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its 
 class RewardModelRow:
     """Completions to be scored, and how they were judged: by their order, or by labels."""
 
-    rows: tuple[Judged, ...]  # the completions to one prompt, or a single row
+    rows: tuple[ClassifierRow, ...]  # the completions to one prompt, or a single row
     lengths: tuple[int, ...]  # tokens of each completion
     ranks: tuple[int, ...] = ()  # of each completion, 0 is the best
     labels: tuple[float | None, ...] = ()  # of each place of a single row
@@ -66,7 +66,7 @@ class RewardModelSettings:
 
 def reward_model_rows(
     tokenizer: Any,
-    rows: Sequence[Preference | Ranked | Labelled | Stepped],
+    rows: Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
     context: int,
     separator: str = "\n\n",
     every_token: bool = False,
@@ -82,14 +82,16 @@ def reward_model_rows(
     return [found[number] for number in kept], dropped
 
 
-def _reward_model_row(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, separator: str) -> RewardModelRow:
-    if isinstance(row, Stepped):
+def _reward_model_row(
+    tokenizer: Any, row: PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps, separator: str
+) -> RewardModelRow:
+    if isinstance(row, LabelledSteps):
         one = stepped_row(tokenizer, row.prompt, row.steps, separator)
         return RewardModelRow((one,), (len(one.tokens) - one.shared,), labels=row.labels)
-    if isinstance(row, Labelled):
+    if isinstance(row, LabelledCompletion):
         completions: tuple[str, ...] = (row.completion,)
         judged: dict[str, Any] = {"labels": (float(row.label),)}
-    elif isinstance(row, Ranked):
+    elif isinstance(row, RankedCompletions):
         completions, judged = row.completions, {"ranks": row.ranks}
     else:
         completions, judged = (
@@ -108,7 +110,7 @@ def _outcome_everywhere(tokenizer: Any, prompt: Prompt, judged: RewardModelRow) 
     start = next((at for at, pair in enumerate(zip(opening, row.tokens, strict=False)) if len(set(pair)) > 1), None)
     start = min(len(opening) if start is None else start, len(row.tokens) - 1)
     places = tuple(range(start, len(row.tokens)))
-    return replace(judged, rows=(Judged(row.tokens, start, places),), labels=judged.labels * len(places))
+    return replace(judged, rows=(ClassifierRow(row.tokens, start, places),), labels=judged.labels * len(places))
 
 
 def bootstrap_rows(rows: Sequence[RewardModelRow], heads: int, seed: int) -> list[RewardModelRow]:
