@@ -39,12 +39,12 @@ from whet.bench.benchmark import (
     unending,
 )
 from whet.bench.meter import machine_facts
-from whet.build.assembly import Runtime
+from whet.build.runtime import Runtime
+from whet.metrics.timer import PhaseTimer
 from whet.model.token_logp import token_logp
 from whet.report.speed import RolloutShape, training_operations
-from whet.rollout.collect import request_seed
+from whet.rollout.seed import request_seed
 from whet.rollout.torch_engine import TorchEngine
-from whet.train.run import PhaseTimer
 from whet.types import Request, Sample, Sampling, StopReason
 
 ELSEWHERE = "measured elsewhere (another H200, bf16, the same shapes), not in this run"

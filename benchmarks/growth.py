@@ -70,8 +70,8 @@ def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:
 
     from whet.bench import benchmark
     from whet.bench.meter import Meter
+    from whet.metrics.timer import PhaseTimer
     from whet.report.speed import RolloutShape, rollout_bytes, rollout_operations, training_operations
-    from whet.train.run import PhaseTimer
 
     torch.set_num_threads(chosen.threads)
     device, width = torch.device(chosen.device), values["model"]

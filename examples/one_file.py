@@ -27,7 +27,7 @@ import torch
 import transformers
 from torch import Tensor
 
-MODEL = Path(__file__).resolve().parent.parent / "whet" / "model" / "builtin" / "whetstone"
+MODEL = Path(__file__).resolve().parent.parent / "src" / "whet" / "model" / "builtin" / "whetstone"
 MAX_NEW_TOKENS = 64  # a longer completion is cut off
 CLIP = 0.2  # how far the ratio may move from 1 before a token stops teaching
 KL_WEIGHT = 0.04  # how strongly the policy is held to the reference
@@ -65,7 +65,7 @@ def reward_of(completion: str, answer: str) -> float:
     return float(re.findall(r"<answer>(.*?)</answer>", completion) == [answer])
 
 
-# ---- 2. Sampling: the policy writes completions ------------------------------------------------------------------------
+# ---- 2. Sampling: the policy writes completions ----------------------------------------------------------------------
 
 
 @dataclass
@@ -83,8 +83,8 @@ def sample(model, tokenizer, questions: list[str], greedy: bool = False) -> Batc
     """One completion to each question, token by token, at temperature 1 (or always the likeliest token, if greedy)."""
     chats = [[{"role": "user", "content": text}] for text in questions]
     texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
-    # Padded on the left, so that all completions begin in the same column. Today's models see only how far apart two tokens
-    # are (rotary positions), so a question that padding moved to the right is still the same question.
+    # Padded on the left, so that all completions begin in the same column. Today's models see only how far apart two
+    # tokens are (rotary positions), so a question that padding moved to the right is still the same question.
     encoded = tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
     tokens = encoded.input_ids.to(model.device)  # [N, question length], and one column longer each round
     real = encoded.attention_mask.to(model.device)
@@ -122,7 +122,7 @@ def token_logp(model, batch: Batch) -> Tensor:
     return torch.nn.functional.pad(logp, (1, 0))  # nothing precedes the first token: 0, and it is never an action
 
 
-# ---- 3. Advantage: better than what? Than the other completions to the same question -----------------------------------
+# ---- 3. Advantage: better than what? Than the other completions to the same question ---------------------------------
 
 
 def group_advantage(reward: Tensor) -> Tensor:
@@ -238,9 +238,8 @@ def main() -> None:
     train(model, tokenizer, options)
     after, completion_after = greedy_accuracy(model, tokenizer, held_out)
     print(f"after:  {after:.1%} right, in {time.perf_counter() - start:.0f} s\n")
-    print(
-        f"question  {held_out[0][0]} (answer {held_out[0][1]})\nbefore    {completion_before}\nafter     {completion_after}"
-    )
+    print(f"question  {held_out[0][0]} (answer {held_out[0][1]})")
+    print(f"before    {completion_before}\nafter     {completion_after}")
 
 
 if __name__ == "__main__":

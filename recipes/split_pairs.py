@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.data import read_rows
-from whet.data.pairs import Preference, preferences_from
+from whet.data.pairs import PreferencePair, preferences_from
 from whet.data.usable import left_out_words, usable
 
 
@@ -36,7 +36,7 @@ def main() -> None:
         raise SystemExit(f"no row of {chosen.source} has {chosen.only}; give --only COLUMN=VALUE of some of its rows")
     pairs = usable(rows, preferences_from, drop=True)
     fitting = [pair for pair in pairs if not chosen.most_characters or size(pair) <= chosen.most_characters]
-    sides: dict[str, list[tuple[float, Preference]]] = {"train": [], "held_out": []}
+    sides: dict[str, list[tuple[float, PreferencePair]]] = {"train": [], "held_out": []}
     for pair in fitting:
         place = position(pair)
         sides["held_out" if place < chosen.share else "train"].append((place, pair))
@@ -52,22 +52,22 @@ def main() -> None:
     print("left out: " + ("; ".join(each for each in told if each) or "none"))
 
 
-def prompt_of(pair: Preference) -> Any:
+def prompt_of(pair: PreferencePair) -> Any:
     return pair.prompt.text if pair.prompt.text is not None else [dict(each) for each in pair.prompt.messages]
 
 
-def size(pair: Preference) -> int:
+def size(pair: PreferencePair) -> int:
     opening = pair.prompt.text if pair.prompt.text is not None else "".join(m["content"] for m in pair.prompt.messages)
     return len(opening) + max(len(pair.chosen), len(pair.rejected))
 
 
-def position(pair: Preference) -> float:
+def position(pair: PreferencePair) -> float:
     """A number in [0, 1) that only the prompt decides."""
     text = json.dumps(prompt_of(pair), sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little") / 2**48
 
 
-def row(pair: Preference) -> dict[str, Any]:
+def row(pair: PreferencePair) -> dict[str, Any]:
     found = {"prompt": prompt_of(pair), "chosen": pair.chosen, "rejected": pair.rejected}
     return {**found, "margin": pair.margin} if pair.margin else found
 

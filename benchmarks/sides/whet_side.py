@@ -9,7 +9,7 @@ from typing import Any
 
 from stopwatch import Stopwatch
 
-from whet.train.run import PhaseTimer
+from whet.metrics.timer import PhaseTimer
 
 
 def device_of(job: dict[str, Any]) -> str:
@@ -18,7 +18,7 @@ def device_of(job: dict[str, Any]) -> str:
 
 def policy_trainer(job: dict[str, Any]) -> Any:
     from whet.bench.benchmark import bench_config, bench_trainer, unending
-    from whet.build.assembly import load_runtime
+    from whet.build.runtime import load_runtime
     from whet.report.speed import RolloutShape
 
     settings = {

@@ -13,7 +13,7 @@ class Engine(Protocol):
     """Writes completions. The one in `whet.rollout.torch_engine` shares the trainer's weights."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
-        """One sample a request, in order. Requests with equal tokens next to each other share one prefill."""
+        """One sample per request, in order. Requests with equal tokens next to each other share one prefill."""
         ...
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
@@ -22,13 +22,13 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Env(Protocol):
-    """A conversation partner for multi-turn work: tools, games, simulators. One object a conversation."""
+class Environment(Protocol):
+    """A conversation partner for multi-turn work: tools, games, simulators. One object per episode."""
 
     def start(self, prompt: Prompt) -> Sequence[Message]: ...
 
     def step(self, completion: str) -> Sequence[Message] | float:
-        """The messages that answer the completion, or the final reward when the conversation is over."""
+        """The messages that answer the completion, or the final reward when the episode is over."""
         ...
 
 
@@ -40,18 +40,30 @@ class Reward(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-        """One score a sample, in order; None where a sample cannot be judged."""
+        """One score per sample, in order; None where a sample cannot be judged."""
         ...
 
 
 @runtime_checkable
 class Callback(Protocol):
-    """Watches a run. The console, the record on disk and trackers are callbacks."""
+    """Follows a run. The console, the record on disk and trackers are callbacks.
 
-    def started(self, summary: Mapping[str, Any]) -> None: ...
+    A callback is any object with any subset of these methods, and of `saved(step, checkpoint)`, which is called when a
+    checkpoint is complete. Inherit from this class to get methods that do nothing.
+    """
 
-    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None: ...
+    def started(self, summary: Mapping[str, Any]) -> None:
+        """Before the first step, with the run's title, objective and facts."""
+        return
 
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None: ...
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        """After each step; `samples` are empty where nothing is generated."""
+        return
 
-    def finished(self, summary: Mapping[str, Any]) -> None: ...
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        """After each evaluation; step 0 is before the first step, and `name` is "eval"."""
+        return
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """After the last step, with the status, the report and what to do next."""
+        return

@@ -41,7 +41,7 @@ class StopReason(StrEnum):
     LENGTH = "length"  # the token budget ran out: the completion is truncated
 
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and `tool_calls` of an assistant turn that calls tools
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,13 @@ class Prompt:
     text: str | None = None  # plain prompt, sent to the model as it is; None for a conversation
     answer: Any = None  # the gold answer, None where there is none
     meta: Mapping[str, Any] = field(default_factory=dict)  # all other columns of the row
+    tools: tuple[Mapping[str, Any], ...] = ()  # schemas that the chat template shows to the model
 
     def question(self) -> str:
         """What a person would call the prompt: the plain text, or the last message."""
         if self.text is not None:
             return self.text
-        return self.messages[-1]["content"] if self.messages else ""
+        return str(self.messages[-1]["content"]) if self.messages else ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Demonstration:
 
     prompt: Prompt
     completion: str  # the last completion; earlier assistant turns stay in `prompt.messages`
+    tool_calls: tuple[Mapping[str, Any], ...] = ()  # of the last completion, as the chat template wants them
 
 
 @dataclass(frozen=True)

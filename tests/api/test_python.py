@@ -209,8 +209,8 @@ def test_a_watcher_sees_everything(watched):
     found, watcher = watched
     assert watcher.events == [
         "started",
-        "held_out 0",
-        *("step 1", "held_out 1", "step 2", "held_out 2"),
+        "eval 0",
+        *("step 1", "eval 1", "step 2", "eval 2"),
         "finished",
     ]
     begin, end = watcher.summaries

@@ -35,7 +35,7 @@ def undocumented(package: Path, name: str) -> list[str]:
         if each.startswith("__"):
             continue
         module = modules.get(_origin(home, each), home)
-        node = next((node for node in module.tree.body if _binds(node, each)), None)
+        node = next((node for node in reversed(module.tree.body) if _binds(node, each)), None)  # after its overloads
         if node is None:
             complaints.append(f"{home.place}: {each} is public but defined nowhere")
         elif not _documented(module, node):
@@ -171,8 +171,8 @@ def parsed_command(app: typer.Typer) -> Callable[[list[str]], tuple[str, dict[st
 
 def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
     """The config as a run would take it, the changes to its row included."""
-    from whet.build.assembly import build_objective
     from whet.build.rewards import build_reward_parts
+    from whet.build.rl import build_objective
     from whet.config.config import PolicyConfig, resolved
     from whet.objective import preset_named
 

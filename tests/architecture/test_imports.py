@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("types",),
     "report": ("types", "metrics"),
     "reward": ("types", "registry", "protocols", "data", "model", "metrics", "sandbox"),
-    "rollout": ("types", "protocols", "data", "model"),
+    "rollout": ("types", "protocols", "data", "model", "metrics"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),
@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "evaluate",
     ),
     "workbench": ("types", "data", "model", "metrics", "report", "reward", "config", "build"),
-    "bench": ("types", "objective", "report", "rollout", "train", "config", "build"),
+    "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
         *("types", "registry", "protocols", "data", "model", "metrics", "report", "reward", "train", "explain"),

@@ -23,7 +23,7 @@ from source_tree import (
     write_tree,
 )
 
-NAMED_HERE = ("objective/presets/", "advise/")
+NAMED_HERE = ("objective/presets/", "advise/", "config/names.py")  # the last: what other packages call their settings
 EXAMPLES_HERE = (
     "cli/__init__.py",
     "cli/train.py",
@@ -165,7 +165,6 @@ DIALECT = {
     "exam": "evaluator",
     "mend": "fix",
     "mends": "fixes",
-    "slope": "gradient",
     "lag": "staleness",
     "teller": "printer",
     "told": "summary",

@@ -94,7 +94,7 @@ def settings_of(command):
 
 def resolve(command):
     """The command as `whet train` would take it, up to the files: a key or row that cannot be is an error."""
-    from whet.build.assembly import build_objective
+    from whet.build.rl import build_objective
     from whet.config.config import PolicyConfig, from_settings, merged, resolved
 
     words = shlex.split(command)

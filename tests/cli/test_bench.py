@@ -11,9 +11,9 @@ from whet import cli
 from whet.bench import benchmark, meter
 from whet.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
 from whet.bench.meter import Meter, Reading, kept, others_share
-from whet.build.assembly import load_runtime
+from whet.build.runtime import load_runtime
+from whet.metrics.timer import PhaseTimer
 from whet.report.speed import RolloutShape
-from whet.train.run import PhaseTimer
 from whet.types import WhetError
 
 SHAPE = RolloutShape(2, 2, 6, 5)

@@ -11,7 +11,7 @@ import pytest
 
 from whet import api
 from whet.config import run_folder
-from whet.experiments.comparison import RunLine, compare
+from whet.experiments.comparison import ProgressLine, compare
 from whet.report.record import read_metrics, read_summary
 from whet.train.run import RunFailed
 from whet.types import StepReport, WhetError
@@ -132,16 +132,16 @@ def test_a_method_can_be_added(copied, started):
 
 
 def test_an_interrupted_run_is_gone_on_with(made, tmp_path, started):
-    real = RunLine.stepped
+    real = ProgressLine.stepped
 
     def interrupted(self, report, samples):
         real(self, report, samples)
-        if self._name == "reinforce seed 0" and report.step == 2:
+        if self.name == "reinforce seed 0" and report.step == 2:
             raise KeyboardInterrupt
 
     folder = tmp_path / "cut"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunLine, "stepped", interrupted)
+        patch.setattr(ProgressLine, "stepped", interrupted)
         compared, text = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
     assert compared.status == "interrupted" and "1 of 4 runs are finished" in text and f"--folder {folder}" in text
     assert json.loads((folder / "compare.json").read_text())["status"] == "unfinished"
@@ -176,7 +176,7 @@ def test_the_line_of_a_run_on_a_terminal():
 
     screen, pipe = Screen(), io.StringIO()
     for stream in (screen, pipe):
-        line = RunLine("row seed 1", stream)
+        line = ProgressLine("row seed 1", stream)
         line.started({"total_steps": 4})
         line.stepped(StepReport(2, 1, {}, {"total": 0.5}, {}), [])
         line.clear()

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from whet import api
 from whet.cli import app
-from whet.experiments.ensemble import train_members
+from whet.experiments.ensemble import train_ensemble
 from whet.report.record import read_metrics
 from whet.reward.learned import learned
 from whet.types import WhetError
@@ -30,7 +30,7 @@ def test_members_are_trained_once_and_judged_together(tmp_path):
     told = run("--seeds", "2", "--steps", "2", "--folder", str(folder))
     assert "all members together" in told and "accuracy_worst" in told and f"folder={folder}" in told
     saved = json.loads((folder / "ensemble.json").read_text())
-    assert len(saved["members"]) == 2 and {"accuracy", "member/2/accuracy"} <= set(saved["held_out"])
+    assert len(saved["members"]) == 2 and {"accuracy", "member/2/accuracy"} <= set(saved["eval"])
     judge = learned(folder=str(folder), ensemble="worst", device="cpu")
     judge.prepare()
     assert len(judge.made_of["folder"]) == 2 and judge._scales is not None and len(judge._scales) == 2
@@ -81,4 +81,4 @@ def test_what_has_no_effect_is_refused(words, complaint, tmp_path):
 
 def test_a_policy_has_no_members():
     with pytest.raises(WhetError, match="--seeds makes an ensemble of reward models"):
-        train_members("sft", 2)
+        train_ensemble("sft", 2)

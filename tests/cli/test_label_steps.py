@@ -42,8 +42,13 @@ def test_every_row_says_who_completed_and_what_it_cost(labelled):
         assert len(row["steps"]) == len(row["labels"]) == len(row["shares"]) == len(row["truth"])
         assert row["labels"] == [float(share > 0) for share in row["shares"]]
         assert row["cost"]["completions"] == 2 * (len(row["steps"]) - 1)
-        made = row["labelled"]
-        assert (made["model"], made["rollouts"], made["temperature"], made["seed"]) == ("whetstone", 2, 1.0, 0)
+        provenance = row["labelled"]
+        assert (provenance["model"], provenance["rollouts"], provenance["temperature"], provenance["seed"]) == (
+            "whetstone",
+            2,
+            1.0,
+            0,
+        )
     assert {0.0, 1.0} <= {label for row in rows for label in row["labels"]}
     assert max(len(row["steps"]) for row in rows) >= 5
     completions = sum(row["cost"]["completions"] for row in rows)
@@ -95,7 +100,7 @@ def test_given_solutions_are_labelled_and_compared_with_their_labels(tmp_path):
     found = json.loads(label(out, "--solutions", "task:arithmetic", "--json", "--set", "data.difficulty=1"))
     rows = rows_of(out)
     assert found["solutions"] == 20 and found["completions"] == 2 * found["steps"] == 120
-    # the built-in model works out three steps without a slip, so an error in a step cannot be made good
+    # the built-in model works out three steps without a slip, so an error in a step cannot be provenance good
     assert found["truth"]["agreement"] > 0.9 and found["truth"]["wrong_found"] > 0.8
     assert all(len(row["shares"]) == 3 for row in rows) and rows[0]["separator"] == ";"
     # a file of given steps needs no labels

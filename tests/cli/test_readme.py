@@ -5,13 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from whet.explain.tables import axes_table, overview
+from whet.explain.catalogue import methods
+from whet.explain.tables import axes_table
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_the_method_table_is_the_real_one():
-    assert overview("policy", papers=True) in README, "refresh it with whet.explain.tables.overview"
+def test_the_counts_are_the_real_ones():
+    for kind, words in (("policy", "policy presets"), ("preference", "preference presets")):
+        (count,) = re.findall(rf"(\d+)\s+{words}", README)
+        assert int(count) == len(methods(kind))
+
+
+def test_the_numbers_against_trl_are_those_of_the_performance_page():
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    assert "gpu_duel.py --parts grpo" in page
+    for number in ("1.95 s", "8.1 GB", "18.57 s", "21.8 GB"):
+        assert number in README and number in page
 
 
 def test_the_table_of_axes_is_the_real_one():
@@ -26,6 +36,6 @@ def test_the_python_example_runs(tmp_path):
     program.write_text(block)
     done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    before, after = (float(number) for number in re.findall(r"'reward': (-?[\d.]+)", done.stdout)[-2:])
-    assert after > before + 0.3
+    before, after = (float(number) for number in re.findall(r"'reward': (-?[\d.]+)", done.stdout)[:2])
+    assert after > before + 0.3 and 0 <= float(done.stdout.splitlines()[-1]) <= 1
     assert (tmp_path / "runs" / "grpo-001" / "report.html").exists()

@@ -47,7 +47,7 @@ def test_the_true_reward_as_scorer_reaches_the_ceiling_and_votes_agree_with_mark
     code, out, _ = eval_(capsys, *FEW, "--rerank", "exact_answer", "--json", "--html", str(page))
     found = json.loads(out)
     assert code == 0 and 0 < found["accuracy"] < 1 and found["rerank"]["measure"] == "accuracy"
-    lines = {(line["way"], line["scorer"]): line["marks"] for line in found["rerank"]["lines"]}
+    lines = {(line["way"], line["scorer"]): line["values_by_n"] for line in found["rerank"]["lines"]}
     ceiling = [mark["value"] for mark in lines["best possible (pass@n)", ""]]
     assert ceiling == pytest.approx([found["pass@1"], found["pass@2"], found["pass@4"]])
     assert [mark["value"] for mark in lines["best of n", "exact_answer"]] == pytest.approx(ceiling)
@@ -68,7 +68,7 @@ def test_a_step_scorer_shows_every_aggregate_of_its_own_steps(capsys, runs):
     steps = {line["aggregate"] for line in found["lines"] if line["scorer"] == str(runs / "prm")}
     assert steps == {"min", "mean", "last", "product"}
     reading = [line for line in found["lines"] if line["scorer"] == str(runs / "rm")]
-    assert reading[0]["marks"][0]["read"] > reading[0]["marks"][0]["written"] > 5
+    assert reading[0]["values_by_n"][0]["read"] > reading[0]["values_by_n"][0]["written"] > 5
 
 
 def test_a_search_stands_beside_the_best_of_as_many_tokens(capsys, runs):
@@ -89,7 +89,7 @@ def test_a_reward_that_is_no_share_is_averaged(capsys, tmp_path):
     code, out, _ = eval_(capsys, *FEW, "--reward", f"{file}:rough", "--rerank", f"{file}:rough", "--json")
     found = json.loads(out)
     assert code == 0 and found["rerank"]["measure"] == "reward"
-    lines = {line["way"]: [mark["value"] for mark in line["marks"]] for line in found["rerank"]["lines"]}
+    lines = {line["way"]: [mark["value"] for mark in line["values_by_n"]] for line in found["rerank"]["lines"]}
     assert lines["best of n"] == pytest.approx(lines["best possible (pass@n)"])
     assert lines["best of n"][0] == pytest.approx(found["reward"]) and lines["best of n"][2] > found["reward"]
 
@@ -102,7 +102,7 @@ def test_a_learned_scorer_gives_the_same_lines_by_name_and_by_run(capsys, runs):
     by_run = eval_(capsys, *FEW, "--rerank", str(runs / "rm"), "--json")[1]
     by_name = eval_(capsys, *FEW, "--rerank", "learned", "--set", f"rerank.settings.folder={runs / 'rm'}", "--json")[1]
     values = [
-        [fmean(mark["value"] for mark in line["marks"]) for line in json.loads(out)["rerank"]["lines"]]
+        [fmean(mark["value"] for mark in line["values_by_n"]) for line in json.loads(out)["rerank"]["lines"]]
         for out in (by_run, by_name)
     ]
     assert values[0] == values[1] and values[0][1] > 0
@@ -115,7 +115,10 @@ MISTAKES = {
         ["--rerank", "exact_answer", "--samples", "4", "--set", "sampling.temperature=0"],
         "sampling.temperature=1.0",
     ),
-    "a policy": (["--rerank", "POLICY", "--samples", "4"], "holds LlamaForCausalLM, which is no reward model; give the folder of a run"),
+    "a policy": (
+        ["--rerank", "POLICY", "--samples", "4"],
+        "holds LlamaForCausalLM, which is no reward model; give the folder of a run",
+    ),
     "an empty folder": (["--rerank", "EMPTY", "--samples", "4"], "holds no model that can be a reward: it is empty"),
     "no such run": (
         ["--rerank", "runs/rm-009", "--samples", "4"],

@@ -14,8 +14,8 @@ from whet.report import read_samples
 from whet.report.review import read_review
 from whet.reward.ledger import history
 from whet.types import WhetError
-from whet.workbench.answers import given_answers, gold_answers, run_answers
-from whet.workbench.workbench import close_version, open_version, reward_parts, reward_table, tried
+from whet.workbench.completions import given_completions, gold_completions, run_completions
+from whet.workbench.workbench import record_effect, record_version, reward_parts, reward_table, try_reward
 
 MINE = '''
 def half(completion):
@@ -127,35 +127,35 @@ def test_a_config_brings_its_reward(here):
 def test_given_completions_stand_alone_or_join_the_data(here):
     completions = [{"prompt_id": "2", "completion": "\\boxed{2}"}, {"id": "3", "completion": "\\boxed{4}"}]
     (here / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in completions))
-    joined = given_answers("completions.jsonl", "data.jsonl", {}, 0)
-    assert [answer.prompt.answer for answer in joined.found] == ["2", "3"]
-    found = tried(reward_parts(["math_answer"]), joined)
+    joined = given_completions("completions.jsonl", "data.jsonl", {}, 0)
+    assert [answer.prompt.answer for answer in joined.items] == ["2", "3"]
+    found = try_reward(reward_parts(["math_answer"]), joined)
     assert [each.total for each in found.scored] == [1.0, 0.0] and not found.gold
     alone = [{"question": "2+2", "answer": "4", "response": "\\boxed{4}"}] * 2
     (here / "alone.jsonl").write_text("".join(json.dumps(row) + "\n" for row in alone))
     assert "2 (100.0%)" in called("test", "math_answer", "--completions", "alone.jsonl")
     (here / "completions.jsonl").write_text('{"prompt_id": "9", "completion": "x"}\n')
     with pytest.raises(WhetError, match=r"completions.jsonl:1: no row of data.jsonl has the id or prompt '9'"):
-        given_answers("completions.jsonl", "data.jsonl", {}, 0)
+        given_completions("completions.jsonl", "data.jsonl", {}, 0)
 
 
 def test_public_data_is_understood(here):
     (here / "gsm.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "one and one\n#### 2"}) + "\n")
-    found = gold_answers("gsm.jsonl", {}, 0)
-    assert [(each.kind, each.prompt.answer) for each in found.found] == [("gold answer", "2"), ("gold solution", "2")]
+    found = gold_completions("gsm.jsonl", {}, 0)
+    assert [(each.kind, each.prompt.answer) for each in found.items] == [("gold answer", "2"), ("gold solution", "2")]
     assert found.notes[0] == "the prompt is the column 'question' (data.columns.question=prompt)"
     (here / "math.jsonl").write_text(json.dumps({"problem": "x", "solution": "so \\boxed{\\frac12}"}) + "\n")
-    assert gold_answers("math.jsonl", {}, 0).found[0].prompt.answer == "\\frac12"
-    task = gold_answers("task:arithmetic", {}, 6)
-    assert len(task.found) == 6
-    assert tried(reward_parts(["exact_answer"]), task).gold_rate() == 1.0
+    assert gold_completions("math.jsonl", {}, 0).items[0].prompt.answer == "\\frac12"
+    task = gold_completions("task:arithmetic", {}, 6)
+    assert len(task.items) == 6
+    assert try_reward(reward_parts(["exact_answer"]), task).gold_rate() == 1.0
 
 
 def test_a_run_is_tried_and_rescored(run, here):
-    saved = run_answers(run)
+    saved = run_completions(run)
     found = json.loads(called("test", "exact_answer", "--run", str(run), "--json"))
-    assert found["samples"] == len(saved.found) > 0
-    mean = sum(answer.reward for answer in saved.found) / len(saved.found)
+    assert found["samples"] == len(saved.items) > 0
+    mean = sum(answer.reward for answer in saved.items) / len(saved.items)
     assert found["total"]["mean"] == pytest.approx(mean)  # the run's own reward, from its own samples
     same = json.loads(called("rescore", str(run), "--with", "exact_answer", "--json"))
     assert same["flipped_share"] == 0.0 and same["largest"] == [] and same["groups"] >= 2
@@ -191,9 +191,9 @@ def test_a_run_leaves_answers_for_review(tmp_path):
 def test_a_run_remembers_its_reward(run, here):
     ledger = here / "rewards.jsonl"
     parts = reward_parts(["exact_answer", "think_format=0.2"])
-    first = open_version(run, parts, ledger)
-    close_version(run, first, ledger)
-    second = open_version(run, reward_parts(["exact_answer"]), ledger)
+    first = record_version(run, parts, ledger)
+    record_effect(run, first, ledger)
+    second = record_version(run, reward_parts(["exact_answer"]), ledger)
     assert set(reward_table(run)) == {first, second}
     assert reward_table(run)[first]["weights"] == {"exact_answer": "1", "think_format": "0.2"}
     entries = history(ledger)
@@ -211,7 +211,7 @@ def test_a_note_opens_an_entry(here):
     assert "start" in called("history") and (here / "runs" / "rewards.jsonl").exists()
     found = json.loads(called("version", "math_answer", "--json"))
     assert (
-        found["hash"] == history("runs/rewards.jsonl")[0].new and "math_answer: code math_answer" in found["components"]
+        found["hash"] == history("runs/rewards.jsonl")[0].new and "math_answer: file math_answer.py" in found["pieces"]
     )
 
 
@@ -252,6 +252,6 @@ def test_the_workbench_on_whole_files(file, least):
     folder = os.environ.get("WHET_DATA")
     if not folder:
         pytest.skip("needs the environment variable WHET_DATA: a folder with gsm8k/ and math/")
-    found = tried(reward_parts(["math_answer"]), gold_answers(str(Path(folder) / file), {}, 0), twice=False)
+    found = try_reward(reward_parts(["math_answer"]), gold_completions(str(Path(folder) / file), {}, 0), twice=False)
     assert found.gold_rate() >= least, [miss.where for miss in found.gold_misses]
     assert not found.failed

@@ -8,8 +8,8 @@ import whet
 from whet.config.config import KINDS, from_settings, has_key, resolved
 from whet.config.names import FOREIGN, OLD_COMPONENTS, OLD_KEYS, translated
 from whet.explain import catalogue
-from whet.pipeline.recipes import RECIPES
-from whet.pipeline.sections import resolved_pipeline
+from whet.pipeline.registry import PIPELINES
+from whet.pipeline.settings import resolve_settings
 from whet.types import WhetError
 
 METHODS = {"policy": "grpo", "preference": "dpo", "reward_model": "rm", "sft": "sft"}
@@ -86,18 +86,18 @@ def test_old_components_and_numbers_are_refused_with_the_new_name():
         name for kind in ("policy", "preference") for axis in catalogue.axes(kind).values() for name in axis.components
     ]
     assert set(OLD_COMPONENTS.values()) <= set(known)
-    with pytest.raises(WhetError, match="objective.mismatch=truncate_reply is called truncate_sequence since 0.2"):
+    with pytest.raises(WhetError, match=r"objective.mismatch=truncate_reply is called truncate_sequence since 0.2"):
         resolved("grpo", from_settings(["objective.mismatch=truncate_reply"]))
     with pytest.raises(WhetError, match=r"objective\.keep\.max_lag is called objective\.keep\.max_staleness since"):
         resolved("grpo", from_settings(["objective.keep=fresh", "objective.keep.max_lag=2"]))
 
 
 def test_a_pipeline_refuses_old_keys_too():
-    recipe = next(iter(RECIPES.values()))
+    recipe = next(iter(PIPELINES.values()))
     with pytest.raises(WhetError, match=r"data\.held_out is called eval\.source since 0\.2"):
-        resolved_pipeline(recipe, from_settings(["data.held_out=test.jsonl"]))
+        resolve_settings(recipe, from_settings(["data.held_out=test.jsonl"]))
     with pytest.raises(WhetError, match=r"report\.evaluate_prompts is called eval\.prompts since 0\.2"):
-        resolved_pipeline(recipe, from_settings(["report.evaluate_prompts=3"]))
+        resolve_settings(recipe, from_settings(["report.evaluate_prompts=3"]))
 
 
 def test_the_config_of_an_old_run_folder_is_translated():

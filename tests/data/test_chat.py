@@ -166,7 +166,7 @@ def test_a_completion_the_template_trims_or_prefixes_is_trained_as_written() -> 
     tokenizer = built(thinking)
     demonstration = shown("  five \n", USER, FIVE, AGAIN)
     assert trained(tokenizer, demonstration_tokens(tokenizer, demonstration)) == ["<think></think>five<|im_end|>"]
-    with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*messages\[1\] differently.*pass every_completion=False"):
+    with pytest.raises(WhetError, match=r"'a\.jsonl:1': .*messages\[1\] differently.*give data.every_completion=false"):
         demonstration_tokens(tokenizer, demonstration, every_completion=True)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.data.packing import padded_rows, passes, row_passes, token_batch, trimmed
+from whet.data.packing import padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support
 
 
@@ -78,7 +78,7 @@ def test_truncated_and_whole_samples_do_not_mix():
 @pytest.mark.parametrize("micro_batch_tokens", [1, 7, 12, 30, 10_000])
 def test_passes_hold_every_row_once_within_the_budget(micro_batch_tokens):
     lengths = [5, 1, 9, 2, 2, 30, 4, 7]
-    parts = passes(ragged_batch(lengths), micro_batch_tokens)
+    parts = token_micro_batches(ragged_batch(lengths), micro_batch_tokens)
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
     for part in parts:
         width = max(1 + lengths[row] for row in part)
@@ -87,9 +87,9 @@ def test_passes_hold_every_row_once_within_the_budget(micro_batch_tokens):
 
 def test_passes_are_few_and_of_similar_lengths():
     lengths = [5, 1, 9, 2, 2, 30, 4, 7]
-    assert passes(ragged_batch(lengths), 1) == [[1], [3], [4], [6], [0], [7], [2], [5]]
-    assert passes(ragged_batch(lengths), 12) == [[1, 3, 4], [6, 0], [7], [2], [5]]
-    assert passes(ragged_batch(lengths), 10_000) == [[1, 3, 4, 6, 0, 7, 2, 5]]
+    assert token_micro_batches(ragged_batch(lengths), 1) == [[1], [3], [4], [6], [0], [7], [2], [5]]
+    assert token_micro_batches(ragged_batch(lengths), 12) == [[1, 3, 4], [6, 0], [7], [2], [5]]
+    assert token_micro_batches(ragged_batch(lengths), 10_000) == [[1, 3, 4, 6, 0, 7, 2, 5]]
 
 
 def test_passes_measure_up_to_the_last_action_only():
@@ -97,15 +97,15 @@ def test_passes_measure_up_to_the_last_action_only():
     batch = ragged_batch([2, 8])
     action = batch.action.clone()
     action[1, 3:] = False
-    assert passes(replace(batch, action=action), 6) == [[0, 1]]
-    assert passes(batch, 6) == [[0], [1]]
+    assert token_micro_batches(replace(batch, action=action), 6) == [[0, 1]]
+    assert token_micro_batches(batch, 6) == [[0], [1]]
 
 
 def test_rows_without_an_action_still_appear():
     batch = ragged_batch([2, 3, 4])
     action = batch.action.clone()
     action[1] = False
-    parts = passes(replace(batch, action=action), 100)
+    parts = token_micro_batches(replace(batch, action=action), 100)
     assert sorted(row for part in parts for row in part) == [0, 1, 2]
 
 
@@ -132,32 +132,32 @@ def families(*shapes):
 @pytest.mark.parametrize("micro_batch_tokens", [1, 9, 20, 33, 10_000])
 def test_a_prompt_counts_once_a_pass(micro_batch_tokens):
     batch = families((6, [3, 1, 4]), (12, [2, 2, 9, 5]), (1, [8]), (3, [1, 1]))
-    parts = passes(batch, micro_batch_tokens, shared=True)
+    parts = token_micro_batches(batch, micro_batch_tokens, shared=True)
     assert sorted(row for part in parts for row in part) == list(range(10))
     assert all(len(part) == 1 or computed(batch, part) <= micro_batch_tokens for part in parts)
-    assert len(parts) < len(passes(batch, micro_batch_tokens)) or micro_batch_tokens in (1, 10_000)
+    assert len(parts) < len(token_micro_batches(batch, micro_batch_tokens)) or micro_batch_tokens in (1, 10_000)
 
 
 def test_a_prompts_rows_stay_together_where_they_fit():
     batch = families((6, [3, 3]), (6, [4, 4]), (6, [5, 5]))
-    assert passes(batch, 12, shared=True) == [[0, 1], [2, 3], [4], [5]]
-    assert passes(batch, 22, shared=True) == [[0, 1, 2, 3], [4, 5]]
-    assert passes(batch, 10_000, shared=True) == [[0, 1, 2, 3, 4, 5]]
-    assert passes(batch, 1, shared=True) == [[0], [1], [2], [3], [4], [5]]
+    assert token_micro_batches(batch, 12, shared=True) == [[0, 1], [2, 3], [4], [5]]
+    assert token_micro_batches(batch, 22, shared=True) == [[0, 1, 2, 3], [4, 5]]
+    assert token_micro_batches(batch, 10_000, shared=True) == [[0, 1, 2, 3, 4, 5]]
+    assert token_micro_batches(batch, 1, shared=True) == [[0], [1], [2], [3], [4], [5]]
 
 
 def test_shared_passes_do_not_ask_which_group_a_row_is_of():
     batch = families((6, [3, 3]), (6, [3, 3]))
     twins = replace(batch, tokens=batch.tokens[:2].repeat(2, 1))
-    assert passes(twins, 6 + 4 * 2, shared=True) == [[0, 1, 2, 3]]
-    assert passes(batch, 6 + 4 * 2, shared=True) == [[0, 1], [2, 3]]
+    assert token_micro_batches(twins, 6 + 4 * 2, shared=True) == [[0, 1, 2, 3]]
+    assert token_micro_batches(batch, 6 + 4 * 2, shared=True) == [[0, 1], [2, 3]]
 
 
 def test_rows_without_an_action_cost_a_shared_pass_nothing():
     batch = families((6, [3, 3]), (2, [2]))
     action = batch.action.clone()
     action[1] = False
-    parts = passes(replace(batch, action=action), 8, shared=True)
+    parts = token_micro_batches(replace(batch, action=action), 8, shared=True)
     assert sorted(row for part in parts for row in part) == [0, 1, 2] and len(parts) == 2
 
 
@@ -188,7 +188,7 @@ def test_padded_rows():
 @pytest.mark.parametrize("micro_batch_tokens", [1, 9, 13, 24, 10_000])
 def test_row_passes_hold_every_row_once_within_the_budget(packed, micro_batch_tokens):
     rows = encoded(5, 2, 9, 3, 3, 20, 4, 7)
-    parts = row_passes(rows, micro_batch_tokens, packed)
+    parts = row_micro_batches(rows, micro_batch_tokens, packed)
     assert sorted(row.tokens for part in parts for row in part) == sorted(row.tokens for row in rows)
     for part in parts:
         size = sum(len(row.tokens) for row in part) if packed else len(part) * max(len(row.tokens) for row in part)
@@ -199,7 +199,7 @@ def test_row_passes_fill_their_budget():
     rows = encoded(5, 2, 9, 3)
 
     def lengths(micro_batch_tokens, packed):
-        return [[len(row.tokens) for row in part] for part in row_passes(rows, micro_batch_tokens, packed)]
+        return [[len(row.tokens) for row in part] for part in row_micro_batches(rows, micro_batch_tokens, packed)]
 
     assert lengths(10, packed=True) == [[2, 3, 5], [9]]
     assert lengths(10, packed=False) == [[2, 3], [5], [9]]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from whet.data.families import (
-    Judged,
+    ClassifierRow,
     completion_family,
-    family_passes,
+    family_micro_batches,
     family_rows,
     fitting,
     judged_family,
@@ -19,7 +19,7 @@ from whet.data.families import (
     mismatched_family,
     stepped_row,
 )
-from whet.data.pairs import Preference, judged_from, preferences_from, rankings_from
+from whet.data.pairs import PreferencePair, judged_from, preferences_from, rankings_from
 from whet.data.prompts import prompts_from
 from whet.data.rows import Row, read_rows
 from whet.data.step_rows import outcomes_from, stepped_from
@@ -40,7 +40,7 @@ def rows(*values: dict[str, Any]) -> list[Row]:
     return [Row(value, f"pairs.jsonl:{line}") for line, value in enumerate(values, start=1)]
 
 
-def said(pair: Preference) -> tuple[Any, str, str]:
+def said(pair: PreferencePair) -> tuple[Any, str, str]:
     prompt = pair.prompt
     return prompt.text if prompt.text is not None else prompt.messages, pair.chosen, pair.rejected
 
@@ -335,12 +335,12 @@ def encoded(prompt: int, *lengths: int) -> tuple[Encoded, ...]:
 def test_families_stay_whole_in_a_pass():
     families = [encoded(10, 5, 3), encoded(10, 5, 5), encoded(4, 1, 1), encoded(90, 60, 70)]
     for packed in (True, False):
-        found = family_passes(families, 50, packed)
+        found = family_micro_batches(families, 50, packed)
         assert sorted(number for part in found for number in part) == [0, 1, 2, 3]
         assert found[-1] == [3]  # larger than a pass, and still not torn apart
-    assert family_passes(families, 44, True) == [[2, 0, 1], [3]]
-    assert family_passes(families, 43, True) == [[2, 0], [1], [3]]
-    assert family_passes(families, 60, False) == [[2, 0], [1], [3]]
+    assert family_micro_batches(families, 44, True) == [[2, 0, 1], [3]]
+    assert family_micro_batches(families, 43, True) == [[2, 0], [1], [3]]
+    assert family_micro_batches(families, 60, False) == [[2, 0], [1], [3]]
     padded = family_rows(families[:2])
     assert padded.tokens.shape == (4, 15) and padded.action.sum(-1).tolist() == [5, 3, 5, 5]
 
@@ -384,7 +384,7 @@ def test_a_classifier_reads_the_whole_conversation_and_shares_its_opening(tokeni
     assert second.places == (len(second.tokens) - 1,)
     assert first.tokens[: first.shared] == second.tokens[: first.shared] and first.shared == second.shared
     assert first.tokens[first.shared] != second.tokens[first.shared]
-    batch = judged_rows([(first, second), (Judged((1, 2), 1, (0, 1)),)])
+    batch = judged_rows([(first, second), (ClassifierRow((1, 2), 1, (0, 1)),)])
     assert batch.scored.sum(-1).tolist() == [1, 1, 2] and batch.shared.tolist() == [first.shared, first.shared, 1]
     assert batch.scored[0].nonzero().item() == len(first.tokens) - 1
 

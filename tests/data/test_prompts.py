@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from whet.data import Labelled, Pair, Row, demonstrations_from, labelled_from, pairs_from, prompts_from
+from whet.data import (
+    LabelledCompletion,
+    PreferencePair,
+    Row,
+    demonstrations_from,
+    labelled_from,
+    pairs_from,
+    prompts_from,
+)
 from whet.types import Demonstration, Prompt, WhetError
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -100,11 +108,11 @@ def test_pairs() -> None:
     )
     where = "train.jsonl:{}".format
     assert made == [
-        Pair(Prompt(where(1), (), "2 + 3?", meta={"score": 0.5}), "5", "6"),
-        Pair(Prompt(where(2), (USER,)), "5", "6"),
-        Pair(Prompt(where(3), (SYSTEM, USER)), "5", "6"),
-        Pair(Prompt(where(4), (USER,), meta={"prompt": "2 + 3?"}), "5", "6"),
-        Pair(Prompt(where(5), (USER,)), "5", "6"),
+        PreferencePair(Prompt(where(1), (), "2 + 3?", meta={"score": 0.5}), "5", "6"),
+        PreferencePair(Prompt(where(2), (USER,)), "5", "6"),
+        PreferencePair(Prompt(where(3), (SYSTEM, USER)), "5", "6"),
+        PreferencePair(Prompt(where(4), (USER,), meta={"prompt": "2 + 3?"}), "5", "6"),
+        PreferencePair(Prompt(where(5), (USER,)), "5", "6"),
     ]
     (chatted,) = pairs_from(rows({"prompt": "2 + 3?", "chosen": [FIVE], "rejected": [SIX]}), as_chat=True)
     assert chatted.prompt.messages == (USER,)
@@ -119,9 +127,9 @@ def test_labelled() -> None:
         )
     )
     assert made == [
-        Labelled(Prompt("train.jsonl:1", (), "2 + 3?"), "5", True),
-        Labelled(Prompt("train.jsonl:2", (USER,), meta={"by": "me"}), "6", False),
-        Labelled(Prompt("train.jsonl:3", (), "2 + 3?"), "6", False),
+        LabelledCompletion(Prompt("train.jsonl:1", (), "2 + 3?"), "5", True),
+        LabelledCompletion(Prompt("train.jsonl:2", (USER,), meta={"by": "me"}), "6", False),
+        LabelledCompletion(Prompt("train.jsonl:3", (), "2 + 3?"), "6", False),
     ]
 
 

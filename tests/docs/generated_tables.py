@@ -84,11 +84,11 @@ def config_table() -> str:
 
 def pipeline_table() -> str:
     """Every key of every pipeline, the sections apart that runs have too."""
-    from whet.pipeline.recipes import RECIPES
+    from whet.pipeline.registry import PIPELINES
 
     shared = ("recipe", "model.", "data.", "sampling.", "marks.", "reward.", "anchor.")
     fields: dict[tuple[str, str], dict[str, FieldInfo]] = {}
-    for name, recipe in RECIPES.items():
+    for name, recipe in PIPELINES.items():
         for path, field in keys_of(recipe.settings):
             if not path.startswith(shared):
                 fields.setdefault((path, field.description or ""), {})[name] = field
@@ -97,7 +97,7 @@ def pipeline_table() -> str:
     for path, said in sorted(fields, key=lambda each: section_place(each[0], known)):
         of = fields[path, said]
         field = next(iter(of.values()))
-        only = "" if len(of) == len(RECIPES) else f"{', '.join(of)}: "
+        only = "" if len(of) == len(PIPELINES) else f"{', '.join(of)}: "
         meaning = f"{only}{said}{bounds_text(field)}"
         lines.append(f"| `{path}` | {default_text(field)} | {escaped(meaning)} |")
     return "\n".join(lines)

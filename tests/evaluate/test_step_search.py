@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.evaluate.search import SearchPlan, searched
+from whet.evaluate.search import SearchPlan, search_completions
 from whet.types import Prompt, Sample, Sampling, StopReason, Support
 
 END = 0
@@ -62,7 +62,7 @@ def plan(**changes):
 
 def test_every_round_goes_on_from_the_best_by_their_own_tokens():
     engine = Typist()
-    found = searched(engine, PROMPTS[:1], TOKENS[:1], digits, decode, plan())
+    found = search_completions(engine, PROMPTS[:1], TOKENS[:1], digits, decode, plan())
     kept = []
     for number, (requests, written) in enumerate(engine.rounds):
         asked = [request.tokens for request in requests]
@@ -80,7 +80,7 @@ def test_every_round_goes_on_from_the_best_by_their_own_tokens():
 
 def test_the_completion_is_whole_and_the_bill_complete():
     engine = Typist()
-    found = searched(engine, PROMPTS, TOKENS, digits, decode, plan())
+    found = search_completions(engine, PROMPTS, TOKENS, digits, decode, plan())
     for place, (one, opening) in enumerate(zip(found, TOKENS, strict=True)):
         sample = one.sample
         assert sample.completion == decode(sample.tokens[len(opening) :].tolist()) and sample.completion.count(";") == 3
@@ -101,7 +101,7 @@ def test_the_completion_is_whole_and_the_bill_complete():
 def test_a_wider_search_finds_more():
     sums = {}
     for beams, branches in ((1, 1), (1, 8), (4, 4)):
-        found = searched(Typist(), PROMPTS, TOKENS, digits, decode, plan(beams=beams, branches=branches))
+        found = search_completions(Typist(), PROMPTS, TOKENS, digits, decode, plan(beams=beams, branches=branches))
         sums[beams, branches] = sum(one.score for one in found)
     assert sums[1, 1] + 5 < min(sums[1, 8], sums[4, 4])
 
@@ -117,18 +117,18 @@ def test_a_finished_completion_stays_while_its_score_is_among_the_best():
             return replace(sample, stop=StopReason.END) if done else sample
 
     engine = Ending(steps=4)
-    (found,) = searched(engine, PROMPTS[:1], TOKENS[:1], short_first, decode, plan(beams=3, branches=8))
+    (found,) = search_completions(engine, PROMPTS[:1], TOKENS[:1], short_first, decode, plan(beams=3, branches=8))
     assert found.sample.completion == "2;" and found.score == 9.0
     later = [request.tokens for requests, _ in engine.rounds[1:] for request in requests]
     assert later and all(tokens[2] != ord("2") for tokens in later)
 
 
 def test_the_budget_is_that_of_the_whole_completion_and_of_the_context():
-    found = searched(Typist(9), PROMPTS, TOKENS, digits, decode, plan(sampling=Sampling(5, 1.0)))
+    found = search_completions(Typist(9), PROMPTS, TOKENS, digits, decode, plan(sampling=Sampling(5, 1.0)))
     assert [int(one.sample.action.sum()) for one in found] == [5, 5]
     assert all(one.sample.stop is StopReason.LENGTH and one.sample.completion.count(";") == 2 for one in found)
     engine = Typist(9)
-    searched(engine, PROMPTS, TOKENS, digits, decode, plan(sampling=Sampling(5, 1.0), context=7))
+    search_completions(engine, PROMPTS, TOKENS, digits, decode, plan(sampling=Sampling(5, 1.0), context=7))
     assert max(len(each.tokens) for _, written in engine.rounds for each in written) <= 7
 
 
@@ -137,7 +137,7 @@ def test_a_text_of_the_users_ends_the_completion():
         return [float("9" in sample.completion) for sample in samples]
 
     until_nine = plan(branches=9, sampling=Sampling(30, 1.0, stop=("9",)))
-    (found,) = searched(Typist(9), PROMPTS[:1], TOKENS[:1], nines, decode, until_nine)
+    (found,) = search_completions(Typist(9), PROMPTS[:1], TOKENS[:1], nines, decode, until_nine)
     assert found.sample.completion.count("9") == 1 and found.sample.completion.endswith("9")
 
 
@@ -156,7 +156,7 @@ def test_the_scorer_is_shown_whole_steps_and_may_have_no_opinion():
             tokens = torch.cat([sample.tokens, torch.tensor([ord("7")])])
             return replace(sample, tokens=tokens, behavior_logp=torch.zeros(len(tokens)))
 
-    searched(Chunky(), PROMPTS, TOKENS, unsure, decode, plan())
+    search_completions(Chunky(), PROMPTS, TOKENS, unsure, decode, plan())
     partial = [completion for completion in shown if completion.count(";") < 3]
     assert len(partial) > 10 and all(completion.endswith(";") for completion in partial)
 
@@ -180,7 +180,7 @@ def test_on_the_real_engine_a_search_of_one_is_the_greedy_completion():
         return loaded.tokenizer.decode(ids, skip_special_tokens=True)
 
     one = SearchPlan(1, 1, " ", sampling, loaded.context)
-    found = searched(engine, asked, tokens, lambda prompts, samples: [0.0] * len(samples), read, one)
+    found = search_completions(engine, asked, tokens, lambda prompts, samples: [0.0] * len(samples), read, one)
     assert any(sample.completion.count(" ") > 2 for sample in plain)
     for single, sample in zip(found, plain, strict=True):
         assert single.sample.tokens.tolist() == sample.tokens.tolist() and single.sample.completion == sample.completion
@@ -191,6 +191,7 @@ def test_on_the_real_engine_a_search_of_one_is_the_greedy_completion():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equal_seeds_search_alike(seed):
     first, again = (
-        searched(Typist(), PROMPTS, TOKENS, digits, decode, plan(seed=seed))[1].sample.completion for _ in range(2)
+        search_completions(Typist(), PROMPTS, TOKENS, digits, decode, plan(seed=seed))[1].sample.completion
+        for _ in range(2)
     )
     assert first == again and first.count(";") == 3

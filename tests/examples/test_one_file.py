@@ -118,7 +118,7 @@ def test_advantages_worked_by_hand(one_file):
 
 
 def test_cached_sampling_agrees_with_the_plain_forward(one_file, parts):
-    """PromptDataset of three lengths: padding on the left, completions that end early and the cache must not be felt."""
+    """Questions of three lengths: padding on the left, completions that end early and the cache must not be felt."""
     model, tokenizer = parts
     torch.manual_seed(1)
     batch = one_file.sample(model, tokenizer, QUESTIONS * 4)
@@ -174,7 +174,7 @@ def test_sampling_follows_the_probabilities(one_file, parts):
 
 
 def naive_loss(one_file, logp: Tensor, ref_logp: Tensor, advantage: Tensor, batch) -> Tensor:
-    """The formula of the papers, token by token: mean over completions of the mean over tokens of surrogate - beta k3."""
+    """The papers' formula, token by token: mean over completions of the mean over tokens of surrogate - beta k3."""
     rows = []
     for row in range(len(logp)):
         terms = []

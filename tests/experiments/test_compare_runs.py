@@ -91,9 +91,11 @@ def test_other_eval_data_cannot_be_ranked(run, change, reason):
 def test_an_eval_file_leaves_the_training_data_free(run, tmp_path):
     rows = tmp_path / "eval.jsonl"
     rows.write_text('{"prompt": "1+1", "answer": "2"}\n')
-    data = {"held_out": str(rows)}
-    one, other = (run(name, data={**data, "source": f"{name}.jsonl"}, reward={"parts": [{"reward": "exact_answer"}]})
-                  for name in ("one", "other"))  # fmt: skip
+    reward = {"parts": [{"reward": "exact_answer"}]}
+    one, other = (
+        run(name, data={"source": f"{name}.jsonl"}, eval={"source": str(rows)}, reward=reward)
+        for name in ("one", "other")
+    )
     assert compare_runs([one, other]).incomparable == ""
 
 

@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 
 from whet.cli import app
 from whet.experiments.overoptimization.proxies import (
-    GoldScore,
-    ProxyScore,
-    Surveyor,
-    agreement,
+    GoldReward,
+    ProxyReward,
+    ScoreRecorder,
+    combined,
     completion_logp,
-    surveyed,
+    read_scores,
 )
-from whet.experiments.overoptimization.run import study_overoptimization
+from whet.experiments.overoptimization.runner import study_overoptimization
 from whet.experiments.overoptimization.settings import QUICK, learning_config, settings_text, study_settings
-from whet.experiments.overoptimization.study import courses_of, labelled_pairs, study_stages
-from whet.pipeline import Done, Interrupted
+from whet.experiments.overoptimization.stages import gold_labelled_pairs, read_curves, study_stages
+from whet.pipeline import FinishedStage, Interrupted
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 TINY: dict[str, Any] = {
@@ -39,19 +39,19 @@ def sample(tokens: list[int], start: int, logp: float = -1.0) -> Sample:
 
 
 def test_agreement_by_hand() -> None:
-    assert agreement([1.0, 3.0], "mean", 9.0) == 2.0
-    assert agreement([1.0, 3.0], "worst", 9.0) == 1.0
-    assert agreement([1.0, 3.0], "mean_minus_variance", 0.5) == pytest.approx(2.0 - 0.5 * 1.0)
-    assert agreement([1.0], "single", 9.0) == 1.0
+    assert combined([1.0, 3.0], "mean", 9.0) == 2.0
+    assert combined([1.0, 3.0], "worst", 9.0) == 1.0
+    assert combined([1.0, 3.0], "mean_minus_variance", 0.5) == pytest.approx(2.0 - 0.5 * 1.0)
+    assert combined([1.0], "single", 9.0) == 1.0
 
 
 def test_gold_is_a_standardised_mean_of_log_probabilities() -> None:
     samples = [sample([5, 6, 7, 8, 9], 2), sample([5, 6, 7], 2)]
     sums = completion_logp("whetstone", 1.0)(samples)
-    raw = GoldScore("whetstone", 0.0, 1.0)([Prompt("a", ())] * 2, samples)
+    raw = GoldReward("whetstone", 0.0, 1.0)([Prompt("a", ())] * 2, samples)
     assert raw == pytest.approx([float(sums[0]) / 3, float(sums[1]) / 1], rel=1e-5)
     assert raw[0] < -0.1
-    moved = GoldScore("whetstone", 2.0, 4.0)([Prompt("a", ())] * 2, samples)
+    moved = GoldReward("whetstone", 2.0, 4.0)([Prompt("a", ())] * 2, samples)
     assert moved == pytest.approx([(each - 2.0) / 4.0 for each in raw])
 
 
@@ -71,10 +71,10 @@ def test_survey_is_the_kl_of_a_completion(tmp_path: Path) -> None:
     one, two = sample([5, 6, 7, 8], 2), sample([5, 6, 9], 2)
     scored = [each.scored({"gold": gold, "proxy": 2.0}, 2.0) for each, gold in ((one, 1.0), (two, 3.0))]
     report = StepReport(1, 0, {}, {}, {})
-    watcher = Surveyor(file, "whetstone", 1.0)
+    watcher = ScoreRecorder(file, "whetstone", 1.0)
     watcher.stepped(report, [(Prompt("a", ()), each) for each in scored])
     watcher.stepped(report, [(Prompt("a", ()), each) for each in scored])  # done again after a break
-    (row,) = surveyed(file)
+    (row,) = read_scores(file)
     theirs = completion_logp("whetstone", 1.0)([one, two])
     assert row["kl"] == pytest.approx(((-2.0 - float(theirs[0])) + (-1.0 - float(theirs[1]))) / 2, abs=1e-5)
     assert (row["gold"], row["proxy"], row["completion_tokens"]) == (2.0, 2.0, 1.5)
@@ -82,13 +82,13 @@ def test_survey_is_the_kl_of_a_completion(tmp_path: Path) -> None:
 
 def test_labels_hard_and_sampled() -> None:
     rows = [{"messages": [], "completions": [f"worse {at}", f"better {at}"], "gold": [0.0, 1.0]} for at in range(400)]
-    hard = labelled_pairs(rows, 1.0, "hard", 0)
+    hard = gold_labelled_pairs(rows, 1.0, "hard", 0)
     assert all(pair["chosen"].startswith("better") for pair in hard)
-    drawn = labelled_pairs(rows, 1.0, "sampled", 0)
+    drawn = gold_labelled_pairs(rows, 0.5, "sampled", 0)
     share = sum(pair["chosen"].startswith("better") for pair in drawn) / len(drawn)
-    assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.06)
+    assert share == pytest.approx(1 / (1 + math.exp(-2)), abs=0.04)
     equal = [{"messages": [], "completions": ["same", "same"], "gold": [0.0, 0.0]}]
-    assert labelled_pairs(equal, 1.0, "hard", 0) == []
+    assert gold_labelled_pairs(equal, 1.0, "hard", 0) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_stages_cover_every_plan_once() -> None:
 
 
 def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import whet.experiments.overoptimization.study as study
+    import whet.experiments.overoptimization.stages as study
 
     monkeypatch.setattr(study, "NUM_HELD_OUT", 10)
     monkeypatch.setattr(study, "NUM_STANDARD", 20)
@@ -159,23 +159,23 @@ def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(WhetError, match="other settings"):
         study_overoptimization({**TINY, "steps": 9}, folder=folder)
     proxy = json.loads(next(folder.glob("*-proxy-8-seed0/stage.json")).read_text())["result"]
-    scorer = ProxyScore([(proxy["model"], proxy["mean"], proxy["spread"])], "single", 0.0)
+    scorer = ProxyReward([(proxy["model"], proxy["mean"], proxy["spread"])], "single", 0.0)
     prompt = Prompt("a", ({"role": "user", "content": "Make 9 from 4 5"},))
     scores = scorer.opinions([prompt] * 3, ["4+5", "45", "4+5"])[0]
     assert scores[0] == scores[2] != scores[1]
 
 
-def test_courses_come_from_results() -> None:
+def test_curves_come_from_results() -> None:
     row = {"name": "a", "kind": "rl", "group": "rl", "seed": 1, "points": [[0.5, 0.1, 0.2]]}
-    (course,) = courses_of({"learn": Done(Path(), {"courses": [row]}), "gold": Done(Path(), {})})
-    assert (course.seed, course.points[0].proxy) == (1, 0.2)
+    (curve,) = read_curves({"learn": FinishedStage(Path(), {"curves": [row]}), "gold": FinishedStage(Path(), {})})
+    assert (curve.seed, curve.points[0].proxy) == (1, 0.2)
 
 
 def test_command_lists_and_refuses(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["study", "overoptimization", "--quick", "--show"])
     assert listed.exit_code == 0 and "seeds = 1 " in listed.output
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(WhetError, match="is no study"):
+    with pytest.raises(WhetError, match="is not a study"):
         CliRunner().invoke(
             app, ["study", "overoptimization", "--folder", str(tmp_path)], catch_exceptions=False, standalone_mode=False
         )

@@ -1,4 +1,4 @@
-"""Steps labelled by rollouts: where a completion is cut, what is asked, and what is made of the completions."""
+"""Steps labelled by rollouts: where a completion is cut, what is asked, and what is provenance of the completions."""
 
 import torch
 
@@ -146,15 +146,15 @@ def test_agreement_by_hand():
 
 
 def test_rows_are_read_back_with_hard_and_with_soft_labels():
-    made = {"model": "m", "rollouts": 4}
+    provenance = {"model": "m", "rollouts": 4}
     rows = [
-        labelled_row(solved(3, 4, 9, 0), StepLabels((0.25, 1.0), 4, 8), ";", made),
-        labelled_row(solved(3, 4, 8, 0), StepLabels((0.0, 0.0), 4, 8), ";", made),
+        labelled_row(solved(3, 4, 9, 0), StepLabels((0.25, 1.0), 4, 8), ";", provenance),
+        labelled_row(solved(3, 4, 8, 0), StepLabels((0.0, 0.0), 4, 8), ";", provenance),
     ]
     read = [Row({**row, "id": str(number)}, f"x:{number}") for number, row in enumerate(rows)]
     hard, soft = stepped_from(read), stepped_from(read, labels_in="shares")
     assert [row.labels for row in hard] == [(1.0, 1.0), (0.0, 0.0)]
     assert [row.labels for row in soft] == [(0.25, 1.0), (0.0, 0.0)]
     assert hard[0].steps == ("a", "9") and hard[0].prompt.text == "12" and hard[0].prompt.answer == "9"
-    assert common_separator(hard) == ";" and rows[0]["labelled"] == made
+    assert common_separator(hard) == ";" and rows[0]["labelled"] == provenance
     assert rows[0]["cost"] == {"completions": 4, "tokens": 8, "solution_tokens": 4}

@@ -7,7 +7,7 @@ import torch
 
 from whet.evaluate.evaluation import pass_at
 from whet.train.evaluate import Evaluator, eval_metrics
-from whet.train.rl import counts, mean_rewards, uniform_share
+from whet.train.step_metrics import group_counts, mean_rewards, uniform_share
 from whet.types import Group, Prompt, Sample, Sampling, StopReason
 
 
@@ -21,7 +21,7 @@ def group(*rewards):
     return Group(Prompt("q", (), "?"), tuple(judged))
 
 
-def test_marks_are_means():
+def test_eval_metrics_are_means():
     samples = sample(1.0, length=5, right=1.0), sample(0.0, StopReason.LENGTH, length=1, right=0.0)
     found = eval_metrics([Group(Prompt("q", (), "?"), samples)])
     assert found == {"accuracy": 0.5, "reward": 0.5, "completion_tokens": 3.0, "truncated": 0.5}
@@ -57,7 +57,7 @@ def test_pass_at_k_is_the_unbiased_one():
 
 def test_counts():
     samples = sample(1.0, length=5), sample(None, StopReason.LENGTH, length=2)
-    found = counts([Group(Prompt("q", (), "?"), samples), group(0.0)])
+    found = group_counts([Group(Prompt("q", (), "?"), samples), group(0.0)])
     assert found == {"prompts": 2, "samples": 3, "tokens": 10, "truncated": 1, "unscorable": 1}
 
 
@@ -76,7 +76,7 @@ def test_uniform_groups_are_those_whose_scored_samples_agree(rewards, uniform):
     assert uniform_share([group(*rewards), group(0.0, 1.0)]) == uniform / 2
 
 
-def test_an_exam_is_greedy_unless_several_completions_are_asked_for():
+def test_an_evaluation_is_greedy_unless_several_completions_are_asked_for():
     asked = []
 
     class Engine:
@@ -91,9 +91,9 @@ def test_an_exam_is_greedy_unless_several_completions_are_asked_for():
         return [each.scored({"right": 1.0}, 1.0) for each in samples]
 
     prompts = [Prompt("a", (), "?"), Prompt("b", (), "?")]
-    exam = Evaluator(prompts, [(1,), (2, 3)], Sampling(max_new_tokens=4, temperature=0.8), right)
-    assert [len(each.samples) for each in exam.evaluate(Engine())] == [1, 1]
-    groups = exam.evaluate(Engine(), 3, 0.8, seed=4)
+    evaluator = Evaluator(Engine(), prompts, [(1,), (2, 3)], Sampling(max_new_tokens=4, temperature=0.8), right)
+    assert [len(each.samples) for each in evaluator.evaluate()] == [1, 1]
+    groups = evaluator.evaluate(3, 0.8, seed=4)
     assert [(each.prompt.id, len(each.samples), each.samples[0].reward) for each in groups] == [
         ("a", 3, 1.0),
         ("b", 3, 1.0),

@@ -5,12 +5,12 @@ import tomli_w
 
 from whet.pipeline.constitution import (
     GENERAL,
-    WORKED,
+    TASK_PRINCIPLES,
     clamped,
     conduct,
     constitution_rows,
     critique_request,
-    drawn,
+    draw_principle,
     is_refusal,
     preference_request,
     read_constitution,
@@ -32,7 +32,7 @@ def test_the_built_in_constitution_is_read_back_from_its_file(tmp_path):
     ("text", "said"),
     [
         ("", "has no [[principle]]"),
-        ("principle = 3 3", "is no TOML"),
+        ("principle = 3 3", "is not TOML"),
         ('[[principle]]\nname="a"\ncritque="b"', "did you mean 'critique'"),
         ('[[principle]]\nname="a"\ncritique="b"\nrevision="c"', "has no preference"),
         ("[[principle]]\nname=3", "name is 3; give a text"),
@@ -53,10 +53,10 @@ def test_no_file_is_told():
 
 
 def test_principles_are_drawn_by_the_numbers_alone():
-    names = [drawn(GENERAL, 0, "revise", 1, str(at)).name for at in range(40)]
-    assert names == [drawn(GENERAL, 0, "revise", 1, str(at)).name for at in range(40)]
+    names = [draw_principle(GENERAL, 0, "revise", 1, str(at)).name for at in range(40)]
+    assert names == [draw_principle(GENERAL, 0, "revise", 1, str(at)).name for at in range(40)]
     assert set(names) == {each.name for each in GENERAL}
-    assert names != [drawn(GENERAL, 1, "revise", 1, str(at)).name for at in range(40)]
+    assert names != [draw_principle(GENERAL, 1, "revise", 1, str(at)).name for at in range(40)]
 
 
 def test_critique_and_revision_are_one_conversation():
@@ -66,7 +66,7 @@ def test_critique_and_revision_are_one_conversation():
     assert [each["content"] for each in asked[1:]] == [
         "kill it", GENERAL[0].critique, "it is rude", GENERAL[0].revision
     ]  # fmt: skip
-    plain = critique_request(Prompt("1", (), "text"), "completion", WORKED[0])
+    plain = critique_request(Prompt("1", (), "text"), "completion", TASK_PRINCIPLES[0])
     assert plain[0] == {"role": "user", "content": "text"}
 
 

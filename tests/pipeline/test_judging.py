@@ -5,12 +5,12 @@ import math
 import pytest
 
 from whet.pipeline.judging import (
-    Contest,
-    Label,
-    agreed,
-    contests,
+    CandidatePair,
+    PairLabel,
+    candidate_pairs,
+    combine_orders,
     judge_examples,
-    judge_marks,
+    judge_metrics,
     judged_pairs,
     normalised,
     short_question,
@@ -23,23 +23,23 @@ ROW = {"id": "q", "prompt": [{"role": "user", "content": "1+1"}]}
 @pytest.mark.parametrize(
     ("forth", "back", "label"),
     [
-        (1.0, 0.0, Label(1.0)),
-        (0.0, 1.0, Label(0.0)),
-        (1.0, 1.0, Label(0.5, flipped=True)),
-        (0.0, 0.0, Label(0.5, flipped=True)),
-        (0.5, 0.5, Label(0.5)),
-        (0.5, 0.0, Label(0.75)),
-        (None, 0.0, Label(None)),
-        (0.9, None, Label(None)),
+        (1.0, 0.0, PairLabel(1.0)),
+        (0.0, 1.0, PairLabel(0.0)),
+        (1.0, 1.0, PairLabel(0.5, flipped=True)),
+        (0.0, 0.0, PairLabel(0.5, flipped=True)),
+        (0.5, 0.5, PairLabel(0.5)),
+        (0.5, 0.0, PairLabel(0.75)),
+        (None, 0.0, PairLabel(None)),
+        (0.9, None, PairLabel(None)),
     ],
 )
 def test_both_orders_make_one_label(forth, back, label):
-    assert agreed(forth, back) == label
+    assert combine_orders(forth, back) == label
 
 
 def test_soft_verdicts_are_averaged_and_contradictions_tie():
-    assert agreed(0.9, 0.3).preference == pytest.approx(0.8)
-    assert agreed(0.6, 0.7) == Label(0.5, flipped=True)
+    assert combine_orders(0.9, 0.3).preference == pytest.approx(0.8)
+    assert combine_orders(0.6, 0.7) == PairLabel(0.5, flipped=True)
 
 
 def test_log_probabilities_are_normalised_over_the_two_names():
@@ -54,7 +54,7 @@ def test_contests_are_of_different_completions_and_know_the_truth():
         {**ROW, "id": "s", "completions": ["a", "b"]},
         {**ROW, "id": "t", "completions": ["a", "b"], "scores": [None, 1.0]},
     ]
-    found, counts = contests(rows)
+    found, counts = candidate_pairs(rows)
     assert [(each.one, each.other, each.truth) for each in found] == [
         ("a", "b", 0.0),
         ("a", "b", None),
@@ -64,18 +64,18 @@ def test_contests_are_of_different_completions_and_know_the_truth():
 
 
 def test_pairs_have_the_winner_first_and_everything_is_counted():
-    fought = [
-        Contest({**ROW, "id": str(number)}, "one", "other", truth)
+    candidates = [
+        CandidatePair({**ROW, "id": str(number)}, "one", "other", truth)
         for number, truth in enumerate((1, 1, 0, 0.5, None, 1))
     ]
-    labels = [Label(0.9), Label(0.2), Label(0.5, True), Label(0.5), Label(None), Label(0.55)]
-    pairs, counts = judged_pairs(fought, labels, least=0.1)
+    labels = [PairLabel(0.9), PairLabel(0.2), PairLabel(0.5, True), PairLabel(0.5), PairLabel(None), PairLabel(0.55)]
+    pairs, counts = judged_pairs(candidates, labels, least=0.1)
     assert [(pair["id"], pair["chosen"], pair["preference"]) for pair in pairs] == [
         ("0", "one", 0.9),
         ("1", "other", 0.8),
     ]
     assert counts == {
-        "asked": 6,
+        "compared": 6,
         "pairs": 2,
         "unreadable": 1,
         "flips": 1,
@@ -87,8 +87,8 @@ def test_pairs_have_the_winner_first_and_everything_is_counted():
 
 
 def test_a_judge_is_marked_where_there_is_a_winner():
-    fought = [Contest(ROW, "one", "other", truth) for truth in (1.0, 0.0, 1.0, 0.5)]
-    marks = judge_marks(fought, [Label(0.7), Label(0.7), Label(0.5, True), Label(None)])
+    candidates = [CandidatePair(ROW, "one", "other", truth) for truth in (1.0, 0.0, 1.0, 0.5)]
+    marks = judge_metrics(candidates, [PairLabel(0.7), PairLabel(0.7), PairLabel(0.5, True), PairLabel(None)])
     assert marks == {
         "judge_accuracy": pytest.approx(1 / 3),
         "flip_rate": 0.25,
@@ -99,7 +99,9 @@ def test_a_judge_is_marked_where_there_is_a_winner():
 
 def test_examples_show_both_orders_with_the_right_letter():
     prompt = Prompt("q", ({"role": "user", "content": "1+1"},))
-    rows = judge_examples([Contest(ROW, "two", "three", 1.0), Contest(ROW, "four", "2", 0.0)], {"q": prompt})
+    rows = judge_examples(
+        [CandidatePair(ROW, "two", "three", 1.0), CandidatePair(ROW, "four", "2", 0.0)], {"q": prompt}
+    )
     assert [row["completion"] for row in rows] == ["A", "B", "B", "A"]
     asked = [row["prompt"][0]["content"] for row in rows]
     assert asked[0] == short_question(prompt, "two", "three")[0]["content"]

@@ -6,7 +6,7 @@ import pytest
 
 from whet.data import read_rows
 from whet.data.pairs import preferences_from
-from whet.pipeline import found, json_lines, read_json_lines, written_in_chunks
+from whet.pipeline import json_lines, read_json_lines, stage_result, write_in_chunks
 from whet.pipeline.pairs import best_against_worst, prompt_row, shown_against_own
 from whet.types import Prompt
 
@@ -73,19 +73,19 @@ def test_chunks_written_before_a_break_are_not_written_again(tmp_path):
 
     path = tmp_path / "rows.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        written_in_chunks(path, [1, 2, 3, 4, 5], 2, rows_of)
+        write_in_chunks(path, [1, 2, 3, 4, 5], 2, rows_of)
     assert not path.exists()
-    written_in_chunks(path, [1, 2, 3, 4, 5], 2, rows_of)
-    written_in_chunks(path, [1, 2, 3, 4, 5], 2, rows_of)
+    write_in_chunks(path, [1, 2, 3, 4, 5], 2, rows_of)
+    write_in_chunks(path, [1, 2, 3, 4, 5], 2, rows_of)
     assert asked == [(0, [1, 2]), (1, [3, 4]), (1, [3, 4]), (2, [5])]
     assert [row["item"] for row in read_json_lines(path)] == [1, 2, 3, 4, 5]
     assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_a_mark_that_is_no_number_is_left_out():
-    assert found("said", {"good": 1, "bad": math.nan}, {"rows": 2}, over="why") == {
-        "said": "said",
-        "marks": {"good": 1.0},
+def test_a_metric_that_is_no_number_is_left_out():
+    assert stage_result("said", {"good": 1, "bad": math.nan}, {"rows": 2}, stop_reason="why") == {
+        "summary": "said",
+        "metrics": {"good": 1.0},
         "counts": {"rows": 2},
-        "over": "why",
+        "stop_reason": "why",
     }

@@ -11,9 +11,9 @@ from whet.cli import app
 from whet.data import read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
-from whet.pipeline.recipes import RECIPES
-from whet.pipeline.run import resume_pipeline, run_pipeline
-from whet.pipeline.sections import pipeline_toml, resolved_pipeline
+from whet.pipeline.registry import PIPELINES
+from whet.pipeline.runner import resume_pipeline, run_pipeline
+from whet.pipeline.settings import resolve_settings, settings_toml
 from whet.report.record import read_summary
 from whet.types import WhetError
 
@@ -73,7 +73,7 @@ def test_each_round_begins_with_the_last_one_and_asks_new_prompts(made):
     assert counts["pairs"] + counts["ties"] + counts["cut_off"] == 8 and counts["pairs"] > 0
     for pair in rows_of(run, "round1-pairs", "pairs.jsonl"):
         assert pair["chosen_score"] > pair["rejected_score"]
-    assert {"accuracy", "reward"} <= set(run.stages["round2-marks"].result["marks"])
+    assert {"accuracy", "reward"} <= set(run.stages["round2-eval"].result["metrics"])
 
 
 def test_the_demonstrations_are_chosen_and_own_completions_rejected(made):
@@ -84,7 +84,7 @@ def test_the_demonstrations_are_chosen_and_own_completions_rejected(made):
     counts = run.stages["round1-pairs"].result["counts"]
     assert counts["pairs"] + counts["identical"] + counts["empty"] == 8
     steps = run.stages["round1-train"].result["steps"]
-    assert f"{steps} updates" in run.stages["round1-imitate"].result["said"]
+    assert f"{steps} updates" in run.stages["round1-imitate"].result["summary"]
     path = str(run.stages["round1-pairs"].folder / "pairs.jsonl")
     assert len(preferences_from(read_rows(path))) == len(pairs)
 
@@ -93,9 +93,9 @@ def test_a_judge_is_made_measured_and_asked_in_both_orders(made):
     run = made("rlaif")
     examples = rows_of(run, "judge-examples", "examples.jsonl")
     assert examples and {row["completion"] for row in examples} == {"A", "B"}
-    assert set(run.stages["judge-marks"].result["marks"]) >= {"flip_rate", "tie_rate"}
+    assert set(run.stages["judge-eval"].result["metrics"]) >= {"flip_rate", "tie_rate"}
     labels = rows_of(run, "pairs", "labels.jsonl")
-    assert len(labels) == run.stages["pairs"].result["counts"]["asked"] > 0
+    assert len(labels) == run.stages["pairs"].result["counts"]["compared"] > 0
     assert all(0 <= line["forth"] <= 1 and 0 <= line["back"] <= 1 for line in labels)
     asked = [
         {row["id"] for row in rows_of(run, stage, "completions.jsonl")} for stage in ("judge-examples", "completions")
@@ -172,26 +172,26 @@ def test_more_rounds_go_on_from_the_last(made, tmp_path):
 
 
 def test_own_completions_that_equal_the_data_end_it(tmp_path, monkeypatch):
-    import whet.pipeline.rounds as rounds
+    import whet.pipeline.self_play as self_play
 
     def echo(folder, config, chosen, count, seed, is_scored=False):
         shown = read_json_lines(folder.parent / "01-demonstrations" / "demonstrations.jsonl")
         return [{"completions": [row["completion"]], "finished": [True]} for row in shown]
 
-    monkeypatch.setattr(rounds, "write_completions", echo)
+    monkeypatch.setattr(self_play, "write_completions", echo)
     quiet = {"eval": {"prompts": 0}, "folder": str(tmp_path / "run")}
     run = run_pipeline("spin", COMMON, TINY["spin"], quiet)
     assert list(run.stages) == ["demonstrations", "round1-pairs"] and run.status == "finished"
-    assert run.stages["round1-pairs"].result["over"] == "8 of 8 own completions equal the data"
+    assert run.stages["round1-pairs"].result["stop_reason"] == "8 of 8 own completions equal the data"
     assert "ended early: 8 of 8 own completions equal the data" in run.page.read_text()
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("name", list(PIPELINES))
 def test_settings_are_shown_as_they_are_read_back(name):
-    settings = resolved_pipeline(RECIPES[name], COMMON, TINY.get(name, {}))
+    settings = resolve_settings(PIPELINES[name], COMMON, TINY.get(name, {}))
     import tomllib
 
-    assert resolved_pipeline(RECIPES[name], tomllib.loads(pipeline_toml(settings))) == settings
+    assert resolve_settings(PIPELINES[name], tomllib.loads(settings_toml(settings))) == settings
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_settings_are_shown_as_they_are_read_back(name):
         ("spin", {"train": {"optimizer": {"learning_rat": 1}}}, "did you mean 'optimizer.learning_rate'"),
         ("spin", {"train": {"steps": 3}}, "train.steps is set by the pipeline; set epochs instead"),
         ("spin", {"imitate": {"data": {"source": "x"}}}, "imitate.data is set by the pipeline"),
-        ("spin", {"method": "grpo"}, "learns from no pairs"),
+        ("spin", {"method": "grpo"}, "does not learn from pairs"),
         ("spin", {"data": {"limit": 3}}, "data.limit has no effect"),
         ("iterative_dpo", {"method": "dppo"}, "no method is called"),
         ("iterative_dpo", {"train": {"preference": {"online": 4}}}, "drop online"),
@@ -232,7 +232,7 @@ def test_a_mistake_is_one_line_before_anything_is_done(tmp_path, monkeypatch, na
 def test_a_mistake_in_the_first_stage_leaves_nothing_behind(tmp_path, capsys):
     folder = tmp_path / "run"
     layer = {"folder": str(folder), "model": {"name": str(tmp_path / "nowhere")}}
-    with pytest.raises(WhetError, match=r"marks0: .*nowhere"):
+    with pytest.raises(WhetError, match=r"eval0: .*nowhere"):
         run_pipeline("iterative_dpo", COMMON, layer, {"sampling": {"max_new_tokens": 8}, "epochs": 1})
     assert not folder.exists()
 
@@ -242,7 +242,7 @@ def test_a_folder_is_never_mixed(made, tmp_path):
     with pytest.raises(WhetError, match="already holds a pipeline; `whet resume"):
         run_pipeline("spin", COMMON, {"folder": str(run.folder)})
     (tmp_path / "own").write_text("mine")
-    with pytest.raises(WhetError, match="is no pipeline"):
+    with pytest.raises(WhetError, match="is not a pipeline"):
         run_pipeline("spin", COMMON, {"folder": str(tmp_path)})
     with pytest.raises(WhetError, match="--steps has no effect"):
         resume_pipeline(run.folder, steps=3)
@@ -252,7 +252,7 @@ def test_the_command_lists_shows_and_resumes(made):
     from typer.testing import CliRunner
 
     said = CliRunner().invoke(app, ["pipeline"])
-    assert said.exit_code == 0 and all(f"{name} " in said.output for name in RECIPES)
+    assert said.exit_code == 0 and all(f"{name} " in said.output for name in PIPELINES)
     shown = CliRunner().invoke(
         app, ["pipeline", "spin", "--show", "--rounds", "7", "--set", "train.optimizer.beta1=0.5"]
     )
@@ -260,4 +260,4 @@ def test_the_command_lists_shows_and_resumes(made):
     run = made("iterative_dpo")
     again = CliRunner().invoke(app, ["resume", str(run.folder)])
     assert again.exit_code == 0 and "finished: Held-out accuracy" in again.output
-    assert json.loads((run.stages["marks0"].folder / "stage.json").read_text())["name"] == "marks0"
+    assert json.loads((run.stages["eval0"].folder / "stage.json").read_text())["name"] == "eval0"

@@ -9,8 +9,8 @@ import pytest
 from whet.data import demonstrations_from, read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
-from whet.pipeline.own_scores import mixed_scores
-from whet.pipeline.run import resume_pipeline, run_pipeline
+from whet.pipeline.runner import resume_pipeline, run_pipeline
+from whet.pipeline.self_scores import mixed_scores
 from whet.types import WhetError
 
 COMMON = {
@@ -30,7 +30,7 @@ TINY = {
         "completions": 4,
         "anchor": {"parts": [{"reward": "exact_answer"}]},
         "teach": {"count": 4, "train": {**BRIEF, "steps": 12}},
-        "judge": {"examples": 4, "exam": 2, "times": 2, "max_new_tokens": 30},
+        "judge": {"examples": 4, "eval_prompts": 2, "times": 2, "max_new_tokens": 30},
         "stop": False,
     },
     "constitutional": {
@@ -44,7 +44,7 @@ TINY = {
     },
 }
 # a judge of 12 updates is silent: the anchor alone would leave no pair, so marks are given in its place
-MARKED = "whet.pipeline.self_rewarding.score_in"
+SCORED_BY = "whet.pipeline.self_rewarding.score_in"
 
 
 def by_length(answer):
@@ -60,7 +60,7 @@ def made(tmp_path_factory):
         if name not in runs:
             folder = tmp_path_factory.mktemp(name) / "run"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(MARKED, by_length)
+                patch.setattr(SCORED_BY, by_length)
                 runs[name] = run_pipeline(name, COMMON, TINY[name], {"folder": str(folder)})
         return runs[name]
 
@@ -88,8 +88,8 @@ def test_the_policy_judges_its_own_completions_and_the_next_one_judges_the_next(
     for at in (1, 2):
         rows = rows_of(run, f"round{at}-pairs", "judged.jsonl")
         assert len(rows) == 6
-        assert all(len(row["judgings"]) == len(row["truth"]) == len(row["anchor"]) == 4 for row in rows)
-        assert all(len(each) == 2 for row in rows for each in row["judgings"])
+        assert all(len(row["judgments"]) == len(row["truth"]) == len(row["anchor"]) == 4 for row in rows)
+        assert all(len(each) == 2 for row in rows for each in row["judgments"])
         marks = {row["id"]: dict(zip(row["completions"], mixed_scores(row, 0.5), strict=True)) for row in rows}
         pairs = rows_of(run, f"round{at}-pairs", "pairs.jsonl")
         assert all(pair["chosen_score"] > pair["rejected_score"] for pair in pairs)
@@ -105,10 +105,10 @@ def test_the_policy_judges_its_own_completions_and_the_next_one_judges_the_next(
 def test_every_round_tells_its_signs(made):
     run = made("self_rewarding")
     for at in (1, 2):
-        marks = run.stages[f"round{at}-signs"].result["marks"]
-        expected = {"length", "mark", "spread", "ties", "unreadable", "distinct", "judge_accuracy", "accuracy"}
+        marks = run.stages[f"round{at}-collapse"].result["metrics"]
+        expected = {"length", "own_score", "spread", "ties", "unreadable", "distinct", "judge_accuracy", "accuracy"}
         assert expected <= set(marks) and marks["length"] > 0 and 0 < marks["distinct"] <= 1
-        assert run.stages[f"round{at}-signs"].result["said"]
+        assert run.stages[f"round{at}-collapse"].result["summary"]
     taught = demonstrations_from(read_rows(str(run.stages["examples"].folder / "demonstrations.jsonl")))
     assert len(taught) == 4 + 4 * 4 and sum("Score:" in row.completion for row in taught) == 16
 
@@ -137,7 +137,7 @@ def test_completions_are_criticised_revised_learnt_and_compared(made):
     [("self_rewarding", "round1-pairs", "judged.jsonl"), ("constitutional", "revisions", "revisions.jsonl")],
 )
 def test_broken_off_and_resumed_comes_to_the_same_bytes(made, tmp_path, monkeypatch, name, stage, half_done):
-    monkeypatch.setattr(MARKED, by_length)
+    monkeypatch.setattr(SCORED_BY, by_length)
     whole, again = made(name), tmp_path / "run"
     shutil.copytree(whole.folder, again)
     folders = sorted(path for path in again.iterdir() if path.is_dir())
@@ -156,7 +156,7 @@ def test_feedback_may_reason_and_a_preference_model_may_be_trained_against(tmp_p
         "learn": "reward_model",
         "steps": 1,
         "train": {"batch": {"prompts_per_step": 2, "group_size": 2}},
-        "scorer": {"batch": {"rows_per_step": 4}},
+        "reward_model": {"batch": {"rows_per_step": 4}},
         "feedback": {"reason": True, "reason_tokens": 4},
         "folder": str(tmp_path / "run"),
     }
@@ -173,9 +173,13 @@ def test_feedback_may_reason_and_a_preference_model_may_be_trained_against(tmp_p
     [
         ("self_rewarding", {"anchor_weight": 0.3}, "anchor_weight has no effect without anchor.parts"),
         ("self_rewarding", {"judge": {"tmies": 3}}, "did you mean 'judge.times'"),
-        ("self_rewarding", {"method": "grpo"}, "learns from no pairs"),
+        ("self_rewarding", {"method": "grpo"}, "does not learn from pairs"),
         ("self_rewarding", {"teach": {"train": {"model": {"name": "a"}}}}, "set by the pipeline"),
-        ("self_rewarding", {"data": {"source": "a.jsonl"}, "judge": {"exam": 3}}, "judge.exam has no effect"),
+        (
+            "self_rewarding",
+            {"data": {"source": "a.jsonl"}, "judge": {"eval_prompts": 3}},
+            "judge.eval_prompts has no effect",
+        ),
         ("constitutional", {"constitution": "nowhere.toml"}, "nowhere.toml cannot be read"),
         ("constitutional", {"helpful": "absent.jsonl"}, "absent.jsonl"),
         ("constitutional", {"data": {"source": "absent.jsonl"}}, "absent.jsonl"),

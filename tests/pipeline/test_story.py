@@ -6,7 +6,7 @@ from whet.report.pipeline_page import pipeline_html
 from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
 
 
-def told(*marks, who="the policy", asked=200, start=0):
+def told(*marks, who="the policy", num_prompts=200, start=0):
     return [
         StageLine(f"{who}{at}", "about", "said", 1.0, {"accuracy": mark, "reward": 0.0}, {}, (who, at), asked)
         for at, mark in enumerate(marks, start)

@@ -145,7 +145,7 @@ def test_beta_out_of_range_is_named(beta, words):
 
 
 def descended(name, steps=60, rate=12.0, **changes):
-    """Six prompts with a softmax over three completions, chosen, rejected and one nobody judged, moved by the row's grad.
+    """Six prompts with a softmax over three completions, chosen, rejected and one nobody judged, moved by the grad.
 
     Chosen and rejected share their features, the rejected completion has more of them: what pushes it down pulls both.
     """

@@ -160,7 +160,7 @@ def test_wrong_lists() -> None:
     two = ([chat()] * 2, [sample("a"), sample("b")])
     with pytest.raises(WhetError, match=r"returned 1 scores for 2 samples.*'p1', completion 'a'"):
         as_reward(lambda completions: [1.0], "short")(*two)
-    with pytest.raises(WhetError, match=r"returned a float for one call on 2 samples.*one number a sample"):
+    with pytest.raises(WhetError, match=r"returned a float for one call on 2 samples.*one number per sample"):
         as_reward(lambda completions: 1.0, "single")(*two)
     with pytest.raises(RewardFailure, match=r"returned nan.*completion 'b'"):
         as_reward(lambda completions: [1.0, float("nan")], "half")(*two)
@@ -321,3 +321,38 @@ def test_a_file_that_fails_when_imported_is_named_with_its_line(tmp_path: Any) -
     file.write_text("x = 1\ndef f(:\n")
     with pytest.raises(WhetError, match=r"broken\.py:2: SyntaxError"):
         find_reward(f"{file}:f")
+
+
+def test_the_name_of_0_1_is_refused_with_the_new_one() -> None:
+    def old(prompt: str, reply: str) -> float:
+        return 1.0
+
+    with pytest.raises(WhetError, match=r"^reward .old. takes `reply`, which is called `completion` since 0\.2"):
+        as_reward(old)
+
+
+def trl_format_reward(completions, **kwargs):  # type: ignore[no-untyped-def]
+    """As TRL's documentation writes it, conversational completions."""
+    import re
+
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    contents = [completion[0]["content"] for completion in completions]
+    return [1.0 if re.match(pattern, content) else 0.0 for content in contents]
+
+
+def trl_accuracy_reward(prompts, completions, ground_truth, completion_ids, trainer_state=None, **kwargs):  # type: ignore[no-untyped-def]
+    """With TRL's optional arguments and a column of the data set; None where it does not apply."""
+    assert len(prompts) == len(completions) == len(completion_ids) and trainer_state is None
+    assert prompts[0][-1] == {"role": "user", "content": "What is 2+2?"}
+    return [
+        None if truth is None else float(truth in completion[-1]["content"])
+        for completion, truth in zip(completions, ground_truth, strict=True)
+    ]
+
+
+def test_rewards_written_for_trl_run_unchanged() -> None:
+    messages = ({"role": "user", "content": "What is 2+2?"},)
+    prompts = [Prompt("a", messages, meta={"ground_truth": "4"}), Prompt("b", messages, meta={"ground_truth": None})]
+    samples = [sample("<think>2+2</think><answer>4</answer>"), sample("4")]
+    assert as_reward(trl_format_reward)(prompts, samples) == [1.0, 0.0]
+    assert as_reward(trl_accuracy_reward)(prompts, samples) == [1.0, None]

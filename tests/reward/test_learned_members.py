@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
+from whet.metrics.ensemble import disagreement, evened
 from whet.reward.learned import agreed, learned
-from whet.reward.learned.ensemble import disagreement, evened
 from whet.reward.learned.members import head_scales, model_folders, warn_of_scales
 from whet.types import WhetError
 

@@ -1,13 +1,23 @@
 """Enough groups worth training on: refilling, growing, the greedy completion, the queue, and the way over the prompts."""
 
+import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from whet.objective.keep import Balanced, Everything, Fresh, MixedOutcome
-from whet.rollout.buffer import SELDOM, PromptOrder, RolloutBuffer, visit_share
-from whet.rollout.collect import RolloutSpec, balanced, harvest
+from whet.rollout.collect import (
+    PromptDataset,
+    RewardContext,
+    RolloutCollector,
+    RolloutSpec,
+    balanced,
+    draw_batch,
+)
+from whet.rollout.prompt_order import SELDOM, PromptOrder, visit_share
+from whet.train.step_metrics import group_staleness
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support
 
 PROMPTS = [Prompt(f"q{row}", (), "?") for row in range(40)]
@@ -55,7 +65,7 @@ def by_row(row, count, seed):
 
 def test_everything_is_one_round():
     oracle = Oracle(by_row)
-    found = harvest(oracle, counter(), RolloutSpec(4, 3, HOW, False, Everything()), (7, 1))
+    found = draw_batch(oracle, counter(), RolloutSpec(4, 3, HOW, False, Everything()), (7, 1))
     assert [row for row, _ in found.groups] == [0, 1, 2, 3]
     assert oracle.calls == [([0, 1, 2, 3], 3, 1.0, (7, 1))]
     assert (found.num_samples, found.rounds) == (12, 1)
@@ -63,7 +73,7 @@ def test_everything_is_one_round():
 
 def test_groups_that_agree_are_replaced_by_new_prompts():
     oracle = Oracle(by_row)
-    found = harvest(oracle, counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(10)), (7, 1))
+    found = draw_batch(oracle, counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(10)), (7, 1))
     assert [row for row, _ in found.groups] == [1, 3, 5, 7]
     assert [call[0] for call in oracle.calls] == [[0, 1, 2, 3], [4, 5], [6], [7]]
     assert len({call[3] for call in oracle.calls}) == 4  # another random stream each round
@@ -71,9 +81,9 @@ def test_groups_that_agree_are_replaced_by_new_prompts():
 
 
 def test_refilling_is_bounded_and_may_come_back_with_less():
-    found = harvest(Oracle(by_row), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(2)), (7, 1))
+    found = draw_batch(Oracle(by_row), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(2)), (7, 1))
     assert [row for row, _ in found.groups] == [1, 3, 5] and found.rounds == 2
-    never = harvest(
+    never = draw_batch(
         Oracle(lambda row, count, seed: [0.0] * count), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(3)), (7,)
     )
     assert never.groups == () and never.rounds == 3 and len(never.outcomes) == 12
@@ -83,7 +93,7 @@ def test_what_counts_is_the_first_part_not_the_shaped_sum():
     """A length penalty would make a group of equal outcomes look mixed."""
     pool = [sample(1.0), sample(1.0)]
     pool[1] = pool[1].scored({"right": 1.0, "style": 0.0}, 0.5)
-    found = harvest(
+    found = draw_batch(
         lambda rows, count, sampling, seed: [Group(PROMPTS[0], tuple(pool)) for _ in rows],
         counter(),
         RolloutSpec(1, 2, HOW, False, MixedOutcome(2)),
@@ -94,7 +104,7 @@ def test_what_counts_is_the_first_part_not_the_shaped_sum():
 
 def test_a_greedy_completion_is_asked_for_the_groups_that_stay():
     oracle = Oracle(by_row)
-    found = harvest(oracle, counter(), RolloutSpec(2, 3, HOW, True, MixedOutcome(10)), (7, 1))
+    found = draw_batch(oracle, counter(), RolloutSpec(2, 3, HOW, True, MixedOutcome(10)), (7, 1))
     assert oracle.calls[-1] == ([1, 3], 1, 0.0, (7, 1, -1))
     assert all(group.greedy is not None and len(group.samples) == 3 for _, group in found.groups)
     assert found.num_samples == 12 + 2
@@ -105,7 +115,7 @@ def test_more_completions_are_drawn_until_both_outcomes_are_there():
         return [1.0] * count if row == 1 else [0.0] * (count - 1) + [float(len(seed) == 3 and seed[2] == 2)]
 
     oracle = Oracle(outcomes)
-    found = harvest(oracle, counter(), RolloutSpec(2, 4, HOW, False, Balanced(4)), (7, 1))
+    found = draw_batch(oracle, counter(), RolloutSpec(2, 4, HOW, False, Balanced(4)), (7, 1))
     assert [call[0] for call in oracle.calls] == [[0, 1], [0, 1], [0, 1], [1]]
     first, second = (group for _, group in found.groups)
     assert len(first.drawn) == 12 and sum(first.drawn) == 1 and len(second.drawn) == 16
@@ -122,66 +132,153 @@ def test_a_balanced_group_is_half_right_where_it_can_be(right, wrong, taken):
         assert sum(each.outcome for each in chosen) == taken
 
 
-def supply_of(oracle, **route):
-    return RolloutBuffer(PROMPTS, oracle, RolloutSpec(2, 2, HOW, False, Everything()), PromptOrder(5, **route))
+class FakeEngine:
+    """Writes completions that say which row, seed and weights they come from."""
+
+    def __init__(self, support=None):
+        self.version, self.requests, self.support = 0, [], support
+
+    def generate(self, requests, sampling):
+        self.requests.append((len(requests), sampling.temperature))
+        return [
+            Sample(
+                torch.tensor([*request.tokens, request.seed % 50]),
+                torch.tensor([False] * len(request.tokens) + [True]),
+                torch.tensor([0.0] * len(request.tokens) + [-0.5]),
+                (self.version, self.version),
+                StopReason.END,
+                f"row {request.tokens[0]} seed {request.seed}",
+                self.support,
+            )
+            for request in requests
+        ]
+
+    def load(self, weights, version):
+        self.version = version
 
 
-def test_a_supply_walks_over_every_prompt_once_an_epoch():
-    supply = supply_of(Oracle(by_row))
-    rows = [row for _ in range(20) for row, _ in supply.next_harvest().groups]
+def even_rows_agree(prompts, samples):
+    """Both completions to an even row are right; of those to an odd row only the second."""
+    seen = Counter()
+    scored = []
+    for prompt, each in zip(prompts, samples, strict=True):
+        seen[prompt.id] += 1
+        right = float(int(prompt.id[1:]) % 2 == 0 or seen[prompt.id] % 2 == 0)
+        scored.append(each.scored({"right": right, "style": 0.25}, right))
+    return scored
+
+
+class Notes:
+    """A reward that counts the samples it scored since its notes were last taken."""
+
+    def __init__(self):
+        self.scored = 0
+
+    def score(self, prompts, samples):
+        self.scored += len(samples)
+        return even_rows_agree(prompts, samples)
+
+    def take(self):
+        taken, self.scored = {"scored": float(self.scored)}, 0
+        return taken
+
+
+def collector_of(engine=None, reward_at=None, spec=None, staleness=0, by_difficulty=False):
+    return RolloutCollector(
+        engine or FakeEngine(),
+        PromptDataset(PROMPTS, [(row,) for row in range(40)]),
+        reward_at or (lambda progress: RewardContext(even_rows_agree)),
+        spec or RolloutSpec(2, 2, HOW, False, Everything()),
+        PromptOrder(len(PROMPTS), 5, by_difficulty),
+        staleness,
+    )
+
+
+def test_a_collector_visits_every_prompt_once_per_epoch():
+    collector = collector_of()
+    rows = [row for _ in range(20) for row, _ in collector.collect(0.0).groups]
     assert sorted(rows) == list(range(40)) and rows != list(range(40))
 
 
+def test_the_prompt_of_a_group_is_the_one_that_was_completed():
+    for row, group in collector_of().collect(0.0).groups:
+        assert group.prompt is PROMPTS[row]
+        assert all(each.tokens[0] == row and each.completion.startswith(f"row {row} ") for each in group.samples)
+        assert len({each.completion for each in group.samples}) == 2  # a random stream each
+
+
+def test_the_reward_is_that_of_the_progress_and_its_weights_travel_with_the_batch():
+    def reward_at(progress):
+        def score(prompts, samples):
+            return [each.scored({"right": progress}, progress) for each in samples]
+
+        return RewardContext(score, {"right": 1.0 + progress})
+
+    collector = collector_of(reward_at=reward_at, staleness=1)
+    first, second, third = (collector.collect(progress) for progress in (0.0, 0.25, 0.5))
+    rewards = [batch.groups[0][1].samples[0].reward for batch in (first, second, third)]
+    assert rewards == [0.0, 0.0, 0.25]  # the first call fills the queue
+    assert [batch.part_weights["right"] for batch in (first, second, third)] == [1.0, 1.0, 1.25]
+
+
+def test_a_collection_is_timed_and_takes_the_notes_of_its_own_samples_only():
+    notes = Notes()
+    notes.scored = 100  # of an evaluation before
+    collector = collector_of(reward_at=lambda progress: RewardContext(notes.score, {}, notes.take), staleness=2)
+    first, second = collector.collect(0.0), collector.collect(0.1)
+    assert first.notes == {"scored": 12.0} and second.notes == {"scored": 4.0}
+    assert first.seconds.keys() == {"rollout", "reward"} and all(value > 0 for value in first.seconds.values())
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_a_lagging_supply_hands_out_what_was_drawn_before(staleness):
-    version = 0
-
-    def ask(rows, count, sampling, seed):
-        return [Group(PROMPTS[row], (sample(1.0, 0, version), sample(0.0, 1, version))) for row in rows]
-
-    supply, behind = supply_of(ask, staleness=staleness), []
-    for _ in range(8):
-        found = supply.next_harvest()
-        behind.append(version - found.groups[0][1].samples[0].versions[0])
-        version += 1
+def test_a_stale_collector_hands_out_what_was_drawn_before(staleness):
+    engine = FakeEngine()
+    collector, behind = collector_of(engine, staleness=staleness), []
+    for step in range(8):
+        group = collector.collect(0.0).groups[0][1]
+        behind.append(group_staleness(group, step))
+        collector.load_weights({}, step + 1)
     assert behind == [min(step, staleness) for step in range(8)]
 
 
-def test_a_supply_is_restored_with_the_groups_that_wait():
-    support = Support(torch.tensor([2, 3, 4], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32))
+def test_the_staleness_of_a_group_is_that_of_its_oldest_token():
+    group = Group(PROMPTS[0], (sample(1.0, version=5), replace(sample(1.0), versions=(2, 6)), sample(0.0, version=4)))
+    assert group_staleness(group, 7) == 5
 
-    def ask(rows, count, sampling, seed):
-        marks = [(row + seed[1]) % 5 for row in rows]
-        return [
-            Group(
-                PROMPTS[row],
-                (sample(1.0, mark, mark, support), sample(None, mark)),
-                sample(0.5, mark + 1),
-                (1.0, 0.0, float(mark)),
-            )
-            for row, mark in zip(rows, marks, strict=True)
-        ]
 
-    def shown(found):
+def test_a_collector_is_restored_with_the_groups_that_wait():
+    support = Support(torch.tensor([2, 3, 4], dtype=torch.int32), torch.tensor([3], dtype=torch.int32))
+    spec = RolloutSpec(2, 2, HOW, True, Balanced(3))
+
+    def reward_at(progress):
+        return RewardContext(even_rows_agree, {"style": 0.5, "right": 1.0})
+
+    def collector():
+        return collector_of(FakeEngine(support), reward_at, spec, staleness=2, by_difficulty=True)
+
+    def shown(batch):
         return [
             (row, group.prompt.id, group.drawn, [str(each) for each in (*group.samples, group.greedy)])
-            for row, group in found.groups
+            for row, group in batch.groups
         ]
 
-    first = supply_of(ask, staleness=2, by_difficulty=True)
+    first = collector()
     for _ in range(3):
-        first.next_harvest()
-    second = supply_of(ask, staleness=2, by_difficulty=True)
-    second.restore(first.state(), first.tensors())
+        first.collect(0.0)
+    second = collector()
+    second.restore(json.loads(json.dumps(first.state(), sort_keys=True)), first.tensors())
     for _ in range(5):
-        one, two = first.next_harvest(), second.next_harvest()
+        one, two = first.collect(0.5), second.collect(0.5)
         assert shown(one) == shown(two) and one.outcomes == two.outcomes
+        assert (one.num_samples, one.rounds) == (two.num_samples, two.rounds)
+        assert list(one.part_weights.items()) == list(two.part_weights.items()) == [("style", 0.5), ("right", 1.0)]
+        assert [list(each.parts) for _, group in two.groups for each in group.samples] == [["right", "style"]] * 4
     assert first.state() == second.state()
 
 
 def test_prompts_whose_completions_agree_are_visited_less_often_but_never_forgotten():
-    supply = supply_of(Oracle(by_row), by_difficulty=True)
-    visits = Counter(row for _ in range(800) for row, _ in supply.next_harvest().groups)
+    collector = collector_of(by_difficulty=True)
+    visits = Counter(row for _ in range(800) for row, _ in collector.collect(0.0).groups)
     easy = [visits[row] for row in range(0, 40, 2)]
     mixed = [visits[row] for row in range(1, 40, 2)]
     assert min(easy) >= 2  # never forgotten

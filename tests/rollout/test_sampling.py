@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.rollout.sampling import LARGEST_UNIFORM, SMALLEST_IN_BLOCKS, draw, uniforms
+from whet.rollout.sampling import LARGEST_UNIFORM, SMALLEST_IN_BLOCKS, draw, kept_tokens, uniforms
 from whet.types import Sampling
 
 SIZES = [97, SMALLEST_IN_BLOCKS, SMALLEST_IN_BLOCKS + 64 * 3, SMALLEST_IN_BLOCKS + 1]
@@ -62,3 +62,45 @@ def test_the_largest_uniform_number_stays_below_every_total():
     logits = torch.tensor([[0.0, 1.0, float("-inf"), float("-inf")]]).repeat(64, 1)
     drawn = draw(logits, torch.full((64,), 1 - 2.0**-24), Sampling())
     assert drawn.token.tolist() == [1] * 64
+
+
+# probabilities of five tokens, out of order, so that a rule that takes the first ones shows
+SHARES = torch.tensor([[0.05, 0.40, 0.10, 0.30, 0.15], [0.02, 0.03, 0.90, 0.01, 0.04]])
+TRUNCATIONS = {
+    "top_k": (Sampling(top_k=2), [[1, 3], [2, 4]]),
+    "top_k of all": (Sampling(top_k=5), [[0, 1, 2, 3, 4]] * 2),
+    # a token stays while the mass in front of it is below top_p: 0.4 + 0.3 = 0.7 reaches it, so three are not needed
+    "top_p": (Sampling(top_p=0.69), [[1, 3], [2]]),
+    "top_p needs one more": (Sampling(top_p=0.71), [[1, 3, 4], [2]]),
+    # relative to the likeliest token: 0.4 * 0.3 = 0.12 and 0.9 * 0.3 = 0.27, not 0.3
+    "min_p": (Sampling(min_p=0.3), [[1, 3, 4], [2]]),
+    "top_k, then top_p of what is left": (Sampling(top_k=3, top_p=0.8), [[1, 3], [2]]),
+    "top_k, then min_p": (Sampling(top_k=4, min_p=0.03), [[1, 2, 3, 4], [1, 2, 4]]),
+}
+
+
+@pytest.mark.parametrize("rule", TRUNCATIONS)
+def test_truncation_keeps_exactly_these_tokens(rule):
+    sampling, expected = TRUNCATIONS[rule]
+    kept = kept_tokens(SHARES.log(), sampling)
+    assert [row.nonzero()[:, 0].tolist() for row in kept] == expected
+
+
+@pytest.mark.parametrize("rule", TRUNCATIONS)
+def test_draws_stay_within_the_truncation_and_reach_all_of_it(rule):
+    """Frequencies are those of the kept tokens, renormalised; so are the log-probabilities."""
+    sampling, expected = TRUNCATIONS[rule]
+    for row, kept in enumerate(expected):
+        logits = SHARES[row].log().expand(4000, -1)
+        drawn = draw(logits, uniforms(list(range(4000)), 1)[:, 0], sampling)
+        share = torch.zeros(5)
+        share[kept] = SHARES[row][kept] / SHARES[row][kept].sum()
+        assert sorted(drawn.token.unique().tolist()) == kept
+        torch.testing.assert_close(torch.bincount(drawn.token, minlength=5) / 4000, share, rtol=0, atol=0.03)
+        torch.testing.assert_close(drawn.logp, share[drawn.token].log(), rtol=0, atol=1e-5)
+
+
+def test_temperature_comes_before_truncation():
+    """At temperature 2 the shares are flatter, so the same top_p keeps more."""
+    cool, warm = (draw(SHARES.log(), torch.rand(2), Sampling(temperature=t, top_p=0.69)).kept.sum(-1) for t in (1, 2))
+    assert (warm > cool).all()

@@ -118,6 +118,36 @@ def test_sampled_logp_equals_the_trainers(family, sampling):
         assert sample.behavior_logp[sample.action].ne(0).any() or sampling.top_k == 1
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_new_tokens=8, temperature=2.0, top_k=3),
+        Sampling(max_new_tokens=8, temperature=3.0, top_p=0.5),
+        Sampling(max_new_tokens=8, temperature=3.0, min_p=0.4),
+    ],
+    ids=["top_k", "top_p", "min_p"],
+)
+def test_the_engine_truncates_as_the_definition_says(sampling, fast):
+    """At every position the kept ids are those found from the model's own logits, one token after the other."""
+    model = model_of("llama")
+    sizes = []
+    for sample in engine_of(model, fast=fast).generate([Request(PROMPTS[0], n) for n in range(4)], sampling):
+        logits = model(sample.tokens[None]).logits[0].double() / sampling.temperature
+        positions = sample.action.nonzero()[:, 0].tolist()
+        for position, ids in zip(positions, sample.support.ids.split(sample.support.counts.tolist()), strict=True):
+            share, order = logits[position - 1].softmax(-1).sort(descending=True)
+            if sampling.top_k:
+                count = sampling.top_k
+            elif sampling.top_p < 1:
+                count = 1 + int((share.cumsum(-1) < sampling.top_p).sum())
+            else:
+                count = int((share >= sampling.min_p * share[0]).sum())
+            assert sorted(ids.tolist()) == sorted(order[:count].tolist())
+            sizes.append(count)
+    assert max(sizes) > 1 and max(sizes) < 97
+
+
 def test_truncation_without_its_support_would_be_wrong():
     """The kept mass matters: on the whole vocabulary the same tokens score visibly lower."""
     model = model_of("llama")

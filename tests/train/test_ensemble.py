@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from whet.data.bootstrap import bootstrap_counts
-from whet.data.families import Judged
-from whet.data.prompts import Labelled
+from whet.data.families import ClassifierRow
+from whet.data.prompts import LabelledCompletion
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences
 from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
@@ -31,7 +32,6 @@ from whet.train.reward_model import (
     reward_model_rows,
 )
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 RATES = OptimizerSettings(learning_rate=1e-2)
@@ -61,14 +61,16 @@ def made_rows(kind):
         prompt = numbers(2, 40, int(torch.randint(2, 9, (), generator=stream)))
         if kind == "ranks":
             rows = tuple(
-                Judged((*prompt, *numbers(2, 40, length)), len(prompt), (len(prompt) + length - 1,))
+                ClassifierRow((*prompt, *numbers(2, 40, length)), len(prompt), (len(prompt) + length - 1,))
                 for length in numbers(1, 7, size)
             )
             made.append(RewardModelRow(rows, (4,) * size, ranks=tuple(range(size))))
         else:
             row = (*prompt, *numbers(2, 40, size + 2))
             places = tuple(range(len(row) - size, len(row)))
-            made.append(RewardModelRow((Judged(row, len(prompt), places),), (4,), labels=(1.0, 0.0, None)[:size]))
+            made.append(
+                RewardModelRow((ClassifierRow(row, len(prompt), places),), (4,), labels=(1.0, 0.0, None)[:size])
+            )
     return made
 
 
@@ -159,7 +161,7 @@ def test_scales_are_written_by_an_evaluation_and_forgotten_by_a_step():
     made = trainer(RankLoss(AllPairs()), rows)
     assert made.model.config.score_members == [None] * HEADS
     marks = made.evaluate()
-    scores = [each for row in made.held_out_scores()[1] for each in row]
+    scores = [each for row in made.eval_scores()[1] for each in row]
     for head, (centre, scale) in enumerate(made.model.config.score_members):
         own = torch.tensor([each[head] for each in scores], dtype=torch.float64)
         assert centre == pytest.approx(own.mean().item(), rel=1e-5)
@@ -208,7 +210,7 @@ def test_an_outcome_stands_on_every_token_of_the_completion():
     loaded = load_model("whetstone")
     tokenizer = loaded.tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
-    rows = [Labelled(prompt, "5", True), Labelled(prompt, "2 + 3 = 6", False)]
+    rows = [LabelledCompletion(prompt, "5", True), LabelledCompletion(prompt, "2 + 3 = 6", False)]
     last = reward_model_rows(tokenizer, rows, loaded.context)[0]
     every = reward_model_rows(tokenizer, rows, loaded.context, every_token=True)[0]
     opening = tokenizer.apply_chat_template([*prompt.messages], add_generation_prompt=True, tokenize=False)
@@ -248,7 +250,7 @@ def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
     assert after["loss"] < before["loss"]
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
-    scores = [row[0] for row in made.held_out_scores()[1]]
+    scores = [row[0] for row in made.eval_scores()[1]]
     prompts, samples = [pair.prompt for pair in held_out], [completion(pair.chosen) for pair in held_out]
     scales = made.model.config.score_members
     even = [[(value - c) / s for value, (c, s) in zip(row, scales, strict=True)] for row in scores]

@@ -45,7 +45,7 @@ def test_it_learns_the_task(tmp_path):
 
 def test_resume_gives_the_same_bytes(tmp_path):
     def weights(folder):
-        return hashlib.sha256((whet.Run(folder, "", 0, {}, {}, folder).model / "model.safetensors").read_bytes())
+        return hashlib.sha256((whet.Run(folder).model / "model.safetensors").read_bytes())
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whet.train("dpo", config=SMALL, steps=4, folder=str(whole), console=False)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from whet.data.families import Family, family_rows
-from whet.data.pairs import Preference
-from whet.data.prompts import Labelled
+from whet.data.pairs import PreferencePair
+from whet.data.prompts import LabelledCompletion
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_preferences
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.reference import CopiedReference
@@ -36,7 +37,7 @@ from whet.train.preference import (
     preference_rows,
 )
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer, RunFailed
+from whet.train.run import RunFailed
 from whet.types import Encoded, Prompt, WhetError
 
 
@@ -252,7 +253,7 @@ def test_a_moving_reference_is_saved_once_it_moved():
     made = trainer("tr_dpo_hard")
     every = int(made._objective.reference.every)
     assert "reference" not in made.tensors()
-    made._follow(every)
+    made._move_reference(every)
     assert made.tensors()["reference"] and made.state()["moved"]
     report, _ = made.step(1, PhaseTimer())
     assert report.metrics["drift"] == 0.0
@@ -304,9 +305,13 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
     tokenizer = load_model("whetstone").tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
     long = "1" * 200
-    found, dropped = preference_rows(tokenizer, [Preference(prompt, "5", long), Preference(prompt, "5", "6", 0.5)], 100)
+    found, dropped = preference_rows(
+        tokenizer, [PreferencePair(prompt, "5", long), PreferencePair(prompt, "5", "6", 0.5)], 100
+    )
     assert dropped == 1 and len(found) == 1 and found[0].margin == 0.5 and len(found[0].family) == 2
-    single, _ = preference_rows(tokenizer, [Labelled(prompt, "5", True), Labelled(prompt, "6", False)], 100)
+    single, _ = preference_rows(
+        tokenizer, [LabelledCompletion(prompt, "5", True), LabelledCompletion(prompt, "6", False)], 100
+    )
     assert [row.label for row in single] == [1, -1] and [len(row.family) for row in single] == [1, 1]
 
 

@@ -33,7 +33,7 @@ CASES = {
     "learned share": ("lambda_grpo", {}, ["length_power"]),
     "reference replaced": ("grpo_r1", {"objective": {"reference": {"every": 2}}}, ["reference"]),
     "moving reference": ("grpo", {"objective": {"reference": {"kind": "ema", "decay": 0.9}}}, ["reference"]),
-    "completions of an older policy": ("vtrace", {"batch": {"staleness": 2}}, ["waiting", "critic"]),
+    "completions of an older policy": ("vtrace", {"batch": {"staleness": 2}}, ["rollouts", "critic"]),
     "refilled groups": ("dapo", {}, ["position"]),
     "groups drawn until mixed": ("grpo", {"objective": {"keep": "balanced", "baseline": "drawn_mean"}}, ["position"]),
     "prompts by difficulty": ("grpo", {"data": {"order": "by_difficulty"}}, ["rates"]),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from whet.data.families import Judged
-from whet.data.pairs import Preference
+from whet.data.families import ClassifierRow
+from whet.data.pairs import PreferencePair
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
 from whet.metrics.correlation import pearson
@@ -19,6 +19,7 @@ from whet.metrics.reward_model import (
     pair_metrics,
     step_metrics,
 )
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
@@ -35,7 +36,6 @@ from whet.train.reward_model import (
     row_metrics,
 )
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 RATES = OptimizerSettings(learning_rate=1e-2)
@@ -59,7 +59,7 @@ def judged(stream, completions, places=1):
     for _ in range(completions):
         size = int(torch.randint(places, places + 6, (), generator=stream))
         row = (*prompt, *torch.randint(2, 40, (size,), generator=stream).tolist())
-        rows.append(Judged(row, len(prompt), tuple(range(len(row) - places, len(row)))))
+        rows.append(ClassifierRow(row, len(prompt), tuple(range(len(row) - places, len(row)))))
     return tuple(rows)
 
 
@@ -217,7 +217,7 @@ def test_a_reward_model_learns_a_task_and_its_folder_is_a_reward(tmp_path):
         made.model.save_pretrained(folder)
         made.tokenizer.save_pretrained(folder)
         folders.append(str(folder))
-        _, scores = made._studied(made._lessons.held_out, learn=False)
+        _, scores = made._total_loss(made.eval_rows, learn=False)
         opinions.append([given[0][0] for given in scores])
     prompts = [pair.prompt for pair in held_out]
     samples = [completion(pair.chosen) for pair in held_out]
@@ -234,7 +234,7 @@ def test_a_process_model_learns_steps_and_its_folder_is_a_step_reward(tmp_path):
     assert after["loss"] < before["loss"] and {"errors_found", "right_kept", "f1", "step_accuracy"} <= set(after)
     made.model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
-    _, scores = made._studied(made._lessons.held_out, learn=False)
+    _, scores = made._total_loss(made.eval_rows, learn=False)
     judge = learned_steps(folder=str(tmp_path), separator="\n", device="cpu")
     for row, given in zip(held_out[:5], scores, strict=False):
         found = judge.steps(row.prompt, "\n".join(row.steps))
@@ -283,7 +283,7 @@ def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
     tokenizer = load_model("whetstone").tokenizer
     prompt = Prompt("p", ({"role": "user", "content": "2 + 3?"},))
     found, dropped = reward_model_rows(
-        tokenizer, [Preference(prompt, "5", "1" * 300), Preference(prompt, "5", "66", 1.0)], 100
+        tokenizer, [PreferencePair(prompt, "5", "1" * 300), PreferencePair(prompt, "5", "66", 1.0)], 100
     )
     assert dropped == 1 and found[0].margin == 1.0 and found[0].ranks == (0, 1)
     assert found[0].lengths == tuple(len(tokenizer(text)["input_ids"]) for text in ("5", "66"))

@@ -49,15 +49,15 @@ class Adding:
         self.during, self.evaluating, self.held_out = during or {}, evaluating or {}, held_out
         self.done = 0
 
-    def step(self, number, clock):
-        with clock.phase("train"), torch.no_grad():
+    def step(self, number, timer):
+        with timer.phase("train"), torch.no_grad():
             self.model.total += number
         self.during.get(number, lambda: None)()
         self.done += 1
         metrics = {"loss": 1.0 / number, "gradient_norm": 1.0}
         return StepReport(number, number - 1, {"tokens": 10}, {"total": 0.5}, metrics), []
 
-    over = None
+    ended_early = None
 
     def evaluate(self):
         self.evaluating.get(self.done, lambda: None)()
@@ -490,7 +490,7 @@ def test_a_failing_step_is_repeated_by_resume(tmp_path, monkeypatch):
     assert [line["step"] for line in read_metrics(folder)] == [0, 1, 2, 3, 4, 4]
 
 
-def test_a_trainer_that_is_over_ends_its_run_early_saved_and_evaluated(tmp_path):
+def test_a_trainer_that_ends_early_ends_its_run_early_saved_and_evaluated(tmp_path):
     """The KL budget is spent in the second step; resuming finds nothing left to do."""
     changes = {"control": {"kind": "budget", "nats": 1e-4}}
     settings = {

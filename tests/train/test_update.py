@@ -9,14 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from whet.data.cursor import Cursor
+from whet.metrics.timer import PhaseTimer
 from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.objective import PRESETS, step_totals, with_changes
+from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
+from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
 from whet.train import rl
 from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.train.rl import PromptDataset, RewardContext, RLModels, RLSettings, RLTrainer, minibatches
-from whet.train.run import PhaseTimer, RunFailed
+from whet.train.rl import RLModels, RLSettings, RLTrainer, minibatches
+from whet.train.run import RunFailed
 from whet.train.sft import SFTSettings, SFTTrainer
 from whet.train.update import NotFinite, TrainState, token_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
@@ -135,8 +138,8 @@ def gradient(model, batch, name="grpo", micro_batch_tokens=10_000, temperature=1
     objective = row_of(name)
     batch, _ = objective.advantage(batch, MEMORY)
     spy = Spy(model)
-    learner = TrainState(causal_lm(model), spy, temperature, micro_batch_tokens, max_gradient_norm)
-    metrics, _ = update(learner, objective, batch, step_totals(batch, BUDGET))
+    state = TrainState(causal_lm(model), spy, temperature, micro_batch_tokens, max_gradient_norm)
+    metrics, _ = update(state, objective, batch, step_totals(batch, BUDGET))
     return spy.gradient, metrics
 
 
@@ -197,7 +200,7 @@ def test_the_gradient_of_truncated_sampling_is_renormalised_on_what_could_be_dra
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("micro_batch_tokens", [1, 12, 30])
-def test_tokens_per_pass_is_memory_only(model, batch, name, micro_batch_tokens):
+def test_micro_batch_tokens_are_memory_only(model, batch, name, micro_batch_tokens):
     whole, metrics = gradient(model, batch, name)
     cut, cut_metrics = gradient(model, batch, name, micro_batch_tokens)
     assert relative(cut, whole) < 1e-10
@@ -401,9 +404,9 @@ def test_imitation_stops_on_a_loss_that_is_not_finite(model):
     assert all(torch.equal(before[name].nan_to_num(7), after[name].nan_to_num(7)) for name in before)
 
 
-def test_held_out_loss_is_measured_without_learning(model):
+def test_eval_loss_is_measured_without_learning(model):
     trainer = SFTTrainer(
-        causal_lm(model), None, ROWS[:2], SFTSettings(5, 2, 9, True, 0), OptimizerSettings(1e-2), held_out=ROWS[2:]
+        causal_lm(model), None, ROWS[:2], SFTSettings(5, 2, 9, True, 0), OptimizerSettings(1e-2), eval_rows=ROWS[2:]
     )
     before = weights(model)
     measured = trainer.evaluate()
@@ -502,15 +505,24 @@ def even_tokens(prompts, samples):
     return [sample.scored({"even": share}, share) for sample, share in zip(samples, shares, strict=True)]
 
 
-def trainer_of(model, updates, changes=None, rate=0.02, micro_batch_tokens=1000):
+def trainer_of(model, updates, changes=None, rate=0.02, micro_batch_tokens=1000, engine=None, staleness=0, **models):
     policy = causal_lm(model)
     prompts = [Prompt(f"q{number}", (), "?") for number in range(3)]
     objective = with_changes(PRESETS["dr_grpo"].objective, changes or {})
+    sampling = Sampling(max_new_tokens=BUDGET)
+    collector = RolloutCollector(
+        engine or TorchEngine(policy, Letters(), (1,), context=64),
+        PromptDataset(prompts, [(2, 3), (4, 5, 6), (7,)]),
+        lambda progress: RewardContext(even_tokens),
+        RolloutSpec(3, 4, sampling, False, objective.keep),
+        PromptOrder(3, 5),
+        staleness,
+    )
     return RLTrainer(
-        RLModels(policy, None, TorchEngine(policy, Letters(), (1,), context=64)),
+        RLModels(policy, None, **models),
         objective,
-        PromptDataset(prompts, [(2, 3), (4, 5, 6), (7,)], lambda progress: RewardContext(even_tokens)),
-        RLSettings(20, 3, 4, updates, micro_batch_tokens, Sampling(max_new_tokens=BUDGET), seed=5),
+        collector,
+        RLSettings(20, updates, micro_batch_tokens, sampling, seed=5, staleness=staleness),
         OptimizerSettings(rate),
     )
 
@@ -520,10 +532,10 @@ def seen_parts(monkeypatch):
     """(batch, log-probabilities before the update) of every update."""
     parts, original = [], rl.update
 
-    def watched(learner, objective, batch, totals, **settings):
-        before = token_scores(learner.policy, batch, learner.temperature, 1000).logp
+    def watched(state, objective, batch, totals, **settings):
+        before = token_scores(state.policy, batch, state.temperature, 1000).logp
         parts.append((batch, before, totals))
-        return original(learner, objective, batch, totals, **settings)
+        return original(state, objective, batch, totals, **settings)
 
     monkeypatch.setattr(rl, "update", watched)
     return parts
@@ -558,7 +570,7 @@ def test_one_update_needs_no_old_logp_and_its_ratio_is_one(model, seen_parts):
     assert all(part.old_logp is None for part, _, _ in seen_parts)
 
 
-def test_a_step_does_not_depend_on_tokens_per_pass(llama):
+def test_a_step_does_not_depend_on_micro_batch_tokens(llama):
     found = []
     for micro_batch_tokens in (1, 40, 1000):
         model = copy.deepcopy(llama)
@@ -605,7 +617,7 @@ def test_the_engine_is_handed_the_new_weights_after_every_step_and_on_resume(mod
     """An engine with weights of its own depends on it; one that shares the trainer's only notes the version."""
     trainer = trainer_of(model.float(), updates=1)
     handed = []
-    trainer._cast.engine.load = lambda weights, version: handed.append(
+    trainer._collector._engine.load = lambda weights, version: handed.append(
         (version, {n: w.clone() for n, w in weights.items()})
     )
     trainer.step(1, PhaseTimer())

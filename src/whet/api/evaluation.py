@@ -51,7 +51,7 @@ def evaluate(
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
     rewards, unless others are given.
     """
-    from whet.evaluate.evaluation import group_marks, held_out_groups
+    from whet.evaluate.evaluation import evaluate_groups, group_metrics
 
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
@@ -68,8 +68,8 @@ def evaluate(
         if data is not None and source is None:
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), data_rows(data))
-        groups = held_out_groups(evaluation_config(name, source, values), samples, made_rewards(parts))
-    return EvalResult(group_marks(groups, samples), tuple(_completions(groups)))
+        groups = evaluate_groups(evaluation_config(name, source, values), samples, made_rewards(parts))
+    return EvalResult(group_metrics(groups, samples), tuple(_completions(groups)))
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:

@@ -15,6 +15,24 @@ SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")
 
 
 @dataclass(frozen=True)
+class RunFigure:
+    """A figure as SVG."""
+
+    svg: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure to a file."""
+        place = Path(path)
+        if place.suffix.lower() != ".svg":
+            raise WhetError(f"{place}: the figure is an SVG; give a name ending in .svg")
+        place.write_text(self.svg, encoding="utf-8")
+        return place
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+@dataclass(frozen=True)
 class Run:
     """A run folder: finished, failed, interrupted, or still running in another process.
 
@@ -113,6 +131,17 @@ class Run:
             raise WhetError(f"sort is {sort!r}{did_you_mean(sort, SORTS)}; give one of {', '.join(SORTS)}")
         key, sign = sort.removeprefix("-"), -1 if sort.startswith("-") else 1
         return sorted(found, key=lambda line: (line[key] is None, sign * (line[key] or 0)))
+
+    def plot(self) -> RunFigure:
+        """The headline metric and what was trained, by step; a notebook shows it, `save` writes it."""
+        from whet.report.card import run_figure
+
+        return RunFigure(run_figure(self.folder))
+
+    def _repr_html_(self) -> str:
+        from whet.report.card import run_card
+
+        return run_card(self.folder)
 
     def _lines(self) -> list[dict[str, Any]]:
         from whet.report.record import read_metrics

@@ -24,7 +24,7 @@ from whet.api.inputs import (
 )
 from whet.api.run import Run
 from whet.config.config import FROM_PYTHON, Config, RewardModelConfig, learns_steps, read_toml, resolved
-from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, write_config
+from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, refuse_resume_of_0_1, write_config
 from whet.protocols import Callback
 from whet.types import WhetError
 
@@ -97,6 +97,7 @@ def resume(
 
     path = folder.folder if isinstance(folder, Run) else Path(folder)
     config = read_config(path)
+    refuse_resume_of_0_1(path)
     if steps is not None:
         config = config.model_copy(update={"steps": steps})
     unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
@@ -153,8 +154,8 @@ def _run(
 ) -> Run:
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
-    from whet.train.run import LoopSettings, run_training
-    from whet.workbench.workbench import close_version, open_version
+    from whet.train.run import LoopSettings, notify, run_training
+    from whet.workbench.workbench import record_effect, record_version
 
     started = time.time()
     with uncollected():
@@ -162,7 +163,7 @@ def _run(
     write_config(folder, config)
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
-    reward_hash = open_version(folder, assembly.parts, ledger) if assembly.parts else ""
+    reward_hash = record_version(folder, assembly.parts, ledger) if assembly.parts else ""
     record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
     everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
@@ -189,12 +190,10 @@ def _run(
     ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
     record.finished(ending)
     if reward_hash:
-        close_version(folder, reward_hash, ledger)
+        record_effect(folder, reward_hash, ledger)
     report = write_report(folder)
     going_on = _next_command(config, folder, outcome)
-    for callback in everyone:
-        if hasattr(callback, "finished"):
-            callback.finished({**summary, **ending, "report": str(report), "next": going_on})
+    notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder)
 
 

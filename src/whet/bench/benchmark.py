@@ -17,13 +17,15 @@ import torch
 
 from whet.bench import meter
 from whet.bench.meter import Meter, Reading
-from whet.build.assembly import Runtime, build_objective, build_rl_trainer, load_runtime
+from whet.build.rl import build_objective, build_rl_trainer
+from whet.build.runtime import Runtime, load_runtime
 from whet.config.config import PolicyConfig, merged, resolved
+from whet.metrics.timer import PhaseTimer
 from whet.objective import PRESETS
 from whet.report.speed import Anatomy, Ceilings, RolloutShape, Speed, rollout_limit, training_operations
-from whet.rollout.collect import request_seed
-from whet.train.rl import PromptDataset, RewardContext, RLTrainer
-from whet.train.run import PhaseTimer
+from whet.rollout.collect import PromptDataset, RewardContext
+from whet.rollout.seed import request_seed
+from whet.train.rl import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 
 LARGEST = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that the product rate is measured on
@@ -150,14 +152,10 @@ def random_prompts(machine: Runtime, shape: RolloutShape, seed: int) -> list[tup
 
 def bench_trainer(config: PolicyConfig, machine: Runtime, prompts: Sequence[tuple[int, ...]]) -> RLTrainer:
     """The loop's own trainer over these prompts; the reward is the share of even tokens in a completion."""
-    questions = PromptDataset(
-        [Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts), _judging
+    dataset = PromptDataset([Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts))
+    return build_rl_trainer(
+        config, build_objective(config), machine, dataset, lambda _: RewardContext(_even_share), None
     )
-    return build_rl_trainer(config, build_objective(config), machine, questions, None)
-
-
-def _judging(progress: float) -> RewardContext:
-    return RewardContext(_even_share)
 
 
 def _even_share(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
@@ -172,10 +170,10 @@ def timed_steps(
     found: list[TimedStep] = []
     until = time.monotonic() + seconds
     while len(found) < least or (time.monotonic() < until and len(found) < MOST_STEPS):
-        watch, clock = Meter(), PhaseTimer()
-        trainer.step(first + len(found), clock)
+        watch, timer = Meter(), PhaseTimer()
+        trainer.step(first + len(found), timer)
         synchronize(device)
-        found.append(TimedStep(watch.read(), clock.seconds))
+        found.append(TimedStep(watch.read(), timer.seconds))
     return found
 
 

@@ -6,14 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from whet.config.config import Config
+from whet.model.causal_lm import CausalLM
 from whet.model.lora import LowRank, adapter_factors, add_adapters
 from whet.model.reference import AdapterFreeReference, CopiedReference
-from whet.model.causal_lm import CausalLM
 from whet.types import WhetError
 
 
-def adapters_fact(config: Config, model: Any) -> dict[str, str]:
-    """Put adapters on the model where the config asks for them; what to tell of them."""
+def add_configured_adapters(config: Config, model: Any) -> dict[str, str]:
+    """Put adapters on the model where the config asks for them; the line about them for the run's facts."""
     lora = config.model.lora
     if not lora.rank:
         return {}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from whet.config.config import PreferenceConfig, RewardModelConfig
+from whet.config.sections import DataSection
 from whet.data import Row, read_rows
 from whet.data.prompts import renamed
+from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
 from whet.data.usable import Usable, left_out_words, usable
-from whet.config.sections import DataSection
+from whet.objective.presets.reward_model import REWARD_MODELS
+from whet.types import WhetError
 
 Read = Callable[..., list[Any]]
 
@@ -25,3 +30,52 @@ def left_out_phrases(*values: Sequence[Any]) -> list[str]:
     """What the summary of a run says of the rows that were left out: one phrase, or none."""
     total: Counter[str] = sum((each.left_out for each in values if isinstance(each, Usable)), Counter())
     return [left_out_words(total)] if total else []
+
+
+def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
+    data = config.data
+
+    def rows(split: str, seed: int, count: int) -> list[Any]:
+        return data.parsed_source.from_tasks(
+            lambda task, share, difficulty: write(task, split, share, seed, difficulty), count, data.difficulty
+        )
+
+    return rows(TRAIN, config.seed, data.count), rows(EVAL, EVAL_SEED, config.eval.prompts)
+
+
+def file_rows(
+    config: PreferenceConfig | RewardModelConfig, reader: Callable[[Row], Read], of_task: Read | None = None
+) -> tuple[list[Any], list[Any]]:
+    """`of_task` writes the rows of a task that a file is measured on."""
+    data = config.data
+    data.parsed_source.require_completions(config.method)
+    train = read_usable(data, data.source, reader, data.limit)
+    if of_task is not None and parse_source(config.eval.source).is_task:
+        asked = data.model_copy(update={"source": config.eval.source})
+        return train, task_rows(config.model_copy(update={"data": asked}), of_task)[1]
+    return train, read_usable(data, config.eval.source, reader) if config.eval.source else []
+
+
+@contextmanager
+def naming_source(source: str, after: str = "") -> Iterator[None]:
+    """Mistakes of the data as a whole name the source."""
+    try:
+        yield
+    except WhetError as error:
+        raise WhetError(f"{source}: {error}{after}") from error
+
+
+def too_long_note(dropped: int) -> str:
+    return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
+
+
+def rows_summary(source: str, count: int, held_out: int, dropped: int, left_out: list[str]) -> str:
+    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{held_out} held out"] if held_out else [])]
+    parts += [f"{dropped} left out: too long for the context"] if dropped else []
+    parts += left_out
+    return f"{source} ({', '.join(parts)})"
+
+
+def method_for(learns: str) -> str:
+    """The reward-model method that learns from such rows."""
+    return next(name for name, preset in REWARD_MODELS.items() if preset.objective.learns == learns)

@@ -90,10 +90,10 @@ def sample(
     if number == 1:
         values.setdefault("sampling", {}).setdefault("temperature", 0.0)
     if prompt is None:
-        from whet.evaluate.evaluation import held_out_groups
+        from whet.evaluate.evaluation import evaluate_groups
 
         values.setdefault("eval", {})["prompts"] = count
-        for group in held_out_groups(api.evaluation_config(model, data, values), number):
+        for group in evaluate_groups(api.evaluation_config(model, data, values), number):
             typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
             for each in group.samples:
                 typer.echo(f"  [{_score(each.reward)}] {each.completion}")
@@ -167,7 +167,7 @@ def _print_metrics(metrics: Mapping[str, float]) -> None:
 def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
     """Print the metrics and the curves over n, and write the page."""
     from whet import api
-    from whet.evaluate.reranking import reranked
+    from whet.evaluate.reranking import rerank_completions
     from whet.report.rerank import reranking_record, reranking_text
     from whet.report.rerank_page import reranking_page
     from whet.types import WhetError
@@ -175,7 +175,7 @@ def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
     place = Path(request.page) if request.page else None
     if place is not None and not place.parent.is_dir():
         raise WhetError(f"--html {place}: there is no folder {place.parent}; make it, or give another path")
-    metrics, found = reranked(api.evaluation_config(request.model, request.data, values), request.samples)
+    metrics, found = rerank_completions(api.evaluation_config(request.model, request.data, values), request.samples)
     if place is not None:
         place.write_text(reranking_page(found), encoding="utf-8")
     if request.as_json:

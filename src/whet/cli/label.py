@@ -80,7 +80,7 @@ def steps(
     """
     from whet import api
     from whet.config.config import from_settings, merged
-    from whet.label.run import LabelWish, label_steps
+    from whet.label.run import LabelSpec, label_steps
     from whet.types import WhetError
 
     if data is not None and solutions is not None:
@@ -90,10 +90,10 @@ def steps(
         values = merged(values, {"reward": {"parts": [{"reward": name} for name in reward]}})
     config = api.evaluation_config(model, data or solutions, values)
     mark = separator.encode().decode("unicode_escape") if "\\" in separator else separator
-    wish = LabelWish(Path(out), rollouts, count, each, solutions or "", mark, right_from, truth)
+    spec = LabelSpec(Path(out), rollouts, count, each, solutions or "", mark, right_from, truth)
     line = _Line()
     try:
-        found = label_steps(config, wish, line.show)
+        found = label_steps(config, spec, line.show)
     except KeyboardInterrupt:
         line.close()
         typer.echo(f"whet: interrupted; the same command goes on with {out}", err=True)
@@ -104,7 +104,7 @@ def steps(
 
         typer.echo(json.dumps(found.record(), indent=2))
         return
-    typer.echo(_told(found.record(), wish.rollouts))
+    typer.echo(_told(found.record(), spec.rollouts))
 
 
 class _Line:

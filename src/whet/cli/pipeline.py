@@ -19,8 +19,8 @@ pipeline_app = typer.Typer(
 @pipeline_app.command()
 def pipeline(
     name: Annotated[str | None, typer.Argument(help="Which one; without a name they are listed.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="How often it goes round.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The policy to begin with, as in `whet train`.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="How many rounds.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The policy to start from, as in `whet train`.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the pipeline.")] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Default: the next free one under runs/.")] = None,
@@ -30,20 +30,20 @@ def pipeline(
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print every setting as TOML, and do nothing.")] = False,
 ) -> None:
-    """Run stages one after another: completions, pairs, trainings and marks by round, with one page at the end.
+    """Run stages one after another: completions, pairs, training and evals by round, with one page at the end.
 
-    Ctrl-C loses nothing: `whet resume FOLDER` goes on.
+    Ctrl-C loses nothing: `whet resume FOLDER` continues.
     """
     from whet.config.config import from_settings, merged, read_toml
-    from whet.pipeline.recipes import RECIPES, recipe_named
-    from whet.pipeline.run import run_pipeline
-    from whet.pipeline.sections import pipeline_toml, resolved_pipeline
+    from whet.pipeline.registry import PIPELINES, find_pipeline
+    from whet.pipeline.runner import run_pipeline
+    from whet.pipeline.settings import resolve_settings, settings_toml
 
     if name is None:
-        width = max(map(len, RECIPES))
-        for recipe in RECIPES.values():
-            typer.echo(f"{recipe.name:{width}}  {recipe.about}")
-        typer.echo("\n`whet pipeline NAME` runs one, with --show it prints what can be set.")
+        width = max(map(len, PIPELINES))
+        for each in PIPELINES.values():
+            typer.echo(f"{each.name:{width}}  {each.about}")
+        typer.echo("\n`whet pipeline NAME` runs one; with --show it prints every setting.")
         return
     flags: dict[str, Any] = {
         key: value
@@ -55,7 +55,7 @@ def pipeline(
             flags[section] = {key: flags[section]}
     layer = merged(merged(read_toml(config) if config else {}, from_settings(settings or [])), flags)
     if show:
-        typer.echo(pipeline_toml(resolved_pipeline(recipe_named(name), layer)), nl=False)
+        typer.echo(settings_toml(resolve_settings(find_pipeline(name), layer)), nl=False)
         return
     run = run_pipeline(name, layer, command=shlex.join(["whet", *sys.argv[1:]]))
     if run.status == "interrupted":

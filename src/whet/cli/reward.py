@@ -72,13 +72,13 @@ def test(
     """
     from whet.report.reward_page import write_trial_page
     from whet.report.trial import trial_record, trial_text
-    from whet.workbench.workbench import tried
+    from whet.workbench.workbench import try_reward
 
     names = [*(reward or ()), *(parts or ())]
     if not names and run is not None:
         names = [str(Path(run) / "config.toml")]
     chosen, config = _chosen(names, settings)
-    found = tried(chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once)
+    found = try_reward(chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once)
     if page:
         write_trial_page(page, found)
     _print_json(trial_record(found)) if as_json else typer.echo(trial_text(found))
@@ -185,11 +185,11 @@ def rescore(
     """Score a run's saved samples with another reward and show what would have changed, without training."""
     from whet.report.rescore import rescore_record, rescore_text
     from whet.report.reward_page import write_rescore_page
-    from whet.workbench.answers import run_answers
-    from whet.workbench.workbench import rescored
+    from whet.workbench.completions import run_completions
+    from whet.workbench.workbench import rescore_run
 
     chosen, config = _chosen(new, settings)
-    found = rescored(run, chosen, run_answers(run, limit), _timeout(config))
+    found = rescore_run(run, chosen, run_completions(run, limit), _timeout(config))
     if page:
         write_rescore_page(page, found)
     _print_json(rescore_record(found)) if as_json else typer.echo(rescore_text(found))
@@ -278,19 +278,25 @@ def _answers(
     data: str | None, completions: str | None, run: str | None, limit: int, model: str | None, config: dict[str, Any]
 ) -> Any:
     from whet.types import WhetError
-    from whet.workbench.answers import estimated_tokens, given_answers, gold_answers, run_answers, tokenizer_encode
+    from whet.workbench.completions import (
+        estimated_tokens,
+        given_completions,
+        gold_completions,
+        run_completions,
+        tokenizer_encode,
+    )
 
     columns = config.get("data", {}).get("columns", {})
     if run is not None:
         if data is not None or completions is not None:
             raise WhetError("--run brings its own prompts and answers; drop --data and --completions, or --run")
-        return run_answers(run, limit)
+        return run_completions(run, limit)
     encode = tokenizer_encode(model) if model else estimated_tokens
     if completions is not None:
-        return given_answers(completions, data, columns, limit, encode)
+        return given_completions(completions, data, columns, limit, encode)
     if data is None:
         raise WhetError("nothing to score; give --data FILE (gold answers), --completions FILE or --run RUN")
-    return gold_answers(data, columns, limit, encode)
+    return gold_completions(data, columns, limit, encode)
 
 
 def _ledger(given: str | None) -> Path:

@@ -50,7 +50,7 @@ def overoptimization(
     if show:
         typer.echo(settings_text(study_settings(*layers)))
         return
-    from whet.experiments.overoptimization.run import study_overoptimization
+    from whet.experiments.overoptimization.runner import study_overoptimization
 
     done = study_overoptimization(*layers, folder=folder, command=shlex.join(["whet", *sys.argv[1:]]))
     if done.status == "interrupted":

@@ -46,10 +46,10 @@ def train(
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
     if seeds > 1:
-        from whet.experiments.ensemble import train_members
+        from whet.experiments.ensemble import train_ensemble
 
         flags |= {"model": model, "data": data, "reward": reward or None}
-        return exit_if_interrupted(train_members(method, seeds, config=values, command=command_line(), **flags))
+        return exit_if_interrupted(train_ensemble(method, seeds, config=values, command=command_line(), **flags))
     run = api.train(
         method,
         model=model,
@@ -72,7 +72,7 @@ def resume(
 ) -> None:
     """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
     from whet import api
-    from whet.pipeline.run import is_pipeline, resume_pipeline
+    from whet.pipeline.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
         exit_if_interrupted(resume_pipeline(run, steps, checkpoint))

@@ -1,4 +1,4 @@
-"""Names that are not whet's own: those of version 0.1, and those of other trainers. Errors say what to write instead."""
+"""Names that are not whet's own: those of version 0.1 and of other trainers. Errors say what to write instead."""
 
 from __future__ import annotations
 

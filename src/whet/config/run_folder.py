@@ -25,6 +25,16 @@ def read_config(folder: Path) -> Config:
     return resolved(str(values.get("method")), values)
 
 
+def refuse_resume_of_0_1(folder: Path) -> None:
+    """Raise where whet 0.1 wrote the run: its weights and records can be read, its training state cannot."""
+    values = read_toml(folder / CONFIG)
+    if translated(values) != values:
+        raise WhetError(
+            f"{folder}: whet 0.1 wrote this run, which this version cannot resume exactly; go on from its weights with "
+            f"`whet train {values.get('method')} --model {folder}`, or resume it with whet 0.1"
+        )
+
+
 def read_values(folder: Path) -> dict[str, Any]:
     """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file."""
     return translated(read_toml(folder / CONFIG)) if (folder / CONFIG).is_file() else {}

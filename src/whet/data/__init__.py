@@ -7,13 +7,20 @@ and labelled completions, `chat` writes them as tokens, and a `Cursor` says whic
 
 from whet.data.chat import check_context, demonstration_tokens, prompt_tokens
 from whet.data.cursor import Cursor
-from whet.data.prompts import Labelled, Pair, demonstrations_from, labelled_from, pairs_from, prompts_from
+from whet.data.prompts import (
+    LabelledCompletion,
+    PreferencePair,
+    demonstrations_from,
+    labelled_from,
+    pairs_from,
+    prompts_from,
+)
 from whet.data.rows import Row, read_rows
 
 __all__ = [
     "Cursor",
-    "Labelled",
-    "Pair",
+    "LabelledCompletion",
+    "PreferencePair",
     "Row",
     "check_context",
     "demonstration_tokens",

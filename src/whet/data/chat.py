@@ -6,8 +6,8 @@ sampler would have produced. The tokens of a prompt are always the ones `prompt_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whet.types import Demonstration, Encoded, Message, Prompt, WhetError
@@ -30,7 +30,8 @@ class _Turn(NamedTuple):
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
     """[prompt length]: what the model sees before its completion."""
     if prompt.text is None:
-        return tuple(templated(tokenizer, prompt.messages, prompt.id, open_completion=True, tokenize=True))
+        write = partial(templated, tokenizer, prompt.messages, prompt.id, tools=prompt.tools)
+        return tuple(write(open_completion=True, tokenize=True))
     tokens = tuple(tokenizer(prompt.text)["input_ids"])
     # some tokenizers close every text; a prompt has to stay open
     closed = (*text_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
@@ -42,14 +43,22 @@ def demonstration_tokens(
 ) -> Encoded:
     """The prompt's tokens, then the completion's, which carry the loss.
 
-    `every_completion` trains the earlier assistant turns too, except one that opens the conversation: it answers nothing.
+    `every_completion` trains the earlier assistant turns too, except one that opens the conversation: it answers
+    nothing.
     """
     prompt = demonstration.prompt
     before = prompt_tokens(tokenizer, prompt)
     if prompt.text is not None:
         completion = (*text_tokens(tokenizer, demonstration.completion), _end_token(tokenizer, prompt.id))
-        return Encoded(before + completion, (False,) * len(before) + (True,) * len(completion))
-    last = _turn(tokenizer, (*prompt.messages, {"role": "assistant", "content": demonstration.completion}), prompt.id)
+        # of a text without a prompt and without a token that opens it, nothing predicts the first token
+        unlearnt = len(before) or 1
+        whole = before + completion
+        return Encoded(whole, (False,) * unlearnt + (True,) * (len(whole) - unlearnt))
+    answer: Message = {"role": "assistant", "content": demonstration.completion}
+    if demonstration.tool_calls:
+        answer = {**answer, "tool_calls": list(demonstration.tool_calls)}
+    _require_tool_support(tokenizer, (*prompt.messages, answer), prompt)
+    last = _turn(tokenizer, (*prompt.messages, answer), prompt.id, prompt.tools)
     whole = text_tokens(tokenizer, last.opening + last.completion)
     if whole[: len(before)] != before:
         # a merge runs across the boundary; a sampler starts from the prompt's own tokens, so training does too
@@ -88,29 +97,52 @@ def _earlier_completions(
     for index, message in enumerate(prompt.messages):
         if message["role"] != "assistant" or index == 0:
             continue
-        turn = _turn(tokenizer, prompt.messages[: index + 1], prompt.id)
+        turn = _turn(tokenizer, prompt.messages[: index + 1], prompt.id, prompt.tools)
         through = turn.opening + turn.completion
         if not written.startswith(through):
             raise WhetError(
                 f"prompt {prompt.id!r}: the chat template writes messages[{index}] differently once turns follow it; "
-                "expected a template that keeps its history; pass every_completion=False, or give each completion its own row"
+                "expected a template that keeps its history; give data.every_completion=false, or a row per completion"
             )
         start = _shared(text_tokens(tokenizer, turn.opening), tokens)
         spans.append((start, _shared(text_tokens(tokenizer, through), tokens)))
     return spans
 
 
-def _turn(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt_id: str) -> _Turn:
+def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt: Prompt) -> None:
+    """Refuse a template that would drop tools, calls or results in silence."""
+    write = partial(templated, tokenizer, prompt_id=prompt.id)
+    without_calls = [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
+    without_results = [each for each in messages if each["role"] != "tool"]
+    checks = (
+        ("the column 'tools'", bool(prompt.tools), lambda: write(messages)),
+        ("tool_calls", without_calls != list(messages), lambda: write(without_calls, tools=prompt.tools)),
+        ("tool results", len(without_results) < len(messages), lambda: write(without_results, tools=prompt.tools)),
+    )
+    for name, is_used, without in checks:
+        if is_used and write(messages, tools=prompt.tools) == without():
+            raise WhetError(
+                f"prompt {prompt.id!r}: the chat template does not write {name}; expected one with tool support; "
+                "use a model that was trained with tools, or set tokenizer.chat_template"
+            )
+
+
+def _turn(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    prompt_id: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> _Turn:
     """The last of `messages`, an assistant turn, as the template writes it."""
     before = messages[:-1]
-    opening: str = templated(tokenizer, before, prompt_id, open_completion=True)
-    whole: str = templated(tokenizer, messages, prompt_id)
-    probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id)
+    opening: str = templated(tokenizer, before, prompt_id, open_completion=True, tools=tools)
+    whole: str = templated(tokenizer, messages, prompt_id, tools=tools)
+    probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id, tools=tools)
     _, found, closing = probe.rpartition(PROBE)
     if not (found and whole.startswith(opening) and whole.endswith(closing)):
         raise WhetError(
-            f"prompt {prompt_id!r}: the chat template rewrites the prompt once the completion is there, so the prompt's "
-            "tokens do not begin the demonstration; expected a template that only appends; "
+            f"prompt {prompt_id!r}: the chat template rewrites the prompt once the completion is there, so the "
+            "prompt's tokens do not begin the demonstration; expected a template that only appends; "
             "give the tokenizer a chat_template that writes the same text before a completion as its generation prompt"
         )
     body = whole[len(opening) : len(whole) - len(closing)]
@@ -142,6 +174,7 @@ def templated(
     *,
     open_completion: bool = False,
     tokenize: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
     """The conversation as the template writes it: text, or tokens; `open_completion` adds the start of a completion."""
     import jinja2
@@ -157,6 +190,7 @@ def templated(
             add_generation_prompt=open_completion,
             tokenize=tokenize,
             return_dict=False,
+            tools=[dict(each) for each in tools] or None,
         )
     except (jinja2.TemplateError, ValueError) as error:
         roles = ", ".join(message["role"] for message in messages)

@@ -1,7 +1,7 @@
-"""Completions to one prompt as token rows that stay in one pass: pairs, rankings, or a single completion.
+"""Completions to one prompt as token rows that stay in one micro-batch: pairs, rankings, or a single completion.
 
-For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration. For a
-classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
+For a language model the prompt's own tokens are shared and the completion's carry the loss, as in a demonstration.
+For a classifier a row is what `whet.reward.learned` will read later, and all that the completions begin with is shared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
-from whet.data.packing import Rows, padded_rows
+from whet.data.packing import BlockSize, Rows, micro_batches, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Family = tuple[Encoded, ...]  # S completions to one prompt
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClassifierRow:
     """A row that a classifier scores at some of its tokens."""
 
     tokens: tuple[int, ...]  # [L]
@@ -34,7 +34,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class JudgedRows:
+class ClassifierBatch:
     """Rows of a classifier as tensors, right-padded."""
 
     tokens: Tensor  # int64 [N, T]
@@ -57,19 +57,23 @@ def mismatched_family(family: Family, other: Family) -> Family:
     )
 
 
-def judged_family(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]) -> tuple[Judged, ...]:
+def judged_family(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]
+) -> tuple[ClassifierRow, ...]:
     """Prompt and completion as a classifier reads them, scored at the last token."""
     rows = [_conversation_tokens(tokenizer, prompt, completion) for completion in completions]
     return judged_rows_of(rows, [(len(row) - 1,) for row in rows])
 
 
-def judged_rows_of(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> tuple[Judged, ...]:
+def judged_rows_of(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> tuple[ClassifierRow, ...]:
     """Rows of one family, each scored at its places."""
     shared = _common(rows)
-    return tuple(Judged(row, shared, tuple(at)) for row, at in zip(rows, places, strict=True))
+    return tuple(ClassifierRow(row, shared, tuple(at)) for row, at in zip(rows, places, strict=True))
 
 
-def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Sequence[str], separator: str) -> Judged:
+def stepped_row(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Sequence[str], separator: str
+) -> ClassifierRow:
     """Steps behind one another, each closed by the separator and scored at its last token."""
     if not separator:
         raise WhetError("the separator of steps is empty; give a text that ends a step, such as a line break")
@@ -80,33 +84,18 @@ def stepped_row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Seque
         # one by one: no token may run across the end of a step
         tokens += [*text_tokens(tokenizer, step.strip()), *mark]
         places.append(len(tokens) - 1)
-    return Judged(tuple(tokens), shared, tuple(places))
+    return ClassifierRow(tuple(tokens), shared, tuple(places))
 
 
-def family_passes(
-    families: Sequence[Sequence[Encoded | Judged]], micro_batch_tokens: int, packed: bool
+def family_micro_batches(
+    families: Sequence[Sequence[Encoded | ClassifierRow]], micro_batch_tokens: int, packed: bool
 ) -> list[list[int]]:
-    """The numbers of the families in each pass, whole families only: at most `micro_batch_tokens` computed tokens, or one.
+    """The numbers of the families in each micro-batch, whole ones only: at most `micro_batch_tokens` tokens computed.
 
-    Packed, a prompt is computed once a family and padding never; else every row is as wide as the widest.
+    Packed, a prompt is computed once per family and padding never; else every row is as wide as the widest.
     """
-    order = sorted(range(len(families)), key=lambda number: (_widest(families[number]), number))
-    found: list[list[int]] = []
-    filled = 0
-    for number in order:
-        family = families[number]
-        if packed:
-            after = filled + _computed(family)
-        else:
-            members = sum(len(families[each]) for each in found[-1]) if found else 0
-            after = (members + len(family)) * _widest(family)
-        if found and after <= micro_batch_tokens:
-            found[-1].append(number)
-            filled = after
-        else:
-            found.append([number])
-            filled = _computed(family)
-    return found
+    sizes = [BlockSize(len(family), _widest(family), _computed(family)) for family in families]
+    return micro_batches(sizes, micro_batch_tokens, packed)
 
 
 def family_rows(families: Sequence[Family]) -> Rows:
@@ -114,7 +103,7 @@ def family_rows(families: Sequence[Family]) -> Rows:
     return padded_rows([row for family in families for row in family])
 
 
-def judged_rows(families: Sequence[Sequence[Judged]]) -> JudgedRows:
+def judged_rows(families: Sequence[Sequence[ClassifierRow]]) -> ClassifierBatch:
     """All rows of the families, family after family."""
     rows = [row for family in families for row in family]
     width = max(len(row.tokens) for row in rows)
@@ -124,10 +113,10 @@ def judged_rows(families: Sequence[Sequence[Judged]]) -> JudgedRows:
         tokens[number, : len(row.tokens)] = row.tokens
         scored[number, list(row.places)] = True
     shared = torch.tensor([row.shared for row in rows])
-    return JudgedRows(torch.from_numpy(tokens), shared, torch.from_numpy(scored))
+    return ClassifierBatch(torch.from_numpy(tokens), shared, torch.from_numpy(scored))
 
 
-def fitting(families: Sequence[Sequence[Encoded | Judged]], context: int) -> tuple[list[int], int]:
+def fitting(families: Sequence[Sequence[Encoded | ClassifierRow]], context: int) -> tuple[list[int], int]:
     """The numbers of the families whose rows all fit into the context, and how many do not.
 
     A completion is never cut: the end of one would be taken for the end of the other.
@@ -148,13 +137,13 @@ def _common(rows: Sequence[tuple[int, ...]]) -> int:
     return next((at for at, each in enumerate(together) if len(set(each)) > 1), min(map(len, rows)))
 
 
-def _widest(family: Sequence[Encoded | Judged]) -> int:
+def _widest(family: Sequence[Encoded | ClassifierRow]) -> int:
     return max(len(row.tokens) for row in family)
 
 
-def _computed(family: Sequence[Encoded | Judged]) -> int:
+def _computed(family: Sequence[Encoded | ClassifierRow]) -> int:
     first = family[0]
-    shared = first.shared if isinstance(first, Judged) else first.action.index(True)
+    shared = first.shared if isinstance(first, ClassifierRow) else first.action.index(True)
     return shared + sum(len(row.tokens) - shared for row in family)
 
 

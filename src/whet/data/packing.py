@@ -1,4 +1,4 @@
-"""Samples and demonstrations as padded tensors, and the cutting of a batch into passes.
+"""Samples and demonstrations as padded tensors, and the cutting of a batch into micro-batches.
 
 How a batch is cut is a question of memory only: the objective's shares come from the whole step.
 """
@@ -111,49 +111,58 @@ def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
     return rows
 
 
-def passes(batch: TokenBatch, micro_batch_tokens: int, shared: bool = False) -> list[list[int]]:
-    """The rows of each pass: rows of similar length together, at most `micro_batch_tokens` computed tokens (or one row).
+@dataclass(frozen=True)
+class BlockSize:
+    """Rows that stay together in one micro-batch, and what they cost."""
 
-    Padding is computed, unless `shared`: then rows that start with the same prompt compute it once a pass, and stay
-    together where they fit.
+    num_rows: int
+    width: int  # tokens of the widest row
+    computed: int  # tokens computed where a shared prompt is computed once and padding is left out
+
+
+def micro_batches(blocks: Sequence[BlockSize], micro_batch_tokens: int, packed: bool) -> list[list[int]]:
+    """The numbers of the blocks in each micro-batch: similar widths together, at most `micro_batch_tokens` tokens, or
+    one block. Packed, a block costs what it computes; else every row costs as much as the widest.
+
+    Everything that is cut by tokens is cut here.
     """
-    if shared:
-        return _shared_passes(batch, micro_batch_tokens)
+    found: list[list[int]] = []
+    rows = computed = 0
+    for number in sorted(range(len(blocks)), key=lambda number: blocks[number].width):
+        block = blocks[number]
+        cost = computed + block.computed if packed else (rows + block.num_rows) * block.width
+        if not found or cost > micro_batch_tokens:
+            found.append([])
+            rows = computed = 0
+        found[-1].append(number)
+        rows, computed = rows + block.num_rows, computed + block.computed
+    return found
+
+
+def token_micro_batches(batch: TokenBatch, micro_batch_tokens: int, shared: bool = False) -> list[list[int]]:
+    """The rows of each micro-batch. Padding is computed, unless `shared`: then rows that start with the same prompt
+    compute it once per micro-batch, and stay together where they fit."""
     widths = _widths(batch.action)
-    order = sorted(range(len(widths)), key=lambda row: widths[row])
-    found: list[list[int]] = []
-    for row in order:
-        if found and widths[row] * (len(found[-1]) + 1) <= micro_batch_tokens:
-            found[-1].append(row)
-        else:
-            found.append([row])
-    return found
-
-
-def _shared_passes(batch: TokenBatch, micro_batch_tokens: int) -> list[list[int]]:
-    widths, prompts = _widths(batch.action), batch.action.int().argmax(-1).tolist()
+    if not shared:
+        return micro_batches([BlockSize(1, width, width) for width in widths], micro_batch_tokens, packed=False)
+    prompts = batch.action.int().argmax(-1).tolist()
     families: dict[bytes, list[int]] = {}
-    rows = batch.tokens.cpu().numpy()
+    tokens = batch.tokens.cpu().numpy()
     for row in sorted(range(len(widths)), key=lambda row: widths[row]):
-        families.setdefault(rows[row, : prompts[row]].tobytes(), []).append(row)
-    found: list[list[int]] = []
-    filled = 0
-    for family in sorted(families.values(), key=lambda family: widths[family[-1]]):
+        families.setdefault(tokens[row, : prompts[row]].tobytes(), []).append(row)
+    blocks: list[list[int]] = []
+    sizes: list[BlockSize] = []
+    for family in families.values():
         prompt = prompts[family[0]]
-        # nothing is predicted from a row's last action
-        sizes = [max(widths[row] - 1 - prompt, 0) for row in family]
-        # a family that fits into a pass of its own is not torn apart to fill another one
-        apart = not found or filled + prompt + sum(sizes) > micro_batch_tokens
-        for row, size in zip(family, sizes, strict=True):
-            if apart or filled + size > micro_batch_tokens:
-                found.append([])
-                filled = prompt
-                apart = False
-            elif row == family[0]:
-                filled += prompt
-            found[-1].append(row)
-            filled += size
-    return found
+        for row in family:
+            size = max(widths[row] - 1 - prompt, 0)  # nothing is predicted from a row's last action
+            if row == family[0] or sizes[-1].computed + size > micro_batch_tokens:
+                blocks.append([])
+                sizes.append(BlockSize(0, 0, prompt))
+            blocks[-1].append(row)
+            sizes[-1] = BlockSize(len(blocks[-1]), widths[row], sizes[-1].computed + size)
+    cut = micro_batches(sizes, micro_batch_tokens, packed=True)
+    return [[row for number in numbers for row in blocks[number]] for numbers in cut]
 
 
 def trimmed(batch: TokenBatch) -> TokenBatch:
@@ -185,17 +194,7 @@ def padded_rows(rows: Sequence[Encoded]) -> Rows:
     return Rows(torch.from_numpy(tokens), torch.from_numpy(action))
 
 
-def row_passes(rows: Sequence[Encoded], micro_batch_tokens: int, packed: bool) -> list[list[Encoded]]:
-    """Rows cut into passes of at most `micro_batch_tokens` tokens (or one row), padding counted where not packed."""
-    found: list[list[Encoded]] = []
-    filled = 0
-    for row in sorted(rows, key=lambda row: len(row.tokens)):
-        size = len(row.tokens)
-        after = filled + size if packed else (len(found[-1]) + 1) * size if found else size
-        if found and after <= micro_batch_tokens:
-            found[-1].append(row)
-            filled = after
-        else:
-            found.append([row])
-            filled = size
-    return found
+def row_micro_batches(rows: Sequence[Encoded], micro_batch_tokens: int, packed: bool) -> list[list[Encoded]]:
+    """Rows cut into micro-batches of at most `micro_batch_tokens` tokens, padding counted where not packed."""
+    sizes = [BlockSize(1, len(row.tokens), len(row.tokens)) for row in rows]
+    return [[rows[number] for number in numbers] for numbers in micro_batches(sizes, micro_batch_tokens, packed)]

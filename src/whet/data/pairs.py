@@ -12,35 +12,31 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from whet.data.prompts import Labelled, labelled_from, pairs_from, prompts_from, renamed
+from whet.data.prompts import (
+    LabelledCompletion,
+    PreferencePair,
+    labelled_from,
+    pairs_from,
+    prompts_from,
+    renamed,
+)
 from whet.data.rows import Row, mistake
 from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows, shown
 from whet.types import Prompt
 
 
 @dataclass(frozen=True)
-class Preference:
-    """Two completions to one prompt, the first preferred."""
-
-    prompt: Prompt
-    chosen: str
-    rejected: str
-    margin: float = 0.0  # by how much, where the data says so
-    preference: float = 1.0  # the probability that the first is the better one
-
-
-@dataclass(frozen=True)
-class Ranked:
+class RankedCompletions:
     """Completions to one prompt, the best first."""
 
     prompt: Prompt
     completions: tuple[str, ...]  # K
     ranks: tuple[int, ...]  # [K], 0 is the best; equal where two are as good
 
-    def pairs(self) -> list[Preference]:
+    def pairs(self) -> list[PreferencePair]:
         """Every two completions of different rank."""
         return [
-            Preference(self.prompt, self.completions[better], self.completions[worse])
+            PreferencePair(self.prompt, self.completions[better], self.completions[worse])
             for better, worse in combinations(range(len(self.completions)), 2)
             if self.ranks[better] < self.ranks[worse]
         ]
@@ -48,21 +44,21 @@ class Ranked:
 
 def preferences_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Preference]:
+) -> list[PreferencePair]:
     """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
-    found: list[Preference] = []
+    found: list[PreferencePair] = []
     for row in renamed(rows, columns or {}):
         if holds_ranking(row):
             found += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
             continue
         (pair,) = pairs_from([pair_row(row)], as_chat=as_chat)
-        found.append(Preference(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
+        found.append(PreferencePair(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
     return found
 
 
 def judged_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Labelled]:
+) -> list[LabelledCompletion]:
     """From `prompt`, `completion` (or `reply`) and `label` (or `right`), or `messages`
     and a label. Rows of both labels are needed."""
     found = [labelled_from([completion_row(row)], as_chat=as_chat)[0] for row in renamed(rows, columns or {})]
@@ -72,7 +68,7 @@ def judged_from(
 
 def rankings_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Ranked]:
+) -> list[RankedCompletions]:
     """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
     found = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
     if not found and len(rows) > 1:
@@ -89,19 +85,21 @@ def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
         )
 
 
-def _rankings(row: Row, as_chat: bool) -> list[Ranked]:
+def _rankings(row: Row, as_chat: bool) -> list[RankedCompletions]:
     found = []
     for each in ranked_rows(row):
         completions, ranks = each.values.get("completions"), each.values.get("ranks")
         if completions is None or ranks is None:  # two whole conversations, whose opening is the prompt
             (pair,) = pairs_from([each], as_chat=as_chat)
-            found.append(Ranked(pair.prompt, (pair.chosen, pair.rejected), (0, 1)))
+            found.append(RankedCompletions(pair.prompt, (pair.chosen, pair.rejected), (0, 1)))
             continue
         _require_completions(each, completions)
         rest = {name: value for name, value in each.values.items() if name not in ("completions", "ranks")}
         (prompt,) = prompts_from([Row(rest, each.where)], as_chat=as_chat)
         order = sorted(range(len(completions)), key=lambda at: ranks[at])
-        found.append(Ranked(prompt, tuple(completions[at] for at in order), tuple(ranks[at] for at in order)))
+        found.append(
+            RankedCompletions(prompt, tuple(completions[at] for at in order), tuple(ranks[at] for at in order))
+        )
     return found
 
 

@@ -8,12 +8,15 @@ A null counts as an absent value. The first bad row is an error, and then nothin
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.data.rows import BadRow, Row, mistake
+from whet.data.shapes import demonstration_rows
 from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -22,16 +25,18 @@ Opening = str | tuple[Message, ...]  # a plain text, or the conversation before 
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Two completions to one prompt, the first preferred."""
 
     prompt: Prompt
     chosen: str
     rejected: str
+    margin: float = 0.0  # by how much, where the data says so
+    preference: float = 1.0  # the probability that the first is the better one
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledCompletion:
     """A completion that was judged on its own."""
 
     prompt: Prompt
@@ -59,13 +64,31 @@ def prompts_from(
 def demonstrations_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[Demonstration]:
-    """From `prompt` and `completion`, or else `messages` that end in an assistant turn."""
-    demonstrations = [_demonstration(row, as_chat) for row in renamed(rows, columns or {})]
+    """From `prompt` and `completion`, from `messages` that end in an assistant turn, or from `text` alone.
+
+    Alpaca's and ShareGPT's columns are known too. Tools come from the column `tools`, calls from `tool_calls`.
+    """
+    rows = [each for row in renamed(rows, columns or {}) for each in demonstration_rows(row)]
+    demonstrations = [_text_row(row) if _is_text(row) else _demonstration(row, as_chat) for row in rows]
     _require_unique_ids(rows, [demonstration.prompt for demonstration in demonstrations])
     return demonstrations
 
 
-def pairs_from(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False) -> list[Pair]:
+def _is_text(row: Row) -> bool:
+    return _has(row, "text") and not any(_has(row, name) for name in ("prompt", "messages", "completion"))
+
+
+def _text_row(row: Row) -> Demonstration:
+    """Plain text of a language model: there is no prompt, so every token carries loss."""
+    text = row.values["text"]
+    _require_text(row, "text", text)
+    meta = {name: value for name, value in row.values.items() if name not in ("text", "id")}
+    return Demonstration(Prompt(_id(row), (), "", None, meta), text)
+
+
+def pairs_from(
+    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
+) -> list[PreferencePair]:
     """From `prompt`, `chosen` and `rejected`; or from two conversations that differ in their last turn only.
 
     A text `prompt` beside two such conversations repeats what they hold, and goes to `Prompt.meta`.
@@ -77,12 +100,12 @@ def pairs_from(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None,
 
 def labelled_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Labelled]:
+) -> list[LabelledCompletion]:
     """From the columns of a demonstration and `label`: true or false, also as text since CSV knows nothing else."""
     labelled = []
     for row in renamed(rows, columns or {}):
         shown = _demonstration(row, as_chat, "label")
-        labelled.append(Labelled(shown.prompt, shown.completion, _label(row)))
+        labelled.append(LabelledCompletion(shown.prompt, shown.completion, _label(row)))
     _require_unique_ids(rows, [completion.prompt for completion in labelled])
     return labelled
 
@@ -96,10 +119,24 @@ def _demonstration(row: Row, as_chat: bool, *also_used: str) -> Demonstration:
         raise _missing(row, "completion") if _has(row, "prompt") else _missing(row, "prompt", "messages")
     *before, last = _conversation(row, "messages", row.values["messages"])
     _require_completion(row, "messages", last)
-    return Demonstration(_prompt(row, tuple(before), "messages", *also_used), last["content"])
+    prompt = replace(_prompt(row, tuple(before), "messages", "tools", *also_used), tools=_tools(row))
+    return Demonstration(prompt, last["content"], tuple(last.get("tool_calls", ())))
 
 
-def _pair(row: Row, as_chat: bool) -> Pair:
+def _tools(row: Row) -> tuple[Mapping[str, Any], ...]:
+    """The schemas of the column `tools`: a list, or the same as JSON text."""
+    value = row.values.get("tools")
+    if isinstance(value, str) and value.strip():
+        with contextlib.suppress(ValueError):  # then it is refused below, as it stands
+            value = json.loads(value)
+    if value is None or value in ("", [], ()):
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+        raise mistake(row, "tools", f"is {_short(value)}", "a list of JSON schemas of functions", "correct or drop it")
+    return tuple(dict(each) for each in value)
+
+
+def _pair(row: Row, as_chat: bool) -> PreferencePair:
     _require(row, "chosen")
     _require(row, "rejected")
     sides = row.values["chosen"], row.values["rejected"]
@@ -119,7 +156,7 @@ def _pair(row: Row, as_chat: bool) -> Pair:
         raise mistake(
             row, "rejected", "is the same text as 'chosen'", "two different completions", "drop the row or correct it"
         )
-    return Pair(prompt, chosen, rejected)
+    return PreferencePair(prompt, chosen, rejected)
 
 
 def _is_completion(turns: Sequence[Any]) -> bool:
@@ -198,21 +235,53 @@ def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
 
 
 def _message(row: Row, field: str, message: Any) -> Message:
-    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+    calls = isinstance(message, Mapping) and message.get("role") == "assistant" and message.get("tool_calls")
+    if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         given = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {_short(message)}"
         raise mistake(row, field, given, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
-    role, content = message["role"], message["content"]
+    role, content = message["role"], message.get("content")
     if role not in ROLES:
         close = nearest(role, ROLES) if isinstance(role, str) else None
         fix = f"did you mean {close!r}?" if close else "use one of these names"
         raise mistake(row, f"{field}.role", f"is {_short(role)}", f"one of {', '.join(ROLES)}", fix)
-    _require_text(row, f"{field}.content", content)
+    if calls and not (isinstance(content, str) and content.strip()):
+        content = ""
+    else:
+        _require_text(row, f"{field}.content", content)
     # tables fill absent keys with null; other text keys (a tool's name, say) are for the chat template
-    extra = {key: value for key, value in message.items() if value is not None}
+    extra = {key: value for key, value in message.items() if value is not None} | {"content": content}
+    if calls:
+        extra["tool_calls"] = [
+            _tool_call(row, f"{field}.tool_calls[{at}]", each)
+            for at, each in enumerate(calls if isinstance(calls, list | tuple) else [calls])
+        ]
+    elif role == "assistant":
+        extra.pop("tool_calls", None)
     for key, value in extra.items():
+        if key == "tool_calls" and calls:
+            continue
         if not isinstance(value, str):
             raise mistake(row, f"{field}.{key}", f"is {_short(value)}", "a string", "write it as text or drop the key")
     return extra
+
+
+def _tool_call(row: Row, field: str, call: Any) -> dict[str, Any]:
+    """A call as chat templates want it: OpenAI's, but with the arguments as an object."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        fix = 'write {"type": "function", "function": {"name": ..., "arguments": {...}}}'
+        raise mistake(row, field, f"is {_short(call)}", "a call with the name of a function", fix)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        given = f"is {_short(function.get('arguments'))}"
+        raise mistake(row, f"{field}.function.arguments", given, "an object, or one as JSON text", "correct it")
+    kept = {key: value for key, value in call.items() if key in ("id", "type") and value is not None}
+    return {"type": "function", **kept, "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
 def _prompt(row: Row, opening: Opening, *used: str, field: str | None = None) -> Prompt:

@@ -1,12 +1,14 @@
-"""Preference rows as others write them, rewritten to the columns of `whet.data.prompts`.
+"""Rows as others write them, rewritten to the columns of `whet.data.prompts`.
 
-Known shapes: explicit or implicit prompts, `conversations` of {from, value}, instruction and input, two numbered
-completions with a verdict, transcripts of "Human:" and "Assistant:", completions with scores or ranks, and message trees.
-Nothing is judged here beyond what the shape itself needs.
+Demonstrations: Alpaca's instruction, input and output (also as several `instances`), ShareGPT's `conversations` of
+{from, value}, plain `text`. Preferences: explicit or implicit prompts, two numbered completions with a verdict,
+transcripts of "Human:" and "Assistant:", completions with scores or ranks, and message trees. Nothing is judged here
+beyond what the shape itself needs.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +19,12 @@ from whet.data.rows import Row, mistake
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "function_call", "bot"), "assistant"),
-    **{"system": "system", "observation": "tool", "tool": "tool"},
+    **dict.fromkeys(("gpt", "assistant", "function_call", "tool_call", "bot", "model", "chatgpt"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function_response", "tool_response", "function"), "tool"),
+    "system": "system",
 }
+CALLERS = ("function_call", "tool_call")  # speakers whose words are a call as JSON
+OUTPUTS = ("output", "response", "reply", "answer")  # the completion of a demonstration, where it has another name
 QUESTIONS = ("question", "problem", "query", "input")
 RIVALS = (
     ("output_1", "output_2"),
@@ -89,6 +94,41 @@ def with_prompt(row: Row) -> Row:
         if name is not None:
             values["prompt"] = values.pop(name)
     return Row(values, row.where)
+
+
+def demonstration_rows(row: Row) -> Iterator[Row]:
+    """The row with `prompt` and `completion`, `messages`, or `text` alone; one for each of its `instances`."""
+    values = dict(row.values)
+    instances = values.pop("instances", None)
+    if isinstance(instances, list | tuple) and instances and all(isinstance(each, Mapping) for each in instances):
+        name = values.get("id")
+        for number, each in enumerate(instances):
+            own = {"id": f"{name}/{number}"} if name is not None and len(instances) > 1 else {}
+            where = row.where if len(instances) == 1 else f"{row.where}, instances[{number}]"
+            yield from demonstration_rows(Row({**values, **each, **own}, where))
+        return
+    if _filled(row.values.get("completion")) or _filled(row.values.get("messages")):
+        yield Row({**row.values, **_spoken(row.values)}, row.where)
+        return
+    if _filled(row.values.get("conversations")):
+        values = dict(row.values)
+        system = values.pop("system", None)
+        turns = _as_messages(values.pop("conversations"))
+        if isinstance(turns, list) and isinstance(system, str) and system.strip():
+            turns = [{"role": "system", "content": system}, *turns]
+        yield Row({**values, "messages": turns}, row.where)
+        return
+    values = dict(row.values)
+    asks = any(_filled(values.get(name)) for name in ("prompt", "instruction", *QUESTIONS))
+    output = next((name for name in OUTPUTS if _filled(values.get(name))), None)
+    if asks and output is not None:
+        values["completion"] = values.pop(output)
+    yield with_prompt(Row(values, row.where)) if asks else row
+
+
+def _spoken(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`messages` whose turns are {from, value}, as {role, content}."""
+    return {"messages": _as_messages(values["messages"])} if _filled(values.get("messages")) else {}
 
 
 def pair_row(row: Row) -> Row:
@@ -265,7 +305,21 @@ def _as_messages(value: Any) -> Any:
         return value
     if not all("from" in each and "value" in each for each in value):
         return value
-    return [{"role": SPEAKERS.get(str(each["from"]), str(each["from"])), "content": each["value"]} for each in value]
+    return [_as_message(str(each["from"]), each["value"]) for each in value]
+
+
+def _as_message(speaker: str, said: Any) -> dict[str, Any]:
+    """One turn; a call that is written as JSON becomes a tool call."""
+    if speaker in CALLERS:
+        try:
+            calls = json.loads(said)
+        except (TypeError, ValueError):
+            calls = None
+        calls = [calls] if isinstance(calls, Mapping) else calls
+        if isinstance(calls, list) and calls and all(isinstance(each, Mapping) and "name" in each for each in calls):
+            listed = [{"type": "function", "function": dict(each)} for each in calls]
+            return {"role": "assistant", "content": "", "tool_calls": listed}
+    return {"role": SPEAKERS.get(speaker, speaker), "content": said}
 
 
 def _text(completion: Any) -> Any:

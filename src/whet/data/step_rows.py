@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from whet.data.pairs import require_both
-from whet.data.prompts import Labelled, prompts_from, renamed
+from whet.data.prompts import LabelledCompletion, prompts_from, renamed
 from whet.data.rows import Row, mistake
 from whet.data.shapes import shown, with_prompt
 from whet.types import Prompt
@@ -24,7 +24,7 @@ LABELS = "labels"
 
 
 @dataclass(frozen=True)
-class Stepped:
+class LabelledSteps:
     """A solution in steps."""
 
     prompt: Prompt
@@ -45,7 +45,7 @@ def stepped_from(
     as_chat: bool = False,
     labels_in: str = LABELS,
     need_labels: bool = True,
-) -> list[Stepped]:
+) -> list[LabelledSteps]:
     """From `prompt`, `steps` and `labels` or `first_error` (counted from 0; -1 or null for none).
 
     Also from solutions with `error_steps` counted from 1, and from search trees of prefixes with `mc_value`. Where
@@ -62,7 +62,7 @@ def stepped_from(
     return found
 
 
-def common_separator(solutions: Sequence[Stepped]) -> str | None:
+def common_separator(solutions: Sequence[LabelledSteps]) -> str | None:
     """What the rows say that ends a step; None where they do not say, or not the same."""
     stated = {solution.prompt.meta.get("separator") for solution in solutions}
     only = stated.pop() if len(stated) == 1 else None
@@ -85,19 +85,19 @@ def _with_some_labels(row: Row) -> Row:
     return Row({**row.values, LABELS: [None] * len(steps)}, row.where) if isinstance(steps, list) else row
 
 
-def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Labelled]:
+def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[LabelledCompletion]:
     """Whole solutions, right or wrong: as `final_answer_correct` says, else right where no step is wrong."""
     found = []
     for row in rows:
         for one in _solutions(row, as_chat):
             stated = one.prompt.meta.get("final_answer_correct")
             right = stated if isinstance(stated, bool) else one.first_error is None
-            found.append(Labelled(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
+            found.append(LabelledCompletion(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
     require_both(rows, [completion.label for completion in found])
     return found
 
 
-def _solutions(row: Row, as_chat: bool) -> Iterator[Stepped]:
+def _solutions(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     if isinstance(row.values.get("reasoning_steps"), list):
         yield from _branches(row, as_chat)
     elif "modified_process" in row.values:
@@ -107,7 +107,7 @@ def _solutions(row: Row, as_chat: bool) -> Iterator[Stepped]:
         if "steps" not in values and isinstance(values.get("completions"), list):
             values["steps"] = values.pop("completions")
         steps = _steps(row, values.get("steps"))
-        yield Stepped(_prompt(Row(values, row.where), as_chat), steps, _labels(row, values, len(steps)))
+        yield LabelledSteps(_prompt(Row(values, row.where), as_chat), steps, _labels(row, values, len(steps)))
 
 
 def _steps(row: Row, value: Any, field: str = "steps") -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def _until_error(row: Row, values: Mapping[str, Any], count: int) -> tuple[float
     return (1.0,) * at + (0.0,) + (None,) * (count - at - 1)
 
 
-def _modified(row: Row, as_chat: bool) -> Iterator[Stepped]:
+def _modified(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     """A right solution and the same one with errors put in, which are all known."""
     values = row.values
     steps = _steps(row, values["modified_process"], "modified_process")
@@ -173,14 +173,14 @@ def _modified(row: Row, as_chat: bool) -> Iterator[Stepped]:
     name = values.get("idx", row.where)
     asked = {"prompt": values.get("modified_question") or values.get("question"), "id": f"{name}/modified"}
     labels = tuple(float(at not in wrong) for at in range(1, len(steps) + 1))
-    yield Stepped(_prompt(Row(asked, row.where), as_chat), steps, labels)
+    yield LabelledSteps(_prompt(Row(asked, row.where), as_chat), steps, labels)
     if wrong and values.get("original_process"):
         right = _steps(row, values["original_process"], "original_process")
         asked = {"prompt": values.get("original_question") or values.get("question"), "id": f"{name}/original"}
-        yield Stepped(_prompt(Row(asked, row.where), as_chat), right, (1.0,) * len(right))
+        yield LabelledSteps(_prompt(Row(asked, row.where), as_chat), right, (1.0,) * len(right))
 
 
-def _branches(row: Row, as_chat: bool) -> Iterator[Stepped]:
+def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     """Each longest prefix of a search tree, cut where shorter ones end; its labels are the shares that went well."""
     question = row.values.get("question")
     seen: dict[str, list[float]] = {}
@@ -201,7 +201,7 @@ def _branches(row: Row, as_chat: bool) -> Iterator[Stepped]:
             continue
         labels = tuple(sum(seen[each]) / len(seen[each]) for each in path)
         asked = {"prompt": question, "id": f"{row.values.get('question_id', row.where)}/{number}"}
-        yield Stepped(_prompt(Row(asked, row.where), as_chat), tuple(step.strip() for step in steps), labels)
+        yield LabelledSteps(_prompt(Row(asked, row.where), as_chat), tuple(step.strip() for step in steps), labels)
 
 
 def _prompt(row: Row, as_chat: bool) -> Prompt:

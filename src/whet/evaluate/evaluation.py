@@ -1,4 +1,4 @@
-"""Asking a model: marks on held-out prompts, and completions to look at."""
+"""Evaluating a model: metrics on held-out prompts, and completions to look at."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import comb
 from statistics import fmean
 
-from whet.build.assembly import Runtime, build_evaluator, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
@@ -15,39 +16,39 @@ from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
 
-def held_out_groups(
+def evaluate_groups(
     config: EvaluationConfig, num_samples: int, rewards: Sequence[RewardPart] | None = None
 ) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
-    return sat_groups(config, num_samples, *held_out_exam(config, rewards))
+    return run_evaluator(config, num_samples, *eval_setup(config, rewards))
 
 
-def held_out_exam(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
+def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
     chosen = load_prompts(config, held_out=True)[: config.eval.prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)
-    machine = load_runtime(config)
-    judge = build_scorer(config, bind_judges(parts, machine.engine, machine.loaded.tokenizer))
-    return machine, build_evaluator(machine, chosen, sampling_from(config.sampling), judge)
+    runtime = load_runtime(config)
+    score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
+    return runtime, build_evaluator(runtime, chosen, sampling_from(config.sampling), score)
 
 
-def sat_groups(config: EvaluationConfig, num_samples: int, machine: Runtime, exam: Evaluator) -> list[Group]:
+def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:
     if num_samples < 1:
         raise WhetError(f"samples is {num_samples}; give 1 (greedy) or more")
     if num_samples == 1:
-        return exam.evaluate(machine.engine)
+        return evaluator.evaluate()
     if config.sampling.temperature == 0:
         raise WhetError("several samples at temperature 0 are all equal; give --set sampling.temperature=1.0")
-    return exam.evaluate(machine.engine, num_samples, config.sampling.temperature, config.seed)
+    return evaluator.evaluate(num_samples, config.sampling.temperature, config.seed)
 
 
-def held_out_marks(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
-    return group_marks(held_out_groups(config, num_samples), num_samples)
+def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
+    return group_metrics(evaluate_groups(config, num_samples), num_samples)
 
 
-def group_marks(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+def group_metrics(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     found = eval_metrics(groups)
     if num_samples > 1 and "accuracy" in found:
         found.update(pass_at(groups, num_samples))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
-from whet.build.assembly import Runtime
 from whet.build.rewards import bind_judges, build_scorer, failure_policy
+from whet.build.runtime import Runtime
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
-from whet.evaluate.evaluation import group_marks, held_out_exam, sat_groups
-from whet.evaluate.search import SearchPlan, searched
+from whet.evaluate.evaluation import eval_setup, group_metrics, run_evaluator
+from whet.evaluate.search import SearchPlan, search_completions
 from whet.protocols import Reward
 from whet.report.rerank import Opinions, Pool, Reranking, SearchResult, choice_lines, search_result
 from whet.reward import RewardPart, find_reward
@@ -30,7 +30,7 @@ AGGREGATES = get_args(Aggregate)
 
 
 @dataclass(frozen=True)
-class Scorer:
+class Reranker:
     """A reward that chooses, under the name it was given by."""
 
     name: str
@@ -43,8 +43,8 @@ class Scorer:
         return len(model_folders(folder)) if folder else int(hasattr(self.reward, "needs_ask"))
 
 
-def reranked(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, float], Reranking]:
-    """The usual marks, and what every way of choosing among the same completions would have scored."""
+def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, float], Reranking]:
+    """The usual metrics, and what every way of choosing among the same completions would have scored."""
     section = config.rerank
     _check(section, num_samples, config.sampling.temperature)
     scorers = scorers_of(section)
@@ -54,33 +54,33 @@ def reranked(config: EvaluationConfig, num_samples: int) -> tuple[dict[str, floa
         if callable(prepare):
             prepare()
     separators = {each.name: _separator(section, each) for each in scorers} if section.search == "steps" else {}
-    machine, exam = held_out_exam(config)
-    engine, tokenizer = machine.engine, machine.loaded.tokenizer
+    runtime, evaluator = eval_setup(config)
+    engine, tokenizer = runtime.engine, runtime.loaded.tokenizer
     scorers = [
-        Scorer(each.name, part.resolved_reward)
+        Reranker(each.name, part.resolved_reward)
         for each, part in zip(
             scorers, bind_judges([RewardPart(each.reward) for each in scorers], engine, tokenizer), strict=True
         )
     ]
-    groups = sat_groups(config, num_samples, machine, exam)
+    groups = run_evaluator(config, num_samples, runtime, evaluator)
     pools = [_pool(group) for group in groups]
     by_scorer = [opinions_of(config, each, groups) for each in scorers]
-    marks = group_marks(groups, num_samples)
+    metrics = group_metrics(groups, num_samples)
     found = Reranking(
         config.model.name,
         config.data.source,
-        "accuracy" if "accuracy" in marks else "reward",
+        "accuracy" if "accuracy" in metrics else "reward",
         len(groups),
         num_samples,
         config.sampling.temperature,
         choice_lines(pools, [each for several in by_scorer for each in several]),
     )
     searches = [
-        _search(config, each, separators[each.name], (machine, exam), (pools, opinions))
+        _search(config, each, separators[each.name], (runtime, evaluator), (pools, opinions))
         for each, opinions in zip(scorers, by_scorer, strict=True)
         if each.name in separators
     ]
-    return marks, replace(found, searches=tuple(searches))
+    return metrics, replace(found, searches=tuple(searches))
 
 
 def _check(section: RerankSection, num_samples: int, temperature: float) -> None:
@@ -112,19 +112,19 @@ def _check(section: RerankSection, num_samples: int, temperature: float) -> None
             raise WhetError(f"--rerank {name} is given twice; a search needs one scorer of a name")
 
 
-def scorers_of(section: RerankSection) -> list[Scorer]:
+def scorers_of(section: RerankSection) -> list[Reranker]:
     """The scorers of the config, their folders found; nothing is loaded yet."""
     return [_scorer(each, {**section.settings, **each.settings}) for each in section.scorers]
 
 
-def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Scorer:
+def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:
     try:
-        return Scorer(choice.reward, find_reward(choice.reward, settings))
+        return Reranker(choice.reward, find_reward(choice.reward, settings))
     except WhetError as error:
         raise WhetError(f"--rerank {choice.reward}: {error}") from error
 
 
-def _separator(section: RerankSection, each: Scorer) -> str:
+def _separator(section: RerankSection, each: Reranker) -> str:
     """Where a step of a search ends."""
     if steps_of(each.reward) is None:
         raise WhetError(
@@ -153,11 +153,11 @@ def _answer(completion: str) -> str | None:
     return None if answer is None else normal_form(answer)
 
 
-def opinions_of(config: EvaluationConfig, each: Scorer, groups: Sequence[Group]) -> list[Opinions]:
+def opinions_of(config: EvaluationConfig, each: Reranker, groups: Sequence[Group]) -> list[Opinions]:
     """One for a scorer of whole completions; for one of steps each aggregate of the same scores."""
     prompts = [group.prompt for group in groups for _ in group.samples]
     samples = [sample for group in groups for sample in group.samples]
-    scores = _scores(_judge(config, each), prompts, samples)
+    scores = _scores(_scorer_of(config, each), prompts, samples)
     sizes = [len(group.samples) for group in groups]
     steps = steps_of(each.reward)
     if steps is None:
@@ -177,7 +177,7 @@ def opinions_of(config: EvaluationConfig, each: Scorer, groups: Sequence[Group])
     ]
 
 
-def _judge(config: EvaluationConfig, each: Scorer) -> Score:
+def _scorer_of(config: EvaluationConfig, each: Reranker) -> Score:
     return build_scorer(config, [RewardPart(each.reward)], failure_policy(config))
 
 
@@ -192,25 +192,25 @@ def _cut(scores: Sequence[float | None], sizes: Sequence[int]) -> tuple[tuple[fl
 
 def _search(
     config: EvaluationConfig,
-    each: Scorer,
+    each: Reranker,
     separator: str,
     asked: tuple[Runtime, Evaluator],
     known: tuple[Sequence[Pool], Sequence[Opinions]],
 ) -> SearchResult:
     """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""
-    (machine, exam), (pools, opinions) = asked, known
+    (runtime, evaluator), (pools, opinions) = asked, known
     section = config.rerank
-    sampling = replace(exam.sampling, temperature=config.sampling.temperature)
-    plan = SearchPlan(section.beams, section.branches, separator, sampling, machine.loaded.context, config.seed)
-    found = searched(
-        machine.engine,
-        exam.prompts,
-        exam.prompt_tokens,
-        partial(_scores, _judge(config, each)),
-        lambda tokens: str(machine.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
+    sampling = replace(evaluator.sampling, temperature=config.sampling.temperature)
+    plan = SearchPlan(section.beams, section.branches, separator, sampling, runtime.loaded.context, config.seed)
+    found = search_completions(
+        runtime.engine,
+        evaluator.prompts,
+        evaluator.prompt_tokens,
+        partial(_scores, _scorer_of(config, each)),
+        lambda tokens: str(runtime.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
         plan,
     )
-    truth = exam.score(exam.prompts, [one.sample for one in found])
+    truth = evaluator.score(evaluator.prompts, [one.sample for one in found])
     guide = getattr(getattr(each.reward, "settings", None), "aggregate", AGGREGATES[0])
     mine = next(one for one in opinions if one.aggregate == guide)
     written = sum(one.written for one in found) / len(found)

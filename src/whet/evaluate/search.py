@@ -1,6 +1,6 @@
 """Search over the steps of a completion: draw continuations up to the end of a step, keep the best, go on from there.
 
-The first round draws `beams * branches` openings a prompt, every later one `branches` continuations of each partial
+The first round draws `beams * branches` openings per prompt, every later one `branches` continuations of each partial
 completion; the `beams` best different ones are kept, by the score of the steps so far. A finished completion stays and
 competes. A partial completion goes on from its own tokens: nothing is tokenised twice.
 """
@@ -14,7 +14,7 @@ from math import inf
 import torch
 
 from whet.protocols import Engine
-from whet.rollout.collect import request_seed
+from whet.rollout.seed import request_seed
 from whet.types import Prompt, Request, Sample, Sampling, StopReason, Support
 
 Scores = Callable[[Sequence[Prompt], Sequence[Sample]], Sequence[float | None]]
@@ -35,7 +35,7 @@ class SearchPlan:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchedCompletion:
     """The best completion of a search, and what it cost."""
 
     sample: Sample
@@ -45,7 +45,7 @@ class Found:
 
 
 @dataclass
-class _Tree:
+class _PromptSearch:
     """One prompt on its way."""
 
     prompt: Prompt
@@ -55,55 +55,59 @@ class _Tree:
     read: int = 0
 
 
-def searched(
+def search_completions(
     engine: Engine,
     prompts: Sequence[Prompt],
     prompt_tokens: Sequence[tuple[int, ...]],
     scores: Scores,
     decode: Decode,
     plan: SearchPlan,
-) -> list[Found]:
-    """One completion a prompt, the best that the search ends with; of equal ones the first drawn."""
-    trees = [_Tree(prompt, tokens, []) for prompt, tokens in zip(prompts, prompt_tokens, strict=True)]
+) -> list[SearchedCompletion]:
+    """One completion per prompt, the best that the search ends with; of equal ones the first drawn."""
+    searches = [_PromptSearch(prompt, tokens, []) for prompt, tokens in zip(prompts, prompt_tokens, strict=True)]
     number = 0
-    while growing := [tree for tree in trees if not tree.kept or _open(tree, plan)]:
+    while growing := [search for search in searches if not search.kept or _open(search, plan)]:
         drawn = _grow(engine, growing, decode, plan, number)
-        new = [_different(tree, each) for tree, each in zip(growing, drawn, strict=True)]
-        _judge(growing, new, scores, plan)
+        new = [_different(search, each) for search, each in zip(growing, drawn, strict=True)]
+        _keep_best(growing, new, scores, plan)
         number += 1
-    return [Found(tree.kept[0][1], tree.kept[0][0], tree.written, tree.read) for tree in trees]
+    return [
+        SearchedCompletion(search.kept[0][1], search.kept[0][0], search.written, search.read) for search in searches
+    ]
 
 
-def _open(tree: _Tree, plan: SearchPlan) -> list[Sample]:
+def _open(search: _PromptSearch, plan: SearchPlan) -> list[Sample]:
     """The partial completions, the best first."""
-    return [sample for _, sample in tree.kept if _goes_on(sample, tree, plan)]
+    return [sample for _, sample in search.kept if _goes_on(sample, search, plan)]
 
 
-def _goes_on(sample: Sample, tree: _Tree, plan: SearchPlan) -> bool:
-    if sample.stop is StopReason.END or len(sample.tokens) - len(tree.tokens) >= plan.sampling.max_new_tokens:
+def _goes_on(sample: Sample, search: _PromptSearch, plan: SearchPlan) -> bool:
+    if sample.stop is StopReason.END or len(sample.tokens) - len(search.tokens) >= plan.sampling.max_new_tokens:
         return False
     return not any(text in sample.completion for text in plan.sampling.stop)
 
 
-def _grow(engine: Engine, trees: Sequence[_Tree], decode: Decode, plan: SearchPlan, number: int) -> list[list[Sample]]:
-    """The continuations of each tree's partial completions, as whole completions."""
+def _grow(
+    engine: Engine, searches: Sequence[_PromptSearch], decode: Decode, plan: SearchPlan, number: int
+) -> list[list[Sample]]:
+    """The continuations of each search's partial completions, as whole completions."""
     requests: list[Request] = []
-    origins: list[tuple[int, Sample | None]] = []  # the tree, and what is gone on with
-    for place, tree in enumerate(trees):
-        parents: list[Sample | None] = [one for one in _open(tree, plan) for _ in range(plan.branches)]
+    origins: list[tuple[int, Sample | None]] = []  # the search, and what is gone on with
+    for place, search in enumerate(searches):
+        parents: list[Sample | None] = [one for one in _open(search, plan) for _ in range(plan.branches)]
         for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
-            tokens = tree.tokens if parent is None else tuple(parent.tokens.tolist())
-            requests.append(Request(tokens, request_seed(plan.seed, tree.prompt.id, number, at)))
+            tokens = search.tokens if parent is None else tuple(parent.tokens.tolist())
+            requests.append(Request(tokens, request_seed(plan.seed, search.prompt.id, number, at)))
             origins.append((place, parent))
     budget = plan.sampling.max_new_tokens
-    used = [len(each.tokens) - len(trees[place].tokens) for each, (place, _) in zip(requests, origins, strict=True)]
+    used = [len(each.tokens) - len(searches[place].tokens) for each, (place, _) in zip(requests, origins, strict=True)]
     left = min(budget - min(used), plan.context - max(len(each.tokens) for each in requests))
     sampling = replace(plan.sampling, max_new_tokens=left, stop=(*plan.sampling.stop, plan.separator))
-    drawn: list[list[Sample]] = [[] for _ in trees]
+    drawn: list[list[Sample]] = [[] for _ in searches]
     for (place, parent), request, sample in zip(origins, requests, engine.generate(requests, sampling), strict=True):
-        tree = trees[place]
-        whole = _whole(sample, parent, len(tree.tokens), budget, decode)
-        tree.written += len(whole.tokens) - len(request.tokens)
+        search = searches[place]
+        whole = _whole(sample, parent, len(search.tokens), budget, decode)
+        search.written += len(whole.tokens) - len(request.tokens)
         drawn[place].append(whole)
     return drawn
 
@@ -131,9 +135,9 @@ def _whole(sample: Sample, parent: Sample | None, start: int, budget: int, decod
     )
 
 
-def _different(tree: _Tree, drawn: Sequence[Sample]) -> list[Sample]:
+def _different(search: _PromptSearch, drawn: Sequence[Sample]) -> list[Sample]:
     """The first of each, without those that are kept already."""
-    known = {tuple(one.tokens.tolist()) for _, one in tree.kept}
+    known = {tuple(one.tokens.tolist()) for _, one in search.kept}
     found: dict[tuple[int, ...], Sample] = {}
     for sample in drawn:
         tokens = tuple(sample.tokens.tolist())
@@ -142,21 +146,23 @@ def _different(tree: _Tree, drawn: Sequence[Sample]) -> list[Sample]:
     return list(found.values())
 
 
-def _judge(trees: Sequence[_Tree], new: Sequence[Sequence[Sample]], scores: Scores, plan: SearchPlan) -> None:
-    """Score the new partial completions and keep the best; finished ones keep their score and their place in the order."""
-    prompts = [tree.prompt for tree, samples in zip(trees, new, strict=True) for _ in samples]
+def _keep_best(
+    searches: Sequence[_PromptSearch], new: Sequence[Sequence[Sample]], scores: Scores, plan: SearchPlan
+) -> None:
+    """Score the new partial completions and keep the best; finished ones keep score and place."""
+    prompts = [search.prompt for search, samples in zip(searches, new, strict=True) for _ in samples]
     shown = [
-        _up_to_step(sample, plan.separator) if _goes_on(sample, tree, plan) else sample
-        for tree, samples in zip(trees, new, strict=True)
+        _up_to_step(sample, plan.separator) if _goes_on(sample, search, plan) else sample
+        for search, samples in zip(searches, new, strict=True)
         for sample in samples
     ]
     given = iter(scores(prompts, shown))
-    for tree, samples in zip(trees, new, strict=True):
+    for search, samples in zip(searches, new, strict=True):
         beams = [(-inf if (score := next(given)) is None else score, sample) for sample in samples]
-        tree.read += sum(len(sample.tokens) for sample in samples)
-        finished = [beam for beam in tree.kept if not _goes_on(beam[1], tree, plan)]
+        search.read += sum(len(sample.tokens) for sample in samples)
+        finished = [beam for beam in search.kept if not _goes_on(beam[1], search, plan)]
         # sorted keeps the order of equal ones
-        tree.kept = sorted([*finished, *beams], key=lambda beam: -beam[0])[: plan.beams]
+        search.kept = sorted([*finished, *beams], key=lambda beam: -beam[0])[: plan.beams]
 
 
 def _up_to_step(sample: Sample, separator: str) -> Sample:

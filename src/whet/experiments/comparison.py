@@ -1,8 +1,8 @@
 """`whet compare`: methods trained side by side over several seeds, all else equal; or finished runs held together.
 
-`compare` trains and `compare_runs` reads; both give a `MethodComparison`, which `write_comparison` makes a page of. Every run
-that `compare` makes is an ordinary run folder below the comparison's own, so each can be viewed, sampled and resumed.
-What is finished there is never run again, and what was broken off goes on: the same call twice is the same as once.
+`compare` trains and `compare_runs` reads; both give a `MethodComparison`, which `write_comparison` makes a page of.
+Every run that `compare` makes is an ordinary run folder below the comparison's own, so each can be viewed, sampled and
+resumed. What is finished is never run again, what was interrupted continues: the same call twice is the same as once.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from whet import api
 from whet.config import run_folder
 from whet.config.config import Config, PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
-from whet.config.run_folder import next_free_folder
+from whet.pipeline.progress import ProgressLine, print_line
 from whet.report.compare import MethodComparison, MethodRun, comparison_values, metric_name, table_text
 from whet.report.compare_page import compare_page
 from whet.report.record import read_summary
 from whet.report.run import read_run
-from whet.report.text import duration, headline, metric_text, number
-from whet.types import Prompt, Sample, StepReport, WhetError
+from whet.report.text import duration, headline, metric_text
+from whet.types import WhetError
 
 PAGE, VALUES = "compare.html", "compare.json"
 OWN_KEYS = {"method": "--methods", "seed": "--seeds", "folder": "--folder"}
@@ -36,7 +34,7 @@ RUN_NAME = re.compile(r".+-seed\d+")
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonRun:
     """A comparison's folder after (or during) its runs."""
 
     folder: Path
@@ -46,8 +44,8 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run of the plan."""
+class PlannedRun:
+    """A run of the comparison, to be made or made already."""
 
     method: str
     seed: int
@@ -72,42 +70,6 @@ class Entry:
         return result_of(self.folder, self.method, self.seed, self.folder.name)
 
 
-class RunLine:
-    """A callback that keeps one line of a terminal up to date; elsewhere it is silent."""
-
-    def __init__(self, name: str, stream: TextIO) -> None:
-        self._name, self._stream = name, stream
-        self._is_live = stream.isatty()
-        self._total, self._steps, self._began = 0, 0, time.monotonic()
-
-    def started(self, summary: Mapping[str, Any]) -> None:
-        self._total, self._began = int(summary.get("total_steps") or 0), time.monotonic()
-        self._show("starting")
-
-    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
-        self._steps += 1
-        left = (time.monotonic() - self._began) / self._steps * (self._total - report.step)
-        reward = number(report.reward.get("total"))
-        self._show(f"step {report.step}/{self._total}  reward {reward}  {duration(left)} left")
-
-    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        pass
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        pass
-
-    def clear(self) -> None:
-        if self._is_live:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-
-    def _show(self, text: str) -> None:
-        if self._is_live:
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write(f"\r\x1b[K{f'{self._name}  {text}'[:width]}")
-            self._stream.flush()
-
-
 def compare(
     methods: str | Sequence[str],
     seeds: int = 3,
@@ -116,7 +78,7 @@ def compare(
     config: str | Path | Mapping[str, Any] | None = None,
     command: str = "",
     **settings: Any,
-) -> Compared:
+) -> ComparisonRun:
     """Run every method with seeds 0, 1, ... on the same task, and draw compare.html with one table and one plot.
 
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it: `steps=20,
@@ -127,20 +89,19 @@ def compare(
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
     if seeds < 1:
         raise WhetError(f"seeds is {seeds}; give 1 or more, 3 to say anything about noise")
-    place = Path(folder) if folder else next_free_folder("compare")
-    entries = plan(names, seeds, place, layer)
+    place = Path(folder) if folder else run_folder.next_free_folder("compare")
+    entries = plan_runs(names, seeds, place, layer)
     check_folder(place, entries)
-    output = sys.stdout
     is_stopped, failures = False, {}
     try:
         # seed by seed: whenever this is interrupted, the methods have about as many runs each
         for number, entry in enumerate(sorted(entries, key=lambda each: each.seed), 1):
             words = "already finished"
             if not entry.is_finished:
-                words, complaint = _run(entry, layer, output)
+                words, complaint = _train(entry, layer)
                 failures.update({entry.name: complaint} if complaint else {})
                 write_comparison(place, _comparison(entries, failures, command))
-            _say(output, f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
+            print_line(f"[{number}/{len(entries)}] {'  '.join(filter(None, [entry.name, *_outcome(entry), words]))}")
             if is_stopped := words == INTERRUPTED:
                 break
     except BaseException:
@@ -149,7 +110,7 @@ def compare(
         raise
     comparison = _comparison(entries, failures, command)
     write_comparison(place, comparison)
-    return _closed(place, comparison, is_stopped, output)
+    return _closed(place, comparison, is_stopped)
 
 
 INTERRUPTED = "interrupted"
@@ -185,9 +146,9 @@ def named_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return layer
 
 
-def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[Entry]:
+def plan_runs(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, Any]) -> list[PlannedRun]:
     """Every run with its config; a mistake in any of them surfaces here, before the first one starts."""
-    from whet.build.assembly import build_objective
+    from whet.build.rl import build_objective
 
     entries = []
     for method in methods:
@@ -200,7 +161,7 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
             place = folder / f"{method}-seed{seed}"
             config = resolved(method, layer, {"seed": seed, "folder": str(place)})
             assert isinstance(config, PolicyConfig)
-            entries.append(Entry(method, seed, place, config))
+            entries.append(PlannedRun(method, seed, place, config))
         try:
             build_objective(entries[-1].config)
         except WhetError as error:
@@ -208,7 +169,7 @@ def plan(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[str, A
     return entries
 
 
-def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
+def check_folder(folder: Path, entries: Sequence[PlannedRun]) -> None:
     """Refuse a folder with anything but this comparison in it."""
     if folder.exists() and not folder.is_dir():
         raise WhetError(f"{folder} is a file; give another --folder")
@@ -235,7 +196,7 @@ def check_folder(folder: Path, entries: Sequence[Entry]) -> None:
             raise WhetError(f"{entry.folder} is not empty and not a run; move it away, or give another --folder")
 
 
-def held_equal(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, str]]:
+def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str, str]]:
     """What all methods share, in words; and the settings in which some differ, whatever the reason."""
     first = entries[0].config
     peers = [entry for entry in entries if entry.seed == entries[0].seed]
@@ -402,11 +363,11 @@ def _link(folder: Path, run: str) -> str:
     return Path(os.path.relpath(run, folder.resolve())).as_posix() if os.path.isabs(run) else run
 
 
-def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, str]:
+def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
     """Train or go on; what to say of it, and the complaint of a run that failed."""
     from whet.train.run import RunFailed
 
-    line = RunLine(entry.name, output)
+    line = ProgressLine(entry.name, sys.stdout)
     try:
         if entry.is_begun:
             run = api.resume(entry.folder, callbacks=[line], console=False)
@@ -423,7 +384,7 @@ def _run(entry: Entry, layer: Mapping[str, Any], output: TextIO) -> tuple[str, s
     return (INTERRUPTED if run.status == "interrupted" else ""), ""
 
 
-def _outcome(entry: Entry) -> list[str]:
+def _outcome(entry: PlannedRun) -> list[str]:
     if not entry.is_finished:
         return []
     result = entry.result()
@@ -436,7 +397,7 @@ def _outcome(entry: Entry) -> list[str]:
     return [gain, duration(result.seconds)]
 
 
-def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: str) -> MethodComparison:
+def _comparison(entries: Sequence[PlannedRun], failures: Mapping[str, str], command: str) -> MethodComparison:
     equal, unequal = held_equal(entries)
     remarks = list(failures.values())
     if len({entry.method for entry in entries}) > 1 and entries[0].config.batch.updates_per_step == 1:
@@ -455,19 +416,10 @@ def _comparison(entries: Sequence[Entry], failures: Mapping[str, str], command: 
     )
 
 
-def _closed(folder: Path, comparison: MethodComparison, is_stopped: bool, output: TextIO) -> Compared:
+def _closed(folder: Path, comparison: MethodComparison, is_stopped: bool) -> ComparisonRun:
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
-    _say(output, f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
+    print_line(f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:
-        _say(output, f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
+        print_line(f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
     status = "interrupted" if is_stopped else "finished" if done == planned else "unfinished"
-    return Compared(folder, status, comparison, folder / PAGE)
-
-
-def _say(output: TextIO, text: str) -> None:
-    encoding = getattr(output, "encoding", None) or "utf-8"
-    try:
-        "±".encode(encoding)
-    except UnicodeEncodeError:
-        text = text.replace("±", "+-")
-    print(text.encode(encoding, "replace").decode(encoding), file=output, flush=True)
+    return ComparisonRun(folder, status, comparison, folder / PAGE)

@@ -8,7 +8,6 @@ the rewards `learned` and `learned_steps` take.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +16,25 @@ from typing import Any
 from whet import api
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.config.run_folder import CONFIG, next_free_folder, read_config
+from whet.pipeline.stages import write_atomically
 from whet.report.record import read_summary
 from whet.report.text import metric_text, plain_metrics
 from whet.types import WhetError
 
-MARKS = "ensemble.json"
+VALUES = "ensemble.json"
 
 
 @dataclass(frozen=True)
-class Members:
+class EnsembleRun:
     """An ensemble's folder after (or during) the training of its members."""
 
     folder: Path
     status: str  # finished or interrupted
     runs: tuple[Path, ...]
-    marks: Mapping[str, float]  # of all members together, on the held-out rows; empty without any
+    metrics: Mapping[str, float]  # of all members together, on the held-out rows; empty without any
 
 
-def train_members(
+def train_ensemble(
     method: str,
     seeds: int,
     *,
@@ -42,7 +42,7 @@ def train_members(
     config: Mapping[str, Any] | None = None,
     command: str = "",
     **settings: Any,
-) -> Members:
+) -> EnsembleRun:
     """Train `seeds` reward models that differ by their seed, or go on with them, and judge them together.
 
     `config` are nested values, `settings` are top-level keys that win over it; `model`, `data` and `reward` may be
@@ -56,8 +56,8 @@ def train_members(
     place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
     values = merged(config or {}, _named(settings))
     first = int(values.pop("seed", 0))
-    plan = [_member(method, values, place, first + number) for number in range(seeds)]
-    for number, member in enumerate(plan, 1):
+    members = [_member(method, values, place, first + number) for number in range(seeds)]
+    for number, member in enumerate(members, 1):
         run = Path(member.folder)
         print(f"\n[{number}/{seeds}] {run}", flush=True)
         if not (run / CONFIG).exists():
@@ -69,32 +69,33 @@ def train_members(
             status = api.resume(run, command=command).status
         if status != "finished":
             print(f"\ninterrupted; go on with the same command and --folder {place}")
-            return Members(place, status, tuple(Path(each.folder) for each in plan), {})
-    marks = ensemble_marks(plan)
-    _write(place / MARKS, {"members": [each.folder for each in plan], "held_out": marks})
-    _tell(place, method, marks)
-    return Members(place, "finished", tuple(Path(each.folder) for each in plan), marks)
+            return EnsembleRun(place, status, tuple(Path(each.folder) for each in members), {})
+    metrics = ensemble_metrics(members)
+    values_json = {"members": [each.folder for each in members], "eval": metrics}
+    write_atomically(place / VALUES, json.dumps(values_json, indent=2) + "\n")
+    _print_summary(place, method, metrics)
+    return EnsembleRun(place, "finished", tuple(Path(each.folder) for each in members), metrics)
 
 
-def ensemble_marks(plan: list[RewardModelConfig]) -> dict[str, float]:
-    """The marks of all members together, each with the weights of its newest checkpoint."""
+def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
+    """The metrics of all members together, each with the weights of its newest checkpoint."""
     from whet.build.assembly import assemble
     from whet.model.checkpoint import complete_checkpoints, load_checkpoint
     from whet.train.reward_model import RewardModelTrainer, members_metrics
 
-    found: list[Any] = []
+    scores: list[Any] = []
     held_out: Any = ()
-    for config in plan:
+    for config in members:
         trainer = assemble(config).trainer
         assert isinstance(trainer, RewardModelTrainer)
-        if not trainer.held_out:
+        if not trainer.eval_rows:
             return {}
         load_checkpoint(complete_checkpoints(Path(config.folder) / "checkpoints")[-1], trainer.model)
-        held_out = trainer.held_out
-        found.append(trainer.held_out_scores()[1])
+        held_out = trainer.eval_rows
+        scores.append(trainer.eval_scores()[1])
     together = [
         [[value for given in each for value in given] for each in zip(*row, strict=True)]
-        for row in zip(*found, strict=True)
+        for row in zip(*scores, strict=True)
     ]
     return members_metrics(held_out, together)
 
@@ -121,17 +122,11 @@ def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> R
     return config
 
 
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
-def _tell(place: Path, method: str, marks: Mapping[str, float]) -> None:
+def _print_summary(place: Path, method: str, metrics: Mapping[str, float]) -> None:
     from whet.config.config import learns_steps
 
-    print("\nall members together, on the held-out rows\n" if marks else "\nno held-out rows: nothing was measured")
-    for name, value in plain_metrics(marks).items():
+    print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
+    for name, value in plain_metrics(metrics).items():
         print(f"  {name:28} {metric_text(name, value)}")
     kind = "learned_steps" if learns_steps(method) else "learned"
     print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")

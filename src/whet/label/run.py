@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from whet.build.assembly import Runtime, encode_prompts, load_prompts, load_runtime, sampling_from
+from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.build.rows import read_usable
+from whet.build.runtime import Runtime, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
-from whet.data.step_rows import Stepped, common_separator, stepped_from
+from whet.data.step_rows import LabelledSteps, common_separator, stepped_from
 from whet.data.tasks.contrast import STEP, task_stepped
 from whet.label.steps import (
     Completer,
@@ -43,7 +44,7 @@ COSTS = ("completions", "tokens", "solution_tokens")
 
 
 @dataclass(frozen=True)
-class LabelWish:
+class LabelSpec:
     """What to label, and how."""
 
     out: Path
@@ -57,7 +58,7 @@ class LabelWish:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LabelProgress:
     chunks: int  # in the file
     total: int
     done_now: int  # chunks of this call, as all that follows
@@ -90,87 +91,89 @@ class LabelReport:
         }
 
 
-def label_steps(config: EvaluationConfig, wish: LabelWish, tell: Callable[[Progress], None]) -> LabelReport:
-    """Label the steps of solutions by rollouts, into `wish.out`; a file that was begun is gone on with."""
-    _check(config, wish)
-    config = _counted(config, wish)
+def label_steps(config: EvaluationConfig, spec: LabelSpec, show: Callable[[LabelProgress], None]) -> LabelReport:
+    """Label the steps of solutions by rollouts, into `spec.out`; a file that was begun is gone on with."""
+    _check(config, spec)
+    config = _with_count(config, spec)
     parts = build_reward_parts(config, wanted=True)
-    items: Sequence[Any] = _given(config) if wish.solutions else load_prompts(config, held_out=False)[: wish.count]
-    machine = load_runtime(config)
-    separator = wish.separator or _own_separator(config, items if wish.solutions else ())
-    completer = _completer(config, wish, machine, bind_judges(parts, machine.engine, machine.loaded.tokenizer))
-    if not wish.solutions:
-        encode_prompts(machine, items, completer.sampling)  # one that does not fit is told before the work begins
-    made = {**_made(config, wish, machine), "reward": reward_summary(parts), "separator": separator}
+    items: Sequence[Any] = (
+        _given_solutions(config) if spec.solutions else load_prompts(config, held_out=False)[: spec.count]
+    )
+    runtime = load_runtime(config)
+    separator = spec.separator or _own_separator(config, items if spec.solutions else ())
+    completer = _completer(config, spec, runtime, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
+    if not spec.solutions:
+        encode_prompts(runtime, items, completer.sampling)  # one that does not fit is told before the work begins
+    provenance = {**_provenance(config, spec, runtime), "reward": reward_summary(parts), "separator": separator}
     chunks = [items[start : start + TOGETHER] for start in range(0, len(items), TOGETHER)]
     started = time.monotonic()
-    with _begun(wish.out, made) as (file, first):
+    with _open_output(spec.out, provenance) as (file, first):
         completions = tokens = 0
         for number in range(first, len(chunks)):
             seed = (config.seed, number)
-            if wish.solutions:
-                solutions = [given_solution(machine.loaded.tokenizer, row, separator) for row in chunks[number]]
+            if spec.solutions:
+                solutions = [given_solution(runtime.loaded.tokenizer, row, separator) for row in chunks[number]]
             else:
-                solutions = _drawn(chunks[number], wish, machine, completer, seed, separator)
+                solutions = _draw_solutions(chunks[number], spec, runtime, completer, seed, separator)
             labels = step_labels(solutions, completer, seed)
-            rows = [labelled_row(*both, separator, made) for both in zip(solutions, labels, strict=True)]
+            rows = [labelled_row(*both, separator, provenance) for both in zip(solutions, labels, strict=True)]
             lines = [json.dumps({**row, "chunk": number}, ensure_ascii=False) + "\n" for row in rows if row["steps"]]
             file.write("".join(lines).encode())
             file.flush()
             completions += sum(label.completions for label in labels)
             tokens += sum(label.tokens for label in labels)
             now = number + 1
-            tell(Progress(now, len(chunks), now - first, completions, tokens, time.monotonic() - started))
-    written = tuple(json.loads(line) for line in wish.out.read_bytes().split(b"\n") if line)
-    return LabelReport(wish.out, len(items) * wish.each, written, time.monotonic() - started)
+            show(LabelProgress(now, len(chunks), now - first, completions, tokens, time.monotonic() - started))
+    written = tuple(json.loads(line) for line in spec.out.read_bytes().split(b"\n") if line)
+    return LabelReport(spec.out, len(items) * spec.each, written, time.monotonic() - started)
 
 
-def _completer(config: EvaluationConfig, wish: LabelWish, machine: Runtime, parts: Sequence[RewardPart]) -> Completer:
-    tokenizer: Any = machine.loaded.tokenizer
+def _completer(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime, parts: Sequence[RewardPart]) -> Completer:
+    tokenizer: Any = runtime.loaded.tokenizer
     return Completer(
-        machine.engine,
+        runtime.engine,
         build_scorer(config, parts),
         partial(tokenizer.decode, skip_special_tokens=True),
         sampling_from(config.sampling),
-        wish.rollouts,
-        machine.loaded.context,
-        wish.right_from,
+        spec.rollouts,
+        runtime.loaded.context,
+        spec.right_from,
     )
 
 
-def _made(config: EvaluationConfig, wish: LabelWish, machine: Runtime) -> dict[str, Any]:
+def _provenance(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime) -> dict[str, Any]:
     """Who completes, and how: the same for every row of a file."""
     return {
-        **{"model": config.model.name, "weights": weights_digest(machine.loaded.model)[:12]},
-        **{"rollouts": wish.rollouts, "temperature": config.sampling.temperature, "seed": config.seed},
-        **{"max_new_tokens": config.sampling.max_new_tokens, "right_from": wish.right_from},
-        **{"solutions": wish.solutions or config.data.source, "each": wish.each},
+        **{"model": config.model.name, "weights": weights_digest(runtime.loaded.model)[:12]},
+        **{"rollouts": spec.rollouts, "temperature": config.sampling.temperature, "seed": config.seed},
+        **{"max_new_tokens": config.sampling.max_new_tokens, "right_from": spec.right_from},
+        **{"solutions": spec.solutions or config.data.source, "each": spec.each},
     }
 
 
-def _check(config: EvaluationConfig, wish: LabelWish) -> None:
+def _check(config: EvaluationConfig, spec: LabelSpec) -> None:
     if config.sampling.temperature == 0:
         raise WhetError(
             "sampling.temperature is 0: all completions of a step would be equal; give --set sampling.temperature=1.0"
         )
-    if wish.solutions and wish.each != 1:
-        raise WhetError(f"--each {wish.each} is how many solutions are drawn for a prompt; drop it with --solutions")
-    if wish.solutions and wish.truth:
+    if spec.solutions and spec.each != 1:
+        raise WhetError(f"--each {spec.each} is how many solutions are drawn for a prompt; drop it with --solutions")
+    if spec.solutions and spec.truth:
         raise WhetError("--truth judges the model's own solutions, and given ones bring their labels; drop one of them")
-    if wish.out.suffix != ".jsonl":
-        raise WhetError(f"--out {wish.out}: the labels are written as JSON lines; give a name that ends in .jsonl")
-    if not wish.out.parent.is_dir():
-        raise WhetError(f"--out {wish.out}: there is no folder {wish.out.parent}; make it, or give another")
+    if spec.out.suffix != ".jsonl":
+        raise WhetError(f"--out {spec.out}: the labels are written as JSON lines; give a name that ends in .jsonl")
+    if not spec.out.parent.is_dir():
+        raise WhetError(f"--out {spec.out}: there is no folder {spec.out.parent}; make it, or give another")
 
 
-def _counted(config: EvaluationConfig, wish: LabelWish) -> EvaluationConfig:
-    changed: dict[str, Any] = {"count": wish.count, "limit": wish.count}
-    if wish.solutions:
-        changed["source"] = wish.solutions
+def _with_count(config: EvaluationConfig, spec: LabelSpec) -> EvaluationConfig:
+    changed: dict[str, Any] = {"count": spec.count, "limit": spec.count}
+    if spec.solutions:
+        changed["source"] = spec.solutions
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
-def _given(config: EvaluationConfig) -> list[Stepped]:
+def _given_solutions(config: EvaluationConfig) -> list[LabelledSteps]:
     """Solutions of a file, with or without labels; or of a task, with errors put in."""
     data = config.data
     if not data.parsed_source.is_task:
@@ -183,34 +186,34 @@ def _given(config: EvaluationConfig) -> list[Stepped]:
     return rows[: data.count]
 
 
-def _own_separator(config: EvaluationConfig, given: Sequence[Stepped]) -> str:
+def _own_separator(config: EvaluationConfig, given: Sequence[LabelledSteps]) -> str:
     if config.data.parsed_source.is_task:
         return STEP
     return (common_separator(given) if given else None) or EMPTY_LINE
 
 
-def _drawn(
+def _draw_solutions(
     prompts: Sequence[Prompt],
-    wish: LabelWish,
-    machine: Runtime,
+    spec: LabelSpec,
+    runtime: Runtime,
     completer: Completer,
     seed: tuple[int, ...],
     separator: str,
 ) -> list[Solution]:
     """The model's own solutions, cut into steps."""
-    tokens = encode_prompts(machine, prompts, completer.sampling)
-    written = draw_completions(machine.engine, tokens, wish.each, completer.sampling, seed)
+    tokens = encode_prompts(runtime, prompts, completer.sampling)
+    written = draw_completions(runtime.engine, tokens, spec.each, completer.sampling, seed)
     asked = [
-        prompt if wish.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
+        prompt if spec.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
         for prompt in prompts
-        for number in range(wish.each)
+        for number in range(spec.each)
     ]
     scored = completer.score(asked, [sample for samples in written for sample in samples])
     truth = None
-    if wish.truth:
-        truth = steps_of(find_reward(wish.truth))
+    if spec.truth:
+        truth = steps_of(find_reward(spec.truth))
         if truth is None:
-            raise WhetError(f"--truth {wish.truth}: that reward judges no steps; give one that does, as working_steps")
+            raise WhetError(f"--truth {spec.truth}: that reward judges no steps; give one that does, as working_steps")
     return [
         cut_completion(prompt, sample, separator, completer.decode, truth)
         for prompt, sample in zip(asked, scored, strict=True)
@@ -218,7 +221,7 @@ def _drawn(
 
 
 @contextmanager
-def _begun(out: Path, made: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]:
+def _open_output(out: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]:
     """The file, cut to its whole chunks, and the number of the chunk that comes next."""
     with open(out, "a+b") as file:
         try:
@@ -228,14 +231,14 @@ def _begun(out: Path, made: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]
         file.seek(0)
         # the last chunk may be torn: it is labelled again, to the same bytes
         lines = file.read().split(b"\n")[:-1]
-        last = _chunk(out, len(lines), lines[-1], made) if lines else 0
-        kept = next((at for at, line in enumerate(lines) if _chunk(out, at + 1, line, made) == last), len(lines))
+        last = _chunk(out, len(lines), lines[-1], provenance) if lines else 0
+        kept = next((at for at, line in enumerate(lines) if _chunk(out, at + 1, line, provenance) == last), len(lines))
         file.truncate(sum(len(line) + 1 for line in lines[:kept]))
         file.seek(0, os.SEEK_END)
         yield file, last
 
 
-def _chunk(out: Path, number: int, line: bytes, made: Mapping[str, Any]) -> int:
+def _chunk(out: Path, number: int, line: bytes, provenance: Mapping[str, Any]) -> int:
     """The chunk that a line belongs to; one that this command would not have written is an error."""
     try:
         row = json.loads(line)
@@ -244,9 +247,9 @@ def _chunk(out: Path, number: int, line: bytes, made: Mapping[str, Any]) -> int:
         raise WhetError(
             f"{out}:{number}: was not written by `whet label steps`; give another --out, or remove the file"
         ) from error
-    other = [name for name in made if before.get(name) != made[name]]
+    other = [name for name in provenance if before.get(name) != provenance[name]]
     if other:
-        was, now = before.get(other[0]), made[other[0]]
+        was, now = before.get(other[0]), provenance[other[0]]
         raise WhetError(
             f"{out}:{number}: was labelled with {other[0]} {was!r}, and now it is {now!r}; give another --out, or what "
             "it was begun with"

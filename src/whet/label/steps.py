@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from whet.data.chat import prompt_tokens, text_tokens
-from whet.data.step_rows import Stepped
+from whet.data.step_rows import LabelledSteps
 from whet.metrics.reward_model import area_under_curve
 from whet.protocols import Engine
 from whet.reward.learned.process import step_ends, step_texts
 from whet.reward.steps import StepScorer, tokens_until
-from whet.rollout.collect import Score, request_seed
+from whet.rollout.collect import Score
+from whet.rollout.seed import request_seed
 from whet.types import Prompt, Request, Sample, Sampling
 
 Decode = Callable[[list[int]], str]
@@ -84,7 +85,7 @@ def cut_completion(
     )
 
 
-def given_solution(tokenizer: Any, row: Stepped, separator: str) -> Solution:
+def given_solution(tokenizer: Any, row: LabelledSteps, separator: str) -> Solution:
     """Steps behind one another, the separator between them."""
     tokens = prompt_tokens(tokenizer, row.prompt)
     opening, prefixes = len(tokens), []
@@ -157,8 +158,10 @@ def agreement(labels: Sequence[StepLabels], truth: Sequence[Sequence[float | Non
     return found if area is None else {**found, "area_under_curve": area}
 
 
-def labelled_row(solution: Solution, labels: StepLabels, separator: str, made: Mapping[str, Any]) -> dict[str, Any]:
-    """As `whet.data.step_rows` reads it; `made` says who completed, and how."""
+def labelled_row(
+    solution: Solution, labels: StepLabels, separator: str, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `whet.data.step_rows` reads it; `provenance` says who completed, and how."""
     prompt = solution.prompt
     said: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
     known = {} if prompt.answer is None else {"answer": prompt.answer}
@@ -166,7 +169,7 @@ def labelled_row(solution: Solution, labels: StepLabels, separator: str, made: M
         **{"id": prompt.id, "prompt": said, **known, "steps": list(solution.steps)},
         **{"labels": list(labels.hard), "shares": list(labels.shares), "separator": separator},
         **({"truth": list(solution.truth)} if solution.truth else {}),
-        "labelled": dict(made),
+        "labelled": dict(provenance),
         "cost": {
             **{"completions": labels.completions, "tokens": labels.tokens},
             "solution_tokens": 0 if solution.completion is None else solution.completion.num_actions,

@@ -1,7 +1,7 @@
 """How good is an ensemble of reward models, and what does it know about its own mistakes? From scores alone.
 
-Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the standard
-deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
+Members are put on one scale first: each one's centre and scale over the held-out completions. Disagreement is the
+standard deviation of the members' margins on a row; a row is wrong where the mean of the margins is.
 """
 
 from __future__ import annotations
@@ -9,42 +9,73 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
+from typing import Literal
 
 from whet.metrics.reward_model import area_under_curve
-from whet.reward.learned.ensemble import Ensemble, agreed, disagreement
+
+Ensemble = Literal["mean", "worst", "mean_minus_std", "mean_minus_variance"]
 
 CAUTIOUS: tuple[Ensemble, ...] = ("worst", "mean_minus_std", "mean_minus_variance")
 VARIANCE_WEIGHT = 0.5  # Coste 2023 (2310.02743): for choosing among completions
-FLAT = 1e-6  # a member whose scores vary less has said nothing
+FLAT = 1e-6  # a member whose scores vary less tells nothing apart
 
 Scales = list[tuple[float, float]]
-Opinions = Sequence[float]  # K, one a member
+Opinions = Sequence[float]  # K, one per member
+
+
+def agreed(opinions: Sequence[float], how: Ensemble, deviations: float = 1.0, variance_weight: float = 0.1) -> float:
+    """The mean; the worst; mean - deviations * Bessel's std; or mean - variance_weight * population variance.
+
+    The worst and the last: Coste 2023 (2310.02743), there with 0.5 for best-of-n and 0.1 in RL. A single opinion is
+    taken as it is.
+    """
+    mean = sum(opinions) / len(opinions)
+    if how == "worst":
+        return min(opinions)
+    if how == "mean" or len(opinions) == 1:
+        return mean
+    squares = sum((each - mean) ** 2 for each in opinions)
+    if how == "mean_minus_variance":
+        return mean - variance_weight * squares / len(opinions)
+    return mean - deviations * math.sqrt(squares / (len(opinions) - 1))
+
+
+def evened(opinions: Sequence[float], scales: Sequence[tuple[float, float]] | None) -> list[float]:
+    """Each member's distance from its own centre in its own scale; as they are where that is not known."""
+    if scales is None:
+        return list(opinions)
+    return [(value - centre) / scale for value, (centre, scale) in zip(opinions, scales, strict=True)]
+
+
+def disagreement(opinions: Sequence[float]) -> float:
+    """The population standard deviation of the members."""
+    return pstdev(opinions)
 
 
 def member_scales(scores: Sequence[Opinions]) -> Scales | None:
     """(mean, population std) of each member's scores; None where one of them does not vary."""
-    found = [(fmean(column), pstdev(column)) for column in zip(*scores, strict=True)]
-    return found if found and all(math.isfinite(scale) and scale > FLAT for _, scale in found) else None
+    scales = [(fmean(column), pstdev(column)) for column in zip(*scores, strict=True)]
+    return scales if scales and all(math.isfinite(scale) and scale > FLAT for _, scale in scales) else None
 
 
 def pair_opinions(better: Sequence[Opinions], worse: Sequence[Opinions]) -> dict[str, float]:
-    """Marks of members on one scale, from their scores of the better and the worse completion of each pair."""
+    """Metrics of members on one scale, from their scores of the better and the worse completion of each pair."""
     margins = [[one - two for one, two in zip(*pair, strict=True)] for pair in zip(better, worse, strict=True)]
     cautious = {
         how: [_agreed(one, how) - _agreed(two, how) for one, two in zip(better, worse, strict=True)] for how in CAUTIOUS
     }
-    return opinion_marks(margins, cautious)
+    return opinion_metrics(margins, cautious)
 
 
 def label_opinions(logits: Sequence[Opinions], labels: Sequence[float]) -> dict[str, float]:
-    """Marks of members that say right (above 0) or wrong, a row or step each."""
+    """Metrics of members that say right (above 0) or wrong, a row or step each."""
     signs = [1 if label > 0.5 else -1 for label in labels]
     margins = [[sign * value for value in row] for row, sign in zip(logits, signs, strict=True)]
     cautious = {how: [sign * _agreed(row, how) for row, sign in zip(logits, signs, strict=True)] for how in CAUTIOUS}
-    return opinion_marks(margins, cautious)
+    return opinion_metrics(margins, cautious)
 
 
-def opinion_marks(margins: Sequence[Opinions], cautious: Mapping[Ensemble, Sequence[float]]) -> dict[str, float]:
+def opinion_metrics(margins: Sequence[Opinions], cautious: Mapping[Ensemble, Sequence[float]]) -> dict[str, float]:
     """Accuracy of each member and of the cautious aggregates; disagreement on right and on wrong rows.
 
     `disagreement_finds_errors` is the chance that a wrong row has more of it than a right one, and

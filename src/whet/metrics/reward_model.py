@@ -1,8 +1,8 @@
 """How good is a reward model? Metrics on held-out pairs, outcomes and steps, from its scores alone.
 
-The probability that a completion is better is sigma(margin), that it is right sigma(score). Calibration: the expected error
-sorts the rows by how sure the model is and compares that with how often it is right in each tenth of the range. Metrics
-with a slash in their name are the single tenths, for a page to draw; they are too many for a line.
+The probability that a completion is better is sigma(margin), that it is right sigma(score). Calibration: the expected
+error sorts the rows by how sure the model is and compares that with how often it is right in each tenth of the range.
+Metrics with a slash in their name are the single tenths, for a page to draw; they are too many for a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BINS = 10
 def pair_metrics(
     chosen: Sequence[float], rejected: Sequence[float], chosen_length: Sequence[int], rejected_length: Sequence[int]
 ) -> dict[str, float]:
-    """Accuracy, calibration and what length has to do with it. One entry per pair in each list; equal scores count half.
+    """Accuracy, calibration and what length has to do with it. One entry per pair; equal scores count half.
 
     `length_correlation` is that of score and length over all completions, `longer_correlation` that of the two
     differences within a pair, which a harder question cannot cause.

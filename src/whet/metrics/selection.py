@@ -1,7 +1,7 @@
-"""Choosing one of n completions: what each way of choosing is expected to score, from one pool of m completions a prompt.
+"""Choosing one of n completions: what each way of choosing is expected to score, from a pool of m per prompt.
 
-All are means over every subset of n of the m completions, so that a curve over n needs one pool and no resampling. Completions
-that a rule cannot tell apart share its choice evenly. Pure.
+All are means over every subset of n of the m completions, so that a curve over n needs one pool and no resampling.
+Completions that a rule cannot tell apart share its choice evenly. Pure.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def sizes(pool: int) -> list[int]:
 def best_of(outcomes: Sequence[float], scores: Sequence[float | None], n: int) -> float:
     """E[outcome of the best scored of n] = SUM_s (C(#<=s, n) - C(#<s, n)) / C(m, n) * mean outcome of score s.
 
-    Without ties the completion of rank j, worst first, has weight C(j - 1, n - 1) / C(m, n). A score of None is below all
-    others. With the outcomes as scores this is pass@n, the most that any choice can reach.
+    Without ties the completion of rank j, worst first, has weight C(j - 1, n - 1) / C(m, n). A score of None is
+    below all others. With the outcomes as scores this is pass@n, the most that any choice can reach.
     """
     _check(outcomes, scores, n)
     levels: dict[float, list[float]] = {}

@@ -433,10 +433,15 @@ def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _LayerPlan) -> Ten
     """Queries and keys normed, head by head or all heads at once: as long as the weight is; values as they are."""
     *parts, value = heads.split(plan.split, 1)
     normed = [
-        added_and_normed(part.reshape(-1, len(weight)), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
+        added_and_normed(_norm_rows(part, weight), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
         for part, weight in zip(parts, norms, strict=True)
     ]
     return torch.cat((*normed, value), 1)
+
+
+def _norm_rows(heads: Tensor, weight: Tensor) -> Tensor:
+    """[S, H, D] as rows that are as long as the weight, without gaps between them: the kernels read them so."""
+    return heads.reshape(-1, len(weight)).contiguous()
 
 
 def _head_norm_grads(
@@ -445,7 +450,7 @@ def _head_norm_grads(
     query, key, value = grad.split(plan.split, 1)
     pairs = zip(heads.split(plan.split, 1)[:2], norms, (query, key), strict=True)
     found = [
-        norm_grad(part.reshape(-1, len(weight)), weight, plan.epsilon, pull.reshape(-1, len(weight)), None)
+        norm_grad(_norm_rows(part, weight), weight, plan.epsilon, _norm_rows(pull, weight), None)
         for part, weight, pull in pairs
     ]
     grads = [each.x.view(len(heads), -1, plan.size) for each in found]

@@ -1,31 +1,29 @@
 """Runs made of stages: each stage does one thing in a folder of its own, once."""
 
-from whet.pipeline.recipe import Recipe
 from whet.pipeline.stages import (
-    Done,
+    FinishedStage,
     Interrupted,
     Stage,
-    Watcher,
-    found,
+    StageObserver,
     json_lines,
     read_json_lines,
     run_stages,
     stage_folder,
-    written_in_chunks,
-    written_whole,
+    stage_result,
+    write_atomically,
+    write_in_chunks,
 )
 
 __all__ = [
-    "Done",
+    "FinishedStage",
     "Interrupted",
-    "Recipe",
     "Stage",
-    "Watcher",
-    "found",
+    "StageObserver",
     "json_lines",
     "read_json_lines",
     "run_stages",
     "stage_folder",
-    "written_in_chunks",
-    "written_whole",
+    "stage_result",
+    "write_atomically",
+    "write_in_chunks",
 ]

@@ -1,7 +1,7 @@
-"""Pairs made of a policy's own completions. Pure: rows in, rows that preference training reads out, and what was dropped.
+"""Pairs made of a policy's own completions. Pure: rows in; rows for preference training out, and what was dropped.
 
-A row of completions has `id`, `prompt`, `completions`, `finished` (False: cut off at the budget) and, where they were scored,
-`scores` (None: unscorable).
+A row of completions has `id`, `prompt`, `completions`, `finished` (False: cut off at the budget) and, where they were
+scored, `scores` (None: unscorable).
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ JSONRow = Mapping[str, Any]
 
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
     """The columns that a prompt is read back from."""
-    said: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
-    return {"id": prompt.id, "prompt": said}
+    content: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
+    return {"id": prompt.id, "prompt": content}
+
+
+def row_prompt(row: JSONRow) -> Prompt:
+    """The prompt that `prompt_row` wrote."""
+    content = row["prompt"]
+    is_text = isinstance(content, str)
+    return Prompt(row["id"], () if is_text else tuple(content), content if is_text else None)
 
 
 def pair_row(row: JSONRow, chosen: str, rejected: str, **more: Any) -> dict[str, Any]:
@@ -44,7 +51,7 @@ def best_against_worst(rows: Sequence[JSONRow]) -> tuple[list[dict[str, Any]], d
         if best[0] <= worst[0]:
             counts["cut_off"] += 1
             continue
-        if best[1] == worst[1]:  # a judge may mark one text twice, and not the same
+        if best[1] == worst[1]:  # a judge may score one text twice, and differently
             counts["ties"] += 1
             continue
         pairs.append(pair_row(row, best[1], worst[1], chosen_score=best[0], rejected_score=worst[0]))

@@ -1,49 +1,56 @@
-"""Rounds in which the policy marks its own completions, learns from the marks, and is watched for collapse."""
+"""Self-rewarding: the policy scores its own completions and learns from that, round by round; watched for collapse."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.config.config import SUPERVISED
 from whet.config.sections import RewardSection, Section
-from whet.pipeline import Done, Recipe, Stage, found, read_json_lines, written_in_chunks
-from whet.pipeline.bench import EXAMPLE_SEED, Bench, own_sampling, rows_of_kinds, task_kinds
-from whet.pipeline.own_scores import (
-    judge_example,
-    mean_score,
-    own_pairs,
-    rubric_question,
-    score_in,
-    short_score_question,
-)
-from whet.pipeline.pairs import prompt_row
-from whet.pipeline.parts import (
+from whet.pipeline.collapse import CollapseSignals, collapse_signals, collapse_verdict, order_accuracy, warnings
+from whet.pipeline.evaluation import POLICY, eval_stage, evaluation_config, has_eval
+from whet.pipeline.generation import (
     CHUNK,
-    PAIRS,
-    ROWS,
-    check_training,
-    evaluation,
-    is_marked,
-    marks_stage,
-    model_of,
-    run_told,
-    stage_settings,
-    trained,
-    training,
+    DEMONSTRATIONS,
+    EXAMPLE_SEED,
+    ModelSampler,
+    completion_row,
+    own_sampling,
+    rows_of_kinds,
+    sampled_rows,
+    task_kinds,
     write_rows,
 )
-from whet.pipeline.rounds import POLICY, RoundSettings, checked_method, pair_training, paired, round_prompts, steps_for
-from whet.pipeline.sections import TRAIN_KEYS
-from whet.pipeline.signs import Signs, order_accuracy, prognosis, round_signs, warnings
+from whet.pipeline.pairs import prompt_row
+from whet.pipeline.rounds import RoundSettings, check_method, round_prompts, train_stages, write_round_pairs
+from whet.pipeline.self_scores import (
+    judge_example,
+    mean_score,
+    rubric_question,
+    score_in,
+    self_scored_pairs,
+    short_score_question,
+)
+from whet.pipeline.settings import TRAIN_KEYS, Pipeline
+from whet.pipeline.stages import FinishedStage, Stage, stage_result
+from whet.pipeline.training import (
+    check_training,
+    run_summary,
+    stage_settings,
+    train_run,
+    trained_model,
+    training_config,
+)
 from whet.report.text import percent
 from whet.types import Prompt, Sampling
 
-JUDGED, EXAM = "judged.jsonl", "exam.jsonl"
+JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
 
 
 class TeachSection(Section):
@@ -53,31 +60,33 @@ class TeachSection(Section):
     train: dict[str, Any] = Field({}, description=f"of this first training: {TRAIN_KEYS}")
 
 
-class OwnJudgeSection(Section):
+class SelfJudgeSection(Section):
     question: Literal["rubric", "short"] = Field(
-        "rubric", description="how the policy is asked for a mark: by a rubric of 0 to 5, or as the task teaches it"
+        "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
     )
     times: int = Field(3, ge=1, description="that each completion is judged; the mean counts")
     temperature: float = Field(0.7, ge=0, description="of judging")
-    max_new_tokens: int = Field(200, ge=1, description="of a judgement: a reason, then the mark")
+    max_new_tokens: int = Field(200, ge=1, description="of a judgment: a reason, then the score")
     examples: int = Field(
-        512, ge=0, description="questions of a task whose completions teach judging; 0: it is not taught"
+        512, ge=0, description="prompts of a task whose completions teach judging; 0: it is not taught"
     )
     file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
-    exam: int = Field(64, ge=0, description="held-out questions of a task that the judge is examined on in every round")
+    eval_prompts: int = Field(
+        64, ge=0, description="held-out prompts of a task that the judge is evaluated on in every round"
+    )
 
 
 class SelfRewardingSettings(RoundSettings):
-    """The policy's own marks, and an anchor if wanted."""
+    """The policy's own scores, and an anchor if wanted."""
 
     prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
     completions: int = Field(4, ge=2, description="that the policy writes to each prompt and judges")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
-    judge: OwnJudgeSection = Field(OwnJudgeSection(), description="how the policy judges itself")
+    judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how the policy judges itself")
     anchor: RewardSection = Field(
-        RewardSection(), description="a reward that is mixed into the policy's own marks; empty: none"
+        RewardSection(), description="a reward that is mixed into the policy's own scores; empty: none"
     )
-    anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own marks get the rest")
+    anchor_weight: float = Field(0.5, gt=0, le=1, description="of the anchor; the policy's own scores get the rest")
     stop: bool = Field(True, description="end the pipeline when a round is called a collapse")
 
     small_run: ClassVar[Mapping[str, Any]] = {
@@ -90,13 +99,13 @@ class SelfRewardingSettings(RoundSettings):
     }
 
     def idle(self) -> dict[str, str]:
-        found = super().idle()
+        idle = super().idle()
         if not _has_anchor(self):
-            found["anchor_weight"] = "has no effect without anchor.parts; name a reward there, or drop it"
+            idle["anchor_weight"] = "has no effect without anchor.parts; name a reward there, or drop it"
         if not self.data.parsed_source.is_task:
             reason = "has no effect: only a task writes examples; give a file instead"
-            found |= dict.fromkeys(("teach.count", "teach.share_worked", "judge.examples", "judge.exam"), reason)
-        return found
+            idle |= dict.fromkeys(("teach.count", "teach.share_worked", "judge.examples", "judge.eval_prompts"), reason)
+        return idle
 
 
 def _has_anchor(settings: SelfRewardingSettings) -> bool:
@@ -104,28 +113,31 @@ def _has_anchor(settings: SelfRewardingSettings) -> bool:
 
 
 def self_rewarding_stages(settings: SelfRewardingSettings) -> list[Stage]:
-    reference = checked_method(settings)
-    if not settings.data.parsed_source.is_task:  # too few prompts are told before the first round
-        round_prompts(evaluation(settings, settings.model.name), settings.rounds, settings.prompts_per_round)
+    reference = check_method(settings)
+    if not settings.data.parsed_source.is_task:  # too few prompts are refused before the first round
+        round_prompts(evaluation_config(settings, settings.model.name), settings.rounds, settings.prompts_per_round)
     same = stage_settings(settings)
     stages = []
     if _is_taught(settings):
-        check_training(SUPERVISED, _teaching(settings, "rows.jsonl"), "teach.train")
+        check_training(SUPERVISED, _teaching_config(settings, "rows.jsonl"), "teach.train")
         stages = [
             Stage(
-                "examples", "examples of answering and of judging", lambda folder, _: _examples(settings, folder), same
+                "examples",
+                "examples of answering and of judging",
+                lambda folder, _: _write_examples(settings, folder),
+                same,
             ),
             Stage(
                 "teach",
                 f"{SUPERVISED} on both together: the first policy that judges itself",
-                lambda folder, done: _taught(settings, folder, done),
+                lambda folder, done: _teach(settings, folder, done),
                 same,
             ),
         ]
-    if is_marked(settings):
-        stages.append(marks_stage(settings, POLICY, 0, "teach" if _is_taught(settings) else None))
-    about = "the first policy as a judge, on completions with a known truth"
-    stages.append(Stage("judge0", about, lambda folder, done: _examined(settings, folder, done, 0), same))
+    if has_eval(settings):
+        stages.append(eval_stage(settings, POLICY, 0, "teach" if _is_taught(settings) else None))
+    about = "evaluate the first policy as a judge, on completions of known quality"
+    stages.append(Stage("judge0", about, lambda folder, done: _evaluate_judge(settings, folder, done, 0), same))
     for number in range(1, settings.rounds + 1):
         stages += _round(settings, number, reference)
     return stages
@@ -136,11 +148,13 @@ def _is_taught(settings: SelfRewardingSettings) -> bool:
     return bool(from_task or settings.teach.file or settings.judge.file)
 
 
-def _teaching(settings: SelfRewardingSettings, rows: str) -> dict[str, Any]:
-    return training(settings, settings.model.name, {"data": {"source": rows}}, settings.teach.train, "teach.train")
+def _teaching_config(settings: SelfRewardingSettings, rows: str) -> dict[str, Any]:
+    return training_config(
+        settings, settings.model.name, {"data": {"source": rows}}, settings.teach.train, "teach.train"
+    )
 
 
-def _examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any]:
+def _write_examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any]:
     from whet.data import demonstrations_from, read_rows
     from whet.data.tasks import demonstrations
     from whet.data.tasks.reviewed import Reviewed, reviewed_completions
@@ -165,134 +179,128 @@ def _examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any
     ]
     judging += [{**prompt_row(row.prompt), "completion": row.completion} for row in files[1]]
     rows = [{**row, "id": str(number)} for number, row in enumerate((*answering, *judging))]
-    write_rows(folder / ROWS, rows)
+    write_rows(folder / DEMONSTRATIONS, rows)
     counts = {"answering": len(answering), "judging": len(judging)}
-    return found(f"{len(answering)} of answering and {len(judging)} of judging in {ROWS}", counts=counts)
+    return stage_result(
+        f"{len(answering)} of answering and {len(judging)} of judging in {DEMONSTRATIONS}", counts=counts
+    )
 
 
-def _taught(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-    trained(folder, SUPERVISED, _teaching(settings, str((done["examples"].folder / ROWS).resolve())))
-    return found(run_told(folder))
+def _teach(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
+    train_run(folder, SUPERVISED, _teaching_config(settings, str((done["examples"].folder / DEMONSTRATIONS).resolve())))
+    return stage_result(run_summary(folder))
 
 
-def _model(settings: SelfRewardingSettings, done: Mapping[str, Done], number: int) -> str:
+def _model(settings: SelfRewardingSettings, done: Mapping[str, FinishedStage], number: int) -> str:
     """The policy after a round; 0: the first one."""
     if number:
-        return model_of(done[f"round{number}-train"])
-    return model_of(done["teach"]) if "teach" in done else settings.model.name
+        return trained_model(done[f"round{number}-train"])
+    return trained_model(done["teach"]) if "teach" in done else settings.model.name
 
 
-def _judgings(
-    settings: SelfRewardingSettings, bench: Bench, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
+def _self_judgments(
+    settings: SelfRewardingSettings, sampler: ModelSampler, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
 ) -> list[list[float | None]]:
-    """Each completion judged `times` times: marks, None where none could be read."""
+    """Each completion judged `times` times: scores, None where none could be read."""
     judge = settings.judge
     question = rubric_question if judge.question == "rubric" else short_score_question
     sampling = Sampling(max_new_tokens=judge.max_new_tokens, temperature=judge.temperature)
-    answers = bench.texts([question(prompt, completion) for prompt, completion in asked], judge.times, sampling, seed)
+    answers = sampler.texts([question(prompt, completion) for prompt, completion in asked], judge.times, sampling, seed)
     return [[score_in(answer) for answer in each] for each in answers]
 
 
-def _examined(
-    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int
+def _evaluate_judge(
+    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int
 ) -> Mapping[str, Any]:
-    """The policy after a round as a judge of the same completions as ever, written by the task."""
+    """The policy after a round as a judge of completions written by the task, the same in every round."""
     from whet.data.tasks.reviewed import Reviewed, reviewed_completions
 
     kinds = task_kinds(settings)
     rows: list[Reviewed] = rows_of_kinds(
         kinds,
-        settings.judge.exam if kinds else 0,
+        settings.judge.eval_prompts if kinds else 0,
         lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
     )
     rows = [each for each in rows if each.is_plain]
     if not rows:
-        return found("no exam: the data tells no truth about ready-made completions")
-    bench: list[Bench] = []
+        return stage_result("the judge is not evaluated: the data has no completions of known quality")
 
-    def rows_of(chunk: int, part: Sequence[Reviewed]) -> list[dict[str, Any]]:
-        if not bench:
-            bench.append(Bench(settings, _model(settings, done, number)))
-        seed = (settings.seed, number, chunk)
-        judged = _judgings(settings, bench[0], [(each.prompt, each.completion) for each in part], seed)
-        return [{"id": each.prompt.id, "judgings": marks} for each, marks in zip(part, judged, strict=True)]
+    def rows_of(sampler: ModelSampler, chunk: int, part: Sequence[Reviewed]) -> list[dict[str, Any]]:
+        asked = [(each.prompt, each.completion) for each in part]
+        judgments = _self_judgments(settings, sampler, asked, (settings.seed, number, chunk))
+        return [{"id": each.prompt.id, "judgments": given} for each, given in zip(part, judgments, strict=True)]
 
-    lines = read_json_lines(written_in_chunks(folder / EXAM, rows, 5 * CHUNK, rows_of))
-    by_question: dict[str, list[tuple[float | None, float]]] = {}
+    config = evaluation_config(settings, _model(settings, done, number))
+    lines = sampled_rows(folder / JUDGE_EVAL, config, rows, 5 * CHUNK, rows_of)
+    by_question: dict[str, tuple[list[float | None], list[float | None]]] = {}
     for line, each in zip(lines, rows, strict=True):
-        by_question.setdefault(each.prompt.question(), []).append((mean_score(line["judgings"]), each.quality))
-    right = order_accuracy([tuple(zip(*pairs, strict=True)) for pairs in by_question.values()])  # type: ignore[misc]
-    silent = [mark is None for line in lines for mark in line["judgings"]]
-    said = (
-        f"the judge orders {percent(right)} of the exam's pairs right; {percent(sum(silent) / len(silent))} unreadable"
+        own, truth = by_question.setdefault(each.prompt.question(), ([], []))
+        own.append(mean_score(line["judgments"]))
+        truth.append(each.quality)
+    accuracy = order_accuracy(list(by_question.values()))
+    unreadable = fmean(score is None for line in lines for score in line["judgments"])
+    return stage_result(
+        f"the judge orders {percent(accuracy)} of the reference pairs right; {percent(unreadable)} unreadable",
+        {"judge_accuracy": accuracy, "judge_unreadable": unreadable},
     )
-    return found(said, {"judge_accuracy": right, "judge_unreadable": sum(silent) / len(silent)})
 
 
 def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list[Stage]:
     same = stage_settings(settings)
-    mixed = f", {settings.anchor_weight:g} anchor" if _has_anchor(settings) else ""
-    asked = f"{settings.completions} completions to each of {settings.prompts_per_round} new prompts"
-    stages = [
+    mixed = f", mixed with {settings.anchor_weight:g} of the anchor's" if _has_anchor(settings) else ""
+    written = f"{settings.completions} completions to each of {settings.prompts_per_round} new prompts"
+    about = (
+        f"the policy of round {number - 1} writes {written}, and scores each {settings.judge.times} times itself{mixed}"
+    )
+    return [
+        Stage(f"round{number}-pairs", about, lambda folder, done: _write_pairs(settings, folder, done, number), same),
+        *train_stages(settings, number, reference, lambda done: _model(settings, done, number - 1)),
         Stage(
-            f"round{number}-pairs",
-            f"the policy of round {number - 1} writes {asked}, and judges each {settings.judge.times} times{mixed}",
-            lambda folder, done: _paired(settings, folder, done, number),
-            same,
-        ),
-        Stage(
-            f"round{number}-train",
-            f"{settings.method} on these pairs; begins with the policy of round {number - 1}, reference: "
-            f"{reference.format(number - 1)}",
-            lambda folder, done: _learnt(settings, folder, done, number),
+            f"round{number}-collapse",
+            f"check for collapse after round {number}",
+            lambda folder, done: _check_collapse(settings, folder, done, number),
             same,
         ),
     ]
-    if is_marked(settings):
-        stages.append(marks_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-marks"))
-    about = f"signs of collapse after round {number}"
-    signs = Stage(f"round{number}-signs", about, lambda folder, done: _watched(settings, folder, done, number), same)
-    return [*stages, signs]
 
 
-def _paired(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
-    chosen = round_prompts(evaluation(settings, settings.model.name), number, settings.prompts_per_round)
-    bench: list[Bench] = []
+def _write_pairs(
+    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int
+) -> Mapping[str, Any]:
+    config = evaluation_config(settings, _model(settings, done, number - 1))
+    chosen = round_prompts(config, number, settings.prompts_per_round)
 
-    def rows_of(chunk: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        if not bench:
-            bench.append(Bench(settings, _model(settings, done, number - 1)))
-        return _judged(settings, bench[0], prompts, (settings.seed, number, chunk))
+    def rows_of(sampler: ModelSampler, chunk: int, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+        return _judged_rows(settings, sampler, prompts, (settings.seed, number, chunk))
 
-    rows = read_json_lines(written_in_chunks(folder / JUDGED, chosen, CHUNK, rows_of))
-    weight = settings.anchor_weight if _has_anchor(settings) else 0.0
-    pairs, counts = own_pairs(rows, weight)
-    signs = round_signs(number, rows, counts["ties"])
-    said = f"dropped where best and worst are marked the same: {counts['ties']}; mean own mark {percent(signs.mark)}"
-    if "meets_truth" in signs.known():
-        said += f"; of right and wrong completions it orders {percent(signs.meets_truth)} right"
-    result = paired(folder, pairs, counts, said)
+    rows = sampled_rows(folder / JUDGED, config, chosen, CHUNK, rows_of)
+    pairs, counts = self_scored_pairs(rows, settings.anchor_weight if _has_anchor(settings) else 0.0)
+    signals = collapse_signals(number, rows, counts["ties"])
+    summary = (
+        f"dropped where best and worst score the same: {counts['ties']}; mean own score {percent(signals.own_score)}"
+    )
+    if "truth_agreement" in signals.known():
+        summary += f"; of right and wrong completions it orders {percent(signals.truth_agreement)} right"
+    result = write_round_pairs(folder, pairs, counts, summary)
     if not pairs:
-        result["over"] = "; ".join(warnings(None, signs, signs)) or "every pair is a tie"
-    return {**result, "signs": signs.known()}
+        result["stop_reason"] = "; ".join(warnings(None, signals, signals)) or "every pair is a tie"
+    return {**result, "signals": signals.known()}
 
 
-def _judged(
-    settings: SelfRewardingSettings, bench: Bench, prompts: Sequence[Prompt], seed: tuple[int, ...]
+def _judged_rows(
+    settings: SelfRewardingSettings, sampler: ModelSampler, prompts: Sequence[Prompt], seed: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """Rows of completions with the policy's own marks, the truth and the anchor's."""
-    written = bench.completions(prompts, settings.completions, own_sampling(settings), (*seed, 0))
+    """Rows of completions with the policy's own scores, the true ones and the anchor's."""
+    written = sampler.completions(prompts, settings.completions, own_sampling(settings), (*seed, 0))
     nothing: list[list[float | None]] = [[] for _ in prompts]
-    truth = bench.scores(None)(prompts, written) if is_marked(settings) else nothing
-    anchor = bench.scores(settings.anchor)(prompts, written) if _has_anchor(settings) else nothing
+    truth = sampler.scores(None, prompts, written) if has_eval(settings) else nothing
+    anchor = sampler.scores(settings.anchor, prompts, written) if _has_anchor(settings) else nothing
     flat = [(prompt, sample.completion) for prompt, samples in zip(prompts, written, strict=True) for sample in samples]
-    marks = iter(_judgings(settings, bench, flat, (*seed, 1)))
+    judgments = iter(_self_judgments(settings, sampler, flat, (*seed, 1)))
     return [
         {
-            **prompt_row(prompt),
-            "completions": [sample.completion for sample in samples],
-            "finished": [sample.stop != "length" for sample in samples],
-            "judgings": [next(marks) for _ in samples],
+            **completion_row(prompt, samples),
+            "judgments": [next(judgments) for _ in samples],
             "truth": true,
             "anchor": tied,
         }
@@ -300,44 +308,43 @@ def _judged(
     ]
 
 
-def _learnt(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
-    pairs, model = done[f"round{number}-pairs"], _model(settings, done, number - 1)
-    file = str((pairs.folder / PAIRS).resolve())
-    config = check_training(settings.method, pair_training(settings, model, file, 1))
-    steps = steps_for(pairs.result["counts"]["pairs"], settings.epochs, config.batch.rows_per_step)
-    trained(folder, settings.method, pair_training(settings, model, file, steps))
-    return found(run_told(folder), steps=steps)
-
-
-def _watched(settings: SelfRewardingSettings, folder: Path, done: Mapping[str, Done], number: int) -> Mapping[str, Any]:
-    """The signs of the rounds so far, and whether they add up to a collapse."""
-    exam = _examined(settings, folder, done, number)
-    before = _after(Signs(0), done["judge0"].result, done.get("marks0"))
-    trainer = [
-        _after(
-            Signs(at, **done[f"round{at}-pairs"].result["signs"]),
-            exam if at == number else done[f"round{at}-signs"].result,
-            done.get(f"round{at}-marks"),
+def _check_collapse(
+    settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int
+) -> Mapping[str, Any]:
+    """The signals of the rounds so far, and whether they add up to a collapse."""
+    judge = _evaluate_judge(settings, folder, done, number)
+    before = _after_round(CollapseSignals(0), done["judge0"].result, done.get("eval0"))
+    rounds = [
+        _after_round(
+            CollapseSignals(at, **done[f"round{at}-pairs"].result["signals"]),
+            judge if at == number else done[f"round{at}-collapse"].result,
+            done.get(f"round{at}-eval"),
         )
         for at in range(1, number + 1)
     ]
-    passed = warnings(before, trainer[0], trainer[-1])
-    asked = int(done["marks0"].result["asked"]) if "marks0" in done else 0
-    judged = prognosis(before, trainer, passed, asked)
-    over = judged.said if judged.is_collapse and settings.stop else ""
-    marks = {**trainer[-1].known(), **exam["marks"]}
-    return found(judged.said, marks, {"signs_past_threshold": len(passed)}, over, warnings=passed)
+    raised = warnings(before, rounds[0], rounds[-1])
+    num_prompts = int(done["eval0"].result["eval_prompts"]) if "eval0" in done else 0
+    verdict = collapse_verdict(before, rounds, raised, num_prompts)
+    return stage_result(
+        verdict.summary,
+        {**rounds[-1].known(), **judge["metrics"]},
+        {"signals_past_threshold": len(raised)},
+        verdict.summary if verdict.is_collapse and settings.stop else "",
+        warnings=raised,
+    )
 
 
-def _after(signs: Signs, exam: Mapping[str, Any], marked: Done | None) -> Signs:
-    judge = exam["marks"].get("judge_accuracy", float("nan"))
-    accuracy = marked.result["marks"].get("accuracy", float("nan")) if marked else float("nan")
-    return replace(signs, judge=judge, accuracy=accuracy)
+def _after_round(
+    signals: CollapseSignals, judge: Mapping[str, Any], evaluated: FinishedStage | None
+) -> CollapseSignals:
+    """The signals of a round with what was measured after it."""
+    accuracy = evaluated.result["metrics"].get("accuracy", math.nan) if evaluated else math.nan
+    return replace(signals, judge_accuracy=judge["metrics"].get("judge_accuracy", math.nan), accuracy=accuracy)
 
 
-SELF_REWARDING = Recipe(
+SELF_REWARDING = Pipeline(
     "self_rewarding",
-    "the policy marks its own completions and learns from the marks, with an anchor if wanted; watched for collapse",
+    "the policy scores its own completions and learns from that, with an anchor if wanted; watched for collapse",
     SelfRewardingSettings,
     self_rewarding_stages,
 )

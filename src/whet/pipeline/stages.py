@@ -1,10 +1,10 @@
 """Stages one after another, each in its own folder; what is finished is never done again.
 
-A stage is finished when its folder holds `stage.json`, which is written last and whole. A stage that was broken off is
-started again in the same folder: work that takes long goes on from what it left there.
+A stage is finished when its folder holds `stage.json`, which is written last and atomically. A stage that was
+interrupted is started again in the same folder: work that takes long continues from what it left there.
 
-What a stage finds is JSON that `found` makes: `said` is one line for the user, `marks` are measurements on held-out
-data, `counts` are what was counted and dropped, `over` is why the stages after it are not worth doing.
+What a stage returns is JSON, made by `stage_result`: `summary` is one line for the user, `metrics` are measurements on
+held-out data, `counts` say what was counted and dropped, `stop_reason` is why the stages after it are not worth doing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedStage:
     """A finished stage."""
 
     folder: Path
@@ -38,86 +38,83 @@ class Done:
     seconds: float = 0.0
 
 
-Work = Callable[[Path, Mapping[str, Done]], Mapping[str, Any]]
+Work = Callable[[Path, Mapping[str, FinishedStage]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`work(folder, done)` gets its own folder and the finished stages by name, and returns what it found as JSON."""
+    """`work(folder, done)` gets its own folder and the finished stages by name, and returns its result as JSON."""
 
     name: str  # round1-pairs
     about: str  # one line for the user
     work: Work
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON: a finished stage with others is refused
-    measures: tuple[str, int] | None = None  # whose marks it finds, after which round
+    measures: tuple[str, int] | None = None  # whose metrics it measures, after which round
 
 
-def found(
-    said: str,
-    marks: Mapping[str, float] | None = None,
+def stage_result(
+    summary: str,
+    metrics: Mapping[str, float] | None = None,
     counts: Mapping[str, int] | None = None,
-    over: str = "",
+    stop_reason: str = "",
     **more: Any,
 ) -> dict[str, Any]:
-    """What a stage returns. A mark that could not be taken is left out: JSON has no NaN."""
-    taken = {name: float(value) for name, value in (marks or {}).items() if math.isfinite(value)}
-    return {"said": said, "marks": taken, "counts": dict(counts or {}), **({"over": over} if over else {}), **more}
+    """What a stage returns. A metric that could not be measured is left out: JSON has no NaN."""
+    measured = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
+    stop = {"stop_reason": stop_reason} if stop_reason else {}
+    return {"summary": summary, "metrics": measured, "counts": dict(counts or {}), **stop, **more}
 
 
-class Watcher(Protocol):
-    def begun(self, number: int, total: int, stage: Stage) -> None: ...
+class StageObserver(Protocol):
+    def stage_started(self, number: int, total: int, stage: Stage) -> None: ...
 
-    def done(self, number: int, total: int, stage: Stage, done: Done, is_old: bool) -> None: ...
+    def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None: ...
 
 
 def stage_folder(folder: Path, number: int, stage: Stage) -> Path:
     return folder / f"{number:02d}-{stage.name}"
 
 
-def run_stages(stages: Sequence[Stage], folder: Path, watcher: Watcher) -> dict[str, Done]:
-    """Work off the stages in order and return what each came to, by name. One whose result says `over` is the last."""
+def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -> dict[str, FinishedStage]:
+    """Run the stages in order; what each came to, by name. A stage with a `stop_reason` is the last one."""
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise ValueError(f"two stages share a name: {names}")
-    finished: dict[str, Done] = {}
+    finished: dict[str, FinishedStage] = {}
     for number, stage in enumerate(stages, 1):
         place = stage_folder(folder, number, stage)
-        before = _finished(place, stage)
-        if before is not None:
-            finished[stage.name] = before
-            watcher.done(number, len(stages), stage, before, True)
-            if before.result.get("over"):
-                break
-            continue
-        watcher.begun(number, len(stages), stage)
-        place.mkdir(parents=True, exist_ok=True)
-        start = time.monotonic()
-        result = stage.work(place, dict(finished))
-        done = Done(place, dict(result), time.monotonic() - start)
-        saved = {"name": stage.name, "settings": stage.settings, "result": done.result, "seconds": done.seconds}
-        written_whole(place / RESULT, json.dumps(saved, indent=2) + "\n")
+        done = _read_finished(place, stage)
+        is_old = done is not None
+        if done is None:
+            observer.stage_started(number, len(stages), stage)
+            place.mkdir(parents=True, exist_ok=True)
+            start = time.monotonic()
+            result = stage.work(place, dict(finished))
+            done = FinishedStage(place, dict(result), time.monotonic() - start)
+            saved = {"name": stage.name, "settings": stage.settings, "result": done.result, "seconds": done.seconds}
+            write_atomically(place / RESULT, json.dumps(saved, indent=2) + "\n")
         finished[stage.name] = done
-        watcher.done(number, len(stages), stage, done, False)
-        if done.result.get("over"):
+        observer.stage_finished(number, len(stages), stage, done, is_old)
+        if done.result.get("stop_reason"):
             break
     return finished
 
 
-def _finished(place: Path, stage: Stage) -> Done | None:
+def _read_finished(place: Path, stage: Stage) -> FinishedStage | None:
     try:
         saved = json.loads((place / RESULT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WhetError(f"{place / RESULT} is damaged ({error}); remove {place} to do that stage again") from error
+        raise WhetError(f"{place / RESULT} is damaged ({error}); remove {place} to run that stage again") from error
     # through JSON and back: a tuple and a list are the same setting
     differing = saved["settings"] != json.loads(json.dumps(stage.settings))
     if saved["name"] != stage.name or differing:
         raise WhetError(f"{place} was finished with other settings; give the same settings again, or another --folder")
-    return Done(place, saved["result"], saved["seconds"])
+    return FinishedStage(place, saved["result"], saved["seconds"])
 
 
-def written_whole(path: Path, text: str) -> Path:
+def write_atomically(path: Path, text: str) -> Path:
     """Write a file so that it is either there in full or not at all."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(text, encoding="utf-8")
@@ -125,7 +122,7 @@ def written_whole(path: Path, text: str) -> Path:
     return path
 
 
-def written_in_chunks(
+def write_in_chunks(
     path: Path, items: Sequence[Item], size: int, rows_of: Callable[[int, Sequence[Item]], Sequence[Mapping[str, Any]]]
 ) -> Path:
     """JSON lines of `rows_of(number of the chunk, its items)`; what was written before a break is not written again.
@@ -141,8 +138,8 @@ def written_in_chunks(
     files = [parts / f"{number:05d}.jsonl" for number in range(len(chunks))]
     for number, (chunk, file) in enumerate(zip(chunks, files, strict=True)):
         if not file.exists():
-            written_whole(file, json_lines(rows_of(number, chunk)))
-    written_whole(path, "".join(file.read_text(encoding="utf-8") for file in files))
+            write_atomically(file, json_lines(rows_of(number, chunk)))
+    write_atomically(path, "".join(file.read_text(encoding="utf-8") for file in files))
     shutil.rmtree(parts)
     return path
 

@@ -309,8 +309,8 @@ def value_scale(values: Sequence[float], pixels: tuple[float, float], unit: bool
     if low >= 0 and low < 0.5 * high:
         low = 0.0
     if high - low <= 1e-9 * max(abs(high), abs(low)) or high == low:
-        room = 0.5 * abs(high) or 1.0
-        low, high = low - room, high + room
+        room = 0.5 * abs(high)
+        low, high = (low - room, high + room) if room else (0.0, 1.0)
     stride = tick_stride((high - low) / 4)
     first, last = math.floor(low / stride + 1e-9), math.ceil(high / stride - 1e-9)
     ticks = tuple(place * stride for place in range(first, last + 1))

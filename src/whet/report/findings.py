@@ -19,7 +19,7 @@ HALF_PRECISION = ("bf16", "bfloat16", "fp16", "float16", "half")
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """One thing the numbers say: a problem, with a fix in its sentence, or a note on what looks alarming and is normal."""
+    """One thing the numbers say: a problem with its fix, or a note on what looks alarming and is normal."""
 
     name: str
     sentence: str

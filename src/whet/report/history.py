@@ -33,10 +33,10 @@ def history_text(changes: Sequence[Mapping[str, Any]]) -> str:
 def effect_text(effect: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     """One run's outcome; beside the held-out mark, where the run of the reward before had left it."""
     texts = []
-    marks = effect["evaluation"]
-    name = headline(marks)
+    metrics = effect["evaluation"]
+    name = headline(metrics)
     if name is not None:
-        start, end = marks[name]
+        start, end = metrics[name]
         texts.append(f"held-out {name} {metric_text(name, start)} -> {metric_text(name, end)}")
         if before is not None and name in before["evaluation"]:
             texts[-1] += f" (the reward before: {metric_text(name, before['evaluation'][name][1])})"

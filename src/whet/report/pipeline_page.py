@@ -45,7 +45,7 @@ def _tiles(story: Story) -> list[Tile]:
     tiles = []
     if name is not None:
         stages = list(next(iter(metrics_by_round(story, name).values())).values())
-        first, last = (metric_text(name, each.marks[name]) for each in (stages[0], stages[-1]))
+        first, last = (metric_text(name, each.metrics[name]) for each in (stages[0], stages[-1]))
         tiles.append(Tile(f"held-out {words(name)}", last, first))
     done, planned = sum(stage.is_done for stage in story.stages), len(story.stages)
     tiles.append(Tile("stages", str(done), after=f"of {planned}" if done < planned else ""))
@@ -61,7 +61,7 @@ def _figure(story: Story) -> Figure | None:
     if max(len(rounds) for rounds in by_model.values()) < 2:
         return None
     series = [
-        Series(who, tuple((float(at), stage.marks[name]) for at, stage in sorted(rounds.items())), marked=True)
+        Series(who, tuple((float(at), stage.metrics[name]) for at, stage in sorted(rounds.items())), marked=True)
         for who, rounds in by_model.items()
     ]
     values = [value for line in series for _, value in line.points]
@@ -76,7 +76,7 @@ def _figure(story: Story) -> Figure | None:
 
 
 def _stage(stage: StageLine) -> dict[str, object]:
-    outcome = stage.said or ("done" if stage.is_done else "not done")
+    outcome = stage.outcome or ("done" if stage.is_done else "not done")
     return {
         "name": stage.name,
         "about": stage.about,

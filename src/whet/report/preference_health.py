@@ -86,9 +86,9 @@ def _displacement(history: MetricSeries) -> str | None:
     if not chosen or not rejected or chosen[0] - chosen[1] < FALL or rejected[0] - rejected[1] < FALL:
         return None
     return (
-        f"the log-probability of both completions falls, chosen {chosen[0]:.4g} -> "
-        f"{chosen[1]:.4g} and rejected {rejected[0]:.4g} -> {rejected[1]:.4g} nats per completion; what they lose goes to "
-        "completions nobody has judged: imitate the chosen completion as well, protect it, or stop earlier"
+        f"The log-probability of both completions falls, chosen {chosen[0]:.4g} -> "
+        f"{chosen[1]:.4g} and rejected {rejected[0]:.4g} -> {rejected[1]:.4g} nats per completion; what they lose "
+        "goes to completions nobody has judged: imitate the chosen completion as well, protect it, or stop earlier"
     )
 
 
@@ -168,8 +168,8 @@ def _shorter_chosen(history: MetricSeries) -> str | None:
     if share is None or longer is None or share >= 0.25 or longer >= 0:
         return None
     return (
-        f"the chosen completion is longer in only {share:.0%} of the pairs ({longer:.3g} tokens on average): unusual for "
-        "preferences; check that chosen and rejected are not swapped and that neither is truncated"
+        f"The chosen completion is longer in only {share:.0%} of the pairs ({longer:.3g} tokens on average): unusual "
+        "for preferences; check that chosen and rejected are not swapped and that neither is truncated"
     )
 
 
@@ -178,7 +178,7 @@ def _longer_chosen(history: MetricSeries) -> str | None:
     if share is None or longer is None or share <= 0.75 or longer <= 0:
         return None
     return (
-        f"the chosen completion is longer in {share:.0%} of the pairs ({longer:.3g} tokens on average): the policy can "
+        f"The chosen completion is longer in {share:.0%} of the pairs ({longer:.3g} tokens on average): the policy can "
         "learn length instead of quality; match lengths, or divide them out of the score"
     )
 

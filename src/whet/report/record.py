@@ -1,8 +1,8 @@
 """What a run leaves on disk: two append-only logs and a summary that is replaced whole.
 
 `metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
-`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `RunRecorder.truncate` when
-it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
+`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `RunRecorder.truncate`
+when it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from whet.types import Prompt, Sample, StepReport, WhetError
 
 METRICS, SAMPLES, SUMMARY = "metrics.jsonl", "samples.jsonl", "run.json"
 LOGS = (METRICS, SAMPLES)
+# what whet 0.1 called the columns and metrics of a run folder
+NAMES_OF_0_1 = {
+    "reply": "completion",
+    "reply_tokens": "completion_tokens",
+    "kl_reply": "kl_completion",
+    "reply_length": "completion_length",
+}
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
         raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
     if not isinstance(summary, dict):
         raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
-    return summary
+    return _in_todays_names(summary)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
@@ -275,7 +282,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 value = None
             if not isinstance(value, dict):
                 raise WhetError(f"{path}:{place} is not a JSON object; delete the line or restore the file")
-            yield value
+            yield _in_todays_names(value)
+
+
+def _in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
+    """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
+    found = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
+    for name in ("metrics", "result", "before", "after"):
+        if isinstance(found.get(name), dict):
+            found[name] = {NAMES_OF_0_1.get(each, each): value for each, value in found[name].items()}
+    return found
 
 
 def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:

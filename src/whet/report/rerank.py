@@ -101,7 +101,7 @@ class Reranking:
 
 
 def choice_lines(pools: Sequence[Pool], opinions: Sequence[Opinions]) -> tuple[ChoiceCurve, ...]:
-    """Majority vote, for each scorer best of n and weighted vote, and the ceiling; votes where any completion answers."""
+    """Majority vote, best of n and weighted vote by each scorer, the ceiling; votes where any completion answers."""
     answers = any(answer is not None for pool in pools for answer in pool.answers)
     lines = []
     if answers:
@@ -207,9 +207,10 @@ def search_text(each: SearchResult, found: Reranking) -> list[str]:
     short = "" if mark.written <= 1.2 * rival.written else f", and more --samples than {found.samples} would cost more"
     return [
         f"Search over steps by {by}, {each.beams} x {each.branches} (beams x branches): "
-        f"{value_text(mark, found.measure)}, {number(mark.written)} tokens per prompt written, {number(mark.read)} read",
-        f"Best of {rival.n} by the same scores: {value_text(rival, found.measure)}, {number(rival.written)} written and "
-        f"{number(rival.read)} read{short}",
+        f"{value_text(mark, found.measure)}, {number(mark.written)} tokens per prompt written, "
+        f"{number(mark.read)} read",
+        f"Best of {rival.n} by the same scores: {value_text(rival, found.measure)}, {number(rival.written)} "
+        f"written and {number(rival.read)} read{short}",
     ]
 
 

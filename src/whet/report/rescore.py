@@ -1,4 +1,4 @@
-"""What another reward would have said of the samples a run saved. Pure."""
+"""What another reward would have given the samples a run saved. Pure."""
 
 from __future__ import annotations
 

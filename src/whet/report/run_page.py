@@ -97,7 +97,8 @@ def tiles(run: RunRecord) -> list[Tile]:
         points = points_of(run.steps, each.measure)
         if points and each.name not in ("tokens_per_second", "learning_rate", "gradient_norm"):
             ends = [metric_text(each.name, points[place][1]) for place in (0, -1)]
-            shown.append(_change(each.title.lower() if each.title else each.label, *ends))
+            prefix = "training " if run.kind.name != RL and each in run.kind.main else ""
+            shown.append(_change(f"{prefix}{(each.title or each.label).lower()}", *ends))
     total = int(run.summary.get("total_steps") or 0)
     shown.append(Tile("steps", str(run.num_steps), after=f"of {total}" if total > run.num_steps else ""))
     wall = run.wall_seconds()

@@ -1,8 +1,8 @@
 """How many operations and bytes a step needs, and what share of a machine's measured rates it reached. Pure.
 
-P prompts, G completions a prompt, p prompt tokens, a completion tokens. Useful work is what no method can leave out: a prompt
-once per group, the vocabulary head on completion positions only. Work beyond it (padding, prompts computed again, logits built
-twice) shows as a lower share.
+P prompts, G completions per prompt, p prompt tokens, a completion tokens. Useful work is what no method can leave out:
+a prompt once per group, the vocabulary head on completion positions only. Work beyond it (padding, prompts computed
+again, logits built twice) shows as a lower share.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class RolloutShape:
         return self.num_prompts * (p * (p + 1) // 2 + self.group_size * (a * p + a * (a + 1) // 2))
 
     def __str__(self) -> str:
-        return f"{self.num_prompts} prompts x {self.group_size} completions, {self.prompt_tokens} + {self.completion_tokens} tokens"
+        tokens = f"{self.prompt_tokens} + {self.completion_tokens} tokens"
+        return f"{self.num_prompts} prompts x {self.group_size} completions, {tokens}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ def speed_advice(speed: Speed) -> list[str]:
         if fitting < speed.micro_batch_tokens:
             advice.append(
                 f"batch.micro_batch_tokens={fitting}: {speed.micro_batch_tokens} tokens of a pass would take "
-                f"{memory_text(speed.micro_batch_tokens * speed.bytes_per_token)} and {memory_text(speed.free)} are free"
+                f"{memory_text(speed.micro_batch_tokens * speed.bytes_per_token)} and {memory_text(speed.free)} "
+                "are free"
             )
         elif fitting >= 2 * speed.micro_batch_tokens and speed.shape.shared > speed.micro_batch_tokens:
             advice.append(f"batch.micro_batch_tokens={fitting} fits as well: fewer, larger passes")

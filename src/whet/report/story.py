@@ -1,14 +1,14 @@
-"""A pipeline's stages as they are told: the table of rounds and an honest verdict. Pure."""
+"""A pipeline's stages as they are shown: the table of rounds and an honest verdict. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from whet.metrics.significance import shares_apart
 from whet.report.text import headline, metric_text
 
-NOISE = 2.0  # standard errors that two marks must be apart to be called different
+NOISE = 2.0  # standard errors that two metrics must be apart to be called different
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class StageLine:
 
     name: str
     about: str
-    said: str = ""
+    outcome: str = ""
     seconds: float | None = None  # None: not done
-    marks: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    measures: tuple[str, int] | None = None  # whose marks, after which round
-    asked: int = 0  # held-out prompts behind the marks
+    measures: tuple[str, int] | None = None  # whose metrics, after which round
+    num_prompts: int = 0  # held-out prompts behind the metrics
     over: str = ""  # why the stages after it were not done
     report: str = ""  # link to the page of its run
 
@@ -42,29 +42,31 @@ class Story:
 
 
 def main_metric(story: Story) -> str | None:
-    """The mark that rounds are compared by."""
-    return next((headline(stage.marks) for stage in story.stages if stage.measures and stage.marks), None)
+    """The metric that rounds are compared by."""
+    return next((headline(stage.metrics) for stage in story.stages if stage.measures and stage.metrics), None)
 
 
-def metrics_by_round(story: Story, mark: str) -> dict[str, dict[int, StageLine]]:
-    """who -> round -> the stage that marked it, in the order of the stages."""
+def metrics_by_round(story: Story, metric: str) -> dict[str, dict[int, StageLine]]:
+    """who -> round -> the stage that evaluated it, in the order of the stages."""
     found: dict[str, dict[int, StageLine]] = {}
     for stage in story.stages:
-        if stage.measures and mark in stage.marks:
+        if stage.measures and metric in stage.metrics:
             found.setdefault(stage.measures[0], {})[stage.measures[1]] = stage
     return found
 
 
 def rounds_table(story: Story) -> list[list[str]]:
-    """Marks by round: a head, then one row for each model that was marked. Empty without marks."""
-    mark = main_metric(story)
-    if mark is None:
+    """Metrics by round: a head, then one row for each model that was evaluated. Empty without metrics."""
+    metric = main_metric(story)
+    if metric is None:
         return []
-    courses = metrics_by_round(story, mark)
-    rounds = sorted({number for course in courses.values() for number in course})
-    rows = [[f"held-out {mark.replace('_', ' ')}", *("before" if not at else f"round {at}" for at in rounds)]]
-    for who, course in courses.items():
-        rows.append([who, *(metric_text(mark, course[at].marks[mark]) if at in course else "" for at in rounds)])
+    by_model = metrics_by_round(story, metric)
+    rounds = sorted({number for by_round in by_model.values() for number in by_round})
+    rows = [[f"held-out {metric.replace('_', ' ')}", *("before" if not at else f"round {at}" for at in rounds)]]
+    for who, by_round in by_model.items():
+        rows.append(
+            [who, *(metric_text(metric, by_round[at].metrics[metric]) if at in by_round else "" for at in rounds)]
+        )
     return rows
 
 
@@ -81,49 +83,48 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 def verdict(story: Story) -> str:
     """What the pipeline did to its policy, and whether that is more than noise."""
-    mark = main_metric(story)
+    metric = main_metric(story)
     ended = next((f" It ended early: {stage.over}." for stage in story.stages if stage.over), "")
     left = sum(not stage.is_done for stage in story.stages)
     if left and not ended:
         ended = f" {left} of {len(story.stages)} stages are still to do."
-    if mark is None:
-        return f"Nothing was measured: there are no held-out prompts with a reward to mark them.{ended}"
-    courses = metrics_by_round(story, mark)
-    who, course = next(iter(courses.items()))
-    first, last = course[min(course)], course[max(course)]
-    name = mark.replace("_", " ")
+    if metric is None:
+        return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
+    by_model = metrics_by_round(story, metric)
+    who, by_round = next(iter(by_model.items()))
+    first, last = by_round[min(by_round)], by_round[max(by_round)]
+    name = metric.replace("_", " ")
     if first is last:
-        return f"Held-out {name} before the first round: {metric_text(mark, first.marks[mark])}.{ended}"
-    said = f"Held-out {name} of {who}: {metric_text(mark, first.marks[mark])} to {metric_text(mark, last.marks[mark])}"
-    said += f" in {max(course)} round{'s' if max(course) > 1 else ''}, {_difference(first, last, mark)}."
-    said += _peak(course, mark)
-    for other, compared in list(courses.items())[1:]:
-        if max(compared) == max(course):
+        return f"Held-out {name} before the first round: {metric_text(metric, first.metrics[metric])}.{ended}"
+    text = f"Held-out {name} of {who}: {metric_text(metric, first.metrics[metric])} to {metric_text(metric, last.metrics[metric])}"
+    text += f" in {max(by_round)} round{'s' if max(by_round) > 1 else ''}, {_difference(first, last, metric)}."
+    text += _peak(by_round, metric)
+    for other, compared in list(by_model.items())[1:]:
+        if max(compared) == max(by_round):
             rival = compared[max(compared)]
-            said += f" {other.capitalize()}: {metric_text(mark, rival.marks[mark])}, {_difference(last, rival, mark)}."
-    return said + ended
+            text += f" {other.capitalize()}: {metric_text(metric, rival.metrics[metric])}, {_difference(last, rival, metric)}."
+    return text + ended
 
 
-def _peak(course: Mapping[int, StageLine], mark: str) -> str:
+def _peak(by_round: Mapping[int, StageLine], metric: str) -> str:
     """The round that was better than the last, where that is more than noise."""
-    best = max(course, key=lambda at: course[at].marks[mark])
-    words = _difference(course[best], course[max(course)], mark)
-    if best == max(course) or not words.startswith("worse"):
+    best = max(by_round, key=lambda at: by_round[at].metrics[metric])
+    words = _difference(by_round[best], by_round[max(by_round)], metric)
+    if best == max(by_round) or not words.startswith("worse"):
         return ""
     when = f"after round {best}" if best else "before the first round"
-    return f" It was best {when}: {metric_text(mark, course[best].marks[mark])}; later rounds lost some of that."
+    return (
+        f" It was best {when}: {metric_text(metric, by_round[best].metrics[metric])}; later rounds lost some of that."
+    )
 
 
-def _difference(one: StageLine, two: StageLine, mark: str) -> str:
-    """How the second mark stands to the first, in words."""
-    gap = two.marks[mark] - one.marks[mark]
-    asked = min(one.asked, two.asked)
-    shares = (one.marks[mark], two.marks[mark])
-    if not asked or not all(0 <= share <= 1 for share in shares):
+def _difference(one: StageLine, two: StageLine, metric: str) -> str:
+    """How the second value stands to the first, in words."""
+    gap = two.metrics[metric] - one.metrics[metric]
+    num_prompts = min(one.num_prompts, two.num_prompts)
+    shares = (one.metrics[metric], two.metrics[metric])
+    if not num_prompts or not all(0 <= share <= 1 for share in shares):
         return "higher" if gap > 0 else "lower" if gap < 0 else "the same"
-    # an unlucky 0% or 100% has no spread of its own: Laplace's rule gives it one
-    errors = [(share * asked + 1) / (asked + 2) for share in shares]
-    noise = math.sqrt(sum(share * (1 - share) / asked for share in errors))
-    if abs(gap) <= NOISE * noise:
-        return f"no further apart than the noise of {asked} prompts"
-    return f"{'better' if gap > 0 else 'worse'} by more than the noise of {asked} prompts"
+    if abs(shares_apart(shares[1], shares[0], num_prompts)) <= NOISE:
+        return f"no further apart than the noise of {num_prompts} prompts"
+    return f"{'better' if gap > 0 else 'worse'} by more than the noise of {num_prompts} prompts"

@@ -198,14 +198,14 @@ def _histogram_lines(name: str, scores: Sequence[float | None], trial: Trial) ->
     if not known:
         return [f"{name}{about}: no scores"]
     spread = distribution(known)
-    marks = ", ".join(f"{label} {number(spread[label])}" for label in ("min", "q1", "median", "q3", "max", "mean"))
+    quartiles = ", ".join(f"{label} {number(spread[label])}" for label in ("min", "q1", "median", "q3", "max", "mean"))
     bins = histogram(known)
     highest = max(count for *_, count in bins)
     labels = [number(low) if low == high else f"{number(low)} to {number(high)}" for low, high, _ in bins]
     width = max(map(len, labels))
     return [
         f"{name}{about}",
-        f"  {marks}",
+        f"  {quartiles}",
         *(
             f"  {label:>{width}}  {_bar(count / highest)}  {count} ({percent(count / len(known))})"
             for label, (*_, count) in zip(labels, bins, strict=True)

@@ -3,7 +3,7 @@
 A function that takes `completions` is called once on all samples, in TRL's shapes. Any other is called sample
 by sample and its parameters are filled by name:
 
-    completion                 the completion's text
+    completion            the completion's text
     prompt                the question's text (`Prompt.question()`)
     any name: Prompt      the whole prompt, when the parameter is annotated with `Prompt` itself
     answer                the gold answer
@@ -65,7 +65,7 @@ class PerSample:
 
 @dataclass(frozen=True)
 class Batched:
-    """A function of all samples at once, in TRL's shapes: every column is a list with one entry a sample."""
+    """A function of all samples at once, in TRL's shapes: every column is a list with one entry per sample."""
 
     name: str
     function: Callable[..., Any]
@@ -119,6 +119,8 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
         raise WhetError(f"reward {name!r} is an async function; give a plain one (def instead of async def)")
     if "completions" in names:
         return Batched(name, function, parameters)
+    if "reply" in names and "completion" not in names:
+        raise WhetError(f"reward {name!r} takes `reply`, which is called `completion` since 0.2; rename the parameter")
     if not SEES_THE_COMPLETION & names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         taken = ", ".join(str(parameter.name) for parameter in parameters)
         raise WhetError(
@@ -175,18 +177,18 @@ def score_of(value: Any, name: str, prompt: Prompt, sample: Sample) -> float | N
 
 
 def scores_of(values: Any, name: str, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-    """One checked score a sample, from what a call on several samples returned."""
+    """One checked score per sample, from what a call on several samples returned."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
         raise RewardFailure(
             f"reward {name!r} returned a {type(values).__name__} for {call_name(prompts, samples)}; "
-            "return a list with one number a sample"
+            "return a list with one number per sample"
         )
     if len(values) != len(samples):
         raise RewardFailure(
             f"reward {name!r} returned {len(values)} scores for {len(samples)} samples "
-            f"({call_name(prompts, samples)}); return one number a sample, in order"
+            f"({call_name(prompts, samples)}); return one number per sample, in order"
         )
     return [score_of(*row) for row in zip(values, [name] * len(samples), prompts, samples, strict=True)]
 

@@ -56,7 +56,7 @@ def gym_answer(prompt: Prompt, completion: str, *, partial: bool = True) -> floa
     return worst if partial or worst == 1.0 else 0.0
 
 
-class Source(NamedTuple):
+class GymSource(NamedTuple):
     """Where an entry comes from: all that is needed to draw it again."""
 
     name: str
@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _verification(source: Source) -> Literal["verifier", "exact", "none"]:
+def _verification(source: GymSource) -> Literal["verifier", "exact", "none"]:
     """How completions to the entry are judged. A verifier that accepts nonsense gives way to the gold answer."""
     entry, dataset = _entry(source), _dataset_of(source)
     gold = entry.get("answer")
@@ -182,7 +182,7 @@ def _magnitude(exponent: ast.expr) -> float:
     return size
 
 
-def _source(prompt: Prompt) -> Source:
+def _source(prompt: Prompt) -> GymSource:
     origin = prompt.meta.get("gym")
     if not isinstance(origin, Mapping) or not {"name", "seed", "size", "index"} <= set(origin):
         raise WhetError(
@@ -191,11 +191,11 @@ def _source(prompt: Prompt) -> Source:
         )
     settings = json.dumps(origin.get("settings") or {}, sort_keys=True)
     numbers = (int(origin["seed"]), int(origin["size"]))
-    return Source(str(origin["name"]), *numbers, settings, int(origin["index"]), origin.get("entry"))
+    return GymSource(str(origin["name"]), *numbers, settings, int(origin["index"]), origin.get("entry"))
 
 
 @functools.lru_cache(maxsize=512)
-def _entry(source: Source) -> Mapping[str, Any]:
+def _entry(source: GymSource) -> Mapping[str, Any]:
     if source.literal is None:
         return _dataset(*source[:4])[source.position]
     try:
@@ -204,7 +204,7 @@ def _entry(source: Source) -> Mapping[str, Any]:
         raise WhetError(f"the entry of a prompt of gym:{source.name} is no Python literal; draw it again") from None
 
 
-def _dataset_of(source: Source) -> Any:
+def _dataset_of(source: GymSource) -> Any:
     dataset = _dataset(*source[:4])
     members = getattr(dataset, "datasets", None)  # of the composite one, which only forwards
     return members[_dataset_name(_entry(source))] if isinstance(members, Mapping) else dataset

@@ -1,8 +1,13 @@
-"""The penalty for saying the same thing again, measured by n-grams."""
+"""Saying the same thing again: every measure of it, and the penalty by n-grams.
+
+Each measure sees what the others miss: n-grams see phrases, sentences see long passages whatever is between them, rows
+of eight see passages that sentences cut differently, windows see a circle among a few words.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from whet.types import WhetError
@@ -13,6 +18,10 @@ TOKEN = re.compile(
 )
 TAG = re.compile(r"</?[a-z_]{1,40}>")
 SHORTEST = 20  # n-grams; fewer say nothing about repetition
+LEAST_REPEATS = 3  # sentences
+LEAST_TERMS = 40
+ROW = 8  # words and figures
+WINDOW = 30  # words and figures
 
 
 def repetition(completion: str, *, size: int = 4, allowed: float = 0.25, penalty: float = 1.0) -> float:
@@ -42,3 +51,34 @@ def repeated_share(words: Sequence[str], size: int) -> float:
         return 0.0
     distinct = {tuple(words[start : start + size]) for start in range(total)}
     return 1 - len(distinct) / total
+
+
+def repeated_sentence_share(sentences: Sequence[tuple[str, int]], num_words: int) -> float:
+    """The share of a text's words that stand in a sentence said before; `sentences` are (sentence, its words)."""
+    times = Counter(sentence for sentence, _ in sentences)
+    if sum(times.values()) - len(times) < LEAST_REPEATS:
+        return 0.0
+    lengths = dict(sentences)
+    again = sum((number - 1) * lengths[sentence] for sentence, number in times.items())
+    return again / max(num_words, 1)
+
+
+def echoed_share(terms: Sequence[str]) -> float:
+    """The share of words and figures that end a row of eight which stood before, whatever sentences they are in."""
+    if len(terms) < LEAST_TERMS:
+        return 0.0
+    seen: set[tuple[str, ...]] = set()
+    again = 0
+    for end in range(ROW, len(terms) + 1):
+        row = tuple(terms[end - ROW : end])
+        again += row in seen
+        seen.add(row)
+    return again / len(terms)
+
+
+def looped_share(terms: Sequence[str]) -> float:
+    """The share of windows of 30 terms that hold fewer than 8 different ones."""
+    if len(terms) < 16:
+        return 0.0
+    windows = [terms[start : start + WINDOW] for start in range(0, max(len(terms) - WINDOW, 0) + 1, 10)]
+    return sum(len(set(window)) < max(4, 0.25 * len(window)) for window in windows) / len(windows)

@@ -24,7 +24,7 @@ LONGEST_COMPLETION = 200_000  # characters that are searched
 
 
 @dataclass(frozen=True)
-class Pattern:
+class SafetyPattern:
     name: str
     kind: str
     penalty: float
@@ -34,10 +34,10 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PatternMatch:
     """One place of a text that a pattern names."""
 
-    pattern: Pattern
+    pattern: SafetyPattern
     text: str
     start: int
 
@@ -66,18 +66,18 @@ def safety(prompt: Prompt, completion: str, *, patterns: str = "", kinds: tuple[
     return max(0.0, 1.0 - sum(found.values()))
 
 
-def findings(text: str, patterns: Mapping[str, Pattern] | None = None) -> Iterator[Finding]:
+def findings(text: str, patterns: Mapping[str, SafetyPattern] | None = None) -> Iterator[PatternMatch]:
     """Every place that one of the patterns names, pattern after pattern."""
     for pattern in (safety_patterns() if patterns is None else patterns).values():
         for match in pattern.regex.finditer(text) if pattern.penalty else ():
             if pattern.unless is not None and pattern.unless.search(match[0]):
                 continue
             if not pattern.check or CHECKS[pattern.check](match[0]):
-                yield Finding(pattern, match[0], match.start())
+                yield PatternMatch(pattern, match[0], match.start())
 
 
 @functools.cache
-def safety_patterns(extra: str = "") -> Mapping[str, Pattern]:
+def safety_patterns(extra: str = "") -> Mapping[str, SafetyPattern]:
     """The built-in patterns by name, with those of a file of the user's own added or put in their place."""
     known = _read(PATTERNS)
     if extra:
@@ -85,7 +85,7 @@ def safety_patterns(extra: str = "") -> Mapping[str, Pattern]:
     return known
 
 
-def _read(path: Path) -> dict[str, Pattern]:
+def _read(path: Path) -> dict[str, SafetyPattern]:
     if not path.is_file():
         raise WhetError(f"there is no pattern file {path}; give a TOML or JSON file with [[pattern]] entries")
     try:
@@ -107,7 +107,7 @@ def _read(path: Path) -> dict[str, Pattern]:
     return {pattern.name: pattern for pattern in patterns}
 
 
-def _pattern(entry: Any, where: str) -> Pattern:
+def _pattern(entry: Any, where: str) -> SafetyPattern:
     if not isinstance(entry, Mapping):
         raise WhetError(f"{where} is a {type(entry).__name__}; give a table with name, kind, penalty and regex")
     for key, value in entry.items():
@@ -127,7 +127,7 @@ def _pattern(entry: Any, where: str) -> Pattern:
     flags = re.MULTILINE | (re.IGNORECASE if entry.get("ignore_case") else 0)
     regex = _compiled(entry["regex"], flags, f"{where}: regex")
     unless = _compiled(entry["unless"], 0, f"{where}: unless") if entry.get("unless") else None
-    return Pattern(entry["name"], entry["kind"], float(entry["penalty"]), regex, check, unless)
+    return SafetyPattern(entry["name"], entry["kind"], float(entry["penalty"]), regex, check, unless)
 
 
 def _compiled(text: str, flags: int, where: str) -> re.Pattern[str]:

@@ -1,115 +1,76 @@
-"""Where a run's prompts come from next, and the groups that wait to be trained on. All of it can be saved.
+"""Scored groups on their way to the trainer, and a queue of them that can be saved.
 
-`staleness` > 0 makes the rollouts run ahead: a step trains on groups that a policy of `staleness` versions ago wrote, as an
-asynchronous sampler would deliver them. `by_difficulty` visits prompts whose completions all agreed less often, but never
-forgets them.
+`staleness` > 0 makes the rollouts run ahead: a step trains on groups that a policy of `staleness` versions ago wrote,
+as an asynchronous sampler would deliver them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.data.cursor import Cursor
-from whet.rollout.collect import Ask, RolloutBatch, RolloutSpec, harvest, request_seed
 from whet.types import Group, Prompt, Sample, StopReason, Support
-
-SELDOM = 0.1  # how often a prompt whose completions all agreed is visited, relative to one of middling difficulty
 
 
 @dataclass(frozen=True)
-class PromptOrder:
-    """How a run walks over its prompts."""
+class RolloutBatch:
+    """`groups` of (row of the prompt, group), and what it took to get them."""
 
-    seed: int
-    by_difficulty: bool = False
-    staleness: int = 0
+    groups: tuple[tuple[int, Group], ...]
+    outcomes: tuple[tuple[int, float], ...]  # (row, mean outcome) of every prompt visited, kept or not
+    num_samples: int  # drawn, kept or not
+    rounds: int
+    part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, when the samples were scored
+    seconds: Mapping[str, float] = field(default_factory=dict)  # that the collection of this step took, by phase
+    notes: Mapping[str, float] = field(default_factory=dict)  # what the rewards noticed meanwhile, for the metrics
 
 
 class RolloutBuffer:
-    """Groups for one step after another."""
+    """First in, first out; full when it holds one batch more than the staleness."""
 
-    def __init__(self, prompts: Sequence[Prompt], ask: Ask, wish: RolloutSpec, route: PromptOrder) -> None:
-        self._prompts, self._ask, self._wish, self._route = prompts, ask, wish, route
-        self._cursor = Cursor(len(prompts), route.seed)
-        self._rates: dict[int, float] = {}  # mean outcome of a prompt's last visit, by row
+    def __init__(self, staleness: int = 0) -> None:
+        self._staleness = staleness
         self._waiting: list[RolloutBatch] = []
-        self._drawn = 0  # harvests so far
 
-    def next_harvest(self) -> RolloutBatch:
-        """The groups of the next step; the first step also fills the queue of a lagging run."""
-        while len(self._waiting) <= self._route.staleness:
-            self._drawn += 1
-            found = harvest(self._ask, self._take, self._wish, (self._route.seed, self._drawn))
-            self._rates.update(found.outcomes if self._route.by_difficulty else ())
-            self._waiting.append(found)
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) > self._staleness
+
+    def add(self, batch: RolloutBatch) -> None:
+        self._waiting.append(batch)
+
+    def take(self) -> RolloutBatch:
+        """The oldest batch."""
         return self._waiting.pop(0)
 
-    def _take(self, count: int) -> list[int]:
-        rows: list[int] = []
-        while len(rows) < count:
-            (row,), self._cursor = self._cursor.take(1)
-            if not self._route.by_difficulty or self._visited(row):
-                rows.append(row)
-        return rows
-
-    def _visited(self, row: int) -> bool:
-        lot = request_seed(self._route.seed, "visit", self._cursor.position) / 2**64
-        return lot < visit_share(self._rates.get(row))
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "position": self._cursor.position,
-            "drawn": self._drawn,
-            "rates": {str(row): rate for row, rate in self._rates.items()},
-            "waiting": [_harvest_state(each) for each in self._waiting],
-        }
+    def state(self) -> list[dict[str, Any]]:
+        return [_batch_state(batch) for batch in self._waiting]
 
     def tensors(self) -> dict[str, Tensor]:
         """The tokens of the groups that wait; empty for a run without staleness."""
         return {
             f"{number}/{place}/{index}/{name}": value
-            for number, each in enumerate(self._waiting)
-            for place, (_, group) in enumerate(each.groups)
+            for number, batch in enumerate(self._waiting)
+            for place, (_, group) in enumerate(batch.groups)
             for index, sample in enumerate(_samples(group))
             for name, value in _sample_tensors(sample).items()
         }
 
-    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self._cursor = replace(self._cursor, position=state["position"])
-        self._drawn = state["drawn"]
-        self._rates = {int(row): rate for row, rate in state["rates"].items()}
-        self._waiting = [self._harvest_from(each, number, tensors) for number, each in enumerate(state["waiting"])]
-
-    def _harvest_from(self, state: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]) -> RolloutBatch:
-        groups = []
-        for place, saved in enumerate(state["groups"]):
-            samples = [
-                _sample_from(each, f"{number}/{place}/{index}/", tensors) for index, each in enumerate(saved["samples"])
-            ]
-            greedy = samples.pop() if saved["greedy"] else None
-            prompt = self._prompts[saved["row"]]
-            groups.append((saved["row"], Group(prompt, tuple(samples), greedy, tuple(saved["drawn"]))))
-        outcomes = tuple((row, rate) for row, rate in state["outcomes"])
-        return RolloutBatch(tuple(groups), outcomes, state["num_samples"], state["rounds"])
-
-
-def visit_share(rate: float | None) -> float:
-    """How often a prompt is visited: 1 if never seen or solved half the time, `SELDOM` if its completions all agreed."""
-    if rate is None or not 0 <= rate <= 1:
-        return 1.0
-    return SELDOM + (1 - SELDOM) * 4 * rate * (1 - rate)
+    def restore(
+        self, state: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]
+    ) -> None:
+        self._waiting = [_restored_batch(saved, f"{number}/", tensors, prompts) for number, saved in enumerate(state)]
 
 
 def _samples(group: Group) -> list[Sample]:
     return [*group.samples, *([group.greedy] if group.greedy is not None else [])]
 
 
-def _harvest_state(found: RolloutBatch) -> dict[str, Any]:
+def _batch_state(batch: RolloutBatch) -> dict[str, Any]:
     return {
         "groups": [
             {
@@ -118,11 +79,12 @@ def _harvest_state(found: RolloutBatch) -> dict[str, Any]:
                 "greedy": group.greedy is not None,
                 "samples": [_sample_state(sample) for sample in _samples(group)],
             }
-            for row, group in found.groups
+            for row, group in batch.groups
         ],
-        "outcomes": [list(pair) for pair in found.outcomes],
-        "num_samples": found.num_samples,
-        "rounds": found.rounds,
+        "outcomes": [list(pair) for pair in batch.outcomes],
+        "num_samples": batch.num_samples,
+        "rounds": batch.rounds,
+        "part_weights": [list(pair) for pair in batch.part_weights.items()],  # in the order of the parts
     }
 
 
@@ -138,13 +100,28 @@ def _sample_state(sample: Sample) -> dict[str, Any]:
 
 
 def _sample_tensors(sample: Sample) -> dict[str, Tensor]:
-    found = {"tokens": sample.tokens, "action": sample.action, "behavior_logp": sample.behavior_logp}
+    tensors = {"tokens": sample.tokens, "action": sample.action, "behavior_logp": sample.behavior_logp}
     if sample.support is not None:
-        found |= {"support_ids": sample.support.ids, "support_counts": sample.support.counts}
-    return {name: value.contiguous() for name, value in found.items()}
+        tensors |= {"support_ids": sample.support.ids, "support_counts": sample.support.counts}
+    return {name: value.contiguous() for name, value in tensors.items()}
 
 
-def _sample_from(state: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> Sample:
+def _restored_batch(
+    state: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor], prompts: Sequence[Prompt]
+) -> RolloutBatch:
+    groups = []
+    for place, saved in enumerate(state["groups"]):
+        samples = [
+            _restored_sample(each, f"{prefix}{place}/{index}/", tensors) for index, each in enumerate(saved["samples"])
+        ]
+        greedy = samples.pop() if saved["greedy"] else None
+        groups.append((saved["row"], Group(prompts[saved["row"]], tuple(samples), greedy, tuple(saved["drawn"]))))
+    outcomes = tuple((row, rate) for row, rate in state["outcomes"])
+    weights = dict(state["part_weights"])
+    return RolloutBatch(tuple(groups), outcomes, state["num_samples"], state["rounds"], weights)
+
+
+def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> Sample:
     support = None
     if f"{prefix}support_ids" in tensors:
         support = Support(tensors[f"{prefix}support_ids"], tensors[f"{prefix}support_counts"])

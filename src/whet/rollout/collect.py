@@ -1,20 +1,28 @@
-"""Prompts in, complete scored groups out."""
+"""Prompts in, complete scored groups out. The collector owns the engine and the rewards; a trainer only asks for more."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
+from torch import Tensor
+
+from whet.metrics.timer import PhaseTimer
 from whet.protocols import Engine
+from whet.rollout.buffer import RolloutBatch, RolloutBuffer
+from whet.rollout.prompt_order import PromptOrder
+from whet.rollout.seed import request_seed
 from whet.types import Group, Prompt, Request, Sample, Sampling
 
 Score = Callable[[Sequence[Prompt], Sequence[Sample]], list[Sample]]
+SampleGroups = Callable[[Sequence[int], int, Sampling, tuple[int, ...]], list[Group]]
+"""(rows of the prompts, completions per prompt, how, seed) -> scored groups."""
 
 
-class Worth(Protocol):
-    """Is a group worth training on? A row's `keep` is one."""
+class GroupFilter(Protocol):
+    """Is a group worth training on? An objective's `keep` is one."""
 
     refills: ClassVar[bool]
     grows: ClassVar[bool]
@@ -27,29 +35,93 @@ class Worth(Protocol):
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """How many completions to draw, and which groups to be content with."""
+    """How many completions to draw per step, and which groups are worth training on."""
 
     num_prompts: int
     group_size: int
     sampling: Sampling
     greedy: bool  # one deterministic completion more for each prompt
-    worth: Worth
+    keep: GroupFilter
 
 
 @dataclass(frozen=True)
-class RolloutBatch:
-    """`groups` of (row of the prompt, group); what it took to get them."""
+class RewardContext:
+    """How completions are scored at one point of the training."""
 
-    groups: tuple[tuple[int, Group], ...]
-    outcomes: tuple[tuple[int, float], ...]  # (row, mean outcome) of every prompt asked, kept or not
-    num_samples: int  # written, kept or not
-    rounds: int
+    score: Score
+    part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
+    take_notes: Callable[[], Mapping[str, float]] = dict  # what rewards noticed since the last time, for the metrics
 
 
-def request_seed(*parts: int | str) -> int:
-    """A 64-bit seed that belongs to these numbers alone: no state to save, nothing to replay."""
-    text = "/".join(map(str, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+@dataclass(frozen=True)
+class PromptDataset:
+    """The prompts a run learns from, and their tokens."""
+
+    prompts: Sequence[Prompt]
+    prompt_tokens: Sequence[tuple[int, ...]]
+
+
+class RolloutCollector:
+    """Collects the groups of one step after another: draws completions, scores them, keeps what is worth training on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        dataset: PromptDataset,
+        reward_at: Callable[[float], RewardContext],  # by the share of the training that is done
+        spec: RolloutSpec,
+        order: PromptOrder,
+        staleness: int = 0,
+    ) -> None:
+        self._engine, self._dataset, self._reward_at = engine, dataset, reward_at
+        self._spec, self._order = spec, order
+        self._buffer = RolloutBuffer(staleness)
+        self._num_batches = 0  # drawn so far
+
+    def collect(self, progress: float) -> RolloutBatch:
+        """The groups of the next step, with what it took to collect them; the first step of a stale run fills the queue.
+
+        `progress` is the share of the training that is done.
+        """
+        reward, timer = self._reward_at(progress), PhaseTimer()
+        reward.take_notes()  # those of an evaluation do not belong to the step
+        while not self._buffer.is_full:
+            self._num_batches += 1
+            sample_groups = partial(self._sample_groups, reward, timer)
+            batch = draw_batch(sample_groups, self._order.take, self._spec, (self._order.seed, self._num_batches))
+            self._order.record(batch.outcomes)
+            self._buffer.add(replace(batch, part_weights=reward.part_weights))
+        return replace(self._buffer.take(), seconds=timer.seconds, notes=reward.take_notes())
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Hand the policy's new weights to the engine."""
+        self._engine.load(weights, version)
+
+    def _sample_groups(
+        self,
+        reward: RewardContext,
+        timer: PhaseTimer,
+        rows: Sequence[int],
+        count: int,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+    ) -> list[Group]:
+        tokens = [self._dataset.prompt_tokens[row] for row in rows]
+        with timer.phase("rollout"):
+            completions = draw_completions(self._engine, tokens, count, sampling, seed)
+        with timer.phase("reward"):
+            return score_groups([self._dataset.prompts[row] for row in rows], completions, reward.score)
+
+    def state(self) -> dict[str, Any]:
+        return {"order": self._order.state(), "num_batches": self._num_batches, "buffer": self._buffer.state()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._buffer.tensors()
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self._order.restore(state["order"])
+        self._num_batches = state["num_batches"]
+        self._buffer.restore(state["buffer"], tensors, self._dataset.prompts)
 
 
 def draw_completions(
@@ -61,16 +133,17 @@ def draw_completions(
         for row, tokens in enumerate(prompt_tokens)
         for number in range(group_size)
     ]
-    written = engine.generate(requests, sampling)
-    return [written[start : start + group_size] for start in range(0, len(written), group_size)]
+    samples = engine.generate(requests, sampling)
+    return [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
 
 
-def score_groups(prompts: Sequence[Prompt], written: Sequence[Sequence[Sample]], score: Score) -> list[Group]:
-    """One group a prompt, every sample judged."""
-    flat_prompts = [prompt for prompt, samples in zip(prompts, written, strict=True) for _ in samples]
-    judged = iter(score(flat_prompts, [sample for samples in written for sample in samples]))
+def score_groups(prompts: Sequence[Prompt], completions: Sequence[Sequence[Sample]], score: Score) -> list[Group]:
+    """One group per prompt, every sample scored."""
+    flat_prompts = [prompt for prompt, samples in zip(prompts, completions, strict=True) for _ in samples]
+    scored = iter(score(flat_prompts, [sample for samples in completions for sample in samples]))
     return [
-        Group(prompt, tuple(next(judged) for _ in samples)) for prompt, samples in zip(prompts, written, strict=True)
+        Group(prompt, tuple(next(scored) for _ in samples))
+        for prompt, samples in zip(prompts, completions, strict=True)
     ]
 
 
@@ -79,55 +152,53 @@ def outcomes_of(samples: Sequence[Sample]) -> list[float]:
     return [sample.outcome for sample in samples if sample.outcome is not None]
 
 
-Ask = Callable[[Sequence[int], int, Sampling, tuple[int, ...]], list[Group]]
-"""(rows of the prompts, completions to each, how, seed) -> scored groups."""
-
-
-def harvest(ask: Ask, take: Callable[[int], list[int]], wish: RolloutSpec, seed: tuple[int, ...]) -> RolloutBatch:
+def draw_batch(
+    sample_groups: SampleGroups, take: Callable[[int], list[int]], spec: RolloutSpec, seed: tuple[int, ...]
+) -> RolloutBatch:
     """Draw until enough groups are worth training on, or the rounds are spent; `take` gives rows of new prompts."""
     kept: list[tuple[int, Group]] = []
-    asked: list[tuple[int, float]] = []
+    visited: list[tuple[int, float]] = []
     num_samples, rounds = 0, 0
-    while len(kept) < wish.num_prompts and rounds < (wish.worth.most_rounds if wish.worth.refills else 1):
-        rows = take(wish.num_prompts - len(kept))
-        groups = ask(rows, wish.group_size, wish.sampling, (*seed, rounds) if rounds else seed)
+    while len(kept) < spec.num_prompts and rounds < (spec.keep.most_rounds if spec.keep.refills else 1):
+        rows = take(spec.num_prompts - len(kept))
+        groups = sample_groups(rows, spec.group_size, spec.sampling, (*seed, rounds) if rounds else seed)
         num_samples += sum(len(group.samples) for group in groups)
-        if wish.worth.grows:
-            groups, more = _grown(ask, rows, groups, wish, seed)
+        if spec.keep.grows:
+            groups, more = _grow(sample_groups, rows, groups, spec, seed)
             num_samples += more
         rounds += 1
         for row, group in zip(rows, groups, strict=True):
             outcomes = group.drawn or outcomes_of(group.samples)
             if outcomes:
-                asked.append((row, sum(outcomes) / len(outcomes)))
-            if not wish.worth.refills or wish.worth(outcomes, 0):
+                visited.append((row, sum(outcomes) / len(outcomes)))
+            if not spec.keep.refills or spec.keep(outcomes, 0):
                 kept.append((row, group))
-    if wish.greedy:
+    if spec.greedy:
         rows = [row for row, _ in kept]
-        alone = ask(rows, 1, replace(wish.sampling, temperature=0.0), (*seed, -1))
-        num_samples += len(alone)
-        kept = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(kept, alone, strict=True)]
-    return RolloutBatch(tuple(kept), tuple(asked), num_samples, rounds)
+        greedy = sample_groups(rows, 1, replace(spec.sampling, temperature=0.0), (*seed, -1))
+        num_samples += len(greedy)
+        kept = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(kept, greedy, strict=True)]
+    return RolloutBatch(tuple(kept), tuple(visited), num_samples, rounds)
 
 
-def _grown(
-    ask: Ask, rows: Sequence[int], groups: list[Group], wish: RolloutSpec, seed: tuple[int, ...]
+def _grow(
+    sample_groups: SampleGroups, rows: Sequence[int], groups: list[Group], spec: RolloutSpec, seed: tuple[int, ...]
 ) -> tuple[list[Group], int]:
     """More completions to the prompts whose outcomes all agree; then a balanced group of the usual size."""
     pools = [list(group.samples) for group in groups]
     more = 0
-    for number in range(1, wish.worth.most_rounds):
-        lonely = [place for place, pool in enumerate(pools) if not wish.worth(outcomes_of(pool), 0)]
-        if not lonely:
+    for number in range(1, spec.keep.most_rounds):
+        agreeing = [place for place, pool in enumerate(pools) if not spec.keep(outcomes_of(pool), 0)]
+        if not agreeing:
             break
-        extra = ask([rows[place] for place in lonely], wish.group_size, wish.sampling, (*seed, number))
-        for place, group in zip(lonely, extra, strict=True):
+        extra = sample_groups([rows[place] for place in agreeing], spec.group_size, spec.sampling, (*seed, number))
+        for place, group in zip(agreeing, extra, strict=True):
             pools[place] += group.samples
             more += len(group.samples)
     return [
         replace(
             group,
-            samples=tuple(balanced(pool, wish.group_size)),
+            samples=tuple(balanced(pool, spec.group_size)),
             drawn=tuple(sample.reward for sample in pool if sample.reward is not None),
         )
         for group, pool in zip(groups, pools, strict=True)

@@ -100,10 +100,10 @@ class CandidateServer:
     def _callback(self, number: int) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
             wire.send(self.channel, {"callback": number, "arguments": [self.nodes(each) for each in arguments]})
-            reply = wire.receive(self.channel)
-            if "error" in reply:
-                raise raised(reply)
-            return self.value(reply["value"])
+            answer = wire.receive(self.channel)
+            if "error" in answer:
+                raise raised(answer)
+            return self.value(answer["value"])
 
         return called
 
@@ -143,10 +143,10 @@ def _described(error: BaseException) -> str:
         return type(error).__name__
 
 
-def raised(reply: dict[str, Any]) -> Exception:
+def raised(answer: dict[str, Any]) -> Exception:
     """The nearest built-in exception to the one the other side met."""
-    text = str(reply.get("text", ""))
-    for name in reply["error"]:
+    text = str(answer.get("text", ""))
+    for name in answer["error"]:
         kind = getattr(builtins, str(name), None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:

@@ -42,18 +42,18 @@ class CandidateConnection:
         }
         wire.send(self.channel, message)
         while True:
-            reply = wire.receive(self.channel, LARGEST_ANSWER)
-            if not isinstance(reply, dict):
+            answer = wire.receive(self.channel, LARGEST_ANSWER)
+            if not isinstance(answer, dict):
                 raise wire.ConnectionClosed("not an answer")
-            if "callback" not in reply:
+            if "callback" not in answer:
                 break
-            wire.send(self.channel, self._called_back(reply))
-        if "error" in reply:
-            raise raised(reply)
-        for argument, nodes in zip(arguments, reply.get("changed", ()), strict=False):
+            wire.send(self.channel, self._called_back(answer))
+        if "error" in answer:
+            raise raised(answer)
+        for argument, nodes in zip(arguments, answer.get("changed", ()), strict=False):
             if nodes is not None and type(argument) in (list, dict, set):
                 _overwrite(argument, self.value(nodes))
-        return self.value(reply["value"])
+        return self.value(answer["value"])
 
     def nodes(self, value: Any) -> list[Any]:
         return literal.nodes_of(value, self._export, self.shared)
@@ -163,9 +163,9 @@ def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
     """Run the tests and write the log; `test_spec` is what the trainer sent for this side alone."""
     log = ResultLog(output)
     try:
-        reply = wire.receive(channel, LARGEST_ANSWER)
-        if not isinstance(reply, dict) or "error" in reply:
-            text = str(reply.get("text", "")) if isinstance(reply, dict) else ""
+        answer = wire.receive(channel, LARGEST_ANSWER)
+        if not isinstance(answer, dict) or "error" in answer:
+            text = str(answer.get("text", "")) if isinstance(answer, dict) else ""
             wire.send(output, {"ended": "the code does not load", "note": text[:NOTE]})
             return
         FORMS[test_spec["form"]](channel, log, test_spec)

@@ -1,4 +1,4 @@
-"""What a model thinks of the completions of a pass, token by token, and what a reference thought of them.
+"""The log-probabilities of completions, token by token, under a model and under its reference.
 
 A reference is asked live, or was asked once: the policy itself before its first step, so that no second copy is kept.
 What it said is stored with a fingerprint of its weights and of the rows, and never taken for another model's.
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whet.data.families import Family, family_passes, family_rows
+from whet.data.families import Family, family_micro_batches, family_rows
 from whet.data.packing import Rows
 from whet.model.causal_lm import CausalLM
 from whet.model.checkpoint import weights_digest
@@ -44,20 +44,20 @@ class CompletionScores:
 def score_completions(
     split: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
 ) -> CompletionScores:
-    """One pass over whole families. `wanted` names the extras; `seeds`, one a family, are those of its rivals."""
+    """One forward pass over whole families. `wanted` names the extras; `seeds`, one per family, are those of its rivals."""
     rows = family_rows(families)
-    asked = wanted & EXTRAS
-    found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(asked)))
-    if not asked or found.states is None:
+    extras = wanted & EXTRAS
+    found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
+    if not extras or found.states is None:
         return CompletionScores(rows, found.logp)
     placed = to_device(rows.action, found.logp.device)
 
     def table(values: Tensor) -> Tensor:
         return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
 
-    square = table(_log_square(split, found.states)) if "log_square" in asked else None
+    square = table(_log_square(split, found.states)) if "log_square" in extras else None
     rival = None
-    if "rival_logp" in asked:
+    if "rival_logp" in extras:
         own = rows.tokens[rows.action].to(split.device)
         rival = table(_other_logp(split, found.states, _rivals(split, found.states, own, _draws(families, seeds))))
     return CompletionScores(rows, found.logp, square, rival)
@@ -115,7 +115,7 @@ def families_logp(
     """As `ReferenceLogp.logp`, of any model."""
     packed = packed and packs(split)
     found: dict[int, tuple[Tensor, ...]] = {}
-    for numbers in family_passes(families, micro_batch_tokens, packed):
+    for numbers in family_micro_batches(families, micro_batch_tokens, packed):
         scores = score_completions(split, [families[number] for number in numbers], packed, frozenset())
         # the places are found on the host, so that nothing waits for the device
         action = scores.rows.action
@@ -165,29 +165,29 @@ def stored_reference(
 ) -> StoredReference:
     """What the policy thinks of all rows now; read from `file` where it is there, else asked and written to it."""
     rows = list(dict.fromkeys(row for family in families for row in family))
-    marks = {"model": f"{weights_digest(policy.model)} {policy.dtype}", "rows": _digest(rows)}
+    fingerprint = {"model": f"{weights_digest(policy.model)} {policy.dtype}", "rows": _digest(rows)}
     if file is not None and file.exists():
-        values = _read(file, marks)
+        values = _read(file, fingerprint)
     else:
-        asked = families_logp(policy, families, micro_batch_tokens, packed)
+        logp = families_logp(policy, families, micro_batch_tokens, packed)
         by_key = {
             _key(row): values.cpu()
-            for family, completions in zip(families, asked, strict=True)
+            for family, completions in zip(families, logp, strict=True)
             for row, values in zip(family, completions, strict=True)
         }
         values = torch.cat([by_key[_key(row)] for row in rows])
         if file is not None:
-            _write(file, values, marks)
+            _write(file, values, fingerprint)
     counts = [sum(row.action) for row in rows]
     return StoredReference(dict(zip(map(_key, rows), values.split(counts), strict=True)))
 
 
-def _read(file: Path, marks: dict[str, str]) -> Tensor:
+def _read(file: Path, fingerprint: dict[str, str]) -> Tensor:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(file), "pt") as stored:
-            found: dict[str, Any] = json.loads((stored.metadata() or {}).get("marks", "{}"))
+            found: dict[str, Any] = json.loads((stored.metadata() or {}).get("fingerprint", "{}"))
             values: Tensor = stored.get_tensor("logp")
     except (OSError, SafetensorError, ValueError) as error:
         raise WhetError(
@@ -198,21 +198,23 @@ def _read(file: Path, marks: dict[str, str]) -> Tensor:
         "model": "by another model, not by this run's first policy",
         "rows": "of other rows than this run's, or of another chat template",
     }
-    for name, told in wrong.items():
-        if found.get(name) != marks[name]:
+    for name, reason in wrong.items():
+        if found.get(name) != fingerprint[name]:
             raise WhetError(
-                f"{file}: the stored reference log-probabilities are {told}; delete it, or give another "
+                f"{file}: the stored reference log-probabilities are {reason}; delete it, or give another "
                 "preference.store"
             )
     return values
 
 
-def _write(file: Path, values: Tensor, marks: dict[str, str]) -> None:
+def _write(file: Path, values: Tensor, fingerprint: dict[str, str]) -> None:
     from safetensors.torch import save_file
 
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
-    save_file({"logp": values.contiguous()}, str(partial), metadata={"marks": json.dumps(marks, sort_keys=True)})
+    save_file(
+        {"logp": values.contiguous()}, str(partial), metadata={"fingerprint": json.dumps(fingerprint, sort_keys=True)}
+    )
     os.replace(partial, file)
 
 

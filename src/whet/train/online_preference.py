@@ -1,103 +1,82 @@
-"""Preferences of a scorer on the policy's own completions: each step draws completions, pairs the best with the worst, learns.
+"""Preferences between the policy's own completions: each step draws some, pairs the best with the worst, and learns.
 
-The pairs are on policy and new in every step, so the reference is asked live. A prompt whose completions all score the same
-teaches nothing and is left out.
+The pairs are on policy and new in every step, so the reference is asked live. A prompt whose completions all score the
+same teaches nothing and is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from whet.data.cursor import Cursor
-from whet.protocols import Engine
+from whet.metrics.timer import PhaseTimer
+from whet.objective.preference.objective import PairObjective
 from whet.report.findings import Check
 from whet.report.preference_health import PREFERENCE_CHECKS
-from whet.rollout.collect import Score, draw_completions, score_groups
-from whet.train.preference import PreferenceRow, PreferenceTrainer
-from whet.train.rl import counts, mean_rewards, uniform_share
-from whet.train.run import PhaseTimer, RunFailed
-from whet.types import Encoded, Group, Prompt, Sample, Sampling, StepReport
+from whet.rollout.collect import RolloutCollector
+from whet.train.evaluate import Evaluator
+from whet.train.optimizer import OptimizerSettings
+from whet.train.preference import (
+    PreferenceDataset,
+    PreferenceModels,
+    PreferenceRow,
+    PreferenceSettings,
+    PreferenceTrainer,
+)
+from whet.train.run import RunFailed
+from whet.train.step_metrics import group_counts, mean_rewards, uniform_share
+from whet.types import Encoded, Group, Prompt, Sample, StepReport
 
 
-@dataclass(frozen=True)
-class Asking:
-    """Who is asked what, and who judges the completions."""
+class OnlinePreferenceTrainer(PreferenceTrainer):
+    """A `PreferenceTrainer` whose rows are written by the policy itself and ranked by a reward."""
 
-    prompts: Sequence[Prompt]
-    prompt_tokens: Sequence[tuple[int, ...]]
-    engine: Engine
-    score: Score
-    sampling: Sampling
-    group_size: int
-    prompts_per_step: int
-    seed: int
+    def __init__(
+        self,
+        models: PreferenceModels,
+        objective: PairObjective,
+        collector: RolloutCollector,
+        settings: PreferenceSettings,
+        optimizer: OptimizerSettings,
+        evaluator: Evaluator | None = None,
+    ) -> None:
+        super().__init__(models, objective, PreferenceDataset(()), settings, optimizer, evaluator)
+        self._collector = collector
 
-
-class OnlinePreferenceTrainer:
-    """A `PreferenceTrainer` whose rows are written by the policy itself."""
-
-    def __init__(self, trainer: PreferenceTrainer, asking: Asking) -> None:
-        self._trainer, self._asking = trainer, asking
-        self._cursor = Cursor(len(asking.prompts), asking.seed)
-
-    @property
-    def model(self) -> Any:
-        return self._trainer.model
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._trainer.tokenizer
-
-    @property
-    def over(self) -> str | None:
-        return self._trainer.over
-
-    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        asking = self._asking
-        rows, self._cursor = self._cursor.take(asking.prompts_per_step)
-        with clock.phase("rollout"):
-            tokens = [asking.prompt_tokens[row] for row in rows]
-            written = draw_completions(asking.engine, tokens, asking.group_size, asking.sampling, (asking.seed, number))
-        with clock.phase("reward"):
-            groups = score_groups([asking.prompts[row] for row in rows], written, asking.score)
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        rollout = self._collector.collect(progress=(number - 1) / self._settings.steps)
+        timer.add(rollout.seconds)
+        groups = [group for _, group in rollout.groups]
         pairs = [pair for group in groups if (pair := best_and_worst(group)) is not None]
         if not pairs:
             raise RunFailed(
-                f"step {number}: all completions to each of {len(groups)} prompts scored the same, so there is no pair to "
-                "learn from; look at the reward, change the data's difficulty, or draw more with preference.online"
+                f"step {number}: all completions to each of {len(groups)} prompts scored the same, so there is no pair "
+                "to learn from; look at the reward, change the data's difficulty, or draw more with preference.online"
             )
-        report = self._trainer.learn(pairs, number, clock)
-        asking.engine.load(self.model.state_dict(), number)
-        told = {**report.metrics, "uniform_groups": uniform_share(groups)}
+        report = self.learn(pairs, number, timer)
+        self._collector.load_weights(self.model.state_dict(), number)
         report = replace(
             report,
-            counts={**counts(groups), "rows": len(pairs)},
+            counts={**group_counts(groups), "rows": len(pairs)},
             reward=mean_rewards(groups),
-            metrics=told,
+            metrics={**report.metrics, **rollout.notes, "uniform_groups": uniform_share(groups)},
         )
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
-
-    def evaluate(self) -> dict[str, float]:
-        return self._trainer.evaluate()
 
     @property
     def checks(self) -> tuple[Check, ...]:
         """Its steps report rewards, so they are read as RL: the checks of preference runs come on top."""
-        return (*PREFERENCE_CHECKS, *self._trainer.checks)
+        return (*PREFERENCE_CHECKS, *super().checks)
 
     def state(self) -> dict[str, Any]:
-        return {**self._trainer.state(), "asked": self._cursor.position}
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return self._trainer.tensors()
+        return {**super().state(), "collector": self._collector.state()}
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._cursor = replace(self._cursor, position=state["asked"])
-        self._trainer.restore(state, tensors)
+        super().restore(state, tensors)
+        self._collector.restore(state["collector"], {})
 
 
 def best_and_worst(group: Group) -> PreferenceRow | None:

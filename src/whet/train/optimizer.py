@@ -65,3 +65,8 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         parameter = parameters[name]
         # the fused optimizer keeps even the step count where the parameter is
         optimizer.state[parameter][key] = value.to(parameter.device).clone()
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

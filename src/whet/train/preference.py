@@ -1,7 +1,8 @@
-"""Learning from preferences: pairs of completions, or completions with labels, under any row of `whet.objective.preference`.
+"""Learning from preferences: pairs of completions, or completions with labels, under any
+objective of `whet.objective.preference`.
 
-The completions of a prompt share it in one packed pass. What a loss needs of the whole step (counts, the anchor) is
-taken before the first pass, so that how a step is cut into passes never changes its gradient.
+The completions of a prompt share it in one packed micro-batch. What a loss needs of the whole step (counts, the anchor)
+is taken before the first one, so that how a step is cut into micro-batches never changes its gradient.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.data.families import Family, completion_family, family_passes, fitting, mismatched_family
-from whet.data.pairs import Preference
-from whet.data.prompts import Labelled
+from whet.data.families import Family, completion_family, family_micro_batches, fitting, mismatched_family
+from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.metrics.preference import length_correlation
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.reference import CopiedReference
 from whet.model.shared_prefix import to_device
@@ -26,18 +27,16 @@ from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
 from whet.objective.preference.objective import PairObjective
-from whet.protocols import Engine
 from whet.report.findings import Check
 from whet.report.preference_health import beta_check
 from whet.train.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
-from whet.train.evaluate import Evaluator, eval_metrics
+from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer, sum_micro_batches
-from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StepReport, WhetError
 
-# of held-out rows: "accuracy" is the exam's
-HELD_OUT = {"loss": "loss", "accuracy": "pair_accuracy", "margin": "margin", "chosen_logp": "chosen_logp"} | {
+# names of the metrics on eval rows: "accuracy" is that of completions to eval prompts
+EVAL_METRICS = {"loss": "loss", "accuracy": "pair_accuracy", "margin": "margin", "chosen_logp": "chosen_logp"} | {
     name: name for name in ("rejected_logp", "chosen_reward", "rejected_reward", "length_correlation")
 }
 
@@ -55,12 +54,12 @@ class PreferenceRow:
 @dataclass(frozen=True)
 class PreferenceDataset:
     rows: Sequence[PreferenceRow]
-    held_out: Sequence[PreferenceRow] = ()
+    eval_rows: Sequence[PreferenceRow] = ()
 
 
 @dataclass(frozen=True)
 class PreferenceModels:
-    """Who learns, and whom it is compared with."""
+    """The policy, and the reference it is compared with."""
 
     policy: CausalLM
     tokenizer: Any
@@ -78,14 +77,14 @@ class PreferenceSettings:
 
 
 def preference_rows(
-    tokenizer: Any, rows: Sequence[Preference | Labelled], context: int
+    tokenizer: Any, rows: Sequence[PreferencePair | LabelledCompletion], context: int
 ) -> tuple[list[PreferenceRow], int]:
     """The rows as tokens, and how many were left out since a completion outgrows the context."""
     found = [
         PreferenceRow(
             completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference
         )
-        if isinstance(row, Preference)
+        if isinstance(row, PreferencePair)
         else PreferenceRow(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
         for row in rows
     ]
@@ -93,82 +92,80 @@ def preference_rows(
     return [found[number] for number in kept], dropped
 
 
-class PreferenceTrainer:
-    """One optimizer step a step, on `rows_per_step` rows."""
-
-    over: str | None = None
+class PreferenceTrainer(RowTrainer):
+    """One optimizer step per step, on `rows_per_step` rows."""
 
     def __init__(
         self,
-        pupil: PreferenceModels,
+        models: PreferenceModels,
         objective: PairObjective,
-        lessons: PreferenceDataset,
+        dataset: PreferenceDataset,
         settings: PreferenceSettings,
         optimizer: OptimizerSettings,
-        exam: tuple[Engine, Evaluator] | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
-        _check(objective, pupil, lessons, settings.online)
-        self._pupil, self._objective, self._lessons, self._exam = pupil, objective, lessons, exam
-        self.model, self.tokenizer, self._settings = pupil.policy.model, pupil.tokenizer, settings
-        self._packed = settings.packed and packs(pupil.policy)
-        self._margins = any(row.margin for row in lessons.rows)
-        self._is_soft = any(row.preference < 1 for row in lessons.rows)
-        self._pace = RowTrainer(pupil.policy.model, optimizer, settings.steps, max(len(lessons.rows), 1), settings.seed)
+        _check(objective, models, dataset, settings.online)
+        num_rows = max(len(dataset.rows), 1)
+        super().__init__(models.policy.model, models.tokenizer, optimizer, settings.steps, num_rows, settings.seed)
+        self._models, self._objective, self._dataset, self._evaluator = models, objective, dataset, evaluator
+        self._settings, self._packed = settings, settings.packed and packs(models.policy)
+        self._has_margins = any(row.margin for row in dataset.rows)
+        self._is_soft = any(row.preference < 1 for row in dataset.rows)
         self._memory: dict[str, Any] = {}
-        self._moved = False
+        self._reference_moved = False
 
-    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        taken = self._pace.take(self._settings.rows_per_step)
-        return self.learn([self._lessons.rows[index] for index in taken], number, clock), []
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        numbers = self.take_rows(self._settings.rows_per_step)
+        return self.learn([self._dataset.rows[index] for index in numbers], number, timer), []
 
-    def learn(self, rows: Sequence[PreferenceRow], number: int, clock: PhaseTimer) -> StepReport:
+    def learn(self, rows: Sequence[PreferenceRow], number: int, timer: PhaseTimer) -> StepReport:
         """One optimizer step on these rows."""
-        lesson = self._lesson(rows, (number - 1) / self._settings.steps, clock)
+        context = self._step_context(rows, (number - 1) / self._settings.steps, timer)
         counts = {"rows": len(rows), "tokens": sum(sum(completion.action) for row in rows for completion in row.family)}
-        report = self._pace.step(number, clock, lambda: self._studied(lesson, number, learn=True), counts)
-        self._memory = dict(lesson.memory)
-        self._follow(number)
+        report = self.optimize(number, timer, lambda: self._total_loss(context, number, learn=True), counts)
+        self._memory = dict(context.memory)
+        self._move_reference(number)
         return report
 
-    def _lesson(self, rows: Sequence[PreferenceRow], progress: float, clock: PhaseTimer) -> _Lesson:
+    def _step_context(self, rows: Sequence[PreferenceRow], progress: float, timer: PhaseTimer) -> _StepContext:
         """What the step's losses need of all its rows."""
         objective = self._objective.tuned(progress)
         reference: list[tuple[Tensor, ...]] | None = None
-        if self._pupil.reference is not None:
-            with clock.phase("reference"):
-                reference = self._pupil.reference.logp([row.family for row in rows])
+        if self._models.reference is not None:
+            with timer.phase("reference"):
+                reference = self._models.reference.logp([row.family for row in rows])
         lengths = torch.tensor([[sum(completion.action) for completion in row.family] for row in rows])
         totals = pair_totals(PairBatch(lengths, label=_labels(rows)))
         memory: Mapping[str, Any] = self._memory
         if not isinstance(objective.anchor, Zero):
-            with clock.phase("train"), torch.no_grad():
+            with timer.phase("train"), torch.no_grad():
                 sums = self._anchor_sums(objective, rows, reference)
             totals, memory = objective.anchored(totals, sums, memory)
-        return _Lesson(objective, rows, reference, totals, memory)
+        return _StepContext(objective, rows, reference, totals, memory)
 
     def _anchor_sums(
         self, objective: PairObjective, rows: Sequence[PreferenceRow], reference: list[tuple[Tensor, ...]] | None
     ) -> Tensor:
         if "mismatched_logp" in objective.needs():
             rows = _mismatched(rows)
-            known = self._pupil.reference
+            known = self._models.reference
             reference = known.logp([row.family for row in rows]) if known is not None else None
-        lesson = _Lesson(objective, rows, reference, PairTotals(0, 0, 0, 0, 0), {})
+        context = _StepContext(objective, rows, reference, PairTotals(0, 0, 0, 0, 0), {})
         sums = torch.zeros(4, dtype=torch.float64)
-        for numbers in self._passes(rows):
-            scores = self._scores(lesson, numbers, frozenset(), 0)
-            batch, logp, _ = self._batch(lesson, numbers, scores)
+        for numbers in self._micro_batches(rows):
+            scores = self._scores(context, numbers, frozenset(), 0)
+            batch, logp, _ = self._batch(context, numbers, scores)
             sums += objective.anchor_sums(batch, logp).cpu()
         return sums
 
-    def _studied(self, lesson: _Lesson, step: int, learn: bool) -> dict[str, float]:
+    def _total_loss(self, context: _StepContext, step: int, learn: bool) -> dict[str, float]:
         """The loss and the metrics of all rows; the gradient is accumulated where `learn`."""
         done: list[Loss] = []
-        needs = lesson.objective.needs()
-        for numbers in self._passes(lesson.rows):
-            scores = self._scores(lesson, numbers, needs, step)
-            batch, logp, extras = self._batch(lesson, numbers, scores)
-            loss = lesson.objective.loss(batch, logp, lesson.totals, extras)
+        needs = context.objective.needs()
+        for numbers in self._micro_batches(context.rows):
+            scores = self._scores(context, numbers, needs, step)
+            batch, logp, extras = self._batch(context, numbers, scores)
+            loss = context.objective.loss(batch, logp, context.totals, extras)
             if learn:
                 loss.value.backward()
             done.append(Loss(loss.value.detach(), loss.sums))
@@ -176,28 +173,30 @@ class PreferenceTrainer:
         correlation = length_correlation(metrics)
         return metrics if correlation is None else {**metrics, "length_correlation": correlation}
 
-    def _passes(self, rows: Sequence[PreferenceRow]) -> list[list[int]]:
-        return family_passes([row.family for row in rows], self._settings.micro_batch_tokens, self._packed)
+    def _micro_batches(self, rows: Sequence[PreferenceRow]) -> list[list[int]]:
+        return family_micro_batches([row.family for row in rows], self._settings.micro_batch_tokens, self._packed)
 
-    def _scores(self, lesson: _Lesson, numbers: Sequence[int], wanted: frozenset[str], step: int) -> CompletionScores:
-        families = [lesson.rows[number].family for number in numbers]
+    def _scores(
+        self, context: _StepContext, numbers: Sequence[int], wanted: frozenset[str], step: int
+    ) -> CompletionScores:
+        families = [context.rows[number].family for number in numbers]
         seeds = [_seed(self._settings.seed, step, number) for number in numbers]
-        return score_completions(self._pupil.policy, families, self._packed, wanted, seeds)
+        return score_completions(self._models.policy, families, self._packed, wanted, seeds)
 
     def _batch(
-        self, lesson: _Lesson, numbers: Sequence[int], scores: CompletionScores
+        self, context: _StepContext, numbers: Sequence[int], scores: CompletionScores
     ) -> tuple[PairBatch, Tensor, PairExtras]:
-        """The rows of a pass side by side: [B, S, T]. Nothing here waits for the device."""
-        rows = [lesson.rows[number] for number in numbers]
+        """The rows of a micro-batch side by side: [B, S, T]. Nothing here waits for the device."""
+        rows = [context.rows[number] for number in numbers]
         device, shape = scores.logp.device, (len(rows), len(rows[0].family), -1)
         action = to_device(scores.rows.action, device)
         reference = None
-        if lesson.reference is not None:
-            values = to_device(torch.cat([each for number in numbers for each in lesson.reference[number]]), device)
+        if context.reference is not None:
+            values = to_device(torch.cat([each for number in numbers for each in context.reference[number]]), device)
             table = torch.zeros(action.shape, dtype=values.dtype, device=device)
             reference = table.masked_scatter(action, values).double().reshape(shape)
         labels = _labels(rows)
-        margin = to_device(torch.tensor([row.margin for row in rows]), device) if self._margins else None
+        margin = to_device(torch.tensor([row.margin for row in rows]), device) if self._has_margins else None
         batch = PairBatch(
             lengths=action.sum(-1).reshape(shape[:2]),
             ref_logp=reference,
@@ -211,23 +210,20 @@ class PreferenceTrainer:
         )
         return batch, scores.logp.double().reshape(shape), extras
 
-    def _follow(self, step: int) -> None:
+    def _move_reference(self, step: int) -> None:
         kept = self._objective.reference.kept_after(step)
-        if kept < 1 and isinstance(self._pupil.reference, LiveReference):
-            self._pupil.reference.follow(self._pupil.policy, kept)
-            self._moved = True
+        if kept < 1 and isinstance(self._models.reference, LiveReference):
+            self._models.reference.follow(self._models.policy, kept)
+            self._reference_moved = True
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         result: dict[str, float] = {}
-        if self._lessons.held_out:
-            lesson = self._lesson(self._lessons.held_out, 1.0, PhaseTimer())
-            metrics = self._studied(lesson, 0, learn=False)
-            result = {shown: metrics[name] for name, shown in HELD_OUT.items() if name in metrics}
-        if self._exam is not None:
-            engine, exam = self._exam
-            result.update(eval_metrics(exam.evaluate(engine)))
-        return result
+        if self._dataset.eval_rows:
+            context = self._step_context(self._dataset.eval_rows, 1.0, PhaseTimer())
+            metrics = self._total_loss(context, 0, learn=False)
+            result = {shown: metrics[name] for name, shown in EVAL_METRICS.items() if name in metrics}
+        return result if self._evaluator is None else {**result, **self._evaluator.metrics()}
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -238,28 +234,28 @@ class PreferenceTrainer:
         return (beta_check(curve.reward_unit),) if is_usual else ()
 
     def state(self) -> dict[str, Any]:
-        return {**self._pace.state(), "memory": dict(self._memory), "moved": self._moved}
+        return {**super().state(), "memory": dict(self._memory), "moved": self._reference_moved}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        found = self._pace.tensors()
-        held = self._held()
-        return {**found, "reference": held.tensors()} if self._moved and held is not None else found
+        tensors = super().tensors()
+        held = self._held_reference()
+        return {**tensors, "reference": held.tensors()} if self._reference_moved and held is not None else tensors
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._pace.restore(state, tensors)
-        self._memory, self._moved = dict(state["memory"]), state["moved"]
-        held = self._held()
+        super().restore(state, tensors)
+        self._memory, self._reference_moved = dict(state["memory"]), state["moved"]
+        held = self._held_reference()
         if held is not None and "reference" in tensors:
             held.restore(tensors["reference"])
 
-    def _held(self) -> CopiedReference | None:
-        known = self._pupil.reference
+    def _held_reference(self) -> CopiedReference | None:
+        known = self._models.reference
         live = known.reference if isinstance(known, LiveReference) else None
         return live if isinstance(live, CopiedReference) else None
 
 
 @dataclass(frozen=True)
-class _Lesson:
+class _StepContext:
     """The rows of a step with what is known of all of them."""
 
     objective: PairObjective
@@ -269,13 +265,13 @@ class _Lesson:
     memory: Mapping[str, Any]
 
 
-def _check(objective: PairObjective, pupil: PreferenceModels, lessons: PreferenceDataset, online: bool) -> None:
+def _check(objective: PairObjective, models: PreferenceModels, dataset: PreferenceDataset, online: bool) -> None:
     needs = objective.needs()
-    if not lessons.rows and not online:
+    if not dataset.rows and not online:
         raise WhetError(
             "there are no rows to learn from; give data.source with at least one pair or labelled completion"
         )
-    kinds = {(len(row.family), row.label == 0) for row in (*lessons.rows, *lessons.held_out)}
+    kinds = {(len(row.family), row.label == 0) for row in (*dataset.rows, *dataset.eval_rows)}
     if len(kinds) > 1:
         raise WhetError("pairs and single completions with labels are mixed; give data of one kind")
     paired = kinds == {(2, True)} or online
@@ -283,13 +279,13 @@ def _check(objective: PairObjective, pupil: PreferenceModels, lessons: Preferenc
         raise WhetError(
             f"{objective.name} compares two completions and the data has single ones; give chosen and rejected"
         )
-    if not paired and len({row.label for row in lessons.rows}) == 1:
+    if not paired and len({row.label for row in dataset.rows}) == 1:
         raise WhetError("all completions have the same label; a loss on labelled completions needs good and bad ones")
-    if "ref_logp" in needs and pupil.reference is None:
+    if "ref_logp" in needs and models.reference is None:
         raise WhetError(f"{objective.name} compares with a reference and there is none; give model.reference=memory")
     moves = any(objective.reference.kept_after(step) < 1 for step in range(1, 10_001))
-    live = isinstance(pupil.reference, LiveReference)
-    if moves and not (live and isinstance(getattr(pupil.reference, "reference", None), CopiedReference)):
+    live = isinstance(models.reference, LiveReference)
+    if moves and not (live and isinstance(getattr(models.reference, "reference", None), CopiedReference)):
         raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
         raise WhetError(

@@ -1,47 +1,46 @@
 """Training reward models: rankings and pairs, right or wrong outcomes, and labelled steps.
 
 A row of a ranking is scored at its last token, as the saved classifier will do; a solution in steps at the last token
-of each. Completions of one prompt share it in one packed pass, and every count is that of the whole step. Several heads
+of each. Completions of one prompt share it in one packed micro-batch, and every count is that of the whole step. Several heads
 learn side by side, each from its own draw of the rows; the loss is the mean of theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.data.bootstrap import bootstrap_counts
 from whet.data.chat import prompt_tokens
-from whet.data.families import Judged, family_passes, fitting, judged_family, judged_rows, stepped_row
-from whet.data.pairs import Preference, Ranked
-from whet.data.prompts import Labelled
-from whet.data.step_rows import Stepped
-from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
+from whet.data.families import ClassifierRow, family_micro_batches, fitting, judged_family, judged_rows, stepped_row
+from whet.data.pairs import RankedCompletions
+from whet.data.prompts import LabelledCompletion, PreferencePair
+from whet.data.step_rows import LabelledSteps
+from whet.metrics.ensemble import evened, label_opinions, member_scales, pair_opinions
 from whet.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.scalar_head import Kind, ScalarModel, scalar_model
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
 from whet.objective.policy import Loss
 from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
-from whet.reward.learned.ensemble import evened
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer, sum_micro_batches
-from whet.train.run import PhaseTimer
 from whet.types import Prompt, Sample, StepReport, WhetError
 
-Opinions = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its places, of each head
+HeadScores = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its places, of each head
 
 
 @dataclass(frozen=True)
 class RewardModelRow:
-    """Rows to be scored, and how they were judged: by their order, or by labels."""
+    """Completions to be scored, and how they were judged: by their order, or by labels."""
 
-    rows: tuple[Judged, ...]  # the completions to one prompt, or a single row
+    rows: tuple[ClassifierRow, ...]  # the completions to one prompt, or a single row
     lengths: tuple[int, ...]  # tokens of each completion
     ranks: tuple[int, ...] = ()  # of each completion, 0 is the best
     labels: tuple[float | None, ...] = ()  # of each place of a single row
@@ -50,17 +49,10 @@ class RewardModelRow:
     counts: tuple[float, ...] = ()  # how much the row counts for each head; (): once
 
 
-class Stated(NamedTuple):
-    """What the rows say about their pairs besides their order."""
-
-    margins: bool
-    preferences: bool
-
-
 @dataclass(frozen=True)
 class RewardModelDataset:
     rows: Sequence[RewardModelRow]
-    held_out: Sequence[RewardModelRow] = ()
+    eval_rows: Sequence[RewardModelRow] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class RewardModelSettings:
 
 def reward_model_rows(
     tokenizer: Any,
-    rows: Sequence[Preference | Ranked | Labelled | Stepped],
+    rows: Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
     context: int,
     separator: str = "\n\n",
     every_token: bool = False,
@@ -83,21 +75,23 @@ def reward_model_rows(
 
     With `every_token` the outcome of a single completion stands on each of its tokens, not only on the last.
     """
-    found = [_verdict(tokenizer, row, separator) for row in rows]
+    found = [_reward_model_row(tokenizer, row, separator) for row in rows]
     if every_token:
         found = [_outcome_everywhere(tokenizer, row.prompt, each) for row, each in zip(rows, found, strict=True)]
     kept, dropped = fitting([row.rows for row in found], context)
     return [found[number] for number in kept], dropped
 
 
-def _verdict(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, separator: str) -> RewardModelRow:
-    if isinstance(row, Stepped):
+def _reward_model_row(
+    tokenizer: Any, row: PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps, separator: str
+) -> RewardModelRow:
+    if isinstance(row, LabelledSteps):
         one = stepped_row(tokenizer, row.prompt, row.steps, separator)
         return RewardModelRow((one,), (len(one.tokens) - one.shared,), labels=row.labels)
-    if isinstance(row, Labelled):
+    if isinstance(row, LabelledCompletion):
         completions: tuple[str, ...] = (row.completion,)
         judged: dict[str, Any] = {"labels": (float(row.label),)}
-    elif isinstance(row, Ranked):
+    elif isinstance(row, RankedCompletions):
         completions, judged = row.completions, {"ranks": row.ranks}
     else:
         completions, judged = (
@@ -108,15 +102,15 @@ def _verdict(tokenizer: Any, row: Preference | Ranked | Labelled | Stepped, sepa
     return RewardModelRow(judged_family(tokenizer, row.prompt, completions), lengths, **judged)
 
 
-def _outcome_everywhere(tokenizer: Any, prompt: Prompt, verdict: RewardModelRow) -> RewardModelRow:
+def _outcome_everywhere(tokenizer: Any, prompt: Prompt, judged: RewardModelRow) -> RewardModelRow:
     """Cobbe 2021 (2110.14168): a prediction after every token of the completion, all with its outcome."""
-    (row,) = verdict.rows
+    (row,) = judged.rows
     opening = prompt_tokens(tokenizer, prompt)
     # where the completion's first token swallowed the end of the prompt, it counts as the completion's
     start = next((at for at, pair in enumerate(zip(opening, row.tokens, strict=False)) if len(set(pair)) > 1), None)
     start = min(len(opening) if start is None else start, len(row.tokens) - 1)
     places = tuple(range(start, len(row.tokens)))
-    return replace(verdict, rows=(Judged(row.tokens, start, places),), labels=verdict.labels * len(places))
+    return replace(judged, rows=(ClassifierRow(row.tokens, start, places),), labels=judged.labels * len(places))
 
 
 def bootstrap_rows(rows: Sequence[RewardModelRow], heads: int, seed: int) -> list[RewardModelRow]:
@@ -141,42 +135,40 @@ def build_reward_model(
     return made
 
 
-class RewardModelTrainer:
-    """One optimizer step a step, on `rows_per_step` rows. What is saved is a classifier of transformers."""
-
-    over: str | None = None
+class RewardModelTrainer(RowTrainer):
+    """One optimizer step per step, on `rows_per_step` rows. What is saved is a classifier of transformers."""
 
     def __init__(
         self,
-        judge: ScalarModel,
+        reward_model: ScalarModel,
         tokenizer: Any,
         objective: RankLoss | LabelLoss,
-        lessons: RewardModelDataset,
+        dataset: RewardModelDataset,
         settings: RewardModelSettings,
         optimizer: OptimizerSettings,
     ) -> None:
-        _check(objective, lessons)
-        self.model, self.tokenizer, self._judge = judge.model, tokenizer, judge
-        self._objective, self._lessons, self._settings = objective, lessons, settings
-        self._packed = settings.packed and packs(judge.split)
-        self._stated = Stated(any(row.margin for row in lessons.rows), any(row.preference < 1 for row in lessons.rows))
-        self._pace = RowTrainer(judge.model, optimizer, settings.steps, len(lessons.rows), settings.seed)
+        _check(objective, dataset)
+        super().__init__(reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed)
+        self._reward_model, self._objective, self._dataset, self._settings = reward_model, objective, dataset, settings
+        self._packed = settings.packed and packs(reward_model.split)
+        self._has_margins = any(row.margin for row in dataset.rows)
+        self._is_soft = any(row.preference < 1 for row in dataset.rows)
 
-    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rows = [self._lessons.rows[index] for index in self._pace.take(self._settings.rows_per_step)]
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        rows = [self._dataset.rows[index] for index in self.take_rows(self._settings.rows_per_step)]
         counts = {"rows": len(rows), "tokens": sum(sum(row.lengths) for row in rows)}
-        self._judge.note_scales(None)
-        return self._pace.step(number, clock, lambda: self._studied(rows, learn=True)[0], counts), []
+        self._reward_model.note_scales(None)
+        return self.optimize(number, timer, lambda: self._total_loss(rows, learn=True)[0], counts), []
 
-    def _studied(self, rows: Sequence[RewardModelRow], learn: bool) -> tuple[dict[str, float], Opinions]:
+    def _total_loss(self, rows: Sequence[RewardModelRow], learn: bool) -> tuple[dict[str, float], HeadScores]:
         """Loss and metrics of all rows, and the scores of each; the gradient is accumulated where `learn`."""
-        totals = reward_totals(_ranks(rows, self._stated) if rows[0].ranks else _labels(rows))
+        totals = reward_totals(self._targets(rows))
         done: list[tuple[Loss, list[int], Tensor]] = []
         families = [row.rows for row in rows]
-        for numbers in family_passes(families, self._settings.micro_batch_tokens, self._packed):
+        for numbers in family_micro_batches(families, self._settings.micro_batch_tokens, self._packed):
             part = [rows[number] for number in numbers]
             batch = judged_rows([row.rows for row in part])
-            scores = self._judge.scores(batch.tokens, batch.scored, batch.shared)
+            scores = self._reward_model.scores(batch.tokens, batch.scored, batch.shared)
             loss = self._loss(part, scores, totals)
             if learn:
                 loss.value.backward()
@@ -189,10 +181,13 @@ class RewardModelTrainer:
                 found[each] = values.tolist()
         return metrics, [found[number] for number in range(len(rows))]
 
+    def _targets(self, rows: Sequence[RewardModelRow]) -> RankBatch | LabelBatch:
+        return _ranks(rows, self._has_margins, self._is_soft) if rows[0].ranks else _labels(rows)
+
     def _loss(self, rows: Sequence[RewardModelRow], scores: Tensor, totals: RewardTotals) -> Loss:
         """The mean of the heads' losses; `scores` [A, K]."""
         device = scores.device
-        batch: Any = _moved(_ranks(rows, self._stated) if rows[0].ranks else _labels(rows), device)
+        batch: Any = _moved(self._targets(rows), device)
         if rows[0].ranks:
             there = batch.rank >= 0
         else:
@@ -207,35 +202,26 @@ class RewardModelTrainer:
         sums = {name: torch.stack([each.sums[name] for each in found]).mean() for name in found[0].sums}
         return Loss(torch.stack([each.value for each in found]).mean(), sums)
 
+    @property
+    def eval_rows(self) -> Sequence[RewardModelRow]:
+        return self._dataset.eval_rows
+
     @torch.no_grad()
-    def held_out_scores(self) -> tuple[float, Opinions]:
-        """The loss on the held-out rows, and each head's score of every place of them."""
-        metrics, scores = self._studied(self._lessons.held_out, learn=False)
+    def eval_scores(self) -> tuple[float, HeadScores]:
+        """The loss on the eval rows, and each head's score of every place of them."""
+        metrics, scores = self._total_loss(self.eval_rows, learn=False)
         return metrics["loss"], scores
 
-    @property
-    def held_out(self) -> Sequence[RewardModelRow]:
-        return self._lessons.held_out
-
     def evaluate(self) -> dict[str, float]:
-        if not self.held_out:
+        if not self.eval_rows:
             return {}
-        loss, scores = self.held_out_scores()
-        self._judge.note_scales(member_scales([each for row in scores for each in row]))
-        return {"loss": loss, **members_metrics(self.held_out, scores)}
-
-    def state(self) -> dict[str, Any]:
-        return self._pace.state()
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return self._pace.tensors()
-
-    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._pace.restore(state, tensors)
+        loss, scores = self.eval_scores()
+        self._reward_model.note_scales(member_scales([each for row in scores for each in row]))
+        return {"loss": loss, **members_metrics(self.eval_rows, scores)}
 
 
-def members_metrics(rows: Sequence[RewardModelRow], scores: Opinions) -> dict[str, float]:
-    """The marks of the mean of the members and, where there are several, what they know of their own mistakes.
+def members_metrics(rows: Sequence[RewardModelRow], scores: HeadScores) -> dict[str, float]:
+    """The metrics of the mean of the members and, where there are several, what they know of their own mistakes.
 
     Scores of rankings are put on one scale, and the mean back on that of the members; those of labels have their
     zero in common and stay.
@@ -250,25 +236,25 @@ def members_metrics(rows: Sequence[RewardModelRow], scores: Opinions) -> dict[st
     if not several:
         return found
     if rows[0].ranks:
-        pairs = [(row[one], row[two]) for verdict, row in zip(rows, even, strict=True) for one, two in _pairs(verdict)]
+        pairs = [(given[one], given[two]) for row, given in zip(rows, even, strict=True) for one, two in _pairs(row)]
         return {**found, **pair_opinions(*zip(*pairs, strict=True))}
     known = [
         (given, label)
-        for verdict, row in zip(rows, even, strict=True)
-        for given, label in zip(row, verdict.labels, strict=True)
+        for row, places in zip(rows, even, strict=True)
+        for given, label in zip(places, row.labels, strict=True)
         if label is not None
     ]
     return {**found, **label_opinions(*zip(*known, strict=True))}
 
 
-def _pairs(verdict: RewardModelRow) -> list[tuple[int, int]]:
+def _pairs(row: RewardModelRow) -> list[tuple[int, int]]:
     """(better, worse) of all completions that differ in rank."""
-    ranks = list(enumerate(verdict.ranks))
+    ranks = list(enumerate(row.ranks))
     return [(one, two) for one, rank in ranks for two, other in ranks if rank < other]
 
 
 def row_metrics(rows: Sequence[RewardModelRow], scores: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The marks that fit the kind of the rows; of rankings, those of all their pairs."""
+    """The metrics that fit the kind of the rows; of rankings, those of all their pairs."""
     if rows[0].ranks:
         pairs = [
             (given[better], given[worse], row.lengths[better], row.lengths[worse])
@@ -281,21 +267,21 @@ def row_metrics(rows: Sequence[RewardModelRow], scores: Sequence[Sequence[float]
     return outcome_metrics([given[0] for given in scores], [row.labels[0] or 0.0 for row in rows])
 
 
-def _check(objective: RankLoss | LabelLoss, lessons: RewardModelDataset) -> None:
-    if not lessons.rows:
+def _check(objective: RankLoss | LabelLoss, dataset: RewardModelDataset) -> None:
+    if not dataset.rows:
         raise WhetError("there are no rows to learn from; give data.source with at least one")
-    ranked = {bool(row.ranks) for row in (*lessons.rows, *lessons.held_out)}
+    ranked = {bool(row.ranks) for row in (*dataset.rows, *dataset.eval_rows)}
     if len(ranked) > 1:
         raise WhetError("rankings and labels are mixed; give data of one kind")
     if ranked != {isinstance(objective, RankLoss)}:
         wanted, given = ("rankings or pairs", "labels") if isinstance(objective, RankLoss) else ("labels", "rankings")
         raise WhetError(f"the loss learns from {wanted} and the data has {given}; give the other loss or other data")
-    labels = {label > 0.5 for row in lessons.rows for label in row.labels if label is not None}
+    labels = {label > 0.5 for row in dataset.rows for label in row.labels if label is not None}
     if ranked == {False} and len(labels) < 2:
         raise WhetError("all labels of the data say the same; give right and wrong ones, else there is nothing to tell")
 
 
-def _ranks(rows: Sequence[RewardModelRow], stated: Stated) -> RankBatch:
+def _ranks(rows: Sequence[RewardModelRow], has_margins: bool, is_soft: bool) -> RankBatch:
     most = max(len(row.ranks) for row in rows)
     rank = torch.tensor([[*row.ranks, *[-1] * (most - len(row.ranks))] for row in rows])
 
@@ -304,8 +290,8 @@ def _ranks(rows: Sequence[RewardModelRow], stated: Stated) -> RankBatch:
 
     return RankBatch(
         rank,
-        every([row.margin for row in rows]) if stated.margins else None,
-        preference=every([row.preference for row in rows]) if stated.preferences else None,
+        every([row.margin for row in rows]) if has_margins else None,
+        preference=every([row.preference for row in rows]) if is_soft else None,
     )
 
 

@@ -1,9 +1,10 @@
-"""THE loop's step: the same for every row, every engine, every reward."""
+"""Reinforcement learning: one step, the same for every objective, every engine, every reward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,40 +14,48 @@ from torch import Tensor
 from whet.data.packing import token_batch
 from whet.data.segments import anchors, segments, sentence_ends
 from whet.metrics.distribution import reward_spread
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.objective import Memory, Objective, step_totals
-from whet.protocols import Engine
-from whet.rollout.buffer import PromptOrder, RolloutBuffer
-from whet.rollout.collect import (
-    RolloutBatch,
-    RolloutSpec,
-    Score,
-    draw_completions,
-    outcomes_of,
-    request_seed,
-    score_groups,
+from whet.rollout.buffer import RolloutBatch
+from whet.rollout.collect import RolloutCollector, outcomes_of
+from whet.rollout.seed import request_seed
+from whet.train.evaluate import Evaluator
+from whet.train.optimizer import (
+    OptimizerSettings,
+    adamw,
+    optimizer_tensors,
+    restore_optimizer,
+    scheduled_rate,
+    set_learning_rate,
 )
-from whet.train.evaluate import Evaluator, eval_metrics
-from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.train.run import PhaseTimer, RunFailed
-from whet.train.update import NotFinite, Scores, TrainState, critic_values, token_scores, update
-from whet.types import Group, Prompt, Sample, Sampling, StepReport, StopReason, TokenBatch
+from whet.train.run import RunFailed
+from whet.train.step_metrics import (
+    collection_counts,
+    critic_metrics,
+    group_counts,
+    group_staleness,
+    mean_rewards,
+    sampler_metrics,
+    uniform_share,
+)
+from whet.train.update import NotFinite, TrainState, critic_values, token_scores, update
+from whet.types import Group, Prompt, Sample, Sampling, StepReport, TokenBatch
+
+TUNED = ("beta", "length_power", "entropy_weight")  # values that an objective adapts from step to step
 
 
 @dataclass(frozen=True)
 class RLSettings:
     steps: int
-    prompts_per_step: int
-    group_size: int
-    updates_per_step: int  # optimizer updates a pass over the batch
+    updates_per_step: int  # optimizer updates per epoch over the batch
     micro_batch_tokens: int  # memory only, never the gradient
     sampling: Sampling
     seed: int
-    epochs_per_batch: int = 1  # times the batch is gone through
+    epochs_per_batch: int = 1
     staleness: int = 0  # policy versions that completions are behind
-    by_difficulty: bool = False  # visit prompts whose completions agree less often
 
     @property
     def updates(self) -> int:
@@ -54,28 +63,11 @@ class RLSettings:
 
 
 @dataclass(frozen=True)
-class RewardContext:
-    score: Score
-    part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, in its order
-    take_notes: Callable[[], Mapping[str, float]] = dict  # what rewards noticed since the last time, for the metrics
-
-
-@dataclass(frozen=True)
-class PromptDataset:
-    """The prompts a run learns from, and how completions to them are judged."""
-
-    prompts: Sequence[Prompt]
-    prompt_tokens: Sequence[tuple[int, ...]]
-    judging: Callable[[float], RewardContext]  # share of the training done -> how completions are judged then
-
-
-@dataclass(frozen=True)
 class RLModels:
-    """Who takes part: the policy, who samples from it, what it is held to and who judges its states."""
+    """The policy, the reference it is held to, and the critic that values its states."""
 
     policy: CausalLM
     tokenizer: Any
-    engine: Engine
     reference: ReferencePolicy | None = None
     critic: Critic | None = None
     critic_rate: float = 0.0  # the critic's learning rate; 0: the policy's
@@ -86,295 +78,217 @@ class RLTrainer:
 
     def __init__(
         self,
-        cast: RLModels,
+        models: RLModels,
         objective: Objective,
-        questions: PromptDataset,
+        collector: RolloutCollector,
         settings: RLSettings,
         optimizer: OptimizerSettings,
-        exam: Evaluator | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
-        if "ref_logp" in objective.needs() and cast.reference is None:
+        if "ref_logp" in objective.needs() and models.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
-        if "value" in objective.needs() and cast.critic is None:
+        if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
-        self._cast, self._objective, self._questions, self._settings = cast, objective, questions, settings
-        self._exam, self._rates = exam, optimizer
+        self._models, self._objective, self._collector, self._settings = models, objective, collector, settings
+        self._evaluator, self._optimizer_settings = evaluator, optimizer
         self._memory: Memory = {}
         self._version = 0
-        critic_optimizer = None if cast.critic is None else adamw(cast.critic.modules(), optimizer)
-        self._learner = TrainState(
-            cast.policy,
-            adamw(cast.policy.model, optimizer),
+        self._train_state = TrainState(
+            models.policy,
+            adamw(models.policy.model, optimizer),
             settings.sampling.temperature,
             settings.micro_batch_tokens,
             optimizer.max_gradient_norm,
-            cast.critic,
-            critic_optimizer,
+            models.critic,
+            None if models.critic is None else adamw(models.critic.modules(), optimizer),
         )
-        wish = RolloutSpec(
-            settings.prompts_per_step,
-            settings.group_size,
-            settings.sampling,
-            "greedy_reward" in objective.needs(),
-            objective.keep,
-        )
-        route = PromptOrder(settings.seed, settings.by_difficulty, settings.staleness)
-        self._supply = RolloutBuffer(questions.prompts, self._ask, wish, route)
-        self._ends = sentence_ends(cast.tokenizer, cast.policy.vocabulary) if "segment" in objective.needs() else None
-        cast.policy.model.train()
+        needs_segments = "segment" in objective.needs()
+        self._sentence_ends = sentence_ends(models.tokenizer, models.policy.vocabulary) if needs_segments else None
+        models.policy.model.train()
 
     @property
     def model(self) -> Any:
-        return self._cast.policy.model
+        return self._models.policy.model
 
     @property
     def tokenizer(self) -> Any:
-        return self._cast.tokenizer
+        return self._models.tokenizer
 
     @property
-    def over(self) -> str | None:
-        """Why the run ends before its last step, or None."""
+    def ended_early(self) -> str | None:
         return self._objective.control.ends_run(self._memory)
 
-    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        self._clock = clock
-        self._judging = self._questions.judging((number - 1) / self._settings.steps)
-        self._judging.take_notes()  # those of the exam do not belong to the step
-        found, groups = self._collected(number)
-        notes = self._judging.take_notes()
-        batch = self._annotated(self._packed(groups), clock)
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        rollout = self._collector.collect(progress=(number - 1) / self._settings.steps)
+        timer.add(rollout.seconds)
+        groups = self._select(rollout, number)
+        batch = self._annotate(self._pack(groups, rollout.part_weights), timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
-        rate = scheduled_rate(self._rates, number, self._settings.steps)
-        with clock.phase("train"):
-            metrics, last = self._learn(batch, groups, number, rate)
-        row = self._objective
-        if number > row.value.warmup:
-            num_completions = sum(len(group.samples) for group in groups)
-            self._memory = row.learned(self._memory, {**metrics, **last}, num_completions)
+        rate = scheduled_rate(self._optimizer_settings, number, self._settings.steps)
+        with timer.phase("train"):
+            metrics = self._update(batch, groups, number, rate)
         report = StepReport(
             step=number,
             policy_version=self._version,
-            counts={**counts(groups), **_spent(found, groups)},
+            counts={**group_counts(groups), **collection_counts(rollout, groups)},
             reward=mean_rewards(groups),
             spread=reward_spread(groups),
             metrics={
                 **metrics,
-                **self._told(batch),
-                **notes,
+                **{name: self._memory[name] for name in TUNED if name in self._memory},
+                **critic_metrics(batch),
+                **rollout.notes,
                 "uniform_groups": uniform_share(groups),
                 "learning_rate": rate,
             },
         )
-        self._version += 1
-        self._cast.engine.load(self._cast.policy.model.state_dict(), self._version)
-        kept = row.reference.kept_after(number)
-        if kept < 1 and isinstance(self._cast.reference, CopiedReference):
-            self._cast.reference.follow(self._cast.policy, kept)
+        self._publish(number)
         return report, [(group.prompt, sample) for group in groups for sample in group.samples]
 
-    def _ask(self, rows: Sequence[int], count: int, sampling: Sampling, seed: tuple[int, ...]) -> list[Group]:
-        tokens = [self._questions.prompt_tokens[row] for row in rows]
-        with self._clock.phase("rollout"):
-            written = draw_completions(self._cast.engine, tokens, count, sampling, seed)
-        with self._clock.phase("reward"):
-            return score_groups([self._questions.prompts[row] for row in rows], written, self._judging.score)
-
-    def _collected(self, number: int) -> tuple[RolloutBatch, list[Group]]:
+    def _select(self, rollout: RolloutBatch, number: int) -> list[Group]:
+        """The groups to train on; an error where nothing can be learned from them."""
         keep = self._objective.keep
-        found = self._supply.next_harvest()
-        groups = [group for _, group in found.groups]
+        groups = [group for _, group in rollout.groups]
         if not keep.refills and not keep.grows:
-            groups = [group for group in groups if keep(outcomes_of(group.samples), self._staleness(group))]
+            groups = [
+                group for group in groups if keep(outcomes_of(group.samples), group_staleness(group, self._version))
+            ]
         if keep.refills and not groups:
             raise RunFailed(
-                f"step {number}: all completions to each of {len(found.outcomes)} prompts had the same outcome, in "
-                f"{found.rounds} rounds; nothing can be learned: look at the reward, change the data's difficulty, or "
+                f"step {number}: all completions to each of {len(rollout.outcomes)} prompts had the same outcome, in "
+                f"{rollout.rounds} rounds; nothing can be learned: look at the reward, change the data's difficulty, or "
                 "train on every group with objective.keep=everything"
             )
         if not groups:
             raise RunFailed(f"step {number}: every group is older than objective.keep.max_staleness allows; raise it")
         if all(sample.reward is None for group in groups for sample in group.samples):
             raise RunFailed(f"step {number}: not one of its samples could be scored; fix the reward, then resume")
-        return found, groups
+        return groups
 
-    def _staleness(self, group: Group) -> int:
-        return self._version - min(sample.versions[0] for sample in group.samples)
-
-    def _packed(self, groups: Sequence[Group]) -> TokenBatch:
-        weights = self._judging.part_weights or None
-        batch = token_batch(groups, weights, self._settings.sampling.max_new_tokens)
-        if self._ends is None:
+    def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
+        batch = token_batch(groups, part_weights or None, self._settings.sampling.max_new_tokens)
+        if self._sentence_ends is None:
             return batch
-        segment = segments(batch.tokens, batch.action, self._ends)
+        segment = segments(batch.tokens, batch.action, self._sentence_ends)
         return replace(batch, segment=segment, anchor=anchors(batch.tokens, batch.group, segment))
 
-    def _annotated(self, batch: TokenBatch, clock: PhaseTimer) -> TokenBatch:
+    def _annotate(self, batch: TokenBatch, timer: PhaseTimer) -> TokenBatch:
         """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
-        needs, settings, cast = self._objective.needs(), self._settings, self._cast
+        needs, settings, models = self._objective.needs(), self._settings, self._models
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
-        if "ref_logp" in needs and cast.reference is not None:
-            with clock.phase("reference"), cast.reference.open() as reference:
-                batch = replace(batch, ref_logp=token_scores(reference, batch, temperature, micro_batch_tokens).logp)
+        if "ref_logp" in needs and models.reference is not None:
+            with timer.phase("reference"), models.reference.open() as reference:
+                ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens).logp
+                batch = replace(batch, ref_logp=ref_logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
-        with clock.phase("train"):
+        with timer.phase("train"):
             if ("old_logp" in needs and has_moved) or "entropy" in needs:
-                seen = token_scores(cast.policy, batch, temperature, micro_batch_tokens)
-                batch = replace(batch, old_logp=seen.logp if has_moved else None, entropy=seen.entropy)
-            if cast.critic is not None:
-                batch = replace(batch, value=critic_values(cast.critic, cast.policy, batch, micro_batch_tokens))
+                scores = token_scores(models.policy, batch, temperature, micro_batch_tokens)
+                batch = replace(batch, old_logp=scores.logp if has_moved else None, entropy=scores.entropy)
+            if models.critic is not None:
+                value = critic_values(models.critic, models.policy, batch, micro_batch_tokens)
+                batch = replace(batch, value=value)
         return batch
 
-    def _learn(
-        self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics averaged over the updates of the step, and those of its last one."""
-        share = rate / self._rates.learning_rate
-        for group in self._learner.optimizer.param_groups:
-            group["lr"] = rate
-        if self._learner.critic_optimizer is not None:
-            for group in self._learner.critic_optimizer.param_groups:
-                group["lr"] = share * (self._cast.critic_rate or self._rates.learning_rate)
-        row = self._objective.tuned(self._memory)
-        only_critic = number <= row.value.warmup
-        collected: list[dict[str, float]] = []
+    def _update(self, batch: TokenBatch, groups: Sequence[Group], number: int, rate: float) -> dict[str, float]:
+        """Every update of the step; metrics are averaged over them."""
+        self._set_learning_rates(rate)
+        objective = self._objective.tuned(self._memory)
+        only_critic = number <= objective.value.warmup
+        updates: list[dict[str, float]] = []
         for rows in self._minibatches(batch.num_sequences, number):
-            part = batch.select(rows)
-            totals = step_totals(part, self._settings.sampling.max_new_tokens)
+            minibatch = batch.select(rows)
+            totals = step_totals(minibatch, self._settings.sampling.max_new_tokens)
             try:
-                metrics, seen = self._updated(row, part, totals, only_critic)
+                with self._divergence_reference() as reference:
+                    metrics, scores = update(
+                        self._train_state, objective, minibatch, totals, reference=reference, only_critic=only_critic
+                    )
             except NotFinite as error:
                 raise RunFailed(_failure(number, error, groups, rows)) from error
-            if not collected:  # before the first update the policy is the one that sampled
-                metrics.update(_first_look(part, seen, self._settings.staleness > 0))
-            if "ended" in metrics and collected:
+            if not updates:  # before the first update the policy is the one that sampled
+                metrics.update(sampler_metrics(minibatch, scores, self._settings.staleness > 0))
+            if "ended" in metrics and updates:
                 break
-            collected.append(metrics)
-        names = collected[0]
-        means = {name: fmean([each[name] for each in collected if name in each]) for name in names}
-        return {**means, "updates": float(len(collected))}, collected[-1]
+            updates.append(metrics)
+        means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
+        means["updates"] = float(len(updates))
+        if not only_critic:
+            self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, batch.num_sequences)
+        return means
 
-    def _updated(self, row: Objective, part: TokenBatch, totals: Any, only_critic: bool) -> Any:
-        if "divergence" in row.needs() and self._cast.reference is not None:
-            with self._cast.reference.open() as reference:
-                return update(self._learner, row, part, totals, reference=reference, only_critic=only_critic)
-        return update(self._learner, row, part, totals, only_critic=only_critic)
+    def _set_learning_rates(self, rate: float) -> None:
+        state, highest = self._train_state, self._optimizer_settings.learning_rate
+        set_learning_rate(state.optimizer, rate)
+        if state.critic_optimizer is not None:
+            set_learning_rate(state.critic_optimizer, rate / highest * (self._models.critic_rate or highest))
+
+    def _divergence_reference(self) -> Any:
+        """The reference as a context, for an objective that compares whole distributions; else None."""
+        if "divergence" in self._objective.needs() and self._models.reference is not None:
+            return self._models.reference.open()
+        return nullcontext()
 
     def _minibatches(self, num_rows: int, number: int) -> list[list[int]]:
         settings = self._settings
         return [
             rows
-            for turn in range(settings.epochs_per_batch)
-            for rows in minibatches(num_rows, settings.updates_per_step, settings.seed, number, turn)
+            for epoch in range(settings.epochs_per_batch)
+            for rows in minibatches(num_rows, settings.updates_per_step, settings.seed, number, epoch)
         ]
 
-    def _told(self, batch: TokenBatch) -> dict[str, float]:
-        """What the row's memory and the critic say of themselves."""
-        found = {
-            name: self._memory[key]
-            for name, key in (("beta", "beta"), ("length_power", "length_power"), ("entropy_weight", "entropy_weight"))
-            if key in self._memory
-        }
-        if batch.target is not None and batch.value is not None and int(batch.action.sum()) > 1:
-            target, value = batch.target[batch.action], batch.value[batch.action].to(batch.target.dtype)
-            spread = target.var()
-            if spread > 0:
-                found["critic_explains"] = float(1 - (target - value).var() / spread)
-        return found
+    def _publish(self, number: int) -> None:
+        """Hand the new weights to the engine, and let the reference follow where the objective says so."""
+        self._version += 1
+        self._collector.load_weights(self.model.state_dict(), self._version)
+        kept = self._objective.reference.kept_after(number)
+        if kept < 1 and isinstance(self._models.reference, CopiedReference):
+            self._models.reference.follow(self._models.policy, kept)
 
     def evaluate(self) -> dict[str, float]:
-        if self._exam is None:
-            return {}
-        return eval_metrics(self._exam.evaluate(self._cast.engine))
+        return {} if self._evaluator is None else self._evaluator.metrics()
 
     def state(self) -> dict[str, Any]:
-        return {"supply": self._supply.state(), "memory": dict(self._memory), "version": self._version}
+        return {"collector": self._collector.state(), "memory": dict(self._memory), "version": self._version}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        found = {"optimizer": optimizer_tensors(self._cast.policy.model, self._learner.optimizer)}
-        if self._cast.critic is not None and self._learner.critic_optimizer is not None:
-            found["critic"] = self._cast.critic.tensors()
-            modules = self._cast.critic.modules()
-            found["critic_optimizer"] = optimizer_tensors(modules, self._learner.critic_optimizer)
-        if self._follows and isinstance(self._cast.reference, CopiedReference):
-            found["reference"] = self._cast.reference.tensors()
+        state, models = self._train_state, self._models
+        tensors = {"optimizer": optimizer_tensors(models.policy.model, state.optimizer)}
+        if models.critic is not None and state.critic_optimizer is not None:
+            tensors["critic"] = models.critic.tensors()
+            tensors["critic_optimizer"] = optimizer_tensors(models.critic.modules(), state.critic_optimizer)
+        if self._reference_moved and isinstance(models.reference, CopiedReference):
+            tensors["reference"] = models.reference.tensors()
         if self._settings.staleness:
-            found["waiting"] = self._supply.tensors()
-        return found
+            tensors["rollouts"] = self._collector.tensors()
+        return tensors
 
     @property
-    def _follows(self) -> bool:
+    def _reference_moved(self) -> bool:
         """The reference is no longer the model the run began with."""
         return any(self._objective.reference.kept_after(step) < 1 for step in range(1, self._version + 1))
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._supply.restore(state["supply"], tensors.get("waiting", {}))
-        self._memory = state["memory"]
-        self._version = state["version"]
-        self._cast.engine.load(self._cast.policy.model.state_dict(), self._version)
-        restore_optimizer(self._cast.policy.model, self._learner.optimizer, tensors["optimizer"])
-        if self._cast.critic is not None and self._learner.critic_optimizer is not None:
-            self._cast.critic.restore(tensors["critic"])
-            modules = self._cast.critic.modules()
-            restore_optimizer(modules, self._learner.critic_optimizer, tensors["critic_optimizer"])
-        if "reference" in tensors and isinstance(self._cast.reference, CopiedReference):
-            self._cast.reference.restore(tensors["reference"])
+        models, critic_optimizer = self._models, self._train_state.critic_optimizer
+        self._collector.restore(state["collector"], tensors.get("rollouts", {}))
+        self._memory, self._version = state["memory"], state["version"]
+        self._collector.load_weights(self.model.state_dict(), self._version)
+        restore_optimizer(models.policy.model, self._train_state.optimizer, tensors["optimizer"])
+        if models.critic is not None and critic_optimizer is not None:
+            models.critic.restore(tensors["critic"])
+            restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
+        if "reference" in tensors and isinstance(models.reference, CopiedReference):
+            models.reference.restore(tensors["reference"])
 
 
-def minibatches(num_rows: int, count: int, seed: int, step: int, turn: int = 0) -> list[list[int]]:
-    """`count` parts of a seeded shuffle of the rows, another one in each turn; one part is the batch as it is."""
+def minibatches(num_rows: int, count: int, seed: int, step: int, epoch: int = 0) -> list[list[int]]:
+    """`count` parts of a seeded shuffle of the rows, another one in each epoch; one part is the batch as it is."""
     if count == 1:
         return [list(range(num_rows))]
-    names = (seed, "shuffle", step, turn) if turn else (seed, "shuffle", step)
+    names = (seed, "shuffle", step, epoch) if epoch else (seed, "shuffle", step)
     stream = torch.Generator().manual_seed(request_seed(*names) % 2**63)
     order = torch.randperm(num_rows, generator=stream)
     return [part.tolist() for part in order.tensor_split(count)]
-
-
-def counts(groups: Sequence[Group]) -> dict[str, int]:
-    samples = [sample for group in groups for sample in group.samples]
-    return {
-        "prompts": len(groups),
-        "samples": len(samples),
-        "tokens": sum(sample.num_actions for sample in samples),
-        "truncated": sum(sample.stop is StopReason.LENGTH for sample in samples),
-        "unscorable": sum(sample.reward is None for sample in samples),
-    }
-
-
-def _spent(found: RolloutBatch, groups: Sequence[Group]) -> dict[str, int]:
-    """What it took to get the groups, where that is more than the groups themselves."""
-    trained = sum(len(group.samples) for group in groups)
-    if found.num_samples == trained:
-        return {}
-    return {"prompts_spent": len(found.outcomes), "samples_spent": found.num_samples, "rounds": found.rounds}
-
-
-def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
-    """`total` and each part: means over the scored samples."""
-    samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
-    if not samples:
-        return {"total": float("nan")}
-    parts = {name: fmean([sample.parts[name] for sample in samples]) for name in samples[0].parts}
-    return {"total": fmean([sample.reward for sample in samples if sample.reward is not None]), **parts}
-
-
-def uniform_share(groups: Sequence[Group]) -> float:
-    """Share of groups whose scored samples all have the same reward: they teach nothing."""
-    outcomes = [{sample.reward for sample in group.samples if sample.reward is not None} for group in groups]
-    return fmean([float(len(each) <= 1) for each in outcomes])
-
-
-def _first_look(batch: TokenBatch, seen: Scores, is_stale: bool) -> dict[str, float]:
-    action = batch.action
-    if not action.any() or batch.behavior_logp is None:
-        return {}
-    gap = (seen.logp - batch.behavior_logp)[action].abs()
-    name = "staleness" if is_stale else "sampler_gap"  # an older policy is meant to differ, an engine is not
-    return {
-        "entropy": float(seen.entropy[action].double().mean()),
-        name: float(gap.double().mean()),
-        f"{name}_max": float(gap.max()),
-    }
 
 
 def _failure(step: int, error: NotFinite, groups: Sequence[Group], rows: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from whet.metrics.timer import PhaseTimer
 from whet.model.checkpoint import (
     checkpoint_step,
     complete_checkpoints,
@@ -27,7 +27,6 @@ from whet.model.checkpoint import (
     remove_leftovers,
     save_checkpoint,
 )
-from whet.protocols import Callback
 from whet.report.health import diagnosis
 from whet.report.record import RunRecorder, read_metrics, step_reports
 from whet.types import Prompt, Sample, StepReport
@@ -35,21 +34,6 @@ from whet.types import Prompt, Sample, StepReport
 
 class RunFailed(Exception):
     """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
-
-
-class PhaseTimer:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 class Trainer(Protocol):
@@ -61,15 +45,15 @@ class Trainer(Protocol):
     @property
     def tokenizer(self) -> Any: ...
 
-    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]: ...
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]: ...
 
     @property
-    def over(self) -> str | None:
+    def ended_early(self) -> str | None:
         """Why the run ends before its last step, or None."""
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """Marks on held-out data; empty where there is none."""
+        """Metrics on eval data; empty where there is none."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -83,7 +67,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """When to do what; step numbers start at 1."""
+    """How many steps a run has, and when it evaluates and saves; step numbers start at 1."""
 
     steps: int
     eval_every: int  # 0: only before the first and after the last step
@@ -116,6 +100,14 @@ class _Progress:
     tokens: int = 0
 
 
+def notify(callbacks: Sequence[object], event: str, *arguments: Any) -> None:
+    """Tell every callback that has a method of this name. A callback may have any subset of `Callback`'s methods."""
+    for callback in callbacks:
+        method = getattr(callback, event, None)
+        if method is not None:
+            method(*arguments)
+
+
 def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> tuple[str, ...]:
     """The problems of the last step, by the checks of every run, of this kind, and those the trainer brings."""
     return diagnosis(history, precision, getattr(trainer, "checks", ()))
@@ -123,10 +115,10 @@ def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> 
 
 def run_training(
     trainer: Trainer,
-    schedule: LoopSettings,
+    settings: LoopSettings,
     folder: Path,
     record: RunRecorder,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[object],
     summary: Mapping[str, Any],
     *,
     checkpoint: Path | None = None,
@@ -136,61 +128,59 @@ def run_training(
     checkpoints = folder / "checkpoints"
     progress = _restored(trainer, folder, checkpoint)
     history = step_reports(read_metrics(folder))
-    everyone: list[Callback] = [record, *callbacks]
-    for callback in everyone:
-        callback.started(summary)
+    everyone = [record, *callbacks]
+    notify(everyone, "started", summary)
 
     def evaluate(step: int) -> None:
-        clock = PhaseTimer()
-        with clock.phase("evaluate"):
+        timer = PhaseTimer()
+        with timer.phase("evaluate"):
             result = trainer.evaluate()
-        _add(progress.seconds, clock.seconds)
+        _add(progress.seconds, timer.seconds)
         if step == 0:
             progress.before = result
         progress.after, progress.evaluated_at = result, step
         if result:
-            for callback in everyone:
-                callback.evaluated(step, "eval", result, clock.seconds["evaluate"])
+            notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
 
     def save(step: int) -> None:
-        clock = PhaseTimer()
-        with clock.phase("save"):
+        timer = PhaseTimer()
+        with timer.phase("save"):
             state = {"run": vars(progress), "trainer": trainer.state(), "logs": record.position()}
-            save_checkpoint(checkpoints, step, trainer.model, trainer.tokenizer, trainer.tensors(), state)
-            prune_checkpoints(checkpoints, schedule.keep_checkpoints)
-        _add(progress.seconds, clock.seconds)
+            path = save_checkpoint(checkpoints, step, trainer.model, trainer.tokenizer, trainer.tensors(), state)
+            prune_checkpoints(checkpoints, settings.keep_checkpoints)
+        _add(progress.seconds, timer.seconds)
+        notify(everyone, "saved", step, path)
 
     remove_leftovers(checkpoints)
     if progress.evaluated_at < 0:
         evaluate(0)
     saved = progress.step if checkpoint is not None else -1
-    with _politely() as stopping:
-        for step in range(progress.step + 1, (schedule.steps if trainer.over is None else progress.step) + 1):
-            clock = PhaseTimer()
-            report, samples = trainer.step(step, clock)
-            report = replace(report, health=_health(trainer, [*history, report], precision), seconds=clock.seconds)
+    with _graceful_stop() as stopping:
+        for step in range(progress.step + 1, (settings.steps if trainer.ended_early is None else progress.step) + 1):
+            timer = PhaseTimer()
+            report, samples = trainer.step(step, timer)
+            report = replace(report, health=_health(trainer, [*history, report], precision), seconds=timer.seconds)
             history.append(report)
-            _add(progress.seconds, clock.seconds)
+            _add(progress.seconds, timer.seconds)
             progress.step = step
             progress.tokens += report.counts.get("tokens", 0)
-            for callback in everyone:
-                callback.stepped(report, samples)
-            done = step == schedule.steps or trainer.over is not None
-            if done or (schedule.eval_every and step % schedule.eval_every == 0):
+            notify(everyone, "stepped", report, samples)
+            done = step == settings.steps or trainer.ended_early is not None
+            if done or (settings.eval_every and step % settings.eval_every == 0):
                 evaluate(step)
-            if done or stopping.is_set() or step % schedule.save_every == 0:
+            if done or stopping.is_set() or step % settings.save_every == 0:
                 save(step)
                 saved = step
             if done or stopping.is_set():
                 break
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
-    return _outcome(progress, schedule.steps, trainer.over)
+    return _result(progress, settings.steps, trainer.ended_early)
 
 
-def _outcome(progress: _Progress, steps: int, ended: str | None) -> TrainingResult:
+def _result(progress: _Progress, steps: int, ended: str | None) -> TrainingResult:
     status = "finished" if progress.step == steps or ended is not None else "interrupted"
-    # a mark that only one of the two evaluations could give is no comparison
+    # a metric that only one of the two evaluations has is no comparison
     before = {name: value for name, value in progress.before.items() if name in progress.after}
     return TrainingResult(status, progress.step, before, progress.after, progress.seconds, progress.tokens, ended or "")
 
@@ -215,7 +205,7 @@ def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 @contextmanager
-def _politely() -> Iterator[threading.Event]:
+def _graceful_stop() -> Iterator[threading.Event]:
     """Let the first Ctrl-C or termination finish the step and save; a second one interrupts at once."""
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():

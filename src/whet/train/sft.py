@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.data.packing import padded_rows, row_passes
+from whet.data.packing import padded_rows, row_micro_batches
+from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.token_logp import Details, packs, token_logp
-from whet.protocols import Engine
-from whet.train.evaluate import Evaluator, eval_metrics
+from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.train.rows import RowTrainer
-from whet.train.run import PhaseTimer
 from whet.types import Encoded, Prompt, Sample, StepReport
 
 
@@ -29,10 +28,8 @@ class SFTSettings:
     seed: int
 
 
-class SFTTrainer:
-    """loss = - 1/M SUM logp over the M completion tokens of the step, however they are packed or cut into passes."""
-
-    over: str | None = None
+class SFTTrainer(RowTrainer):
+    """loss = - 1/M SUM logp over the M completion tokens of the step, whatever the packing and the micro-batches."""
 
     def __init__(
         self,
@@ -41,27 +38,26 @@ class SFTTrainer:
         rows: Sequence[Encoded],
         settings: SFTSettings,
         optimizer: OptimizerSettings,
-        held_out: Sequence[Encoded] = (),
-        exam: tuple[Engine, Evaluator] | None = None,
+        eval_rows: Sequence[Encoded] = (),
+        evaluator: Evaluator | None = None,
     ) -> None:
-        self.model, self.tokenizer, self._policy = policy.model, tokenizer, policy
-        self._rows, self._held_out, self._exam = rows, held_out, exam
+        super().__init__(policy.model, tokenizer, optimizer, settings.steps, len(rows), settings.seed)
+        self._policy, self._rows, self._eval_rows, self._evaluator = policy, rows, eval_rows, evaluator
         self._settings, self._packed = settings, settings.packed and packs(policy)
-        self._pace = RowTrainer(policy.model, optimizer, settings.steps, len(rows), settings.seed)
 
-    def step(self, number: int, clock: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        rows = [self._rows[index] for index in self._pace.take(self._settings.rows_per_step)]
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        rows = [self._rows[index] for index in self.take_rows(self._settings.rows_per_step)]
         counts = {"rows": len(rows), "tokens": sum(sum(row.action) for row in rows)}
-        return self._pace.step(number, clock, lambda: {"loss": self._total_loss(rows, learn=True)}, counts), []
+        return self.optimize(number, timer, lambda: {"loss": self._total_loss(rows, learn=True)}, counts), []
 
     def _total_loss(self, rows: Sequence[Encoded], learn: bool) -> float:
         trained = sum(sum(row.action) for row in rows)
         losses = []
-        details = Details(packed=self._packed, coefficient=_alike)
-        for part in row_passes(rows, self._settings.micro_batch_tokens, self._packed):
-            batch = padded_rows(part)
-            found = token_logp(self._policy, batch.tokens, batch.action, details=details)
-            loss = -found.logp.double().sum() / max(trained, 1)
+        details = Details(packed=self._packed, coefficient=_equal_weights)
+        for micro_batch in row_micro_batches(rows, self._settings.micro_batch_tokens, self._packed):
+            batch = padded_rows(micro_batch)
+            scores = token_logp(self._policy, batch.tokens, batch.action, details=details)
+            loss = -scores.logp.double().sum() / max(trained, 1)
             if learn:
                 loss.backward()
             losses.append(loss.detach())
@@ -69,22 +65,10 @@ class SFTTrainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        result = {"loss": self._total_loss(self._held_out, learn=False)} if self._held_out else {}
-        if self._exam is not None:
-            engine, exam = self._exam
-            result.update(eval_metrics(exam.evaluate(engine)))
-        return result
-
-    def state(self) -> dict[str, Any]:
-        return self._pace.state()
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return self._pace.tensors()
-
-    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._pace.restore(state, tensors)
+        metrics = {"loss": self._total_loss(self._eval_rows, learn=False)} if self._eval_rows else {}
+        return metrics if self._evaluator is None else {**metrics, **self._evaluator.metrics()}
 
 
-def _alike(logp: Tensor, window: slice) -> Tensor:
+def _equal_weights(logp: Tensor, window: slice) -> Tensor:
     """Every completion token counts the same."""
     return torch.ones_like(logp)

@@ -1,4 +1,4 @@
-"""One optimizer update: passes, gradient, clipping, step. Refuses to step on anything that is not finite."""
+"""One optimizer update: micro-batches, gradient, clipping, step. Refuses to step on anything that is not finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from whet.data.packing import passes, trimmed
+from whet.data.packing import token_micro_batches, trimmed
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.head import Coefficient
@@ -29,14 +29,6 @@ class NotFinite(Exception):
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Both [N, T], no gradient."""
-
-    logp: Tensor
-    entropy: Tensor
-
-
-@dataclass(frozen=True)
 class TrainState:
     """The weights that learn, and how they are stepped."""
 
@@ -50,94 +42,96 @@ class TrainState:
 
 
 @torch.no_grad()
-def token_scores(split: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int) -> Scores:
-    """log-probability and entropy of every action token, pass by pass."""
+def token_scores(model: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int) -> TokenScores:
+    """log-probability and entropy of every action token, micro-batch by micro-batch. No gradient."""
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    for rows in passes(batch, micro_batch_tokens, packs(split)):
+    for rows in token_micro_batches(batch, micro_batch_tokens, packs(model)):
         part = trimmed(batch.select(rows))
-        found = token_logp(split, part.tokens, part.action, temperature, part.support)
-        width = found.logp.shape[1]
-        logp[rows, :width] = found.logp.float().cpu()
-        entropy[rows, :width] = found.entropy.float().cpu()
-    return Scores(logp, entropy)
+        scores = token_logp(model, part.tokens, part.action, temperature, part.support)
+        width = scores.logp.shape[1]
+        logp[rows, :width] = scores.logp.float().cpu()
+        entropy[rows, :width] = scores.entropy.float().cpu()
+    return TokenScores(logp, entropy)
 
 
 @torch.no_grad()
 def critic_values(critic: Critic, policy: CausalLM, batch: TokenBatch, micro_batch_tokens: int) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
-    found = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    for rows in passes(batch, micro_batch_tokens, packs(critic.trunk or policy)):
+    values = torch.zeros(batch.tokens.shape, dtype=torch.float32)
+    for rows in token_micro_batches(batch, micro_batch_tokens, packs(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)), policy.device)
         each = critic.values(critic.states(policy, part.tokens, part.action)).float()
         placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
-        found[rows, : placed.shape[1]] = placed.cpu()
-    return found
+        values[rows, : placed.shape[1]] = placed.cpu()
+    return values
 
 
 def update(
-    learner: TrainState,
+    state: TrainState,
     objective: Objective,
     batch: TokenBatch,
     totals: Totals,
     *,
     reference: CausalLM | None = None,
     only_critic: bool = False,
-) -> tuple[dict[str, float], Scores]:
-    """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores seen on the way.
+) -> tuple[dict[str, float], TokenScores]:
+    """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores it saw on the way.
 
-    `reference` is for the exact KL. Where the row's controller ends the updates of the batch, nothing is stepped and
+    `reference` is for the exact KL. Where the objective's controller ends the updates of the batch, nothing is stepped and
     the metrics say `ended`.
     """
-    optimizers = [each for each in (learner.optimizer, learner.critic_optimizer) if each is not None]
+    optimizers = [each for each in (state.optimizer, state.critic_optimizer) if each is not None]
     for each in optimizers:
         each.zero_grad(set_to_none=True)
-    details = _details(learner, objective, reference)
-    # on a device nothing here waits for it: the next pass is on its way while this one is computed
-    done: list[_Pass] = []
-    for rows in passes(batch, learner.micro_batch_tokens, _shares_prompts(learner, details)):
+    details = _details(state, objective, reference)
+    # on a device nothing here waits for it: the next micro-batch is on its way while this one is computed
+    done: list[_MicroBatch] = []
+    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
         host = trimmed(batch.select(rows))
-        part = moved(host, learner.policy.device)
-        weighing = replace(details, coefficient=_known(objective, host, part, totals) if not only_critic else None)
-        found = token_logp(learner.policy, host.tokens, host.action, learner.temperature, host.support, weighing)
-        losses = [] if only_critic else [objective.loss(part, found.logp, totals, _extras(found))]
-        if learner.critic is not None:
-            losses.append(objective.critic_loss(part, _critic_values(learner, found, part), totals))
-        learnt = [loss.value for loss in losses if loss.value.requires_grad]
-        if learnt:
-            torch.autograd.backward(learnt)
+        part = moved(host, state.policy.device)
+        requested = replace(
+            details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
+        )
+        scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
+        losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
+        if state.critic is not None:
+            losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
+        differentiable = [loss.value for loss in losses if loss.value.requires_grad]
+        if differentiable:
+            torch.autograd.backward(differentiable)
         values = [loss.value.detach() for loss in losses]
         sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
-        done.append(_Pass(rows, found.logp.detach(), found.entropy.detach(), values, sums))
+        done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
     metrics: dict[str, float] = {"loss": 0.0}
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    for seen in done:
-        total = math.fsum(float(value) for value in seen.values)
+    for micro_batch in done:
+        total = math.fsum(float(value) for value in micro_batch.values)
         if not math.isfinite(total):
-            part = moved(trimmed(batch.select(seen.rows)), learner.policy.device)
-            raise NotFinite("the loss is not finite", _cause(part, seen.logp), seen.rows)
-        width = seen.logp.shape[1]
-        logp[seen.rows, :width] = seen.logp.float().cpu()
-        entropy[seen.rows, :width] = seen.entropy.float().cpu()
+            part = moved(trimmed(batch.select(micro_batch.rows)), state.policy.device)
+            raise NotFinite("the loss is not finite", _cause(part, micro_batch.logp), micro_batch.rows)
+        width = micro_batch.logp.shape[1]
+        logp[micro_batch.rows, :width] = micro_batch.logp.float().cpu()
+        entropy[micro_batch.rows, :width] = micro_batch.entropy.float().cpu()
         metrics["loss"] += total
-        for name, number in seen.sums:
+        for name, number in micro_batch.sums:
             metrics[name] = metrics.get(name, 0.0) + float(number)
     if not only_critic and objective.control.ends_updates(metrics):
         for each in optimizers:
             each.zero_grad(set_to_none=True)
-        return {**metrics, "ended": 1.0}, Scores(logp, entropy)
+        return {**metrics, "ended": 1.0}, TokenScores(logp, entropy)
     if not only_critic:
-        metrics["gradient_norm"] = optimizer_step(learner.policy.model, learner.optimizer, learner.max_gradient_norm)
-    if learner.critic is not None and learner.critic_optimizer is not None:
-        modules = learner.critic.modules()
-        metrics["critic_gradient_norm"] = optimizer_step(modules, learner.critic_optimizer, learner.max_gradient_norm)
-    return metrics, Scores(logp, entropy)
+        metrics["gradient_norm"] = optimizer_step(state.policy.model, state.optimizer, state.max_gradient_norm)
+    if state.critic is not None and state.critic_optimizer is not None:
+        modules = state.critic.modules()
+        metrics["critic_gradient_norm"] = optimizer_step(modules, state.critic_optimizer, state.max_gradient_norm)
+    return metrics, TokenScores(logp, entropy)
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """What a pass leaves behind, on the device."""
+class _MicroBatch:
+    """What a micro-batch leaves behind, on the device."""
 
     rows: list[int]
     logp: Tensor  # [n, T]
@@ -146,8 +140,8 @@ class _Pass:
     sums: list[tuple[str, Tensor]]
 
 
-def _known(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Coefficient | None:
-    """How much each token will count, where that is known before the pass."""
+def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Coefficient | None:
+    """How much each token will count, where that is known before the forward pass."""
     grad = objective.grad(part, totals)
     if grad is None:
         return None
@@ -156,30 +150,30 @@ def _known(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Tot
     return lambda logp, window: each[window]
 
 
-def _details(learner: TrainState, objective: Objective, reference: CausalLM | None) -> Details:
+def _details(state: TrainState, objective: Objective, reference: CausalLM | None) -> Details:
     needs = objective.needs()
     return Details(
         entropy_gradient="entropy_gradient" in needs,
         num_top=objective.smooth.num_top,
         reference=reference if "divergence" in needs else None,
-        states=learner.critic is not None and learner.critic.trunk is None,
+        states=state.critic is not None and state.critic.trunk is None,
     )
 
 
-def _shares_prompts(learner: TrainState, details: Details) -> bool:
-    """True where every model of a pass computes a prompt once: else the budget counts padded rows."""
-    others = (details.reference, learner.critic.trunk if learner.critic is not None else None)
-    return packs(learner.policy) and all(packs(each) for each in others if each is not None)
+def _shares_prompts(state: TrainState, details: Details) -> bool:
+    """True where every model of a micro-batch computes a prompt once: else the budget counts padded rows."""
+    others = (details.reference, state.critic.trunk if state.critic is not None else None)
+    return packs(state.policy) and all(packs(each) for each in others if each is not None)
 
 
-def _extras(found: TokenScores) -> Extras:
-    return Extras(found.entropy, found.top_logp, found.chose_top, found.divergence)
+def _extras(scores: TokenScores) -> Extras:
+    return Extras(scores.entropy, scores.top_logp, scores.chose_top, scores.divergence)
 
 
-def _critic_values(learner: TrainState, found: TokenScores, part: TokenBatch) -> Tensor:
-    critic = learner.critic
+def _critic_values(state: TrainState, scores: TokenScores, part: TokenBatch) -> Tensor:
+    critic = state.critic
     assert critic is not None
-    states = critic.states(learner.policy, part.tokens, part.action) if found.states is None else found.states
+    states = critic.states(state.policy, part.tokens, part.action) if scores.states is None else scores.states
     each = critic.values(states)
     return torch.zeros(part.tokens.shape, dtype=each.dtype, device=each.device).masked_scatter(part.action, each)
 

@@ -1,7 +1,7 @@
 """The reward workbench: rewards tried, compared and remembered without training.
 
-`tried` is a dry run, `rescored` lays another reward over a run's saved samples. `open_version` and `close_version`
-are what a run calls at its start and its end, so that each sample's reward can be told later.
+`try_reward` is a dry run, `rescore_run` lays another reward over a run's saved samples. `record_version` and
+`record_effect` are what a run calls at its start and its end, so that each sample's reward can be told later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from whet.reward.combine import Schedule, check_parts, combined, in_shares
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
 from whet.reward.version import parts_version, reward_version, version_changes
 from whet.types import StepReport, WhetError
-from whet.workbench.answers import Answer, Answers, described
+from whet.workbench.completions import TrialCompletion, TrialCompletions, described
 
 logger = logging.getLogger(__name__)
 
 TABLE = "rewards.json"  # of a run: every reward its samples were scored by, by hash
-CALL = 32  # samples a call of a reward that scores many at once
+CALL = 32  # samples per call of a reward that scores many at once
 ENDS = 0.1  # share of a run's steps that its first and last means are taken over
 UNKNOWN = "unknown"
 
@@ -70,15 +70,17 @@ def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None
     return parts
 
 
-def tried(parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0, twice: bool = True) -> Trial:
+def try_reward(
+    parts: Sequence[RewardPart], given: TrialCompletions, timeout: float = 10.0, twice: bool = True
+) -> Trial:
     """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay."""
     parts = settled(parts)
     start = time.perf_counter()
-    first = [_part_scores(part, answers.found, timeout) for part in parts]
-    totals = _totals(parts, [[score for score, *_ in column] for column in first], answers.found, [1.0])
-    again = [_part_scores(part, answers.found, timeout) for part in parts] if twice else None
+    first = [_part_scores(part, given.items, timeout) for part in parts]
+    totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
+    again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
     judged = []
-    for place, answer in enumerate(answers.found):
+    for place, answer in enumerate(given.items):
         row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
         judged.append(
             ScoredAnswer(
@@ -100,8 +102,8 @@ def tried(parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0, 
     return Trial(
         title=title_of(parts),
         hash=version.hash,
-        source=answers.source,
-        notes=(*answers.notes, *_call_notes(parts)),
+        source=given.source,
+        notes=(*given.notes, *_call_notes(parts)),
         parts=tuple(
             PartFacts(
                 part.name,
@@ -112,19 +114,21 @@ def tried(parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0, 
             for part in parts
         ),
         scored=tuple(judged),
-        differences=None if again is None else tuple(_differences(parts, answers.found, first, again)),
+        differences=None if again is None else tuple(_differences(parts, given.items, first, again)),
         seconds=time.perf_counter() - start,
         pieces=version.pieces,
     )
 
 
-def rescored(run: str | Path, parts: Sequence[RewardPart], answers: Answers, timeout: float = 10.0) -> Rescore:
+def rescore_run(
+    run: str | Path, parts: Sequence[RewardPart], given: TrialCompletions, timeout: float = 10.0
+) -> Rescore:
     """The run's saved samples under other parts; schedules stand where they stood at each sample's step."""
     folder = Path(run)
-    steps = max([answer.step for answer in answers.found] + [int(read_summary(folder).get("total_steps") or 1)])
+    steps = max([answer.step for answer in given.items] + [int(read_summary(folder).get("total_steps") or 1)])
     parts = in_shares(parts, steps)
-    columns = [[score for score, *_ in _part_scores(part, answers.found, timeout)] for part in parts]
-    totals = _totals(parts, columns, answers.found, [answer.step / steps for answer in answers.found])
+    columns = [[score for score, *_ in _part_scores(part, given.items, timeout)] for part in parts]
+    totals = _totals(parts, columns, given.items, [answer.step / steps for answer in given.items])
     rows = [
         RescoredSample(
             step=answer.step,
@@ -137,10 +141,10 @@ def rescored(run: str | Path, parts: Sequence[RewardPart], answers: Answers, tim
             new_parts={part.name: column[place] for part, column in zip(parts, columns, strict=True)},
             new=totals[place],
         )
-        for place, answer in enumerate(answers.found)
+        for place, answer in enumerate(given.items)
     ]
     version, table = parts_version(parts), reward_table(folder)
-    hashes = list(dict.fromkeys(answer.reward_hash for answer in answers.found if answer.reward_hash))
+    hashes = list(dict.fromkeys(answer.reward_hash for answer in given.items if answer.reward_hash))
     before = table.get(hashes[-1], {}) if hashes else {}
     known = before.get("pieces")
     old_title = str(before.get("title") or ", ".join(dict.fromkeys(name for row in rows for name in row.old_parts)))
@@ -151,12 +155,12 @@ def rescored(run: str | Path, parts: Sequence[RewardPart], answers: Answers, tim
         new_title=title_of(parts),
         new_hash=version.hash,
         changed=tuple(version_changes(known, version.pieces)) if known is not None else (),
-        notes=answers.notes,
+        notes=given.notes,
         rows=tuple(rows),
     )
 
 
-def open_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
+def record_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
     """At the start of a run: its table of rewards and, where the reward is new, a line in the ledger. The hash."""
     folder = Path(folder)
     version = parts_version(parts)
@@ -174,7 +178,7 @@ def open_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | 
     return version.hash
 
 
-def close_version(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
+def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
     """At the end of a run: what came of its reward, as a line in the ledger."""
     effect = run_effect(folder)
     try:
@@ -185,17 +189,17 @@ def close_version(folder: str | Path, reward_hash: str, ledger: str | Path | Non
 
 
 def run_effect(folder: str | Path) -> Effect:
-    """Means of each part over the first and the last tenth of the steps, and the held-out marks before and after."""
+    """Means of each part over the first and the last tenth of the steps, and the held-out metrics before and after."""
     lines = read_metrics(folder)
-    steps, exams = step_reports(lines), eval_records(lines)
+    steps, evals = step_reports(lines), eval_records(lines)
     count = max(1, math.ceil(ENDS * len(steps)))
     names = dict.fromkeys(name for step in steps for name in step.reward)
-    marks = dict.fromkeys(name for exam in exams for name in exam.result)
+    metrics = dict.fromkeys(name for each in evals for name in each.result)
     return Effect(
         run=Path(folder).name,
         steps=steps[-1].step if steps else 0,
         parts={name: (_mean_of(steps[:count], name), _mean_of(steps[-count:], name)) for name in names},
-        evaluation={name: (_finite(exams[0].result, name), _finite(exams[-1].result, name)) for name in marks},
+        evaluation={name: (_finite(evals[0].result, name), _finite(evals[-1].result, name)) for name in metrics},
     )
 
 
@@ -243,7 +247,7 @@ def _short_name(path: str) -> str:
 
 def _call_notes(parts: Sequence[RewardPart]) -> list[str]:
     shared = [part.name for part in parts if not isinstance(part.reward, PerSample)]
-    return [f"{name} scores {CALL} samples a call, and its time is shared among them" for name in shared]
+    return [f"{name} scores {CALL} samples per call, and its time is shared among them" for name in shared]
 
 
 def _weight_text(part: RewardPart) -> str:
@@ -252,7 +256,9 @@ def _weight_text(part: RewardPart) -> str:
     return f"{part.weights[0]:g}"
 
 
-def _part_scores(part: RewardPart, answers: Sequence[Answer], timeout: float) -> list[tuple[float | None, float, str]]:
+def _part_scores(
+    part: RewardPart, answers: Sequence[TrialCompletion], timeout: float
+) -> list[tuple[float | None, float, str]]:
     """(score, seconds, failure) of each answer. Of a call on many, every answer took the same share of its time."""
     size = 1 if isinstance(part.reward, PerSample) else CALL
     mistakes: list[WhetError] = []
@@ -275,7 +281,7 @@ def _part_scores(part: RewardPart, answers: Sequence[Answer], timeout: float) ->
 
 
 def _call(
-    part: RewardPart, answers: Sequence[Answer], timeout: float, mistakes: list[WhetError]
+    part: RewardPart, answers: Sequence[TrialCompletion], timeout: float, mistakes: list[WhetError]
 ) -> list[tuple[float | None, float, str]] | str:
     """What one call says of its answers; only why it failed, where there are several."""
     start = time.perf_counter()
@@ -294,7 +300,7 @@ def _call(
 def _totals(
     parts: Sequence[RewardPart],
     columns: Sequence[Sequence[float | None]],
-    answers: Sequence[Answer],
+    answers: Sequence[TrialCompletion],
     done: Sequence[float],
 ) -> list[float | None]:
     """The sums, as a run would form them: step by step, since some parts are normalised among their neighbours."""
@@ -313,7 +319,7 @@ def _totals(
 
 def _differences(
     parts: Sequence[RewardPart],
-    answers: Sequence[Answer],
+    answers: Sequence[TrialCompletion],
     first: Sequence[Sequence[tuple[float | None, float, str]]],
     again: Sequence[Sequence[tuple[float | None, float, str]]],
 ) -> list[RepeatDifference]:

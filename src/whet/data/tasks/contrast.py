@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from whet.data.pairs import Preference, Ranked
-from whet.data.prompts import Labelled
-from whet.data.step_rows import Stepped
+from whet.data.pairs import RankedCompletions
+from whet.data.prompts import LabelledCompletion, PreferencePair
+from whet.data.step_rows import LabelledSteps
 from whet.data.tasks.item import STREAM_NAMES, Item, Task, as_prompt, distinct, gold_completion
 from whet.types import Prompt
 
@@ -42,27 +42,29 @@ def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) ->
     ]
 
 
-def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Preference]:
+def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[PreferencePair]:
     """Right against wrong."""
-    return [Preference(each.prompt, each.right, each.wrong) for each in contrasts(task, split, count, seed, difficulty)]
+    return [
+        PreferencePair(each.prompt, each.right, each.wrong) for each in contrasts(task, split, count, seed, difficulty)
+    ]
 
 
-def task_rankings(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Ranked]:
+def task_rankings(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[RankedCompletions]:
     """Right, careless, wrong."""
     found = contrasts(task, split, count, seed, difficulty)
-    return [Ranked(each.prompt, (each.right, each.careless, each.wrong), (0, 1, 2)) for each in found]
+    return [RankedCompletions(each.prompt, (each.right, each.careless, each.wrong), (0, 1, 2)) for each in found]
 
 
-def task_judged(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Labelled]:
+def task_judged(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[LabelledCompletion]:
     """Completions judged by their answer, right and wrong ones in turn."""
     found = contrasts(task, split, count, seed, difficulty)
     return [
-        Labelled(each.prompt, each.right if number % 2 == 0 else each.wrong, number % 2 == 0)
+        LabelledCompletion(each.prompt, each.right if number % 2 == 0 else each.wrong, number % 2 == 0)
         for number, each in enumerate(found)
     ]
 
 
-def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Stepped]:
+def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[LabelledSteps]:
     """Completions cut at `STEP`, every second one with an error; what follows the error has no label.
 
     The steps together are a whole completion, tags included: a model that learns from them reads completions later.
@@ -76,7 +78,9 @@ def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int)
         if at is not None:
             item = _with_error(item, at, stream)
             labels = (1.0,) * at + (0.0,) + (None,) * (size - at - 1)
-        found.append(Stepped(as_prompt(task, split, number, item), tuple(gold_completion(item).split(STEP)), labels))
+        found.append(
+            LabelledSteps(as_prompt(task, split, number, item), tuple(gold_completion(item).split(STEP)), labels)
+        )
     return found
 
 

@@ -29,7 +29,7 @@ class Reviewed:
 
 
 def reviewed_completions(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Reviewed]:
-    """Five completions to each of `count` questions: right, careless and wrong with a working, right and wrong without."""
+    """Five completions per question: right, careless and wrong with a working, right and wrong without one."""
     return [each for contrast in contrasts(task, split, count, seed, difficulty) for each in reviews(contrast)]
 
 

@@ -1,7 +1,7 @@
-"""What the over-optimisation study is made of: its true score, its proxies as rewards, and who measures the distance.
+"""The over-optimisation study's rewards, gold and proxy, and the recorder of scores and KL at every step.
 
-All scores are standardised on the completions of the start policy, so that they can be drawn on one axis, added up by an
-ensemble and weighed against a KL.
+All scores are standardised on the completions of the start policy, so that they can be drawn on one axis, combined by
+an ensemble and weighed against a KL.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from whet.types import Group, Prompt, Sample, StepReport
 
-Agreement = Literal["single", "mean", "worst", "mean_minus_variance"]
-TOKENS_PER_PASS = 16_384
+Combination = Literal["single", "mean", "worst", "mean_minus_variance"]
+MICRO_BATCH_TOKENS = 16_384
 
 
-def agreement(opinions: Sequence[float], how: Agreement, penalty: float) -> float:
+def combined(opinions: Sequence[float], how: Combination, penalty: float) -> float:
     """The mean, the lowest, or mean - penalty * population variance, of opinions on one scale.
 
     Coste et al. 2023 (2310.02743).
@@ -30,8 +30,8 @@ def agreement(opinions: Sequence[float], how: Agreement, penalty: float) -> floa
     return mean - penalty * pvariance(opinions, mean) if how == "mean_minus_variance" else mean
 
 
-class GoldScore:
-    """Mean log-probability a token under a model that was taught right workings, standardised."""
+class GoldReward:
+    """Mean log-probability per token under a model that was taught right workings, standardised."""
 
     name = "gold"
     limits_itself = True
@@ -56,19 +56,19 @@ class GoldScore:
         ]
 
 
-def gold_score(*, model: str, mean: float = 0.0, spread: float = 1.0) -> GoldScore:
+def gold_score(*, model: str, mean: float = 0.0, spread: float = 1.0) -> GoldReward:
     """The true score of the study, as a reward."""
-    return GoldScore(model, mean, spread)
+    return GoldReward(model, mean, spread)
 
 
-class ProxyScore:
-    """One reward model, or several agreed, each standardised before they are."""
+class ProxyReward:
+    """One reward model, or several combined, each standardised first."""
 
     name = "proxy"
     limits_itself = True
     deterministic = True
 
-    def __init__(self, members: Sequence[tuple[str, float, float]], how: Agreement, penalty: float) -> None:
+    def __init__(self, members: Sequence[tuple[str, float, float]], how: Combination, penalty: float) -> None:
         self._members, self._how, self._penalty = tuple(members), how, penalty
 
     @property
@@ -79,11 +79,11 @@ class ProxyScore:
     def _networks(self) -> list[Any]:
         from whet.reward.learned.network import Place, read_network
 
-        places = [Place(folder, micro_batch_tokens=TOKENS_PER_PASS) for folder, _, _ in self._members]
+        places = [Place(folder, micro_batch_tokens=MICRO_BATCH_TOKENS) for folder, _, _ in self._members]
         return [read_network(place, ["sequence"])[0] for place in places]
 
     def opinions(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[list[float]]:
-        """One list a member, standardised."""
+        """One list per member, standardised."""
         keys = [(prompt.id, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         # a policy that narrows down says the same again and again
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
@@ -98,7 +98,7 @@ class ProxyScore:
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         opinions = self.opinions(prompts, [sample.completion for sample in samples])
-        return [agreement(each, self._how, self._penalty) for each in zip(*opinions, strict=True)]
+        return [combined(each, self._how, self._penalty) for each in zip(*opinions, strict=True)]
 
 
 def proxy_score(
@@ -106,11 +106,11 @@ def proxy_score(
     folders: tuple[str, ...],
     means: tuple[float, ...] = (0.0,),
     spreads: tuple[float, ...] = (1.0,),
-    how: Agreement = "single",
+    how: Combination = "single",
     penalty: float = 0.0,
-) -> ProxyScore:
+) -> ProxyReward:
     """The learned score of the study, as a reward."""
-    return ProxyScore(list(zip(folders, means, spreads, strict=True)), how, penalty)
+    return ProxyReward(list(zip(folders, means, spreads, strict=True)), how, penalty)
 
 
 def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample]], Any]:
@@ -125,16 +125,16 @@ def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample
     loaded = load_model(model, torch.float32, "cpu").model
     split = causal_lm(loaded.eval().requires_grad_(False), torch.float32)
 
-    def found(samples: Sequence[Sample]) -> Any:
+    def summed(samples: Sequence[Sample]) -> Any:
         batch = token_batch([Group(Prompt("", ()), tuple(samples))])
-        logp = token_scores(split, batch, temperature, TOKENS_PER_PASS).logp
+        logp = token_scores(split, batch, temperature, MICRO_BATCH_TOKENS).logp
         return (logp.double() * batch.action).sum(-1)
 
-    return found
+    return summed
 
 
-class Surveyor:
-    """A callback that notes, step by step, both scores of the completions and their distance from the start."""
+class ScoreRecorder:
+    """A callback that records, step by step, both scores of the completions and their distance from the start."""
 
     def __init__(self, file: Path, start: str, temperature: float, beside: Sequence[Any] = ()) -> None:
         self._file, self._start, self._temperature, self._beside = file, start, temperature, tuple(beside)
@@ -169,8 +169,8 @@ class Surveyor:
         pass
 
 
-def surveyed(file: Path) -> list[dict[str, float]]:
-    """The rows of a survey by step; a step that was done again after a break counts once."""
+def read_scores(file: Path) -> list[dict[str, float]]:
+    """The recorded rows by step; a step that was done again after a break counts once."""
     by_step: dict[int, dict[str, float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         try:

@@ -86,7 +86,7 @@ def study_settings(*layers: Mapping[str, Any]) -> StudySettings:
 
 def _check(settings: StudySettings) -> None:
     """What could not start is refused before the first stage."""
-    from whet.build.assembly import build_objective
+    from whet.build.rl import build_objective
     from whet.data.tasks import TASKS
 
     seen = settings.proxy_steps * PROXY_ROWS

@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 
 from whet.reward.defences.reading import Kind, judged, prose, terms, thinking, word_set, words, working
+from whet.reward.repetition import looped_share
 from whet.types import Prompt
 
 # the pairs of letters that make up most of any text in a Latin script
@@ -33,7 +34,6 @@ LATIN_WORD = re.compile(r"(?<![\w\\])[a-z]{2,}(?!\w)")
 NOISE = re.compile(r"[^\w\s.,;:!?|'\"()\-+*/=%$\u2019\u201c\u201d\u2013\u2014\u00b0\u00b2\u00b3\u00d7\u00f7\u2022]")
 
 LEAST_CHARACTERS = 24
-WINDOW = 30  # words and figures
 
 
 def incoherent_reasoning(
@@ -79,14 +79,6 @@ def is_noise(text: str) -> bool:
     """A large part of what is printed is neither letter, digit nor the punctuation of sentences and sums."""
     printed = re.sub(r"\s", "", text)
     return len(printed) > 0 and len(NOISE.findall(printed)) > 0.35 * len(printed)
-
-
-def looped_share(found: list[str]) -> float:
-    """The share of windows of 30 terms that hold fewer than 8 different ones."""
-    if len(found) < 16:
-        return 0.0
-    windows = [found[start : start + WINDOW] for start in range(0, max(len(found) - WINDOW, 0) + 1, 10)]
-    return sum(len(set(window)) < max(4, 0.25 * len(window)) for window in windows) / len(windows)
 
 
 def is_glueless(text: str, found: list[str], least_glue: float, listed: bool) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 
-from whet.reward.defences.incoherence import looped_share
 from whet.reward.defences.reading import Kind, judged, prose, sentences, terms, words
+from whet.reward.repetition import echoed_share, looped_share, repeated_sentence_share
 from whet.types import Prompt
 
 STOCK = re.compile(
@@ -33,9 +32,6 @@ SAME_CHARACTER = re.compile(r"([^\w])\1{11,}|(\w)\2{15,}|(?:[^\w\n]{1,3}\n){8,}|
 
 NUMBERING = re.compile(r"^\W*(?:step )?\d*\W{0,3}")
 LEAST_WORDS = 5  # of a sentence that counts as said again
-LEAST_REPEATS = 3
-LEAST_TERMS = 40
-ROW = 8  # words and figures
 DENSE_CHARACTERS = 500
 
 
@@ -55,7 +51,8 @@ def padding(
     `most_stock` of at least five sentences are phrases that fit any question, or where a long text packs to less
     than `least_density` of its size.
     """
-    repeated = max(repeated_share(completion), echoed_share(completion), run_share(completion))
+    said_again = repeated_sentence_share(*_counted_sentences(completion))
+    repeated = max(said_again, echoed_share(terms(completion)), run_share(completion))
     suspicion = max(0.0, (repeated - most_repeated) / (1 - most_repeated)) if most_repeated < 1 else 0.0
     if (
         looped_share(terms(prose(completion))) > 0.5
@@ -66,31 +63,12 @@ def padding(
     return judged(min(suspicion, 1.0), kind)
 
 
-def repeated_share(completion: str) -> float:
-    """The share of words that stand in a sentence said before."""
+def _counted_sentences(completion: str) -> tuple[list[tuple[str, int]], int]:
+    """The sentences long enough to count, without their numbering, each with its words; and the words of all."""
     counted = [(sentence, len(sentence.split())) for sentence in sentences(completion)]
     bare = ((NUMBERING.sub("", sentence), length) for sentence, length in counted if length >= LEAST_WORDS)
     long = [(sentence, length) for sentence, length in bare if len(words(sentence)) >= LEAST_WORDS - 1]
-    times = Counter(sentence for sentence, _ in long)
-    if sum(times.values()) - len(times) < LEAST_REPEATS:
-        return 0.0
-    lengths = dict(long)
-    again = sum((number - 1) * lengths[sentence] for sentence, number in times.items())
-    return again / max(sum(length for _, length in counted), 1)
-
-
-def echoed_share(completion: str) -> float:
-    """The share of words and figures that end a row of eight which stood before, whatever sentences they are in."""
-    found = terms(completion)
-    if len(found) < LEAST_TERMS:
-        return 0.0
-    seen: set[tuple[str, ...]] = set()
-    again = 0
-    for end in range(ROW, len(found) + 1):
-        row = tuple(found[end - ROW : end])
-        again += row in seen
-        seen.add(row)
-    return again / len(found)
+    return long, sum(length for _, length in counted)
 
 
 def run_share(completion: str) -> float:

@@ -1,6 +1,7 @@
 """Who answers a judge's questions: an OpenAI-compatible endpoint, an engine, or any callable.
 
-All are told the same way: `answers(questions)` yields (number of the question, answer or trouble) as they arrive.
+All are instructions the same way: `answers(questions)` yields (number of the question, answer or trouble) as they
+arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 
 from whet.protocols import Engine
 from whet.reward.failure import one_line
-from whet.reward.judge.cache import Budget
+from whet.reward.judge.cache import JudgeBudget
 from whet.types import Message, Request, Sampling, WhetError
 
 Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str]]
@@ -35,7 +36,7 @@ CHARACTERS_PER_TOKEN = 4  # where the other side does not count
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeAnswer:
     text: str
     tokens: int
 
@@ -48,8 +49,8 @@ class Trouble:
     is_budget: bool = False
 
 
-class Source(Protocol):
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, Answer | Trouble]]: ...
+class AnswerSource(Protocol):
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]: ...
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class Callee:
     """Any callable that answers a list of conversations, an engine behind it for instance."""
 
     ask: Ask
-    budget: Budget
+    budget: JudgeBudget
 
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, Answer | Trouble]]:
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
         paid = [number for number in range(len(questions)) if self.budget.take()]
         given = self.ask([questions[number] for number in paid]) if paid else []
         if len(given) != len(paid):
@@ -69,7 +70,7 @@ class Callee:
                 raise WhetError(f"the judge's ask returned a {type(text).__name__}; return one text a question")
             tokens = estimated_tokens(questions[number], text)
             self.budget.add_tokens(tokens)
-            yield number, Answer(text, tokens)
+            yield number, JudgeAnswer(text, tokens)
         for number in sorted(set(range(len(questions))) - set(paid)):
             yield number, Trouble("the budget is spent", is_budget=True)
 
@@ -92,7 +93,7 @@ class Endpoint:
 
     base_url: str
     model: str
-    budget: Budget
+    budget: JudgeBudget
     key_variable: str = ""
     payload: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens and whatever else it takes
     timeout: float = 60.0  # seconds, of one attempt
@@ -100,7 +101,7 @@ class Endpoint:
     concurrency: int = 8
     first_wait: float = 1.0  # seconds; doubled after each attempt
 
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, Answer | Trouble]]:
+    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
         stop = threading.Event()
         pool = ThreadPoolExecutor(max(1, min(self.concurrency, len(questions))), "whet-judge")
         try:
@@ -112,7 +113,7 @@ class Endpoint:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, question: Sequence[Message], stop: threading.Event) -> Answer | Trouble:
+    def _answer(self, question: Sequence[Message], stop: threading.Event) -> JudgeAnswer | Trouble:
         jitter = random.Random()
         reason = "stopped"
         for attempt in range(self.retries + 1):
@@ -132,7 +133,7 @@ class Endpoint:
             return answer
         return Trouble(f"{reason} ({self.retries + 1} attempts)")
 
-    def _attempt(self, question: Sequence[Message]) -> Answer:
+    def _attempt(self, question: Sequence[Message]) -> JudgeAnswer:
         body = {"model": self.model, "messages": [dict(message) for message in question], **self.payload}
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         key = self._key()
@@ -225,7 +226,7 @@ def _read(response: Any, deadline: float) -> bytes:
     return b"".join(pieces)
 
 
-def _answer_of(content: bytes, question: Sequence[Message]) -> Answer:
+def _answer_of(content: bytes, question: Sequence[Message]) -> JudgeAnswer:
     try:
         table = json.loads(content)
         text = table["choices"][0]["message"]["content"] or ""
@@ -235,7 +236,7 @@ def _answer_of(content: bytes, question: Sequence[Message]) -> Answer:
     except (ValueError, LookupError, TypeError, AttributeError):
         shown = one_line(content.decode("utf-8", "replace"))
         raise _Retryable(f"an answer that is no chat completion: {shown!r}") from None
-    return Answer(text, int(used) if isinstance(used, int | float) else estimated_tokens(question, text))
+    return JudgeAnswer(text, int(used) if isinstance(used, int | float) else estimated_tokens(question, text))
 
 
 def _seconds_of(header: str | None) -> float:

@@ -80,7 +80,7 @@ class AnswerCache:
             ) from None
 
 
-class Budget:
+class JudgeBudget:
     """What may be spent: calls and tokens, 0 for no limit. With a cache, what earlier runs spent counts too.
 
     Tokens are known only afterwards: the calls under way when they run out may overspend.

@@ -56,7 +56,7 @@ def comparison_question(
 
 def repeated_question(messages: Messages, answer: str) -> Messages:
     """The question again, after an answer that could not be read."""
-    again = "That has no readable verdict. Answer with the one line of JSON that was asked for, and nothing else."
+    again = "That has no readable verdict. JudgeAnswer with the one line of JSON that was asked for, and nothing else."
     # a reasoning model's whole answer could outgrow its context
     return (*messages, {"role": "assistant", "content": answer[-2000:]}, {"role": "user", "content": again})
 
@@ -89,6 +89,6 @@ def _messages(role: str, rubric: Rubric, blocks: Sequence[str], task: str) -> Me
         f"- {criterion.name}{f' (weight {criterion.weight:g})' if len(rubric.criteria) > 1 else ''}: {criterion.text}"
         for criterion in rubric.criteria
     )
-    told = [role, rubric.instructions, f"Criteria:\n{criteria}", CAUTION]
-    system = "\n\n".join(each for each in told if each)
+    instructions = [role, rubric.instructions, f"Criteria:\n{criteria}", CAUTION]
+    system = "\n\n".join(each for each in instructions if each)
     return ({"role": "system", "content": system}, {"role": "user", "content": "\n\n".join((*blocks, task))})

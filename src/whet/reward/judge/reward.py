@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from whet.protocols import Reward
 from whet.reward.failure import RewardFailure
-from whet.reward.judge.ask import Answer, Ask, Callee, Endpoint, Source
-from whet.reward.judge.cache import AnswerCache, Budget, question_key
+from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer
+from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
 from whet.reward.judge.questions import Messages, comparison_question, grading_question, repeated_question
 from whet.reward.judge.rubric import rubric_from
 from whet.reward.judge.settings import JudgeSettings
@@ -57,7 +57,7 @@ class Judge:
         self.rubric = rubric_from(settings.rubric)
         self._ask = ask
         self._cache = AnswerCache(settings.cache) if settings.cache else None
-        self.budget = Budget(settings.max_calls, settings.max_tokens, self._cache)
+        self.budget = JudgeBudget(settings.max_calls, settings.max_tokens, self._cache)
 
     @property
     def name(self) -> str:
@@ -193,7 +193,7 @@ class Judge:
         troubles = []
         try:
             for number, answer in self._source().answers(list(missing.values())):
-                if isinstance(answer, Answer):
+                if isinstance(answer, JudgeAnswer):
                     found[keys[number]] = answer.text
                     if self._cache is not None:
                         self._cache.store(keys[number], answer.text, answer.tokens)
@@ -216,7 +216,7 @@ class Judge:
             logger.warning("reward %r: %d calls failed; the last: %s", self.name, len(failed), failed[-1].reason)
         return found
 
-    def _source(self) -> Source:
+    def _source(self) -> AnswerSource:
         if self._ask is not None:
             return Callee(self._ask, self.budget)
         settings = self.settings

@@ -95,7 +95,9 @@ def _from_table(table: Mapping[str, Any], place: str) -> Rubric:
     names = [criterion.name.casefold() for criterion in criteria]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
-        raise WhetError(f"{place}: two criteria are called {repeated[0]!r}; marks are told apart by name, rename one")
+        raise WhetError(
+            f"{place}: two criteria are called {repeated[0]!r}; marks are instructions apart by name, rename one"
+        )
     if sum(criterion.weight for criterion in criteria) <= 0:
         raise WhetError(f"{place}: every weight is 0; give at least one criterion a weight")
     low, high = _scale(table.get("scale", [0, 10]), place)

@@ -28,7 +28,7 @@ class JudgeSettings:
     reference: str = ""  # the column with the reference answer; "" for the gold answer
     show_reference: bool = False  # to the judge, beside what it judges
     show_thinking: bool = False
-    longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is told
+    longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is instructions
     temperature: float = 0.0
     max_new_tokens: int = 1024  # 0 leaves it to the server
     extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request

@@ -140,7 +140,7 @@ def _mark_of(value: Any, rubric: Rubric) -> float | None:
 
 
 def _on_scale(number: str, most: str | None, rubric: Rubric) -> float | None:
-    """The mark, unless it lies off the scale or is told on another one ("4/5" where 10 is the most)."""
+    """The mark, unless it lies off the scale or is instructions on another one ("4/5" where 10 is the most)."""
     try:
         mark = float(number)
         fits = rubric.low <= mark <= rubric.high and (most is None or float(most) == rubric.high)

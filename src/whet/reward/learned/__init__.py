@@ -3,7 +3,8 @@
 Frozen, with their own tokenizer and chat template, batched by a token budget; one folder or an ensemble of several.
 """
 
-from whet.reward.learned.ensemble import LengthFit, aggregated, agreed, length_fit
+from whet.metrics.ensemble import agreed
+from whet.reward.learned.ensemble import LengthFit, aggregated, length_fit
 from whet.reward.learned.outcome import Learned, LearnedSettings, learned
 from whet.reward.learned.process import LearnedSteps, StepSettings, learned_steps, step_ends
 

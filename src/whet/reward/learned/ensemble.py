@@ -1,4 +1,4 @@
-"""Several opinions into one, and the part of a score that is only length."""
+"""How a completion is scored from its steps, and the part of a score that is only length."""
 
 from __future__ import annotations
 
@@ -8,42 +8,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import pstdev
 from typing import Any, Literal, get_args
 
+from whet.metrics.ensemble import Ensemble
 from whet.types import Prompt, WhetError
 
-Ensemble = Literal["mean", "worst", "mean_minus_std", "mean_minus_variance"]
 Aggregate = Literal["min", "mean", "last", "product"]
-
-
-def agreed(opinions: Sequence[float], how: Ensemble, deviations: float = 1.0, variance_weight: float = 0.1) -> float:
-    """The mean; the worst; mean - deviations * Bessel's std; or mean - variance_weight * population variance.
-
-    The worst and the last: Coste 2023 (2310.02743), there with 0.5 for best-of-n and 0.1 in RL. A single opinion is
-    taken as it is.
-    """
-    mean = sum(opinions) / len(opinions)
-    if how == "worst":
-        return min(opinions)
-    if how == "mean" or len(opinions) == 1:
-        return mean
-    squares = sum((each - mean) ** 2 for each in opinions)
-    if how == "mean_minus_variance":
-        return mean - variance_weight * squares / len(opinions)
-    return mean - deviations * math.sqrt(squares / (len(opinions) - 1))
-
-
-def evened(opinions: Sequence[float], scales: Sequence[tuple[float, float]] | None) -> list[float]:
-    """Each member's distance from its own centre in its own scale; as they are where that is not known."""
-    if scales is None:
-        return list(opinions)
-    return [(value - centre) / scale for value, (centre, scale) in zip(opinions, scales, strict=True)]
-
-
-def disagreement(opinions: Sequence[float]) -> float:
-    """The population standard deviation of the members."""
-    return pstdev(opinions)
 
 
 def check_caution(how: Ensemble, deviations: float, variance_weight: float, name: str) -> None:

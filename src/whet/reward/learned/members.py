@@ -125,11 +125,11 @@ def warn_of_scales(opinions: Sequence[Sequence[float]], name: str) -> bool:
     centres = [fmean(column) for column in zip(*opinions, strict=True)]
     low, high = min(spreads), max(spreads)
     if high > APART * low or max(centres) - min(centres) > APART * high:
-        told = ", ".join(f"{centre:.2g} +- {spread:.2g}" for centre, spread in zip(centres, spreads, strict=True))
+        listed = ", ".join(f"{centre:.2g} +- {spread:.2g}" for centre, spread in zip(centres, spreads, strict=True))
         logger.warning(
             "reward %r: its members score on different scales (%s), so the widest decides; train them with held-out "
             "rows, which measures their scales, or give output=probability",
             name,
-            told,
+            listed,
         )
     return True

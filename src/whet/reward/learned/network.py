@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whet.data.chat import templated
-from whet.data.families import family_passes, judged_rows, judged_rows_of
+from whet.data.families import family_micro_batches, judged_rows, judged_rows_of
 from whet.model.causal_lm import CausalLM, takes_positions
 from whet.model.load import device_choice
 from whet.model.scalar_head import ScalarModel
@@ -100,7 +100,7 @@ class Network:
             judged_rows_of(each, [places[row] for row in family]) for each, family in zip(rows, families, strict=True)
         ]
         found: dict[int, Tensor] = {}
-        for numbers in family_passes(judged, self.place.micro_batch_tokens, packed=True):
+        for numbers in family_micro_batches(judged, self.place.micro_batch_tokens, packed=True):
             batch = judged_rows([judged[number] for number in numbers])
             with torch.no_grad():
                 scores = self.scalar.scores(batch.tokens, batch.scored, batch.shared).float().cpu()

@@ -12,17 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whet.reward.learned.ensemble import (
-    Ensemble,
-    LengthFit,
-    agreed,
-    check_caution,
-    check_choice,
-    disagreement,
-    evened,
-    length_examples,
-    length_fit,
-)
+from whet.metrics.ensemble import Ensemble, agreed, disagreement, evened
+from whet.reward.learned.ensemble import LengthFit, check_caution, check_choice, length_examples, length_fit
 from whet.reward.learned.members import (
     Scale,
     check_folders,

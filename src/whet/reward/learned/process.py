@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.reward.learned.ensemble import (
-    Aggregate,
-    Ensemble,
-    aggregated,
-    agreed,
-    check_caution,
-    check_choice,
-    disagreement,
-)
+from whet.metrics.ensemble import Ensemble, agreed, disagreement
+from whet.reward.learned.ensemble import Aggregate, aggregated, check_caution, check_choice
 from whet.reward.learned.members import check_folders, head_scales, model_folders
 from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
 from whet.reward.learned.outcome import member_labels
@@ -198,8 +191,8 @@ class LearnedSteps:
             return self.settings.separator
         own = {str(getattr(network.model.config, SEPARATOR, None) or EMPTY_LINE) for network, _, _ in self._networks}
         if len(own) > 1:
-            told = " and ".join(sorted(map(repr, own)))
-            raise WhetError(f"reward {self.name!r}: its models end a step by {told}; give separator=TEXT")
+            listed = " and ".join(sorted(map(repr, own)))
+            raise WhetError(f"reward {self.name!r}: its models end a step by {listed}; give separator=TEXT")
         return own.pop()
 
     def _choices(self, network: Network, kind: Kind) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Answers to score without training: those a run saved, those in a file, or the gold ones of the data."""
+"""Completions to score without training: those a run saved, those in a file, or the gold ones of the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrialCompletion:
     """A completion to a prompt, with what a run already said of it."""
 
     prompt: Prompt
@@ -42,11 +42,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Answers, where they come from, and what was assumed to read them."""
+class TrialCompletions:
+    """Completions, where they come from, and what was assumed to read them."""
 
     source: str
-    found: tuple[Answer, ...]
+    items: tuple[TrialCompletion, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -55,29 +55,31 @@ def estimated_tokens(text: str) -> list[int]:
     return [0] * math.ceil(len(text) / CHARACTERS)
 
 
-def gold_answers(source: str, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens) -> Answers:
+def gold_completions(
+    source: str, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens
+) -> TrialCompletions:
     """The gold answer of each row in answer tags, and its gold solution as it stands."""
     parsed = parse_source(source)
     if parsed.is_task:
-        return _task_answers(parsed, limit, encode)
+        return _task_completions(parsed, limit, encode)
     if parsed.is_gym:
-        return _gym_answers(parsed, limit, encode)
-    found: list[Answer] = []
+        return _gym_completions(parsed, limit, encode)
+    found: list[TrialCompletion] = []
     rows, prompts, notes = _prompts(source, columns, limit)
     for row, prompt in zip(rows, prompts, strict=True):
         for kind, completion in _gold_completions(prompt):
-            found.append(Answer(prompt, _sample(completion, encode), row.where, kind))
+            found.append(TrialCompletion(prompt, _sample(completion, encode), row.where, kind))
     if not found:
         raise WhetError(
             f"{source}: no row has an `answer` or a solution ({', '.join(SOLUTION_COLUMNS)}) to score; "
             "give answers with --completions FILE, or rename a column with --set data.columns.YOURS=answer"
         )
-    return Answers(source, tuple(found), (*notes, *_encode_note(encode)))
+    return TrialCompletions(source, tuple(found), (*notes, *_encode_note(encode)))
 
 
-def given_answers(
+def given_completions(
     completions: str, source: str | None, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens
-) -> Answers:
+) -> TrialCompletions:
     """The completions of a file; their prompts stand in the same rows, or in `source` under the same id or text."""
     rows = read_rows(completions, limit or None)
     by_key: dict[str, Prompt] = {}
@@ -94,13 +96,13 @@ def given_answers(
                 f"name a column {' or '.join(COMPLETION_COLUMNS)}"
             )
         prompt = _joined(row, by_key, source) if by_key else _own_prompt(row, column, columns)
-        found.append(Answer(prompt, _sample(_completion_text(row, column), encode), row.where, "completion"))
-    return Answers(completions, tuple(found), (*notes, *_encode_note(encode)))
+        found.append(TrialCompletion(prompt, _sample(_completion_text(row, column), encode), row.where, "completion"))
+    return TrialCompletions(completions, tuple(found), (*notes, *_encode_note(encode)))
 
 
-def run_answers(folder: str | Path, limit: int = 0) -> Answers:
+def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
     """The samples a run saved; their prompts come from its data, or from the samples where that is gone."""
-    from whet.build.assembly import load_prompts
+    from whet.build.prompts import load_prompts
     from whet.config.run_folder import read_config
     from whet.report import read_samples
 
@@ -120,7 +122,7 @@ def run_answers(folder: str | Path, limit: int = 0) -> Answers:
         stand_in = Prompt(str(line["prompt_id"]), (), str(line["question"]), line.get("answer"))
         sample = _sample(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
         found.append(
-            Answer(
+            TrialCompletion(
                 known.get(stand_in.id, stand_in),
                 replace(sample, stop=StopReason(line["stop"])),
                 f"samples.jsonl:{number}",
@@ -134,7 +136,7 @@ def run_answers(folder: str | Path, limit: int = 0) -> Answers:
     missing = sum(answer.prompt.id not in known for answer in found)
     if missing and not notes:
         notes.append(f"{missing} samples answer prompts that are no longer in {config.data.source}")
-    return Answers(str(path), tuple(found), tuple(notes))
+    return TrialCompletions(str(path), tuple(found), tuple(notes))
 
 
 def tokenizer_encode(model: str) -> Encode:
@@ -145,7 +147,7 @@ def tokenizer_encode(model: str) -> Encode:
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _task_answers(source: DataSource, limit: int, encode: Encode) -> Answers:
+def _task_completions(source: DataSource, limit: int, encode: Encode) -> TrialCompletions:
     from whet.data.tasks import demonstrations
 
     found = []
@@ -154,20 +156,20 @@ def _task_answers(source: DataSource, limit: int, encode: Encode) -> Answers:
         count = -(-(limit or TASK_ROWS) // len(tasks))
         for number, row in enumerate(demonstrations(task, count, 0, 3, 1.0), start=1):
             where = f"task:{task.name} {number}"
-            found.append(Answer(row.prompt, _sample(row.completion, encode), where, "gold solution"))
+            found.append(TrialCompletion(row.prompt, _sample(row.completion, encode), where, "gold solution"))
     note = f"gold solutions are the task's own demonstrations, {len(found)} of them"
-    return Answers(str(source), tuple(found), (note,))
+    return TrialCompletions(str(source), tuple(found), (note,))
 
 
-def _gym_answers(source: DataSource, limit: int, encode: Encode) -> Answers:
+def _gym_completions(source: DataSource, limit: int, encode: Encode) -> TrialCompletions:
     found = [
-        Answer(prompt, _sample(completion, encode), prompt.id, kind)
+        TrialCompletion(prompt, _sample(completion, encode), prompt.id, kind)
         for prompt in source.prompts("train", limit or TASK_ROWS, 0)
         for kind, completion in _gold_completions(prompt)
     ]
     if not found:
         raise WhetError(f"{source}: its entries have no gold answer to score; give answers with --completions FILE")
-    return Answers(str(source), tuple(found), _encode_note(encode))
+    return TrialCompletions(str(source), tuple(found), _encode_note(encode))
 
 
 def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[Row], list[Prompt], tuple[str, ...]]:
@@ -183,8 +185,8 @@ def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[
             notes.append(f"the prompt is the column {guess!r} (data.columns.{guess}=prompt)")
     prompts = prompts_from(rows, columns=renamed)
     answered = [_with_answer(prompt) for prompt in prompts]
-    told = dict.fromkeys(note for _, note in answered if note)
-    return rows, [prompt for prompt, _ in answered], (*notes, *told)
+    further = dict.fromkeys(note for _, note in answered if note)
+    return rows, [prompt for prompt, _ in answered], (*notes, *further)
 
 
 def _with_answer(prompt: Prompt) -> tuple[Prompt, str]:
@@ -261,7 +263,7 @@ def _sample(completion: str, encode: Encode) -> Sample:
 def _encode_note(encode: Encode) -> tuple[str, ...]:
     if encode is not estimated_tokens:
         return ()
-    return (f"lengths are estimates, {CHARACTERS} characters a token; --model NAME counts with its tokenizer",)
+    return (f"lengths are estimates, {CHARACTERS} characters per token; --model NAME counts with its tokenizer",)
 
 
 def described(value: Any) -> str:

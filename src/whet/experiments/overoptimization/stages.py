@@ -1,9 +1,9 @@
 """`whet study overoptimization`: what becomes of the true score while a learned one is optimised.
 
-Gold is the mean log-probability a token under a model that was taught right workings: a fixed scorer with learned
-weights whose best completions are known to exist, and which no reward model trained on few comparisons can equal. Proxies
-are reward models trained on comparisons of the start's completions that gold has labelled. Every stage has a folder of its
-own and is done once; Gao et al. 2022 (2210.10760).
+Gold is the mean log-probability per token under a model that was taught right workings: a fixed reward with learned
+weights whose best completions are known to exist, and which no reward model trained on few comparisons can equal.
+Proxies are reward models trained on comparisons of the start policy's completions that gold has labelled. Gao et al.
+2022 (2210.10760).
 """
 
 from __future__ import annotations
@@ -19,19 +19,26 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from whet.config.config import SUPERVISED, validated
-from whet.experiments.comparison import RunLine
-from whet.experiments.overoptimization.proxies import Agreement, ProxyScore, Surveyor, agreement, gold_score, surveyed
+from whet.experiments.overoptimization.proxies import (
+    Combination,
+    ProxyReward,
+    ScoreRecorder,
+    combined,
+    gold_score,
+    read_scores,
+)
 from whet.experiments.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config
 from whet.metrics.selection import sizes as best_of_sizes
 from whet.objective.presets.reward_model import REWARD_MODELS
-from whet.pipeline import Done, Stage, json_lines, read_json_lines, written_whole
-from whet.pipeline.parts import RUN, trained
+from whet.pipeline.progress import ProgressLine
+from whet.pipeline.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
+from whet.pipeline.training import RUN, train_run
 from whet.report.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.report.text import number, percent
 from whet.types import Prompt, Sample, WhetError
 
-COMPARISONS, POOL, SURVEY = "comparisons.jsonl", "pool.jsonl", "survey.jsonl"
-PAIRS, HELD_OUT = "pairs.jsonl", "held_out.jsonl"
+COMPARISONS, POOL, SCORES = "comparisons.jsonl", "pool.jsonl", "scores.jsonl"
+PAIRS, EVAL_PAIRS = "pairs.jsonl", "eval_pairs.jsonl"
 RUN_KEYS = ("method", "steps", "learning_rate", "prompts_per_step", "group_size", "eval_every")
 GOLD, COMPLETIONS = "gold", "completions"
 NUM_HELD_OUT = 300  # comparisons that no proxy learns from
@@ -41,17 +48,17 @@ RANKER = next(name for name, preset in REWARD_MODELS.items() if preset.objective
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is optimised, and how it is restrained."""
+class Condition:
+    """An experimental condition: what is optimised, and how it is restrained."""
 
     seed: int
     size: int  # comparisons of the proxy, or of each of several
     beta: float = 0.0  # KL penalty
-    how: Agreement = "single"
+    how: Combination = "single"
 
 
 @dataclass(frozen=True)
-class Member:
+class ProxyModel:
     """A trained proxy, and what standardises it."""
 
     folder: str
@@ -80,12 +87,12 @@ def _stages(settings: StudySettings) -> Iterator[Stage]:
         for size in settings.sizes:
             about = f"reward model from {size} comparisons, seed {seed}"
             yield Stage(f"proxy-{size}-seed{seed}", about, partial(train_proxy, settings, size, seed, 0), learnt)
-        plans = [Plan(seed, size) for size in settings.sizes]
+        conditions = [Condition(seed, size) for size in settings.sizes]
         about = f"best of 1 to {settings.pool_completions} completions, seed {seed}"
-        yield Stage(f"best-of-n-seed{seed}", about, partial(choose_best, settings, plans), chosen)
-        for plan in plans:
-            about = f"learn from the proxy of {plan.size} comparisons, seed {seed}"
-            yield Stage(f"learn-{plan.size}-seed{seed}", about, partial(optimise, settings, plan), run)
+        yield Stage(f"best-of-n-seed{seed}", about, partial(choose_best, settings, conditions), chosen)
+        for condition in conditions:
+            about = f"learn from the proxy of {condition.size} comparisons, seed {seed}"
+            yield Stage(f"learn-{condition.size}-seed{seed}", about, partial(optimise, settings, condition), run)
     for seed in range(min(settings.restrained_seeds, settings.seeds)):
         yield from _restrained(settings, seed, (learnt, chosen, run))
 
@@ -95,7 +102,7 @@ def _restrained(settings: StudySettings, seed: int, known: tuple[dict[str, Any],
     learnt, chosen, run = known
     for beta in settings.betas:
         about = f"learn from the proxy of {settings.size} with a KL penalty of {beta:g}, seed {seed}"
-        work = partial(optimise, settings, Plan(seed, settings.size, beta))
+        work = partial(optimise, settings, Condition(seed, settings.size, beta))
         yield Stage(f"kl-{beta:g}-seed{seed}", about, work, {**run, "size": settings.size})
     if not settings.ensembles:
         return
@@ -103,18 +110,18 @@ def _restrained(settings: StudySettings, seed: int, known: tuple[dict[str, Any],
         about = f"another reward model from the same {settings.size} comparisons, seed {seed}"
         work = partial(train_proxy, settings, settings.size, seed, place)
         yield Stage(f"member{place}-{settings.size}-seed{seed}", about, work, learnt)
-    plans = [Plan(seed, settings.size, how=how) for how in settings.ensembles]
+    conditions = [Condition(seed, settings.size, how=how) for how in settings.ensembles]
     own = {"members": settings.members, "size": settings.size}
     asked = {**chosen, **own, "penalty": settings.variance_penalty_best_of, "ensembles": list(settings.ensembles)}
     about = f"best of 1 to {settings.pool_completions} completions by ensembles, seed {seed}"
-    yield Stage(f"best-of-n-ensembles-seed{seed}", about, partial(choose_best, settings, plans), asked)
-    for plan in plans:
-        about = f"learn from {settings.members} proxies, {plan_name(plan)}, seed {seed}"
+    yield Stage(f"best-of-n-ensembles-seed{seed}", about, partial(choose_best, settings, conditions), asked)
+    for condition in conditions:
+        about = f"learn from {settings.members} proxies, {condition_name(condition)}, seed {seed}"
         asked = {**run, **own, "penalty": settings.variance_penalty}
-        yield Stage(f"ensemble-{plan.how}-seed{seed}", about, partial(optimise, settings, plan), asked)
+        yield Stage(f"ensemble-{condition.how}-seed{seed}", about, partial(optimise, settings, condition), asked)
 
 
-def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     config = {
         "seed": PROMPT_SEED,
         "steps": settings.gold_steps,
@@ -124,14 +131,14 @@ def teach_gold(settings: StudySettings, folder: Path, done: Mapping[str, Done]) 
         "eval": {"every": 0, "prompts": 100},
         "report": {"keep_checkpoints": 1, "save_every": 20},
     }
-    found = trained(folder, SUPERVISED, config)
+    found = train_run(folder, SUPERVISED, config)
     accuracy = [percent(found[when].get("accuracy")) for when in ("before", "after")]
-    return {"said": f"greedy accuracy {accuracy[0]} to {accuracy[1]}, on right workings only", **found}
+    return {"summary": f"greedy accuracy {accuracy[0]} to {accuracy[1]}, on right workings only", **found}
 
 
-def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
+def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
     """Two completions to many questions, for comparisons, and a pool of many completions to a few others."""
-    from whet.build.assembly import encode_prompts, load_runtime, sampling_from
+    from whet.build.runtime import encode_prompts, load_runtime, sampling_from
     from whet.config.config import EvaluationConfig
     from whet.data.tasks import TASKS, prompts
     from whet.rollout.collect import draw_completions
@@ -166,21 +173,21 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, D
             }
             for prompt, samples in zip(chosen, written, strict=True)
         ]
-        written_whole(folder / name, json_lines(rows))
+        write_atomically(folder / name, json_lines(rows))
         scores = scores or [score for score in judged if score is not None]
     mean, spread = fmean(scores), pstdev(scores)
-    return {"said": f"gold {number(mean)} nats a token, spread {number(spread)}", "mean": mean, "spread": spread}
+    return {"summary": f"gold {number(mean)} nats per token, spread {number(spread)}", "mean": mean, "spread": spread}
 
 
 def _flat(written: Sequence[Sequence[Sample]]) -> list[Sample]:
     return [sample for samples in written for sample in samples]
 
 
-def gold_model(done: Mapping[str, Done]) -> str:
+def gold_model(done: Mapping[str, FinishedStage]) -> str:
     return str((done[GOLD].folder / RUN).resolve())
 
 
-def labelled_pairs(rows: Sequence[Mapping[str, Any]], spread: float, how: str, seed: int) -> list[dict[str, Any]]:
+def gold_labelled_pairs(rows: Sequence[Mapping[str, Any]], spread: float, how: str, seed: int) -> list[dict[str, Any]]:
     """Comparisons as gold labels them: chosen and rejected; equal or empty completions cannot be compared."""
     stream = random.Random(f"labels/{seed}")
     found = []
@@ -201,19 +208,19 @@ def _sigmoid(value: float) -> float:
 
 
 def train_proxy(
-    settings: StudySettings, size: int, seed: int, place: int, folder: Path, done: Mapping[str, Done]
+    settings: StudySettings, size: int, seed: int, place: int, folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
     drawn = done[COMPLETIONS]
     rows = read_json_lines(drawn.folder / COMPARISONS)
-    pairs = labelled_pairs(rows, drawn.result["spread"], settings.labels, seed)
-    held_out = labelled_pairs(rows, drawn.result["spread"], "hard", seed)[-NUM_HELD_OUT:]
+    pairs = gold_labelled_pairs(rows, drawn.result["spread"], settings.labels, seed)
+    held_out = gold_labelled_pairs(rows, drawn.result["spread"], "hard", seed)[-NUM_HELD_OUT:]
     learnt = random.Random(f"comparisons/{seed}").sample(pairs[:-NUM_HELD_OUT], len(pairs) - NUM_HELD_OUT)[:size]
     if len(learnt) < size:
         raise WhetError(
             f"only {len(learnt)} of {size} comparisons are of two different completions; give smaller sizes"
         )
-    written_whole(folder / PAIRS, json_lines(learnt))
-    written_whole(folder / HELD_OUT, json_lines(held_out))
+    write_atomically(folder / PAIRS, json_lines(learnt))
+    write_atomically(folder / EVAL_PAIRS, json_lines(held_out))
     config = {
         "seed": 1000 * seed + place,
         "steps": settings.proxy_steps,
@@ -221,15 +228,15 @@ def train_proxy(
         "data": {"source": str(folder / PAIRS)},
         "batch": {"rows_per_step": PROXY_ROWS},
         "optimizer": {"learning_rate": 1e-3},
-        "eval": {"source": str(folder / HELD_OUT), "every": 0},
+        "eval": {"source": str(folder / EVAL_PAIRS), "every": 0},
         "report": {"keep_checkpoints": 1, "save_every": 25},
     }
-    found = trained(folder, RANKER, config)
+    found = train_run(folder, RANKER, config)
     model = str(sorted((folder / RUN / "checkpoints").iterdir())[-1].resolve())
     prompts, completions = _standard(rows)
-    scores = ProxyScore([(model, 0.0, 1.0)], "single", 0.0).opinions(prompts, completions)[0]
-    said = f"held-out accuracy {percent(found['after'].get('accuracy'))}"
-    return {"said": said, "model": model, "mean": fmean(scores), "spread": pstdev(scores), **found}
+    scores = ProxyReward([(model, 0.0, 1.0)], "single", 0.0).opinions(prompts, completions)[0]
+    summary = f"held-out accuracy {percent(found['after'].get('accuracy'))}"
+    return {"summary": summary, "model": model, "mean": fmean(scores), "spread": pstdev(scores), **found}
 
 
 def _standard(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Prompt], list[str]]:
@@ -241,23 +248,23 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     return Prompt(row["id"], tuple(row["messages"]))
 
 
-def members_of(settings: StudySettings, done: Mapping[str, Done], plan: Plan) -> list[Member]:
-    names = [f"proxy-{plan.size}-seed{plan.seed}"]
-    if plan.how != "single":
-        names += [f"member{place}-{plan.size}-seed{plan.seed}" for place in range(1, settings.members)]
+def proxy_models(settings: StudySettings, done: Mapping[str, FinishedStage], condition: Condition) -> list[ProxyModel]:
+    names = [f"proxy-{condition.size}-seed{condition.seed}"]
+    if condition.how != "single":
+        names += [f"member{place}-{condition.size}-seed{condition.seed}" for place in range(1, settings.members)]
     results = [done[name].result for name in names]
-    return [Member(result["model"], result["mean"], result["spread"]) for result in results]
+    return [ProxyModel(result["model"], result["mean"], result["spread"]) for result in results]
 
 
-def plan_name(plan: Plan) -> str:
+def condition_name(condition: Condition) -> str:
     """How its curve is called."""
-    if plan.beta:
-        return f"KL penalty {plan.beta:g}"
-    return f"{plan.size} pairs" if plan.how == "single" else plan.how.replace("_minus_", " - ")
+    if condition.beta:
+        return f"KL penalty {condition.beta:g}"
+    return f"{condition.size} pairs" if condition.how == "single" else condition.how.replace("_minus_", " - ")
 
 
 def choose_best(
-    settings: StudySettings, plans: Sequence[Plan], folder: Path, done: Mapping[str, Done]
+    settings: StudySettings, conditions: Sequence[Condition], folder: Path, done: Mapping[str, FinishedStage]
 ) -> Mapping[str, Any]:
     rows = read_json_lines(done[COMPLETIONS].folder / POOL)
     spread = done[COMPLETIONS].result["spread"]
@@ -265,36 +272,42 @@ def choose_best(
     prompts = [_prompt(row) for row in rows for _ in row["completions"]]
     completions = [completion for row in rows for completion in row["completions"]]
     known: dict[str, list[float]] = {}
-    courses = []
-    for plan in plans:
-        members = members_of(settings, done, plan)
+    curves = []
+    for condition in conditions:
+        members = proxy_models(settings, done, condition)
         for member in members:
             if member.folder not in known:
-                score = ProxyScore([(member.folder, member.mean, member.spread)], "single", 0.0)
+                score = ProxyReward([(member.folder, member.mean, member.spread)], "single", 0.0)
                 known[member.folder] = score.opinions(prompts, completions)[0]
-        agreed = _agreed([known[member.folder] for member in members], plan.how, settings.variance_penalty_best_of)
+        agreed = _combine(
+            [known[member.folder] for member in members], condition.how, settings.variance_penalty_best_of
+        )
         width = settings.pool_completions
         proxy = [agreed[start : start + width] for start in range(0, len(agreed), width)]
         points = from_start(best_of_points(gold, proxy, best_of_sizes(width)))
-        group = "best_of_n" if plan.how == "single" else "best_of_n_ensemble"
-        courses.append(_course_row(plan_name(plan), "best_of_n", group, plan.seed, points))
-    worst = courses[0]["points"][-1]
-    said = f"{courses[0]['name']}: gold {number(worst[1])}, proxy {number(worst[2])} at n = {settings.pool_completions}"
-    return {"said": said, "courses": courses}
+        group = "best_of_n" if condition.how == "single" else "best_of_n_ensemble"
+        curves.append(_curve_row(condition_name(condition), "best_of_n", group, condition.seed, points))
+    worst = curves[0]["points"][-1]
+    summary = (
+        f"{curves[0]['name']}: gold {number(worst[1])}, proxy {number(worst[2])} at n = {settings.pool_completions}"
+    )
+    return {"summary": summary, "curves": curves}
 
 
-def _agreed(opinions: Sequence[Sequence[float]], how: Agreement, penalty: float) -> list[float]:
-    return [agreement(each, how, penalty) for each in zip(*opinions, strict=True)]
+def _combine(opinions: Sequence[Sequence[float]], how: Combination, penalty: float) -> list[float]:
+    return [combined(each, how, penalty) for each in zip(*opinions, strict=True)]
 
 
-def optimise(settings: StudySettings, plan: Plan, folder: Path, done: Mapping[str, Done]) -> Mapping[str, Any]:
-    members = members_of(settings, done, plan)
+def optimise(
+    settings: StudySettings, condition: Condition, folder: Path, done: Mapping[str, FinishedStage]
+) -> Mapping[str, Any]:
+    members = proxy_models(settings, done, condition)
     drawn = done[COMPLETIONS].result
     proxy = {
         "folders": [member.folder for member in members],
         "means": [member.mean for member in members],
         "spreads": [member.spread for member in members],
-        "how": plan.how,
+        "how": condition.how,
         "penalty": settings.variance_penalty,
     }
     gold = {"model": gold_model(done), "mean": drawn["mean"], "spread": drawn["spread"]}
@@ -302,33 +315,33 @@ def optimise(settings: StudySettings, plan: Plan, folder: Path, done: Mapping[st
         {"reward": "whet.experiments.overoptimization.proxies:proxy_score", "weight": 1.0, "settings": proxy},
         {"reward": "whet.experiments.overoptimization.proxies:gold_score", "weight": 0.0, "settings": gold},
     ]
-    config = learning_config(settings, plan.seed, plan.beta, {"parts": parts})
-    file = folder / SURVEY
-    line = RunLine("      learning", sys.stdout)
+    config = learning_config(settings, condition.seed, condition.beta, {"parts": parts})
+    file = folder / SCORES
+    line = ProgressLine("      learning", sys.stdout)
     try:
-        trained(folder, settings.method, config, [Surveyor(file, settings.model, settings.temperature, [line])])
+        train_run(folder, settings.method, config, [ScoreRecorder(file, settings.model, settings.temperature, [line])])
     finally:
         line.clear()
-    rows = surveyed(file)
+    rows = read_scores(file)
     points = binned(rows, settings.eval_every)
-    group = "kl" if plan.beta else "rl" if plan.how == "single" else "ensemble"
+    group = "kl" if condition.beta else "rl" if condition.how == "single" else "ensemble"
     peak, end = max(points, key=lambda point: point.gold), points[-1]
-    said = f"gold {number(peak.gold)} at its peak (d {number(peak.d)}), {number(end.gold)} in the end"
-    said += f" (d {number(end.d)}), proxy {number(end.proxy)}"
-    return {"said": said, "courses": [_course_row(plan_name(plan), "rl", group, plan.seed, points)]}
+    summary = f"gold {number(peak.gold)} at its peak (d {number(peak.d)}), {number(end.gold)} in the end"
+    summary += f" (d {number(end.d)}), proxy {number(end.proxy)}"
+    return {"summary": summary, "curves": [_curve_row(condition_name(condition), "rl", group, condition.seed, points)]}
 
 
-def _course_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[ScorePoint]) -> dict[str, Any]:
+def _curve_row(name: str, kind: Kind, group: str, seed: int, points: Sequence[ScorePoint]) -> dict[str, Any]:
     listed = [[point.d, point.gold, point.proxy] for point in points]
     return {"name": name, "kind": kind, "group": group, "seed": seed, "points": listed}
 
 
-def courses_of(done: Mapping[str, Done]) -> list[ProxyCurve]:
-    """Every course that the finished stages have found."""
+def read_curves(done: Mapping[str, FinishedStage]) -> list[ProxyCurve]:
+    """Every curve of the finished stages."""
     return [
         ProxyCurve(
             row["name"], row["kind"], row["group"], row["seed"], tuple(ScorePoint(*each) for each in row["points"])
         )
         for each in done.values()
-        for row in each.result.get("courses", ())
+        for row in each.result.get("curves", ())
     ]

@@ -1,8 +1,9 @@
-"""What every pipeline can be told, as typed sections; a recipe adds its own."""
+"""What a pipeline is, and the settings that every pipeline has; each one adds its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import tomli_w
@@ -10,34 +11,47 @@ from pydantic import Field
 
 from whet.config.config import idle_data_keys, merged, origin_of, validated
 from whet.config.sections import DataSection, ModelSection, RewardSection, SamplingSection, Section
-from whet.pipeline import Recipe
+from whet.pipeline.stages import Stage
 from whet.types import WhetError
 
 TRAIN_KEYS = "any key of `whet config METHOD` that the pipeline does not set itself"
 OWN_KEYS = {"method": "method", "seed": "seed", "folder": "folder", "data": "data.source", "steps": "epochs"}
 
 
-class PipelineEval(Section):
-    source: str = Field("", description="file or hub dataset to evaluate on; a task and a gym dataset bring their own")
-    prompts: int = Field(200, ge=0, description="eval prompts that every round is scored on; 0 is off")
+# keys of 0.1 that only pipelines had, and where they are now
+RENAMED_KEYS = {
+    "recipe": "pipeline",
+    "marks": "eval.reward",
+    "least": "min_margin",
+    "soft": "soft_labels",
+    "judge.exam": "judge.eval_prompts",
+    "feedback.least": "feedback.min_margin",
+    "feedback.soft": "feedback.soft_labels",
+    "replies": "completions",
+}
 
 
 class PipelineReport(Section):
     save_every: int = Field(10, ge=1, description="training steps between checkpoints")
 
 
+class PipelineEval(Section):
+    source: str = Field("", description="file or hub id of eval prompts; a task brings its own held-out split")
+    prompts: int = Field(200, ge=0, description="held-out prompts that the policy is evaluated on; 0 is off")
+    reward: RewardSection = Field(
+        RewardSection(), description="what scores the held-out completions; empty: the task's own reward"
+    )
+
+
 class PipelineSettings(Section):
     """What every pipeline has."""
 
-    recipe: str = Field(description="a row of `whet pipeline`")
+    pipeline: str = Field(description="its name, as `whet pipeline` lists it")
     seed: int = Field(0, description="of everything random in the pipeline")
     folder: str = Field("", description="of the pipeline; empty: the next free one under runs/")
     model: ModelSection = Field(ModelSection(), description="the policy to begin with")
     data: DataSection = DataSection()
     sampling: SamplingSection = Field(SamplingSection(), description="how completions are drawn")
-    marks: RewardSection = Field(
-        RewardSection(), description="what held-out completions are marked by; empty: the task's own reward"
-    )
     eval: PipelineEval = PipelineEval()
     report: PipelineReport = PipelineReport()
 
@@ -49,19 +63,32 @@ class PipelineSettings(Section):
     small_run: ClassVar[Mapping[str, Any]] = {}
 
 
-def resolved_pipeline(recipe: Recipe, *layers: Mapping[str, Any]) -> PipelineSettings:
+@dataclass(frozen=True)
+class Pipeline:
+    """`stages(settings)` refuses settings that cannot work, before anything is done."""
+
+    name: str
+    about: str  # one line for the list
+    settings: type[PipelineSettings]
+    stages: Callable[[Any], list[Stage]]
+
+
+def resolve_settings(pipeline: Pipeline, *layers: Mapping[str, Any]) -> PipelineSettings:
     """The settings from nested layers, later ones winning; unknown keys and bad values are one-line errors."""
     given: dict[str, Any] = {}
     for layer in layers:
         given = merged(given, layer)
-    if given.get("recipe", recipe.name) != recipe.name:
-        raise WhetError(f"the config is for pipeline {given['recipe']!r}, not {recipe.name!r}; run that one")
-    section = given.get("model")
-    name = str(section.get("name") or ModelSection().name) if isinstance(section, Mapping) else ModelSection().name
-    is_small = origin_of(name) == ModelSection().name
-    base = dict(getattr(recipe.settings, "small_run", {})) if is_small else {}
-    settings = validated(recipe.settings, merged(merged(base, given), {"recipe": recipe.name}))
-    assert isinstance(settings, PipelineSettings)
+    for old, new in RENAMED_KEYS.items():
+        section, _, key = old.partition(".")
+        inner = given.get(section)
+        if section in given and (not key or (isinstance(inner, Mapping) and key in inner)):
+            raise WhetError(f"{old} is called {new} since 0.2; rename it")
+    if given.get("pipeline", pipeline.name) != pipeline.name:
+        raise WhetError(f"the config is for pipeline {given['pipeline']!r}, not {pipeline.name!r}; run that one")
+    model = given.get("model")
+    name = str(model.get("name") or ModelSection().name) if isinstance(model, Mapping) else ModelSection().name
+    base = dict(pipeline.settings.small_run) if origin_of(name) == ModelSection().name else {}
+    settings = validated(pipeline.settings, merged(merged(base, given), {"pipeline": pipeline.name}))
     for path, reason in settings.idle().items():
         section, _, key = path.partition(".")
         if section in given and (not key or key in given[section]):
@@ -69,13 +96,14 @@ def resolved_pipeline(recipe: Recipe, *layers: Mapping[str, Any]) -> PipelineSet
     return settings
 
 
-def pipeline_toml(settings: PipelineSettings) -> str:
+def settings_toml(settings: PipelineSettings) -> str:
     """The settings as they can be read back: every key that matters here, and no other."""
     values = settings.model_dump(mode="json")
     for name in type(settings).model_fields:
         section = getattr(settings, name)
-        if isinstance(section, RewardSection):  # of a reward only what was said
+        if isinstance(section, RewardSection):  # of a reward only what was given
             values[name] = section.model_dump(mode="json", exclude_defaults=True)
+    values["eval"]["reward"] = settings.eval.reward.model_dump(mode="json", exclude_defaults=True)
     for path in settings.idle():
         section, _, key = path.partition(".")
         (values[section] if key else values).pop(key or section, None)

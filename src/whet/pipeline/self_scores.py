@@ -1,7 +1,7 @@
-"""A policy's marks for its own completions: how it is asked, how its answer is read, and pairs made of the marks. Pure.
+"""A policy's scores of its own completions: how it is asked, how its answer is read, pairs made of the scores. Pure.
 
-A judged row has `id`, `prompt`, `completions`, `finished`, and for each completion `judgings` (marks, None for one that could
-not be read), `truth` and `anchor` (both empty where unknown).
+A judged row has `id`, `prompt`, `completions`, `finished`, and for each completion `judgments` (scores, None for one
+that could not be read), `truth` and `anchor` (both empty where unknown).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def rubric_question(prompt: Prompt, completion: str) -> tuple[Message, ...]:
-    """The additive rubric of Yuan 2024 (2401.10020) in whet's words: reason first, the mark last."""
+    """The additive rubric of Yuan 2024 (2401.10020) in whet's words: reason first, the score last."""
     asked = f"<question>\n{prompt.question()}\n</question>\n<answer>\n{completion}\n</answer>\n\n{RUBRIC}"
     return ({"role": "user", "content": asked},)
 
@@ -43,26 +43,26 @@ def short_score_question(prompt: Prompt, completion: str) -> tuple[Message, ...]
 
 def score_in(answer: str) -> float | None:
     """The last "Score: k" of an answer; None where there is none on the scale. Never 0 for silence."""
-    found = SCORE.findall(answer)
-    if not found:
+    stated = SCORE.findall(answer)
+    if not stated:
         return None
-    score = float(found[-1])
+    score = float(stated[-1])
     return score if LOW <= score <= HIGH else None
 
 
-def mean_score(judgings: Sequence[float | None]) -> float | None:
+def mean_score(judgments: Sequence[float | None]) -> float | None:
     """The mean of those that could be read, as a share of the scale."""
-    known = [each for each in judgings if each is not None]
+    known = [each for each in judgments if each is not None]
     return (fmean(known) - LOW) / (HIGH - LOW) if known else None
 
 
-def own_scores(row: Row) -> list[float | None]:
-    return [mean_score(judgings) for judgings in row["judgings"]]
+def self_scores(row: Row) -> list[float | None]:
+    return [mean_score(judgments) for judgments in row["judgments"]]
 
 
 def mixed_scores(row: Row, weight: float) -> list[float | None]:
     """(1 - weight) * own + weight * anchor; a completion that either of them cannot score is unscorable."""
-    own = own_scores(row)
+    own = self_scores(row)
     if not weight:
         return own
     return [
@@ -71,12 +71,12 @@ def mixed_scores(row: Row, weight: float) -> list[float | None]:
     ]
 
 
-def own_pairs(rows: Sequence[Row], weight: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The best completion of each prompt against the worst, by the policy's own marks and as much anchor as wanted."""
+def self_scored_pairs(rows: Sequence[Row], weight: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The best completion of each prompt against the worst, by its own scores mixed with the anchor's."""
     return best_against_worst([{**row, "scores": mixed_scores(row, weight)} for row in rows])
 
 
 def judge_example(prompt: Prompt, completion: str, quality: float, reason: str) -> dict[str, Any]:
-    """A demonstration of judging: a reason, then the mark; 1 to 5, so that no completion is marked as worth nothing."""
+    """A demonstration of judging: a reason, then the score; 1 to 5, so that no completion scores nothing."""
     messages = [dict(message) for message in short_score_question(prompt, completion)]
     return {"prompt": messages, "completion": f"{reason} Score: {1 + round(4 * quality)}"}

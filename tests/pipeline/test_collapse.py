@@ -1,4 +1,4 @@
-"""Own marks, pairs made of them, and signs of collapse: by hand on small rows."""
+"""A policy's own scores, pairs made of them, and signals of collapse: by hand on small rows."""
 
 import math
 
@@ -6,8 +6,16 @@ import pytest
 
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
-from whet.pipeline.own_scores import judge_example, mean_score, mixed_scores, own_pairs, score_in, short_score_question
-from whet.pipeline.signs import Signs, apart, order_accuracy, prognosis, round_signs, warnings
+from whet.metrics.significance import share_interval, shares_apart, shares_p
+from whet.pipeline.collapse import CollapseSignals, collapse_signals, collapse_verdict, order_accuracy, warnings
+from whet.pipeline.self_scores import (
+    judge_example,
+    mean_score,
+    mixed_scores,
+    score_in,
+    self_scored_pairs,
+    short_score_question,
+)
 from whet.types import Prompt
 
 
@@ -24,7 +32,7 @@ from whet.types import Prompt
         ("I would give it four points", None),
     ],
 )
-def test_a_mark_is_read_or_it_is_none(answer, score):
+def test_a_score_is_read_or_it_is_none(answer, score):
     assert score_in(answer) == score
 
 
@@ -33,13 +41,13 @@ def test_silence_is_not_zero():
     assert mean_score([5.0, None, 0.0]) == 0.5
 
 
-def row(judgings, truth=(), anchor=(), completions=("a", "b", "cc")):
+def row(judgments, truth=(), anchor=(), completions=("a", "b", "cc")):
     return {
         "id": "1",
         "prompt": "q",
         "completions": list(completions),
         "finished": [True] * 3,
-        "judgings": [list(each) for each in judgings],
+        "judgments": [list(each) for each in judgments],
         "truth": list(truth),
         "anchor": list(anchor),
     }
@@ -49,7 +57,7 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
     clear = row([(5, 5), (1, None), (3, 3)])
     tied = row([(4,), (4,), (4,)])
     silent = row([(None,), (None,), (2,)])
-    pairs, counts = own_pairs([clear, tied, silent], 0.0)
+    pairs, counts = self_scored_pairs([clear, tied, silent], 0.0)
     (pair,) = pairs
     assert (pair["chosen"], pair["rejected"], pair["chosen_score"], pair["rejected_score"]) == ("a", "b", 1.0, 0.2)
     assert counts["ties"] == 2 and counts["unscorable_completions"] == 2
@@ -58,9 +66,10 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
 def test_the_anchor_is_mixed_in_and_can_turn_a_pair():
     each = row([(5,), (4,), (None,)], anchor=(0.0, 1.0, 1.0))
     assert mixed_scores(each, 0.5) == [0.5, 0.9, None]
-    (pair,), _ = own_pairs([each], 0.5)
+    assert mixed_scores(each, 0.25) == [0.75, pytest.approx(0.75 * 0.8 + 0.25), None]
+    (pair,), _ = self_scored_pairs([each], 0.5)
     assert pair["chosen"] == "b"
-    (pair,), _ = own_pairs([each], 0.0)
+    (pair,), _ = self_scored_pairs([each], 0.0)
     assert pair["chosen"] == "a"
 
 
@@ -71,33 +80,33 @@ def test_order_accuracy_counts_ties_half_and_silence_as_a_miss():
     assert math.isnan(order_accuracy([((0.1, 0.9), (1, 1))]))
 
 
-def test_signs_of_a_round():
+def test_signals_of_a_round():
     rows = [row([(5,), (0,), (None,)], truth=(1, 0, 0), anchor=(0, 1, 1)), row([(5,)] * 3, completions=("a", "a", "a"))]
-    found = round_signs(2, rows, ties=1)
+    found = collapse_signals(2, rows, ties=1)
     assert found.length == (4 + 3) / 6 and found.ties == 0.5 and found.unreadable == 1 / 6
-    assert found.distinct == (1 + 1 / 3) / 2 and found.mark == 0.8 and found.spread == 0.25
-    assert found.meets_truth == 0.5 and found.agreement == 0
-    assert "judge" not in found.known() and found.known()["ties"] == 0.5
+    assert found.distinct == (1 + 1 / 3) / 2 and found.own_score == 0.8 and found.spread == 0.25
+    assert found.truth_agreement == 0.5 and found.anchor_agreement == 0
+    assert "judge_accuracy" not in found.known() and found.known()["ties"] == 0.5
 
 
-FINE = Signs(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
+FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"length": 61}, "completions grew from 40 to 61 characters"),
-        ({"mark": 0.95, "spread": 0.01}, "saturated"),
+        ({"own_score": 0.95, "spread": 0.01}, "saturated"),
         ({"ties": 0.6}, "60% of the prompts are ties"),
-        ({"unreadable": 0.2}, "20% of the judgings cannot be read"),
+        ({"unreadable": 0.2}, "20% of the judgments cannot be read"),
         ({"distinct": 0.3}, "distinct completions fell from 80% to 30%"),
-        ({"judge": 0.8}, "the judge fell from 95% to 80%"),
-        ({"judge": 0.5}, "orders 50% of the exam right"),
-        ({"meets_truth": 0.4}, "as the truth does"),
-        ({"agreement": 0.4}, "agree with the anchor on 40%"),
+        ({"judge_accuracy": 0.8}, "the judge fell from 95% to 80%"),
+        ({"judge_accuracy": 0.5}, "orders 50% of the reference pairs right"),
+        ({"truth_agreement": 0.4}, "as the truth does"),
+        ({"anchor_agreement": 0.4}, "agree with the anchor on 40%"),
     ],
 )
-def test_each_sign_is_named_with_its_number(change, said):
+def test_each_signal_is_named_with_its_number(change, said):
     from dataclasses import replace
 
     assert warnings(FINE, FINE, FINE) == []
@@ -105,17 +114,26 @@ def test_each_sign_is_named_with_its_number(change, said):
     assert said in found and "(" in found
 
 
-def test_the_prognosis_names_a_collapse_only_beyond_noise():
-    before, good, bad = (Signs(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
-    gain = prognosis(before, [good], [], 200)
-    assert not gain.is_collapse and "better by more than noise" in gain.said
-    fall = prognosis(before, [good, bad], ["x"], 200)
-    assert fall.is_collapse and fall.said.startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall.said
-    wobble = prognosis(before, [Signs(1, accuracy=0.12)], [], 200)
-    assert not wobble.is_collapse and "no gain beyond noise" in wobble.said
-    assert prognosis(Signs(0), [Signs(1)], ["one", "two"], 0).is_collapse
-    assert not prognosis(Signs(0), [Signs(1)], ["one"], 0).is_collapse
-    assert apart(0.9, 0.5, 200) > 2 > apart(0.12, 0.1, 200) > 0
+def test_the_verdict_names_a_collapse_only_beyond_noise():
+    before, good, bad = (CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
+    gain = collapse_verdict(before, [good], [], 200)
+    assert not gain.is_collapse and "better by more than noise" in gain.summary
+    fall = collapse_verdict(before, [good, bad], ["x"], 200)
+    assert fall.is_collapse and fall.summary.startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall.summary
+    wobble = collapse_verdict(before, [CollapseSignals(1, accuracy=0.12)], [], 200)
+    assert not wobble.is_collapse and "no gain beyond noise" in wobble.summary
+    assert collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one", "two"], 0).is_collapse
+    assert not collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one"], 0).is_collapse
+
+
+def test_shares_apart_smooths_an_observed_zero_or_one():
+    # 10 of 10 against 9 of 10: variances at 11/12 and 10/12
+    assert shares_apart(1.0, 0.9, 10) == pytest.approx(0.1 / math.sqrt((11 / 144 + 20 / 144) / 10))
+    assert shares_apart(1.0, 0.0, 1) == pytest.approx(1 / math.sqrt(2 * 2 / 9)) and shares_apart(0.0, 1.0, 1) < 0
+    assert shares_p(0.5, 0.6, 200) == shares_p(0.6, 0.5, 200) == pytest.approx(0.04339, abs=1e-4)
+    assert shares_p(0.5, 0.5, 10) == 1
+    assert share_interval(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert share_interval(0.3, 50) == pytest.approx((0.1910, 0.4375), abs=1e-4)
 
 
 def test_a_task_writes_completions_with_their_faults_and_reasons():

@@ -1,0 +1,49 @@
+"""What a kind of training is: one value per kind, made in the module of the same name.
+
+`whet.build.kinds` lists them by the class of their config. A new kind is a config class, a module like `whet.build.sft`
+with a `TrainingKind`, and its line in `KINDS`; nothing else asks what kind a run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.build.runtime import Runtime
+from whet.reward import Failures, RewardPart
+from whet.train.evaluate import Evaluator
+from whet.train.run import Trainer
+from whet.types import Prompt
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """What every kind builds its trainer from, besides its config."""
+
+    runtime: Runtime
+    parts: Sequence[RewardPart]  # of the reward; empty where nothing is scored
+    failures: Failures
+    prompts: Sequence[Prompt]  # to draw completions to; empty where none are drawn
+    eval_prompts: Sequence[Prompt]
+    evaluator: Evaluator | None
+
+
+@dataclass(frozen=True)
+class Built:
+    trainer: Trainer
+    facts: Mapping[str, str]  # about the data and the reward, for the run's summary
+
+
+@dataclass(frozen=True)
+class TrainingKind:
+    """One way of training. All functions take the run's config, an instance of `config`."""
+
+    name: str  # in words
+    config: type  # of the run's config
+    describe: Callable[
+        [Any, Sequence[RewardPart]], tuple[str, list[str]]
+    ]  # title and objective; refuses what cannot work
+    build: Callable[[Any, BuildInputs], Built]
+    draws_completions: Callable[[Any], bool]  # in training: prompts and a reward are needed
+    scores_eval_prompts: Callable[[Any], bool]  # an evaluation draws completions to eval prompts

@@ -1,0 +1,29 @@
+"""From a config's data section to prompts: those to learn from, and those to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whet.build.rows import left_out_phrases, read_usable
+from whet.config.config import Config, EvaluationConfig
+from whet.data import prompts_from
+from whet.data.source import EVAL, TRAIN
+from whet.types import Prompt
+
+
+def load_prompts(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
+    data = config.data
+    if data.parsed_source.is_generated:
+        split, count = (EVAL, config.eval.prompts) if held_out else (TRAIN, data.count)
+        return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
+    source = config.eval.source if held_out else data.source
+    return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
+
+
+def data_summary(config: Config, prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt]) -> str:
+    data = config.data
+    about = f" difficulty {', '.join(map(str, data.difficulty))}" if data.parsed_source.is_task else ""
+    numbers = [f"{len(prompts)} prompts"] if prompts else []
+    numbers += [f"{len(eval_prompts)} held out"] if eval_prompts else []
+    numbers += left_out_phrases(prompts, eval_prompts)
+    return f"{data.source}{about} ({', '.join(numbers) or 'demonstrations'})"

@@ -1,0 +1,152 @@
+"""Reinforcement learning: from a config to its objective, collector and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from whet.build.adapters import first_policy
+from whet.build.kind import BuildInputs, Built, TrainingKind
+from whet.build.prompts import data_summary
+from whet.build.rewards import (
+    build_scorer_at,
+    check_rewards,
+    part_weights_at,
+    reward_summary,
+    sandbox_summary,
+    take_notes,
+)
+from whet.build.runtime import Runtime, encode_prompts, optimizer_settings, sampling_from
+from whet.config.config import PolicyConfig, flattened
+from whet.model import load_model
+from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.critic import critic_on
+from whet.model.reference import ReferencePolicy, ReloadedReference
+from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
+from whet.reward import RewardPart, step_scorer, with_steps
+from whet.reward.steps import StepScorer
+from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.prompt_order import PromptOrder
+from whet.train.evaluate import Evaluator
+from whet.train.rl import RLModels, RLSettings, RLTrainer
+from whet.types import Prompt, Sample, WhetError
+
+
+def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> Objective:
+    """The method's objective with the config's changes, checked against the rest of the config and its rewards."""
+    changes = flattened(config.objective)
+    objective = with_changes(preset_named(config.method).objective, changes)
+    batch = config.batch
+    setting = RunSetting(
+        batch.group_size,
+        batch.updates_per_step * batch.epochs_per_batch,
+        len(parts),
+        batch.staleness,
+        step_scorer(parts) is not None,
+        config.steps,
+    )
+    check_setting(objective, setting, changes)
+    if config.model.reference == "reload" and objective.reference.name != "frozen":
+        raise WhetError(
+            f"model.reference=reload reads the first policy anew, but objective.reference={objective.reference.name} "
+            "moves the reference; give model.reference=memory"
+        )
+    return objective
+
+
+def describe_rl(config: PolicyConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    objective = build_objective(config, parts)
+    return title(objective), description(objective, config.batch.updates_per_step * config.batch.epochs_per_batch)
+
+
+def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
+    objective, runtime = build_objective(config, inputs.parts), inputs.runtime
+    check_rewards(objective, inputs.parts)
+    tokens = encode_prompts(runtime, inputs.prompts, sampling_from(config.sampling))
+    dataset = PromptDataset(inputs.prompts, tokens)
+    reward_at = build_reward_at(config, inputs, objective)
+    trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
+    data = data_summary(config, inputs.prompts, inputs.eval_prompts)
+    return Built(trainer, {"data": data, "reward": reward_summary(inputs.parts), **sandbox_summary(inputs.parts)})
+
+
+def build_reward_at(
+    config: PolicyConfig, inputs: BuildInputs, objective: Objective
+) -> Callable[[float], RewardContext]:
+    """How completions are scored, by the share of the training that is done."""
+    parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
+    steps_scorer = step_scorer(parts)
+    scorer_at = build_scorer_at(config, parts, inputs.failures)
+
+    def reward_at(progress: float) -> RewardContext:
+        score = scorer_at(progress)
+        if steps_scorer is not None and "step_reward" in objective.needs():
+            score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer)
+        return RewardContext(score, part_weights_at(config, parts, progress), partial(take_notes, parts))
+
+    return reward_at
+
+
+def score_with_steps(
+    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, scorer: StepScorer, tokenizer: Any
+) -> list[Sample]:
+    """Scored samples, with the scores of their steps on the tokens that end them."""
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return with_steps(prompts, score(prompts, samples), scorer, decode)
+
+
+def build_rl_trainer(
+    config: PolicyConfig,
+    objective: Objective,
+    runtime: Runtime,
+    dataset: PromptDataset,
+    reward_at: Callable[[float], RewardContext],
+    evaluator: Evaluator | None,
+) -> RLTrainer:
+    batch, needs, sampling = config.batch, objective.needs(), sampling_from(config.sampling)
+    critic = None
+    if "value" in needs:
+        shared, start = config.critic.trunk == "shared", config.critic.start
+        critic = critic_on(runtime.policy, shared=shared, start=start, tokenizer=runtime.tokenizer)
+    reference = build_reference(config, runtime, objective) if "ref_logp" in needs else None
+    models = RLModels(runtime.policy, runtime.tokenizer, reference, critic, config.critic.learning_rate)
+    spec = RolloutSpec(
+        batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
+    )
+    order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
+    collector = RolloutCollector(runtime.engine, dataset, reward_at, spec, order, batch.staleness)
+    settings = RLSettings(
+        config.steps,
+        batch.updates_per_step,
+        batch.micro_batch_tokens,
+        sampling,
+        config.seed,
+        batch.epochs_per_batch,
+        batch.staleness,
+    )
+    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator)
+
+
+def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:
+    """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
+    if config.model.reference == "memory":
+        return first_policy(config, runtime.policy, objective.reference.name, objective.needs())
+    device = runtime.policy.device
+
+    def load() -> CausalLM:
+        return causal_lm(load_model(config.model.name, torch.float32, str(device)).model, runtime.policy.dtype)
+
+    return ReloadedReference(load)
+
+
+KIND = TrainingKind(
+    "reinforcement learning",
+    PolicyConfig,
+    describe_rl,
+    build_rl,
+    draws_completions=lambda config: True,
+    scores_eval_prompts=lambda config: True,
+)

@@ -1,0 +1,118 @@
+"""From a config to a model on its device: weights, adapters, engine, and what was chosen for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from whet.build.adapters import add_configured_adapters
+from whet.config.config import Config, EvaluationConfig
+from whet.config.sections import SamplingSection
+from whet.data import check_context, prompt_tokens
+from whet.model import LoadedModel, device_choice, dtype_choice, load_model
+from whet.model.causal_lm import CausalLM, Recompute, causal_lm
+from whet.model.fast_path import fast_path
+from whet.model.fused_trunk import fused_works
+from whet.rollout.collect import Score
+from whet.rollout.torch_engine import TorchEngine
+from whet.train.evaluate import Evaluator
+from whet.train.optimizer import OptimizerSettings
+from whet.types import Prompt, Sampling, WhetError
+
+SMALL_MODEL = 2_000_000  # weights
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The model on its device, and what was chosen for it."""
+
+    loaded: LoadedModel
+    policy: CausalLM
+    engine: TorchEngine
+    facts: Mapping[str, str]
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
+
+def load_runtime(config: Config | EvaluationConfig) -> Runtime:
+    device = device_choice(config.model.device)
+    dtype, why = dtype_choice(config.model.precision, device)
+    loaded = load_model(config.model.name, torch.float32, str(device))
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
+    policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
+    engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
+    threads, threads_why = thread_choice(config.model.threads, size)
+    torch.set_num_threads(threads)
+    facts = {
+        "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
+        **adapters,
+        "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
+        **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
+        "training path": str(fast_path(policy)),
+        "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+    }
+    return Runtime(loaded, policy, engine, facts)
+
+
+def recompute_choice(requested: str, device: torch.device) -> Recompute:
+    """What is computed again in the backward pass. On a GPU the MLP's wide rows, by default: half the memory of a
+    micro-batch for a twentieth of its time."""
+    if requested == "auto":
+        return "wide" if device.type == "cuda" else "none"
+    return requested  # type: ignore[return-value]
+
+
+def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> CausalLM:
+    """A model to train; one that whet has not written out recomputes its layers itself."""
+    policy = causal_lm(model, dtype, recompute)
+    if recompute == "layers" and not fused_works(policy):
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise WhetError(
+                f"model.recompute=layers: {type(model).__name__} cannot compute its layers again; "
+                "leave it away, or lower batch.micro_batch_tokens"
+            )
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return policy
+
+
+def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
+    """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if requested:
+        return requested, f"model.threads={requested}; {cores} usable cores"
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
+    if num_weights < SMALL_MODEL:
+        return 1, f"a model this small gains little from more; {cores} usable cores"
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
+    return cores, f"every usable core{busy}"
+
+
+def sampling_from(section: SamplingSection) -> Sampling:
+    return Sampling(
+        section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop)
+    )
+
+
+def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
+    """Tokens of each prompt; one that cannot fit with its completion is an error."""
+    tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
+    lengths = [len(each) for each in tokens]
+    check_context(prompts, lengths, max_new_tokens=sampling.max_new_tokens, context=runtime.loaded.context)
+    return tokens
+
+
+def build_evaluator(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score) -> Evaluator:
+    return Evaluator(runtime.engine, prompts, encode_prompts(runtime, prompts, sampling), sampling, score)
+
+
+def optimizer_settings(config: Config) -> OptimizerSettings:
+    return OptimizerSettings(**config.optimizer.model_dump())

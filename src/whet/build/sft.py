@@ -1,0 +1,75 @@
+"""Supervised fine-tuning: from a config to its demonstrations and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from whet.build.kind import BuildInputs, Built, TrainingKind
+from whet.build.prompts import data_summary
+from whet.build.rows import left_out_phrases, read_usable
+from whet.build.runtime import optimizer_settings
+from whet.config.config import SFTConfig
+from whet.data import check_context, demonstration_tokens, demonstrations_from
+from whet.data.tasks import Task, demonstrations
+from whet.reward import RewardPart
+from whet.train.sft import SFTSettings, SFTTrainer
+from whet.types import Demonstration
+
+
+def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Rows to learn from, and held-out rows to measure the loss on."""
+    data = config.data
+    data.parsed_source.require_completions(config.method)
+    if not data.parsed_source.is_task:
+        read = partial(read_usable, data, reader=lambda _: demonstrations_from)
+        return read(source=data.source, limit=data.limit), read(source=config.eval.source) if config.eval.source else []
+
+    def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
+        return demonstrations(task, count, config.seed, difficulty, data.share_worked)
+
+    return data.parsed_source.from_tasks(draw, data.count, data.difficulty), []
+
+
+def describe_sft(config: SFTConfig, parts: Sequence[RewardPart]) -> tuple[str, list[str]]:
+    return "SFT", [
+        "Supervised fine-tuning",
+        "  J = 1/M SUM log pi(completion token)",
+        "  - every completion token counts the same",
+    ]
+
+
+def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
+    loaded = inputs.runtime.loaded
+    rows, eval_rows = load_demonstrations(config)
+    encode = partial(demonstration_tokens, loaded.tokenizer, every_completion=config.data.every_completion)
+    encoded = [encode(row) for row in (*rows, *eval_rows)]
+    check_context(
+        [row.prompt for row in (*rows, *eval_rows)],
+        [len(row.tokens) for row in encoded],
+        max_new_tokens=0,
+        context=loaded.context,
+    )
+    batch = config.batch
+    settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
+    trainer = SFTTrainer(
+        inputs.runtime.policy,
+        loaded.tokenizer,
+        encoded[: len(rows)],
+        settings,
+        optimizer_settings(config),
+        encoded[len(rows) :],
+        inputs.evaluator,
+    )
+    phrases = [data_summary(config, (), inputs.eval_prompts), *left_out_phrases(rows, eval_rows)]
+    return Built(trainer, {"data": ", ".join(phrases)})
+
+
+KIND = TrainingKind(
+    "supervised fine-tuning",
+    SFTConfig,
+    describe_sft,
+    build_sft,
+    draws_completions=lambda config: False,
+    scores_eval_prompts=lambda config: True,
+)

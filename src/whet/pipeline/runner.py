@@ -1,0 +1,145 @@
+"""Runs a pipeline: from its settings to a folder, a console and a page; resumes it where it was broken off."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.config.config import read_toml
+from whet.config.run_folder import next_free_folder
+from whet.pipeline import FinishedStage, Stage, write_atomically
+from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
+from whet.pipeline.registry import find_pipeline
+from whet.pipeline.settings import Pipeline, resolve_settings, settings_toml
+from whet.pipeline.training import RUN
+from whet.report.pipeline_page import write_pipeline_page
+from whet.report.run_page import REPORT
+from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
+from whet.types import WhetError
+
+SETTINGS, COMMAND = "pipeline.toml", "command.txt"
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """A pipeline's folder after its stages have run."""
+
+    folder: Path
+    status: str  # finished or interrupted
+    stages: Mapping[str, FinishedStage]
+    page: Path
+
+
+def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> PipelineRun:
+    """Run a pipeline in a new folder; later layers of settings win."""
+    pipeline = find_pipeline(name)
+    settings = resolve_settings(pipeline, *layers)
+    stages = pipeline.stages(settings)
+    folder = Path(settings.folder) if settings.folder else next_free_folder(pipeline.name)
+    if (folder / SETTINGS).exists():
+        raise WhetError(f"{folder} already holds a pipeline; `whet resume {folder}`, or give another --folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise WhetError(f"{folder} already exists and is not a pipeline; give an empty or new --folder")
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another --folder") from error
+    write_atomically(folder / COMMAND, f"{command}\n")
+    write_atomically(folder / SETTINGS, settings_toml(settings.model_copy(update={"folder": str(folder)})))
+    try:
+        return _run(pipeline, stages, folder)
+    except WhetError as error:
+        raise _with_next_step(error, folder, is_new) from error
+
+
+def resume_pipeline(folder: str | Path, steps: int | None = None, checkpoint: str | None = None) -> PipelineRun:
+    """Continue a pipeline; stages that are finished are not run again."""
+    place = Path(folder)
+    for flag, given in (("--steps", steps), ("--from", checkpoint)):
+        if given is not None:
+            raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
+    values = read_toml(place / SETTINGS)
+    if "recipe" in values:
+        raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
+    pipeline = find_pipeline(str(values.get("pipeline")))
+    settings = resolve_settings(pipeline, {**values, "folder": str(place)})
+    try:
+        return _run(pipeline, pipeline.stages(settings), place)
+    except WhetError as error:
+        raise _with_next_step(error, place, False) from error
+
+
+def is_pipeline(folder: str | Path) -> bool:
+    return (Path(folder) / SETTINGS).is_file()
+
+
+def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineRun:
+    def draw(finished: Mapping[str, FinishedStage], status: str = "running") -> Path:
+        return write_pipeline_page(folder, _story(pipeline, stages, folder, finished, status))
+
+    printer = ProgressPrinter(
+        f"whet pipeline {pipeline.name}: {pipeline.about}\n{len(stages)} stages in {folder}", draw
+    )
+    printer.current = pipeline.name
+    status = "failed"
+    try:
+        status = run_with_progress(stages, folder, printer)
+    finally:
+        page = draw(printer.finished, status)
+    story = _story(pipeline, stages, folder, printer.finished, status)
+    print_line("")
+    for line in aligned(rounds_table(story)):
+        print_line(line)
+    print_line(f"\n{status}: {verdict(story)}")
+    print_line(f"page  {page}")
+    if status != "finished":
+        print_line(f"next  whet resume {folder}")
+    return PipelineRun(folder, status, printer.finished, page)
+
+
+def _story(
+    pipeline: Pipeline, stages: Sequence[Stage], folder: Path, finished: Mapping[str, FinishedStage], status: str
+) -> Story:
+    """What the page is drawn from."""
+    command = folder / COMMAND
+    return Story(
+        pipeline.name,
+        pipeline.about,
+        status,
+        tuple(_stage_line(folder, stage, finished.get(stage.name)) for stage in stages),
+        command.read_text(encoding="utf-8").strip() if command.is_file() else "",
+        (folder / SETTINGS).read_text(encoding="utf-8"),
+    )
+
+
+def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> StageLine:
+    if done is None:
+        return StageLine(stage.name, stage.about)
+    result, report = done.result, done.folder / RUN / REPORT
+    return StageLine(
+        stage.name,
+        stage.about,
+        str(result.get("summary", "")),
+        done.seconds,
+        result.get("metrics", {}),
+        result.get("counts", {}),
+        stage.measures,
+        int(result.get("eval_prompts", 0)),
+        str(result.get("stop_reason", "")),
+        report.relative_to(folder).as_posix() if report.is_file() else "",
+    )
+
+
+def _with_next_step(error: WhetError, folder: Path, is_new: bool) -> WhetError:
+    """The error with how to continue. One found before anything was done leaves no folder behind."""
+    own = {SETTINGS, COMMAND, "lock", "pipeline.html"}
+    if is_new and not any(path.is_file() and path.name not in own for path in folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+        return error
+    return WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`")

@@ -1,0 +1,54 @@
+"""The migration page says what the errors say, and names keys that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from whet.config.config import resolved
+from whet.config.names import FOREIGN
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
+KEY = re.compile(r"^(?:steps|seed|folder|[a-z_]+(?:\.[a-z_]+)+)$")
+
+
+def arguments():
+    """(TRL's names, whet's keys) of each row of the table."""
+    table = PAGE.partition("## Arguments")[2]
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("| `") and len(cells) == 2:
+            keys = [each for each in re.findall(r"`([^`]+)`", cells[1]) if KEY.match(each)]
+            yield pytest.param(re.findall(r"`([^`]+)`", cells[0]), keys, id=cells[0])
+
+
+@pytest.mark.parametrize(("names", "keys"), arguments())
+def test_the_page_agrees_with_the_errors(names, keys):
+    assert keys
+    for name in names:
+        target = FOREIGN.get(name)
+        if target is not None:
+            targets = [target] if isinstance(target, str) else list(target.values())
+            assert any(key.startswith(each) or each.startswith(key) for key in keys for each in targets), name
+
+
+def has_key(config, key):
+    value = config
+    for part in key.split("."):
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True
+
+
+@pytest.mark.parametrize(("names", "keys"), arguments())
+def test_the_keys_exist(names, keys):
+    configs = [resolved(method) for method in ("grpo", "sft", "dpo", "rm")]
+    for key in keys:
+        assert key.startswith("objective.") or any(has_key(config, key) for config in configs), key
+
+
+def test_the_table_is_read():
+    assert len(list(arguments())) > 20

@@ -1,0 +1,114 @@
+"""Every example runs, for a few steps, and does what its first line says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def steps_of(run):
+    return run.metrics().to_dict(orient="records")
+
+
+def test_own_reward(tmp_path):
+    module = example("own_reward")
+    run = module.main(tmp_path / "run", steps=2)
+    assert run.status == "finished" and run.steps == 2
+    for sample in run.samples():
+        right = sample["completion"].endswith(f"<answer>{sample['answer']}</answer>")
+        assert sample["reward"] == pytest.approx(float(right) - 0.002 * len(sample["completion"]))
+
+
+def test_a_reward_of_trl(tmp_path):
+    run = example("trl_reward").main(tmp_path / "run", steps=2)
+    assert [set(sample["parts"]) for sample in run.samples()] == [{"accuracy_reward"}] * len(run.samples())
+    for sample in run.samples():
+        found = re.search(r"<answer>(.*?)</answer>", sample["completion"])
+        assert sample["reward"] == float(found is not None and found[1] == sample["answer"])
+
+
+def test_a_chain_of_runs(tmp_path):
+    imitated, preferred, rewarded = example("sft_dpo_grpo").main(tmp_path, steps=2)
+    assert [run.method for run in (imitated, preferred, rewarded)] == ["sft", "dpo", "grpo"]
+    assert preferred.config["model"]["name"] == str(imitated.folder)
+    assert rewarded.config["model"]["name"] == str(preferred.folder)
+
+
+def test_a_reward_model_is_a_reward(tmp_path):
+    model, policy = example("reward_model").main(tmp_path, steps=2)
+    assert model.method == "rm" and policy.status == "finished"
+    rewards = {sample["reward"] for sample in policy.samples()}
+    assert len(rewards) > 2 and not rewards <= {0.0, 1.0}  # scores of a network, not of a rule
+
+
+def test_ppo_has_a_critic(tmp_path):
+    run = example("ppo_critic").main(tmp_path / "run", steps=2)
+    assert any(math.isfinite(step["critic_explains"]) for step in steps_of(run))
+
+
+def test_lora_trains_few_weights(tmp_path):
+    run = example("lora").main(tmp_path / "run", steps=2)
+    assert run.config["model"]["lora"]["rank"] == 8
+    assert any("rank 8" in text for text in run.summary["facts"].values())
+
+
+def test_a_tracker_sees_every_step(tmp_path, capsys):
+    path = tmp_path / "tracked.jsonl"
+    run = example("tracker").main(tmp_path / "run", steps=2, path=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["reward/total"] for line in lines] == [step["reward"] for step in steps_of(run)]
+    assert "step 2/2" in capsys.readouterr().out  # beside the console, not instead of it
+
+
+def test_pass_at_k():
+    result = example("pass_at_k").main(samples=2)
+    assert 0 < result["pass@1"] < result["pass@2"] <= 1
+    assert len(result.completions) == 2 * result["prompts"]
+
+
+def test_own_clip_rule(tmp_path, monkeypatch):
+    if not (EXAMPLES / "own_clip_rule.py").exists():
+        pytest.skip("not written yet")
+    monkeypatch.chdir(tmp_path)
+    assert example("own_clip_rule")
+
+
+def test_the_list_of_examples_is_complete():
+    listed = set(re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text()))
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert files <= listed
+
+
+def test_the_notebook_runs_and_shows_progress(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    (tmp_path / "problems.jsonl").write_text((EXAMPLES / "problems.jsonl").read_text())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    training, card, metrics, evals, plot, _, result = cells
+    (progress,) = [
+        each for each in training.outputs if each.output_type == "display_data"
+    ]  # one output that was kept up to date, not a line per step
+    assert "step 4/4" in progress["data"]["text/html"] and "finished" in progress["data"]["text/html"]
+    assert "<svg" in card.outputs[0]["data"]["text/html"]
+    assert "<table" in metrics.outputs[0]["data"]["text/html"] and "<table" in evals.outputs[0]["data"]["text/html"]
+    assert "<svg" in plot.outputs[0]["data"].get("image/svg+xml", plot.outputs[0]["data"].get("text/html", ""))
+    assert "pass@4" in result.outputs[0]["data"]["text/plain"]
