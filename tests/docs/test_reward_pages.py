@@ -39,7 +39,7 @@ def test_tables_hold_every_reward_and_key():
     keys = config_table()
     assert (
         "| `reward.parts[].gate_least` | `1.0` |" in keys
-        and "| `batch.group_size` | `8` | RL: completions a prompt (>= 1) |" in keys
+        and "| `batch.group_size` | `8` | RL: completions per prompt (>= 1) |" in keys
     )
     assert "(one of tolerate, stop, exclude)" in keys and "(>= 0 and <= 1)" in keys
 

@@ -30,7 +30,7 @@ def engine_on(device, dtype=torch.float32):
 
 
 def questions(loaded, count, copies=1):
-    chosen = prompts(TASKS["arithmetic"], "held_out", count, 1, 3)
+    chosen = prompts(TASKS["arithmetic"], "eval", count, 1, 3)
     tokens = [prompt_tokens(loaded.tokenizer, prompt) for prompt in chosen]
     return [Request(each, seed=100 * row + copy) for row, each in enumerate(tokens) for copy in range(copies)]
 

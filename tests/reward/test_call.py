@@ -327,9 +327,7 @@ def test_the_name_of_0_1_is_refused_with_the_new_one() -> None:
     def old(prompt: str, reply: str) -> float:
         return 1.0
 
-    with pytest.raises(
-        WhetError, match=r"^reward .old. takes `reply`, which is called `completion` since 0\.2"
-    ):
+    with pytest.raises(WhetError, match=r"^reward .old. takes `reply`, which is called `completion` since 0\.2"):
         as_reward(old)
 
 

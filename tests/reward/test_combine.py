@@ -162,3 +162,8 @@ def test_refused_sums() -> None:
     with pytest.raises(ValueError, match=r"progress is 1.5"):
         combined({"a": [1.0]}, [part("a")], progress=1.5)
     check_parts([part("a", gate=Gate("b")), part("b", gate=Gate("c")), part("c", 0.0)])
+
+
+def test_a_schedule_that_ends_with_the_run_keeps_its_last_point() -> None:
+    shared = Schedule(((0, 1.0), (10, 0.5)), "steps").shared(10)
+    assert shared.points == ((0.0, 1.0), (1.0, 0.5))

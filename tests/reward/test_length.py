@@ -88,3 +88,17 @@ def test_settings_that_make_no_sense() -> None:
     ):
         with pytest.raises(WhetError, match="give"):
             call()
+
+
+def test_every_measure_of_repetition_by_hand() -> None:
+    from whet.reward.repetition import echoed_share, looped_share, repeated_sentence_share
+
+    told_four_times = [("one two three", 3)] * 4
+    assert repeated_sentence_share([*told_four_times, ("four five", 2)], 20) == pytest.approx(9 / 20)
+    assert repeated_sentence_share(told_four_times[:3], 9) == 0.0  # twice again is no pattern yet
+    distinct = [str(number) for number in range(40)]
+    assert echoed_share(distinct) == 0.0
+    assert echoed_share([*distinct, *distinct[:10]]) == pytest.approx(3 / 50)
+    assert looped_share(distinct[:30]) == 0.0
+    assert looped_share([str(number % 8) for number in range(30)]) == 0.0  # eight different ones are enough
+    assert looped_share([str(number % 7) for number in range(30)]) == 1.0

@@ -252,3 +252,25 @@ def test_using_a_reward_does_not_change_its_hash():
     before = reward_hash(reward)
     assert reward.function(Prompt("p", (), "q", "4"), "\\boxed{4}") == 1.0
     assert reward_hash(reward) == before
+
+
+def test_private_state_and_the_middle_of_a_huge_file_are_not_content(tmp_path, monkeypatch):
+    class Cached:
+        name = "cached"
+
+        def __init__(self) -> None:
+            self.strictness, self._calls = 0.5, 0
+
+        def __call__(self, prompts, samples):
+            return [self.strictness for _ in samples]
+
+    fresh, used = Cached(), Cached()
+    used._calls = 7
+    assert reward_hash(fresh) == reward_hash(used)
+    monkeypatch.setattr(version, "WHOLE_FILE", 10)
+    monkeypatch.setattr(version, "END", 4)
+    digests = []
+    for text in ("aaaa-middle-zzzz", "aaaa-MIDDLE-zzzz", "aaab-middle-zzzz", "aaaa-middle-zzzy"):
+        (tmp_path / "weights").write_text(text)
+        digests.append(version.file_digest(tmp_path / "weights"))
+    assert digests[0] == digests[1] and len(set(digests)) == 3
