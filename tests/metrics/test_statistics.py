@@ -125,3 +125,13 @@ def test_shares_that_differ_by_more_than_their_noise():
     low, high = share_interval(0.5, 100)
     assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     assert share_interval(0.0, 10)[0] == 0.0 and share_interval(0.0, 10)[1] == pytest.approx(0.2775, abs=1e-4)
+
+
+def test_equal_scores_count_half_and_equal_lengths_on_neither_side():
+    metrics = pair_metrics([1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [5, 3, 4], [4, 4, 4])
+    assert metrics["accuracy"] == 0.5 and metrics["accuracy_when_longer"] == 0.5
+    assert metrics["accuracy_when_shorter"] == 1.0
+
+
+def test_an_observed_zero_is_not_certain():
+    assert shares_p(0.1, 0.0, 10) > 0.2

@@ -8,7 +8,7 @@ from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
 
 def told(*marks, who="the policy", num_prompts=200, start=0):
     return [
-        StageLine(f"{who}{at}", "about", "said", 1.0, {"accuracy": mark, "reward": 0.0}, {}, (who, at), asked)
+        StageLine(f"{who}{at}", "about", "said", 1.0, {"accuracy": mark, "reward": 0.0}, {}, (who, at), num_prompts)
         for at, mark in enumerate(marks, start)
     ]
 

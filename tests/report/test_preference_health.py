@@ -130,6 +130,11 @@ def test_displacement_is_told_apart_from_a_sinking_rejected_completion():
     assert sinking == []
 
 
+def test_swapped_pairs_need_both_signs():
+    assert diagnosis(run_with(chosen_is_longer=0.1)) == []
+    assert diagnosis(run_with(longer=-2.0)) == []
+
+
 def test_too_little_history_has_no_trends():
     falling = {"chosen_logp": lambda x: -50 - 100 * x, "rejected_logp": lambda x: -52 - 200 * x}
     assert diagnosis(run_with(**falling)[:3]) == []

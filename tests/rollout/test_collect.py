@@ -200,6 +200,12 @@ def test_a_collector_visits_every_prompt_once_per_epoch():
     assert sorted(rows) == list(range(40)) and rows != list(range(40))
 
 
+def test_every_completion_of_a_run_has_a_random_stream_of_its_own():
+    collector = collector_of()
+    texts = [each.completion for _ in range(30) for _, group in collector.collect(0.0).groups for each in group.samples]
+    assert len({text.split("seed ")[1] for text in texts}) == 120
+
+
 def test_the_prompt_of_a_group_is_the_one_that_was_completed():
     for row, group in collector_of().collect(0.0).groups:
         assert group.prompt is PROMPTS[row]

@@ -628,3 +628,34 @@ def test_the_engine_is_handed_the_new_weights_after_every_step_and_on_resume(mod
     assert any(not torch.equal(handed[0][1][name], handed[1][1][name]) for name in handed[0][1])
     trainer.restore(trainer.state(), trainer.tensors())
     assert handed[2][0] == 2 and handed[2][1].keys() == model.state_dict().keys()
+
+
+class Liar(TorchEngine):
+    """Its log-probabilities are off by half a nat."""
+
+    def generate(self, requests, sampling):
+        samples = super().generate(requests, sampling)
+        return [replace(each, behavior_logp=each.behavior_logp - 0.5 * each.action) for each in samples]
+
+
+@pytest.mark.parametrize(("staleness", "name"), [(0, "sampler_gap"), (1, "staleness")])
+def test_an_engine_whose_log_probabilities_are_off_is_noticed(model, staleness, name):
+    model = model.float()
+    liar = Liar(causal_lm(model), Letters(), (1,), context=64)
+    report, _ = trainer_of(model, 1, engine=liar, staleness=staleness).step(1, PhaseTimer())
+    assert report.metrics[name] == pytest.approx(0.5, abs=1e-3)
+    assert report.metrics[f"{name}_max"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_groups_older_than_the_objective_allows_stop_the_run(model):
+    trainer = trainer_of(model.float(), 1, {"keep": "fresh", "keep.max_staleness": 1}, rate=1e-5, staleness=2)
+    trainer.step(1, PhaseTimer())
+    trainer.step(2, PhaseTimer())
+    with pytest.raises(RunFailed, match=r"step 3: every group is older than objective\.keep\.max_staleness"):
+        trainer.step(3, PhaseTimer())
+
+
+def test_a_step_times_the_collection(model):
+    timer = PhaseTimer()
+    trainer_of(model.float(), 1).step(1, timer)
+    assert {"rollout", "reward", "train"} == timer.seconds.keys() and all(each > 0 for each in timer.seconds.values())

@@ -38,8 +38,8 @@ class AttentionShape:
 class DecodeState:
     """The buffers, who sits where in them, and how much of them the next step uses.
 
-    The tensors are only ever written in place. `rows`, `slots`, `share`, `prompt_width` and `completion_width` are plain
-    numbers: they fix the shapes of a step, and whoever captures one holds them still.
+    The tensors are only ever written in place. `rows`, `slots`, `share`, `prompt_width` and `completion_width` are
+    plain numbers: they fix the shapes of a step, and whoever captures one holds them still.
     """
 
     def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:

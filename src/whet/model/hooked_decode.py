@@ -140,7 +140,7 @@ def hooked_decoder(split: CausalLM) -> HookedDecoder | NotDescribed:
 
 
 def attention_shape(split: CausalLM) -> AttentionShape:
-    """What the model's attention layers look like; `UnknownAttention` where they differ from each other or from the config."""
+    """The model's attention layers; `UnknownAttention` where they differ from each other or from the config."""
     seen = _AttentionProbe()
     tokens = torch.arange(1, 4, device=split.device)[None] % split.vocabulary
     with _attention(_configs(split.trunk)), _doing(seen):

@@ -1,4 +1,4 @@
-"""Triton kernels of a plain layer's small operations, one pass over memory each: `whet.model.layer_ops` has them in torch.
+"""Triton kernels of a block's small operations, one pass over memory each; in torch: `whet.model.layer_ops`.
 
 Imported only where CUDA and triton are there.
 """

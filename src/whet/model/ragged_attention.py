@@ -1,7 +1,7 @@
-"""Attention of a tree by flash kernels that take ragged lengths: no padding, no mask, no copy of a prompt's keys.
+"""Attention of a shared-prefix batch by flash kernels that take ragged lengths: no padding, mask or copies of keys.
 
-Every prompt and every completion attends to itself; then all completions to a prompt attend to it. Both halves of a completion are
-one softmax, joined by their normalisers:
+Every prompt and every completion attends to itself; then all completions to a prompt attend to it.
+Both halves of a completion are one softmax, joined by their normalisers:
 
     out = (e^a out_own + e^b out_prompt) / (e^a + e^b),  a, b the logarithms of the two normalisers
 

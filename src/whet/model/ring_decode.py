@@ -143,7 +143,7 @@ class _StepBuffers:
         self.keys = turned[:, :, -1, :-1]
 
     def enter(self, norm: bool) -> None:
-        """What a sublayer reads: the hidden states, with a norm over their root mean square and the root of the width."""
+        """What a sublayer reads: the hidden states; normed, over their root mean square and the root of the width."""
         if norm:
             torch.div(self.hidden, self._length(self.hidden), out=self.normed_halves)
         else:

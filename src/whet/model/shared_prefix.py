@@ -1,10 +1,11 @@
-"""Rows that share a prompt as a tree in one packed row: every prompt once, then the completions, no padding.
+"""Rows that share a prompt as one packed row: every prompt once, then the completions, no padding.
 
-Pure layout. `shared_prefix_batch` says where each token goes and what it may see; `whet.model.shared_prefix_attention` makes a model see it.
-Where no kernel takes ragged lengths (`Segments`), attention alone meets padding: prompts are attended to side by side,
-completions in bundles that share their prompt's keys. A bundle is about as long as its prompt: then neither the copies of
-the prompt's keys nor the pairs of completions that must not see each other cost more than the completions themselves. Where
-completions are long, whole rows cost less than that: without a mask attention skips what lies ahead.
+Pure layout. `shared_prefix_batch` says where each token goes and what it may see; a model is made to see it by
+`whet.model.shared_prefix_attention`. Where no kernel takes ragged lengths (`Segments`), attention alone meets padding:
+prompts are attended to side by side, completions in bundles that share their prompt's keys. A bundle is about as long
+as its prompt: then neither the copies of the prompt's keys nor the pairs of completions that must not see each other
+cost more than the completions themselves. Where completions are long, whole rows cost less than that: without a mask
+attention skips what lies ahead.
 """
 
 from __future__ import annotations
@@ -41,17 +42,19 @@ PROMPT, PADDING = -1, -2
 
 @dataclass(frozen=True)
 class Segments:
-    """Where prompts and completions begin and end in the packed row: first the prompts that are replied to, then the other
-    prompts, then the completions, those of one prompt together."""
+    """Where prompts and completions begin and end in the packed row.
+
+    First the prompts that have completions, then the other prompts, then the completions, those of one prompt together.
+    """
 
     own: Tensor  # int32 [prompts and completions + 1], bounds
     longest: int
-    prompts: Tensor  # int32 [R + 1], bounds of the prompts that are replied to
+    prompts: Tensor  # int32 [R + 1], bounds of the prompts that have completions
     longest_prompt: int
     completions: Tensor  # int32 [R + 1], bounds of the completions to each of them, counted from the first completion
     longest_completions: int
     first_completion: int  # packed position
-    end_of_prompts: int  # that are replied to, packed position
+    end_of_prompts: int  # that have completions, packed position
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class _Root:
 
 @dataclass(frozen=True)
 class SharedPrefixBatch:
-    """Rows [N, T] as one row of S tokens. A row that shares its prompt with no other is a prompt without completions."""
+    """Rows [N, T] as one row of S tokens. A row that shares its prompt with none is a prompt without completions."""
 
     tokens: Tensor  # int64 [1, S]
     position_ids: Tensor  # int64 [1, S]
@@ -192,7 +195,7 @@ def prompt_batch(prompts: Sequence[Sequence[int]], device: torch.device) -> Shar
 
 
 def _roots(rows: Integers, first: Integers, last: Integers) -> list[_Root]:
-    """Every different prompt with the completions to it, those with completions first; lone rows are a prompt as a whole."""
+    """Every different prompt with the completions to it, those with completions first; a lone row is a whole prompt."""
     shared: dict[bytes, list[int]] = {}
     for row in np.flatnonzero(last).tolist():
         shared.setdefault(rows[row, : first[row]].tobytes(), []).append(row)

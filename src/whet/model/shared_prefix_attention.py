@@ -1,9 +1,9 @@
-"""A model run on a `SharedPrefixBatch`: completions see their prompt and themselves, whatever lies beside them in the packed row.
+"""A model run on a `SharedPrefixBatch`: completions see their prompt and themselves, whatever lies beside them.
 
-The hook is transformers' registry of attention functions: during a tree's forward pass the model's configs name ours.
+The hook is transformers' registry of attention functions: during such a forward pass the model's configs name ours.
 The layout travels in a context variable, since many models drop keywords they do not know. What the hook cannot carry
 (capped scores, attention sinks, chunked attention, layers that mix tokens without attention) is found by
-`shared_prefix_works`, once a model, and such a model keeps to padded rows.
+`shared_prefix_works`, once per model, and such a model keeps to padded rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """log pi(token | prefix) of the action tokens, without ever building [N, T, V] logits.
 
-Rows come padded and scores go back padded; in between, rows that share a prompt become a tree and padding is left out
-(`whet.model.shared_prefix`), where the model can walk a tree and that saves work. Only positions that carry loss reach the
+Rows come padded and scores go back padded; in between, rows that share a prompt are packed and padding is left
+out (`whet.model.shared_prefix`), where the model allows it and that saves work. Only positions with loss reach the
 vocabulary head, a chunk of logits at a time (`whet.model.head`). What a method wants beyond log-probability and entropy
 takes a path of its own, whose chunks are dropped after the forward pass and built again in the backward pass.
 """
@@ -20,7 +20,7 @@ from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_log
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch, to_device
 from whet.model.shared_prefix_attention import shared_prefix_states, shared_prefix_works
 
-WORTHWHILE = 0.95  # a tree with a larger share of the padded tokens saves too little
+WORTHWHILE = 0.95  # a packed batch with a larger share of the padded tokens saves too little
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def token_logp(
     """
     details = details or Details()
     device = split.device
-    tree = _tree(split, tokens, action) if details.packed else None
+    batch = _packed_rows(split, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
     kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
-    states = _states(split, tokens, action, tree)
+    states = _states(split, tokens, action, batch)
     others = None
     if details.reference is not None:
         with torch.no_grad():
-            others = _states(details.reference, tokens, action, tree)
+            others = _states(details.reference, tokens, action, batch)
     found: tuple[Tensor, ...]
     head = split.head
     if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
@@ -100,26 +100,26 @@ def packs(split: CausalLM) -> bool:
 
 def states_before(split: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
     """The trunk's hidden state before each action, in row order."""
-    return _states(split, tokens, action, _tree(split, tokens, action))
+    return _states(split, tokens, action, _packed_rows(split, tokens, action))
 
 
-def _tree(split: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
-    """The rows as a tree, where that saves work."""
+def _packed_rows(split: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
+    """The rows packed, where that saves work."""
     if not packs(split):
         return None
-    tree = shared_prefix_batch(tokens, action, split.device)
+    batch = shared_prefix_batch(tokens, action, split.device)
     if fused_works(split):
-        return tree
-    return tree if tree is not None and tree.size <= WORTHWHILE * tokens.numel() else None
+        return batch
+    return batch if batch is not None and batch.size <= WORTHWHILE * tokens.numel() else None
 
 
-def _states(split: CausalLM, tokens: Tensor, action: Tensor, tree: SharedPrefixBatch | None) -> Tensor:
+def _states(split: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBatch | None) -> Tensor:
     if bool(action[:, 0].any()):
         raise ValueError("the first token of a row has no prefix: it cannot be an action")
-    if tree is not None and fused_works(split):
-        return fused_states(split, tree)
-    if tree is not None and shared_prefix_works(split):
-        return shared_prefix_states(split, tree)
+    if batch is not None and fused_works(split):
+        return fused_states(split, batch)
+    if batch is not None and shared_prefix_works(split):
+        return shared_prefix_states(split, batch)
     tokens, action = tokens.to(split.device), action.to(split.device)
     return split.hidden(tokens)[:, :-1][action[:, 1:]]
 

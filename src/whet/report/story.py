@@ -64,10 +64,12 @@ def rounds_table(story: Story) -> list[list[str]]:
     rounds = sorted({number for by_round in by_model.values() for number in by_round})
     rows = [[f"held-out {metric.replace('_', ' ')}", *("before" if not at else f"round {at}" for at in rounds)]]
     for who, by_round in by_model.items():
-        rows.append(
-            [who, *(metric_text(metric, by_round[at].metrics[metric]) if at in by_round else "" for at in rounds)]
-        )
+        rows.append([who, *(_value(by_round[at], metric) if at in by_round else "" for at in rounds)])
     return rows
+
+
+def _value(stage: StageLine, metric: str) -> str:
+    return metric_text(metric, stage.metrics[metric])
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
@@ -95,14 +97,14 @@ def verdict(story: Story) -> str:
     first, last = by_round[min(by_round)], by_round[max(by_round)]
     name = metric.replace("_", " ")
     if first is last:
-        return f"Held-out {name} before the first round: {metric_text(metric, first.metrics[metric])}.{ended}"
-    text = f"Held-out {name} of {who}: {metric_text(metric, first.metrics[metric])} to {metric_text(metric, last.metrics[metric])}"
+        return f"Held-out {name} before the first round: {_value(first, metric)}.{ended}"
+    text = f"Held-out {name} of {who}: {_value(first, metric)} to {_value(last, metric)}"
     text += f" in {max(by_round)} round{'s' if max(by_round) > 1 else ''}, {_difference(first, last, metric)}."
     text += _peak(by_round, metric)
     for other, compared in list(by_model.items())[1:]:
         if max(compared) == max(by_round):
             rival = compared[max(compared)]
-            text += f" {other.capitalize()}: {metric_text(metric, rival.metrics[metric])}, {_difference(last, rival, metric)}."
+            text += f" {other.capitalize()}: {_value(rival, metric)}, {_difference(last, rival, metric)}."
     return text + ended
 
 
@@ -113,9 +115,7 @@ def _peak(by_round: Mapping[int, StageLine], metric: str) -> str:
     if best == max(by_round) or not words.startswith("worse"):
         return ""
     when = f"after round {best}" if best else "before the first round"
-    return (
-        f" It was best {when}: {metric_text(metric, by_round[best].metrics[metric])}; later rounds lost some of that."
-    )
+    return f" It was best {when}: {_value(by_round[best], metric)}; later rounds lost some of that."
 
 
 def _difference(one: StageLine, two: StageLine, metric: str) -> str:

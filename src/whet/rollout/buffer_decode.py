@@ -1,4 +1,4 @@
-"""Decoding on whet's own buffers: the backend of every model whose attention whet can run (`whet.model.hooked_decode`)."""
+"""Decoding on whet's own buffers: the backend of models whose attention whet can run (`whet.model.hooked_decode`)."""
 
 from __future__ import annotations
 

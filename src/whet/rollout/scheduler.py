@@ -62,7 +62,7 @@ class DecodeJob:
 def decode_job(
     requests: Sequence[Request], sampling: Sampling, stop: StopRule, most_members: int | None = None
 ) -> DecodeJob:
-    """Requests with equal prompts together, wherever they stand; a prompt with more than `most_members` counts twice."""
+    """Requests with equal prompts together, wherever they stand, at most `most_members` to a prompt."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, request in enumerate(requests):
         by_prompt.setdefault(request.tokens, []).append(number)

@@ -1,0 +1,75 @@
+"""What a step reports, on batches and rollouts written by hand: each guard has a case in which it must be large."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from whet.model.token_logp import TokenScores
+from whet.rollout.buffer import RolloutBatch
+from whet.train.step_metrics import collection_counts, critic_metrics, sampler_metrics
+from whet.types import Group, Prompt, Sample, StopReason, TokenBatch
+
+ACTION = torch.tensor([[False, True, True, False], [False, False, True, True]])
+
+
+def batch(**fields):
+    zeros = torch.zeros(2, 4, dtype=torch.float64)
+    return TokenBatch(torch.ones(2, 4, dtype=torch.long), ACTION, torch.tensor([0, 0]), torch.zeros(2), **fields), zeros
+
+
+def test_the_sampler_gap_is_the_distance_of_the_log_probabilities_on_actions():
+    made, _ = batch()
+    behavior = torch.tensor([[9.0, -1.0, -2.0, 9.0], [9.0, 9.0, -1.5, -0.5]])
+    logp = torch.tensor([[0.0, -1.5, -1.0, 0.0], [0.0, 0.0, -1.5, -2.5]])
+    entropy = torch.tensor([[7.0, 1.0, 2.0, 7.0], [7.0, 7.0, 3.0, 6.0]])
+    found = sampler_metrics(replace(made, behavior_logp=behavior), TokenScores(logp, entropy), is_stale=False)
+    assert found == {"sampler_gap": pytest.approx((0.5 + 1 + 0 + 2) / 4), "sampler_gap_max": 2.0, "entropy": 3.0}
+    stale = sampler_metrics(replace(made, behavior_logp=behavior), TokenScores(logp, entropy), is_stale=True)
+    assert stale["staleness"] == found["sampler_gap"] and stale["staleness_max"] == 2.0 and "sampler_gap" not in stale
+
+
+def test_without_the_samplers_log_probabilities_nothing_is_measured():
+    made, zeros = batch()
+    assert sampler_metrics(made, TokenScores(zeros, zeros), is_stale=False) == {}
+    idle = replace(made, action=torch.zeros_like(ACTION), behavior_logp=zeros)
+    assert sampler_metrics(idle, TokenScores(zeros, zeros), is_stale=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "explained"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], 1.0),
+        ([5.0, 6.0, 7.0, 8.0], 1.0),  # a constant shift is explained by the mean
+        ([0.0, 0.0, 0.0, 0.0], 0.0),
+        ([4.0, 3.0, 2.0, 1.0], -3.0),  # worse than a constant
+        ([1.0, 2.0, 2.0, 3.0], 1 - (1 / 3) / (5 / 3)),
+    ],
+)
+def test_how_much_of_its_targets_the_critic_explains(value, explained):
+    made, zeros = batch()
+    target, values = zeros.clone() + 50, zeros.clone().float() - 20
+    target[ACTION] = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    values[ACTION] = torch.tensor(value)
+    assert critic_metrics(replace(made, target=target, value=values)) == {"critic_explains": pytest.approx(explained)}
+    assert critic_metrics(replace(made, target=zeros, value=values)) == {}  # nothing to explain
+    assert critic_metrics(replace(made, target=None, value=values)) == critic_metrics(made) == {}
+
+
+def test_two_actions_are_enough_to_explain_and_one_is_not():
+    made, zeros = batch()
+    target, values = zeros.clone(), zeros.clone()
+    for count, keys in ((1, set()), (2, {"critic_explains"})):
+        action = torch.zeros_like(ACTION)
+        action[0, :count] = True
+        target[0, :2] = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        assert critic_metrics(replace(made, action=action, target=target, value=values)).keys() == keys
+
+
+def test_what_a_collection_took_is_reported_where_it_is_more_than_the_groups():
+    tokens = torch.tensor([1, 2])
+    each = Sample(tokens, tokens > 1, torch.zeros(2), (0, 0), StopReason.END, "")
+    group = Group(Prompt("q", (), "?"), (each, each, each))
+    rollout = RolloutBatch(((0, group),), ((0, 0.5), (1, 1.0)), num_samples=6, rounds=2)
+    assert collection_counts(rollout, [group]) == {"prompts_spent": 2, "samples_spent": 6, "rounds": 2}
+    assert collection_counts(replace(rollout, num_samples=3), [group]) == {}
