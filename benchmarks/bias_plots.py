@@ -1,7 +1,8 @@
 """The two biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws both figures.
 
-A prompt has a few possible completions; the first token chooses one, the rest of it is forced. Every group of G completions is
-enumerated with its probability and sent through the real `Objective.advantage` and `Objective.loss`. What comes out is
+A prompt has a few possible completions; the first token chooses one, the rest of it is forced. Every group of G
+completions is enumerated with its probability and sent through the real `Objective.advantage` and `Objective.loss`.
+What comes out is
 the expected gradient on the logits of the choice, which nothing but the row decides: there is no sampling.
 """
 

@@ -1,4 +1,5 @@
-"""Every row of `whet algorithms` on the built-in task: same prompts, same completions a step, same budget, several seeds.
+"""Every row of `whet algorithms` on the built-in task: same prompts, same completions a step, same budget, several
+seeds.
 
     python benchmarks/every_row.py --seeds 3 --folder rows
 
@@ -31,8 +32,9 @@ SHORTER: dict[str, dict[str, Any]] = {
 def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
     """One budget for all: STEPS steps of PROMPTS prompts and GROUP completions.
 
-    A row that is nothing with one update a batch gets two, at half the learning rate, and one that trains on completions
-    of an older policy has half the rate as well. Adam forgets the gradient's scale, so one rate serves rows that divide
+    A row that is nothing with one update a batch gets two, at half the learning rate, and one that trains on
+    completions of an older policy has half the rate as well. Adam forgets the gradient's scale, so one rate serves
+    rows that divide
     by a budget and rows that divide by a length alike. `updates` asks for that many updates a batch of every row.
     """
     preset = PRESETS[name]

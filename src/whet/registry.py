@@ -131,7 +131,8 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None) -> Any:
 
 
 def lookup(kind: Kind, name: str) -> Any:
-    """The thing of that name; plugins are loaded where it is not known. An unknown name is an error with the nearest."""
+    """The thing of that name; plugins are loaded where it is not known. An unknown name is an error with the
+    nearest."""
     for attempt in (False, True):
         if attempt:
             load_plugins()

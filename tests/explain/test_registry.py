@@ -240,7 +240,8 @@ class Thin(PPOClip):
 def load():
     whet.register("clip", Thin)
     grpo = PRESETS["grpo"]
-    whet.register("preset", replace(grpo, objective=replace(grpo.objective, name="thin_grpo", clip=Thin()), title="Thin"))
+    thin = replace(grpo.objective, name="thin_grpo", clip=Thin())
+    whet.register("preset", replace(grpo, objective=thin, title="Thin"))
 
     @whet.register("reward")
     def full_stop(prompt, completion):
@@ -250,7 +251,8 @@ def load():
 
 @pytest.fixture
 def plugin(tmp_path):
-    """A distribution that is installed as far as Python can tell: a module, and a dist-info folder with entry points."""
+    """A distribution that is installed as far as Python can tell: a module, and a dist-info folder with entry
+    points."""
     folder = tmp_path / "site"
     points = "[whet.plugins]\nthin = whet_thin:load\nbroken = whet_missing\n"
     for name, text in (

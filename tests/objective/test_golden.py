@@ -172,7 +172,8 @@ def test_group_mean_scale_by_hand():
 
 
 def test_scales_over_tokens_weigh_long_completions():
-    """Differences 1, 1 (two tokens) and -2 (one token): mean 0, variance (1 + 1 + 4) / 2; over completions mean -0.5."""
+    """Differences 1, 1 (two tokens) and -2 (one token): mean 0, variance (1 + 1 + 4) / 2; over completions mean
+    -0.5."""
     batch = batch_of(9.0, 0.0, action=ACTION)
     centred = double([0, 1, 1], [0, -2, 0])
     root = math.sqrt(3) + STD_FLOOR
@@ -366,7 +367,7 @@ def test_the_shares_of_half_a_step_are_those_of_the_whole(name):
     batch = replace(batch_of(1.0, 0.0, action=ACTION), importance=double([0.5, 0.0], [1.5, 0.0]))
     kind = AXES["aggregate"][name]
     halves = [kind()(batch.select([row]), TOTALS) for row in range(2)]
-    assert torch.equal(torch.cat(halves), shares()[name])
+    torch.testing.assert_close(torch.cat(halves), shares()[name], rtol=1e-14, atol=0.0)
 
 
 def test_learned_length_by_hand():

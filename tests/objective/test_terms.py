@@ -162,7 +162,8 @@ def test_when_the_reference_moves():
 
 
 def test_imitation_of_right_completions_by_hand():
-    """0.1 over 8 right tokens of the whole step, on the right completion of this pass; an unscorable one is not right."""
+    """0.1 over 8 right tokens of the whole step, on the right completion of this pass; an unscorable one is not
+    right."""
     batch = batch_of(1.0, 0.0, action=ACTION, parts=double([1, 5], [0, 5]))
     assert ImitateRight(0.1)(batch, Totals(20, 5, 4, 8)).tolist() == near([[0, 0.0125, 0.0125], [0, 0, 0]])
     unscorable = replace(batch, reward=double(math.nan, 0.0))

@@ -1,8 +1,9 @@
 """What the estimators estimate, exactly: every completion of a toy language model is enumerated, and so is every group.
 
-The model is a table of logits, one row a state (prompt and prefix): three tokens, the last ends a completion, at most three
-tokens a completion. The expected gradient of a row is the sum over all G-tuples of completions of their probability times the
-gradient of the real `Objective.loss`; nothing is sampled, so equal means equal to 1e-12.
+The model is a table of logits, one row a state (prompt and prefix): three tokens, the last ends a completion, at most
+three tokens a completion. The expected gradient of a row is the sum over all G-tuples of completions of their
+probability
+times the gradient of the real `Objective.loss`; nothing is sampled, so equal means equal to 1e-12.
 """
 
 import itertools
@@ -110,7 +111,8 @@ def state_kl(table, sampler=None):
 
 
 def every_group(group_size, reward, sampler=THETA):
-    """A batch with every G-tuple of completions to every prompt as a group of its own, and each row's (prompt, completion)."""
+    """A batch with every G-tuple of completions to every prompt as a group of its own, and each row's (prompt,
+    completion)."""
     tuples = torch.cartesian_prod(*[torch.arange(len(COMPLETIONS))] * group_size).reshape(-1)
     prompt = torch.arange(PROMPTS).repeat_interleave(len(tuples))
     completion = tuples.repeat(PROMPTS)
@@ -279,8 +281,8 @@ def test_maxrl_climbs_the_log_of_success_to_order_group_size_less_one(group_size
 def test_what_the_marginal_form_of_pass_at_k_estimates(group_size, k):
     """grad pass@k / k = (1 - p)^(k-1) grad p, plus (k-1)/(n-1) p (1 - p)^(k-2) grad p.
 
-    The second part is the baseline's: what the others add depends on whether this completion is right. With k = n the two
-    are the gradient of pass@(k-1) / (k-1).
+    The second part is the baseline's: what the others add depends on whether this completion is right. With k = n the
+    two are the gradient of pass@(k-1) / (k-1).
     """
 
     def climbed(table):

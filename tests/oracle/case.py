@@ -1,4 +1,5 @@
-"""A batch as the papers see it: ragged lists of the trained tokens, one list a completion; numbers, and scalars to learn."""
+"""A batch as the papers see it: ragged lists of the trained tokens, one list a completion; numbers, and scalars to
+learn."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +10,8 @@ from whet.types import Extras, TokenBatch
 
 @dataclass
 class Case:
-    """All lists are [completion][trained token] unless said otherwise; `logp` and the fields named so carry gradient."""
+    """All lists are [completion][trained token] unless said otherwise; `logp` and the fields named so carry
+    gradient."""
 
     logp: list  # of the policy, with gradient
     old: list

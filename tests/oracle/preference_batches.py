@@ -8,7 +8,8 @@ WIDTH = 12
 
 
 def random_rows(seed, num_rows=7, paired=True, empty=False):
-    """A batch with log-probabilities of tokens, its logp and its extras; `empty` adds a row with an empty completion."""
+    """A batch with log-probabilities of tokens, its logp and its extras; `empty` adds a row with an empty
+    completion."""
     draw = torch.Generator().manual_seed(seed)
     sides = 2 if paired else 1
     shape = (num_rows, sides, WIDTH)

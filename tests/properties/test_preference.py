@@ -36,6 +36,11 @@ CASES = [*((name, True) for name in ROWS), *((name, False) for name in SINGLE)]
 CUTS = ([[0], [1], [2], [3], [4], [5], [6], [7]], [[6, 0, 3], [7, 5, 1, 4, 2]])
 
 
+def close(mine, expected):
+    """Equal to the promised 1e-14, relative to the largest number: processors add in other orders."""
+    return mine.shape == expected.shape and bool((mine - expected).abs().max() <= 1e-14 * expected.abs().max())
+
+
 def example(name, paired, seed=1):
     """A step of eight rows, one with an empty completion and a weight each, and its totals with the row's anchor."""
     batch, logp, extras = random_rows(seed, num_rows=8, paired=paired, empty=True)
@@ -105,8 +110,8 @@ def test_padding_and_what_is_not_trained_do_not_matter(name, paired):
     more = PairExtras(wider(extras.log_square, float("nan")), wider(extras.rival_logp, float("nan")))
     _, gradient, rival = found(name, wide, wider(garbage, float("nan")), more, totals)
     width = logp.shape[-1]
-    assert torch.equal(gradient[..., :width], expected) and (gradient[..., width:] == 0).all()
-    assert torch.equal(rival[..., :width], expected_rival)
+    assert close(gradient[..., :width], expected) and (gradient[..., width:] == 0).all()
+    assert close(rival[..., :width], expected_rival)
 
 
 @pytest.mark.parametrize(("name", "paired"), [case for case in CASES if case[0] not in TOKENWISE])
@@ -146,7 +151,8 @@ def test_the_grad_is_the_gradient(name, paired):
         return
     loss, expected, _ = found(name, batch, logp, extras, totals)
     grad, same = ROWS[name].grad(batch, logp, totals, extras)
-    assert torch.equal(grad, expected) and same.metrics == loss.metrics and not same.value.requires_grad
+    assert close(grad, expected) and not same.value.requires_grad
+    assert same.metrics == pytest.approx(loss.metrics, rel=1e-14)
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "ref_logp" in ROWS[name].needs()])

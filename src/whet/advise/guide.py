@@ -213,7 +213,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: _is_long(s) and s.several_updates,
         lambda s: (
-            f"You reuse batches of completions of up to {s.completion_tokens} tokens, where a tight clip ends exploration."
+            f"You reuse batches of completions of up to {s.completion_tokens} tokens, where a tight clip ends "
+            "exploration."
         ),
         ("dapo", "cispo", "gspo"),
         ("kl_cov", "vapo"),
@@ -221,7 +222,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda s: _is_long(s),
         lambda s: (
-            f"Your completions take up to {s.completion_tokens} tokens: divided by the length, each token hardly counts."
+            f"Your completions take up to {s.completion_tokens} tokens: divided by the length, each token hardly "
+            "counts."
         ),
         ("dapo", "dr_grpo"),
         ("vapo", "cispo"),
@@ -359,17 +361,21 @@ def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
         yield "No KL holds the policy: fine against a checker; --set objective.kl=k2 ties it to where it started."
     if situation.several_updates:
         yield "Reuse can collapse the entropy: watch `entropy` and `reweighted`, and use fewer updates if it falls."
-        yield f"If completions come from an older policy rather than being reused: {OLDER_POLICY} instead of the updates."
+        yield (
+            f"If completions come from an older policy rather than being reused: {OLDER_POLICY} instead of the updates."
+        )
     elif chosen in TAMED_RATIOS:
         yield f"With one update a batch every ratio is 1, and {_title(chosen)} starts to differ only with several."
     if situation.completion_tokens is not None:
         yield (
-            f"Completions cut off at {situation.completion_tokens} tokens are scored as they stand: watch `truncated`, and see "
+            f"Completions cut off at {situation.completion_tokens} tokens are scored as they stand: watch "
+            "`truncated`, and see "
             "that the model's context holds prompt and completion."
         )
     if situation.turns:
         yield (
-            "whet writes one completion to a prompt today and drives no environment: give the earlier turns as `messages`; "
+            "whet writes one completion to a prompt today and drives no environment: give the earlier turns as "
+            "`messages`; "
             "what tools answered carries no loss."
         )
     if situation.goal == "pass_at_k" and chosen not in ("pass_at_k", "maxrl"):
@@ -381,7 +387,8 @@ def _data_warnings(situation: Situation, chosen: str) -> Iterator[str]:
         yield "Reward hacking: whatever the checker lets pass will be found, so read samples.jsonl too."
     if situation.signal == "reward_model":
         yield (
-            "Reward hacking: a learned reward is a proxy, so keep the KL, watch `kl` and the completion length, and judge "
+            "Reward hacking: a learned reward is a proxy, so keep the KL, watch `kl` and the completion length, and "
+            "judge "
             "the result by something else."
         )
         yield "`whet train rm` trains one; a folder that transformers loads is the reward `learned` (docs/rewards.md)."

@@ -1,8 +1,8 @@
 """Better than what? Baselines: the first half of a method.
 
 A baseline gives `centred(batch, memory) -> [N, T]`, each action's reward less what it is compared with. The ones here
-compare whole completions: `(batch, memory) -> [N]` is what each reward is compared with, and all tokens of a completion share
-the difference. They see all scored samples of the step, before any filter.
+compare whole completions: `(batch, memory) -> [N]` is what each reward is compared with, and all tokens of a
+completion share the difference. They see all scored samples of the step, before any filter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from whet.objective.component import Component
 from whet.objective.statistics import group_index, group_moments, sums_by
 from whet.types import TokenBatch, WhetError
 
-Memory = Mapping[str, float]  # what a row remembers from step to step; saved with every checkpoint
+Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
 
 class Baseline(Protocol):
@@ -228,8 +228,9 @@ class LengthWeightedMean(GroupBaseline):
 class Greedy(CompletionBaseline):
     """b_i = R(greedy completion to the same prompt). Li 2023 (2310.10505), eq. 6.
 
-    Unbiased: the greedy completion does not depend on the sample. One extra completion a prompt, of the same policy version and
-    length budget. No KL is taken off the greedy reward. An unscorable greedy completion leaves its prompt out.
+    Unbiased: the greedy completion does not depend on the sample. One extra completion a prompt, of the same policy
+    version and length budget. No KL is taken off the greedy reward. An unscorable greedy completion leaves its prompt
+    out.
     """
 
     name: ClassVar[str] = "greedy"
@@ -273,8 +274,8 @@ class DrawnMean(GroupBaseline):
 class PromptTracker(CompletionBaseline):
     """b = a / (a + b) of a Beta tracker a prompt keeps from visit to visit. Xu 2025 (2509.13232), single-stream.
 
-    After use: a <- keep a + SUM R, b <- keep b + SUM (1 - R). Rewards must be in [0, 1]; works with one completion a prompt.
-    The paper lets `keep` fall with the policy's KL since the last visit; here it is one number.
+    After use: a <- keep a + SUM R, b <- keep b + SUM (1 - R). Rewards must be in [0, 1]; works with one completion a
+    prompt. The paper lets `keep` fall with the policy's KL since the last visit; here it is one number.
     """
 
     keep: float = 0.9

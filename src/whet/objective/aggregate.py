@@ -56,7 +56,7 @@ class _FixedShare(Component):
 
 
 def _share(action: Tensor, each: Tensor | float) -> Tensor:
-    # double: shares are tiny, and their sum over the batch is asserted to be what the row says
+    # double: shares are tiny, and their sum over the batch is asserted to be what the method says
     return torch.where(action, torch.as_tensor(each, dtype=torch.float64, device=action.device), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What every component of a row has: a name, what it needs annotated, and itself in words."""
+"""What every component of a method has: a name, what it needs annotated, and itself in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whet.types import WhetError, did_you_mean
 
 
 class Component:
-    """One choice on one axis of a row. A frozen dataclass whose fields are its numbers."""
+    """One choice on one axis of a method. A frozen dataclass whose fields are its numbers."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of TokenBatch or Extras beyond rewards
@@ -32,11 +32,11 @@ def with_number(axis: str, component: Any, name: str, value: Any) -> Any:
     return replace(component, **{name: float(value)})
 
 
-def departures(original: Any, row: Any, axes: Iterable[str]) -> dict[str, str]:
-    """Where a row departs from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
+def departures(original: Any, objective: Any, axes: Iterable[str]) -> dict[str, str]:
+    """Where a method departs from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
     found: dict[str, str] = {}
     for axis in axes:
-        before, after = getattr(original, axis), getattr(row, axis)
+        before, after = getattr(original, axis), getattr(objective, axis)
         if type(before) is not type(after):
             found[axis] = f"{before.name} -> {after.name}"
             continue

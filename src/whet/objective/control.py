@@ -1,4 +1,4 @@
-"""Who turns the KL's coefficient? Controllers read the step's metrics and write the row's memory.
+"""Who turns the KL's coefficient? Controllers read the step's metrics and write the method's memory.
 
 `kl_completion` is the mean of SUM_t log(pi/ref) over completions (k1, in nats), `kl_old` the mean over tokens of
 (r - 1) - log r in the last update of the batch.
@@ -20,7 +20,7 @@ class Control(Protocol):
     turns_beta: ClassVar[bool]
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
-        """The memory after a step; `beta` is the row's own, where the memory has none yet."""
+        """The memory after a step; `beta` is the method's own, where the memory has none yet."""
         ...
 
     def ends_updates(self, metrics: Mapping[str, float]) -> bool:

@@ -1,7 +1,7 @@
 """Which token earned it? Baselines that credit the tokens of a completion one by one.
 
-They read `batch.token_reward` (process rewards less the KL, [N, T]) and put the completion's own reward on its last action.
-Tokens between the actions (a tool's output) are passed over: value and trace carry on behind them.
+They read `batch.token_reward` (process rewards less the KL, [N, T]) and put the completion's own reward on its last
+action. Tokens between the actions (a tool's output) are passed over: value and trace carry on behind them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from whet.types import TokenBatch
 
 
 def paid(batch: TokenBatch, outcome: Tensor | None = None) -> Tensor:
-    """[N, T]: what each action earned, the completion's reward (or `outcome`) on its last action. 0 for unscorable rows."""
+    """[N, T]: what each action earned, the completion's reward (or `outcome`) on its last action. 0 for unscorable
+    rows."""
     outcome = batch.reward if outcome is None else outcome
     scored = ~batch.reward.isnan()
     earned = torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.reward.device)
@@ -48,7 +49,8 @@ def discounted_sum(values: Tensor, factor: Tensor | float, action: Tensor) -> Te
 
 
 def next_value(values: Tensor, action: Tensor) -> Tensor:
-    """[N, T]: the value at the next action of the row; 0 behind the last one: a completion that ended is worth nothing."""
+    """[N, T]: the value at the next action of the row; 0 behind the last one: a completion that ended is worth
+    nothing."""
     found = torch.zeros_like(values)
     carried = torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):

@@ -87,7 +87,8 @@ class GeometricMean(Component):
 
 @dataclass(frozen=True)
 class GammaGate(Component):
-    """weight = r^k exp(lam (1 - r)), k and lam by the sign of A. arXiv 2602.10693 (2026), on the completion's product ratio.
+    """weight = r^k exp(lam (1 - r)), k and lam by the sign of A. arXiv 2602.10693 (2026), on the completion's product
+    ratio.
 
     1 at ratio 1, 0 at 0 and at infinity: completions far from the sampler's policy vanish on both sides.
     """

@@ -1,4 +1,5 @@
-"""Which groups are worth training on? Verdicts on one group at a time; the loop draws more where a row asks for it."""
+"""Which groups are worth training on? Verdicts on one group at a time; the loop draws more where a method asks for
+it."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class MixedOutcome(_Once):
 
 @dataclass(frozen=True)
 class Balanced(MixedOutcome):
-    """Draw more completions to a prompt until both outcomes are there, then train on a balanced group of the usual size.
+    """Draw more completions to a prompt until both outcomes are there, then train on a balanced group of the usual
+    size.
 
     RLHFlow 2025 (2510.04996), its idea; the number of rounds is whet's. The statistics of a group drawn this way are
     biased: use it with baseline drawn_mean, which sees every completion drawn.

@@ -196,8 +196,8 @@ class _Cost(_Tied):
 class K1Reward(_Cost):
     """r_t -= beta u_t, u at sampling time. Ahmadian 2024 (2402.14740), eq. 3; Ouyang 2022 (2203.02155), eq. 2.
 
-    In the reward k1 does work: summed over the completion, or to go, its expected gradient is that of the completion's KL.
-    The baseline and the scale act on it, so this beta cannot be compared with one in the loss.
+    In the reward k1 does work: summed over the completion, or to go, its expected gradient is that of the completion's
+    KL. The baseline and the scale act on it, so this beta cannot be compared with one in the loss.
     """
 
     beta: float = 0.05

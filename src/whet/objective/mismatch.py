@@ -1,7 +1,8 @@
 """Did the trainer's policy write this? Weights for the gap between the sampler and the trainer.
 
-A rule is `(log_mismatch, log_staleness, advantage, action) -> [N, T]`, a factor on the policy's weight without gradient:
-log_mismatch = old_logp - behavior_logp (engine and staleness), log_staleness = logp - behavior_logp (updates included).
+A rule is `(log_mismatch, log_staleness, advantage, action) -> [N, T]`, a factor on the policy's weight without
+gradient: log_mismatch = old_logp - behavior_logp (engine and staleness), log_staleness = logp - behavior_logp (updates
+included).
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Truncate(_FromSampler):
 
 @dataclass(frozen=True)
 class TruncateSequence(_FromSampler):
-    """factor = min(PROD_t rho_t, ceiling) on all tokens of a completion: unbiased below the ceiling, of huge variance."""
+    """factor = min(PROD_t rho_t, ceiling) on all tokens of a completion: unbiased below the ceiling, of huge
+    variance."""
 
     ceiling: float = 2.0
     name: ClassVar[str] = "truncate_sequence"
@@ -122,7 +124,8 @@ class MaskTokens(_FromSampler):
 
 @dataclass(frozen=True)
 class MaskSequences(_FromSampler):
-    """factor = rho_t for the tokens of a completion whose geometric-mean rho is in [low, high], else 0. Liu and Li 2025.
+    """factor = rho_t for the tokens of a completion whose geometric-mean rho is in [low, high], else 0. Liu and Li
+    2025.
 
     The bounds are for a mean over the completion: they are close to 1.
     """
@@ -148,7 +151,8 @@ class MaskSequences(_FromSampler):
 
 @dataclass(frozen=True)
 class MaskStale(_FromSampler):
-    """factor = 0 for a completion with A < 0 and mean_t(behavior_logp - logp) > limit, else 1. DeepSeek-V3.2 (2512.02556).
+    """factor = 0 for a completion with A < 0 and mean_t(behavior_logp - logp) > limit, else 1. DeepSeek-V3.2
+    (2512.02556).
 
     The paper gives no limit and the code bases differ by 5000 times: set it. Looked at anew in every update.
     """

@@ -1,4 +1,5 @@
-"""Baselines for the chance that one of k completions is right. Three estimators with three meanings, each under its name.
+"""Baselines for the chance that one of k completions is right. Three estimators with three meanings, each under its
+name.
 
 n scored completions of a group, c of them right. Right means: the reward's first part is 1 (or the reward itself, where
 the batch has no parts).

@@ -2,8 +2,8 @@
 
     loss = - SUM_it share_it (weight_it A_it - kl_weight_it) logp_it    (- entropy, + exact KL, same shares)
 
-Only `logp` carries gradient, and the `Extras` of rows that need more. A method is a row of components, one an axis;
-nothing here knows a method by name.
+Only `logp` carries gradient, and the `Extras` of methods that need more. A method is a choice of components, one per
+axis; nothing here knows a method by name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Objective:
-    """A method as a row of orthogonal components."""
+    """A method as a choice of orthogonal components, one per axis."""
 
     name: str
     baseline: Baseline
@@ -83,7 +83,7 @@ class Objective:
         return needed | {self.ratio.against} if self.clip.uses_ratio else needed
 
     def tuned(self, memory: Memory) -> Objective:
-        """The row of this step: with the coefficients its controllers have arrived at."""
+        """The method of this step: with the coefficients its controllers have arrived at."""
         kl, weight = self.kl, self.entropy.coefficient(memory)
         if self.control.turns_beta and "beta" in memory:
             kl = replace(kl, beta=memory["beta"])  # type: ignore[type-var, call-arg]
@@ -123,22 +123,22 @@ class Objective:
 
         Give it the whole collected batch, never a part: statistics and choices of tokens are taken over all of it.
         """
-        row = self.tuned(memory)
-        cost = row.kl.cost(batch)
-        reward, earned = row.shape(batch), batch.step_reward if row.baseline.per_token else None
+        now = self.tuned(memory)
+        cost = now.kl.cost(batch)
+        reward, earned = now.shape(batch), batch.step_reward if now.baseline.per_token else None
         token_reward = None if earned is None else earned.nan_to_num().to(reward.dtype)
-        if cost is not None and not row.kl.immediate:
+        if cost is not None and not now.kl.immediate:
             token_reward = -cost if token_reward is None else token_reward - cost
-        if token_reward is not None and not row.baseline.per_token:
+        if token_reward is not None and not now.baseline.per_token:
             reward = reward + torch.where(batch.action, token_reward, 0.0).sum(-1)
         paid = replace(batch, reward=reward, token_reward=token_reward)
         scored = batch.action & ~batch.reward.isnan()[:, None]
-        scaled = row.scale(row.baseline.centred(paid, memory), paid)
-        if cost is not None and row.kl.immediate:
+        scaled = now.scale(now.baseline.centred(paid, memory), paid)
+        if cost is not None and now.kl.immediate:
             scaled = scaled - cost
         known = replace(paid, reward=batch.reward, advantage=torch.where(scored, scaled, 0.0))
-        known = replace(known, target=row.baseline.target(paid), importance=row.aggregate.importance(paid, memory))
-        return row.select(known), row.baseline.remembered(paid, memory)
+        known = replace(known, target=now.baseline.target(paid), importance=now.aggregate.importance(paid, memory))
+        return now.select(known), now.baseline.remembered(paid, memory)
 
     def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals, extras: Extras | None = None) -> Loss:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
@@ -179,8 +179,8 @@ class Objective:
         return Loss(value, metrics)
 
     def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own completions, and no
-        term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
+        """d loss / d logp [N, T], where no log-probability changes it: one update on the policy's own completions, and
+        no term that looks at logp. Who knows it before the forward pass need not come back to the logits."""
         looking = self.kl.needs | self.mismatch.needs | self.smooth.needs | self.entropy.needs
         if batch.old_logp is not None or self.ratio.against != "old_logp" or looking:
             return None
@@ -208,17 +208,17 @@ class Objective:
 
     def _sampled(self, batch: TokenBatch) -> Tensor:
         if batch.behavior_logp is None:
-            raise ValueError(f"the row {self.name} needs behavior_logp and the batch has none")
+            raise ValueError(f"the method {self.name} needs behavior_logp and the batch has none")
         return batch.behavior_logp.masked_fill(~batch.action, 0.0)
 
     def _weighted(self, batch: TokenBatch, logp: Tensor, share: Tensor, pull: Tensor, extras: Extras) -> Tensor:
-        """- SUM share pull logp; where a row smooths, part of the pull goes to the likeliest tokens."""
+        """- SUM share pull logp; where a method smooths, part of the pull goes to the likeliest tokens."""
         coefficient = torch.where(batch.action, share * pull, 0.0)
         moved = self.smooth.spread(batch, extras)
         if moved is None:
             return -(coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
         if extras.top_logp is None:
-            raise ValueError(f"the row {self.name} needs top_logp and the pass has none")
+            raise ValueError(f"the method {self.name} needs top_logp and the pass has none")
         moved = moved.to(logp.dtype)
         own = ((1 - moved) * coefficient * logp.masked_fill(~batch.action, 0.0)).sum()
         top = extras.top_logp.masked_fill(~batch.action[..., None], 0.0).mean(-1)
@@ -241,7 +241,7 @@ class Objective:
         weight = self.entropy.coefficient({})
         if weight > 0:
             if extras.entropy is None:
-                raise ValueError(f"the row {self.name} needs the entropy of the pass")
+                raise ValueError(f"the method {self.name} needs the entropy of the pass")
             value = value - weight * torch.where(action, share * extras.entropy, 0.0).sum()
         return value
 

@@ -101,8 +101,8 @@ class SequenceProduct(_AgainstOld):
 class SegmentRatio(_AgainstOld):
     """s_ij = exp(mean_{t in segment j} log r_it), on every token of segment j of completion i.
 
-    The level between token and sequence that Yang 2025 (2511.04256) argues for; the paper's rule for cutting a completion
-    and its entropy-dependent bounds could not be read, so this is the ratio alone, cut at punctuation.
+    The level between token and sequence that Yang 2025 (2511.04256) argues for; the paper's rule for cutting a
+    completion and its entropy-dependent bounds could not be read, so this is the ratio alone, cut at punctuation.
     """
 
     name: ClassVar[str] = "segment"
@@ -142,7 +142,8 @@ class SamplerTokenRatio(TokenRatio):
 
 @dataclass(frozen=True)
 class SamplerProduct(SequenceProduct):
-    """Pi_i = exp(SUM_t (logp - behavior_logp)): the importance ratio of the completion against the policy that sampled."""
+    """Pi_i = exp(SUM_t (logp - behavior_logp)): the importance ratio of the completion against the policy that
+    sampled."""
 
     name: ClassVar[str] = "sampler_product"
     against: ClassVar[str] = "behavior_logp"

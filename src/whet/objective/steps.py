@@ -1,7 +1,7 @@
 """Credit for the steps and turns of a completion: process rewards inside a group, and states that completions share.
 
-`step_reward` holds a step's score on its last token, `segment` numbers the sentences or turns of a completion and `anchor`
-is equal where segments of one group start from the same state.
+`step_reward` holds a step's score on its last token, `segment` numbers the sentences or turns of a completion and
+`anchor` is equal where segments of one group start from the same state.
 """
 
 from __future__ import annotations

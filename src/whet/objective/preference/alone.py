@@ -1,4 +1,5 @@
-"""What does a single completion cost? Curves on one score at a time: `(scores) -> [B, S]`, for pairs and labelled completions.
+"""What does a single completion cost? Curves on one score at a time: `(scores) -> [B, S]`, for pairs and labelled
+completions.
 
 s is the score less the step's anchor. A pair's two costs are added; of labelled completions each class is averaged by
 itself, so that pairs and the same completions without their partners cost the same.
@@ -98,7 +99,8 @@ class Classified(CompletionCurve):
 
 @dataclass(frozen=True)
 class Saturating(CompletionCurve):
-    """1 - sigma(beta s) for good completions, sigma(beta s) for bad ones. D'Oosterlinck 2024 (2408.06266), equation 7."""
+    """1 - sigma(beta s) for good completions, sigma(beta s) for bad ones. D'Oosterlinck 2024 (2408.06266), equation
+    7."""
 
     beta: float = 0.1
     name: ClassVar[str] = "saturating"

@@ -1,4 +1,5 @@
-"""What is a single completion compared with? Anchors: a number of the whole step, in units of the score, without gradient.
+"""What is a single completion compared with? Anchors: a number of the whole step, in units of the score, without
+gradient.
 
 Before the losses of a step, `sums` of all its passes and ranks are added; `value` makes the anchor of them.
 """

@@ -1,8 +1,9 @@
 """What a preference loss sees: completions side by side, their lengths and what the reference thinks of them.
 
-B rows; S completions a row: 2 for a pair (chosen, rejected), 1 for a completion with a label; T tokens padded. A log-probability
-of completions is [B, S], summed over the completion's tokens with its end token and without its prompt, or [B, S, T], one a
-token, which is then summed here over `action`.
+B rows; S completions per row: 2 for a pair (chosen, rejected), 1 for a completion with a label; T tokens padded. A
+log-probability of completions is [B, S], summed over the completion's tokens with its end token and without its
+prompt, or [B, S, T],
+one a token, which is then summed here over `action`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class PairBatch:
 
 @dataclass(frozen=True)
 class PairExtras:
-    """What some rows need of a pass beyond log-probabilities."""
+    """What some methods need of a pass beyond log-probabilities."""
 
     log_square: Tensor | None = None  # [B, S] or [B, S, T], log SUM_v p(v)^2 over the vocabulary, summed or a token
     rival_logp: Tensor | None = None  # [B, S, T], of one other token drawn from the likeliest; carries gradient
@@ -131,7 +132,7 @@ class PairCompletions:
     def ref_logp(self) -> Tensor:
         """[B, S]."""
         if self.batch.ref_logp is None:
-            raise ValueError("the row compares with a reference and the batch has no ref_logp")
+            raise ValueError("the method compares with a reference and the batch has no ref_logp")
         return self._safe(summed(self.batch, self.batch.ref_logp.to(self.logp.dtype)))
 
     @property
@@ -188,7 +189,8 @@ def balanced_weights(num_desirable: int, num_undesirable: int) -> tuple[float, f
     if not num_desirable or not num_undesirable:
         given = "desirable" if num_desirable else "undesirable"
         raise WhetError(
-            f"all {num_desirable + num_undesirable} labels are {given}; a loss on labelled completions needs both kinds: "
+            f"all {num_desirable + num_undesirable} labels are {given}; a loss on labelled completions needs both "
+            "kinds: "
             f"add {'undesirable' if num_desirable else 'desirable'} completions"
         )
     ratio = num_desirable / num_undesirable

@@ -1,4 +1,5 @@
-"""How are two completions set against each other? Contrasts: `(chosen, rejected) -> [B]`, from scores to one difference."""
+"""How are two completions set against each other? Contrasts: `(chosen, rejected) -> [B]`, from scores to one
+difference."""
 
 from __future__ import annotations
 

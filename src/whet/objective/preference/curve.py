@@ -18,7 +18,7 @@ from whet.objective.preference.batch import PairCompletions, PairTotals, summed
 
 @dataclass(frozen=True)
 class PairScores:
-    """The completions' worth, in the row's own unit."""
+    """The completions' worth, in the method's own unit."""
 
     each: Tensor  # [B, S], less the step's anchor
     difference: Tensor | None  # [B], the contrast; None for single completions
@@ -28,7 +28,7 @@ class PairScores:
     def apart(self) -> Tensor:
         """[B]: the difference of a pair."""
         if self.difference is None:
-            raise ValueError("the row compares two completions and the batch has single ones with labels")
+            raise ValueError("the method compares two completions and the batch has single ones with labels")
         return self.difference
 
     @property

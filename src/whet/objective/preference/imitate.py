@@ -47,7 +47,8 @@ def _good(completions: PairCompletions, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Summed(Component):
-    """-coefficient log pi(y_w), mean over the good completions of the step: a long completion counts with its length."""
+    """-coefficient log pi(y_w), mean over the good completions of the step: a long completion counts with its
+    length."""
 
     coefficient: float = 1.0
     name: ClassVar[str] = "summed"

@@ -1,6 +1,7 @@
-"""What is watched in every preference run, the same for every row. Sums: added over passes and ranks they are means.
+"""What is watched in every preference run, the same for every method. Sums: added over passes and ranks they are means.
 
-Chosen and rejected completions are told apart throughout: a growing margin says nothing about the chosen completion itself.
+Chosen and rejected completions are told apart throughout: a growing margin says nothing about the chosen completion
+itself.
 """
 
 from __future__ import annotations

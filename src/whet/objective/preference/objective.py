@@ -2,8 +2,9 @@
 
     loss = SUM_i w_i [ share_i curve(contrast(s_w - z, s_l - z)) - imitation ]
 
-Only `logp` carries gradient, and the `PairExtras` of rows that need more. A method is a row of components, one an axis;
-nothing here knows a method by name. Every number of the whole step comes in as `PairTotals`, so that cutting a step
+Only `logp` carries gradient, and the `PairExtras` of methods that need more. A method is a choice of components, one
+per axis; nothing here knows a method by name. Every number of the whole step comes in as `PairTotals`, so that cutting
+a step
 into passes, its order, its padding and its ranks never change the gradient.
 """
 
@@ -31,7 +32,7 @@ from whet.types import WhetError
 
 @dataclass(frozen=True)
 class PairObjective:
-    """A preference method as a row of orthogonal components."""
+    """A preference method as a choice of orthogonal components, one per axis."""
 
     name: str
     score: CompletionScore
@@ -48,7 +49,7 @@ class PairObjective:
         return frozenset().union(*(getattr(self, axis.name).needs for axis in fields(self)[1:]))
 
     def tuned(self, progress: float) -> PairObjective:
-        """The row when this share of the run, in [0, 1], is done."""
+        """The method when this share of the run, in [0, 1], is done."""
         return replace(self, contrast=self.contrast.at(progress))
 
     def symbols(self, updates_per_step: int = 1) -> list[str]:
@@ -67,7 +68,7 @@ class PairObjective:
     def anchor_sums(self, batch: PairBatch, logp: Tensor) -> Tensor:
         """float64 [4], to be added over the passes and ranks of the step, before its first loss.
 
-        Where the row needs `mismatched_logp`, the batch and logp are those of the mismatched completions.
+        Where the method needs `mismatched_logp`, the batch and logp are those of the mismatched completions.
         """
         return self.anchor.sums(self.score(completions_of(batch, logp.detach())), batch)
 
@@ -98,7 +99,7 @@ class PairObjective:
         """d loss / d logp, shaped as logp, and the loss: who has read logp without a graph weighs the second reading
         of the tokens with it and never builds both completions' graphs at once."""
         if "rival_logp" in self.needs():
-            raise ValueError(f"the row {self.name} also has a grad in rival_logp: differentiate its loss")
+            raise ValueError(f"the method {self.name} also has a grad in rival_logp: differentiate its loss")
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
             found = self.loss(batch, leaf, totals, extras)
@@ -112,7 +113,7 @@ class PairObjective:
 
     def _refuse(self, batch: PairBatch) -> None:
         if "pairs" in self.needs() and not batch.paired:
-            raise ValueError(f"the row {self.name} needs pairs and the batch has single completions with labels")
+            raise ValueError(f"the method {self.name} needs pairs and the batch has single completions with labels")
         for name in ("margin", "preference"):
             if getattr(batch, name) is not None and name not in self.curve.takes:
                 raise WhetError(
@@ -124,16 +125,19 @@ class PairObjective:
         """Refuse components that would have no effect, or not the one they promise."""
         if not self.curve.contrasts and self.contrast != ScoreDifference():
             raise WhetError(
-                f"objective.contrast={self.contrast.name} has no effect: {self.curve.name} judges completions one by one; "
+                f"objective.contrast={self.contrast.name} has no effect: {self.curve.name} judges completions one by "
+                "one; "
                 "give contrast=difference"
             )
         if not self.curve.anchors and self.anchor != Zero():
             raise WhetError(
-                f"objective.anchor={self.anchor.name} has no effect: {self.curve.name} compares two completions, and what both "
+                f"objective.anchor={self.anchor.name} has no effect: {self.curve.name} compares two completions, and "
+                "what both "
                 "are compared with cancels; give anchor=zero"
             )
         if self.reference != Frozen() and "ref_logp" not in self.needs():
             raise WhetError(
-                f"objective.reference={self.reference.name} has no effect: {self.score.name} does not look at a reference; "
+                f"objective.reference={self.reference.name} has no effect: {self.score.name} does not look at a "
+                "reference; "
                 "give reference=frozen"
             )

@@ -1,4 +1,4 @@
-"""Losses of reward models, under the contract of the preference rows: shares of the whole step, sums as metrics.
+"""Losses of reward models, under the contract of the preference methods: shares of the whole step, sums as metrics.
 
 Ranked answers: scores [B, K] of K answers to a prompt. Labels: logits [N, T] where an outcome or a step is judged.
 Scores and logits carry the gradient; whoever calls has taken them at the last real token, found by the mask.
@@ -45,7 +45,8 @@ class RankBatch:
 
 @dataclass(frozen=True)
 class LabelBatch:
-    """Where something is judged right or wrong: the last token of a completion, all its tokens, or the last of each step."""
+    """Where something is judged right or wrong: the last token of a completion, all its tokens, or the last of each
+    step."""
 
     label: Tensor  # [N, T], the probability of being right: 0 and 1, or soft labels in between
     judged: Tensor  # bool [N, T], where a label stands
@@ -195,9 +196,10 @@ class RankLoss:
 class LabelLoss:
     """-[ y log p + (1 - y) log(1 - p) ], p = sigma(logit), on every judged place; y may be soft.
 
-    Outcomes: Cobbe 2021 (2110.14168), every token of a completion with its outcome; or its last token only. Steps: Lightman
-    2023 (2305.20050), the last token of each; soft labels: Wang 2023 (2312.08935). `even_completions` averages the places
-    of a completion first, so that one of many steps counts as much as one of few.
+    Outcomes: Cobbe 2021 (2110.14168), every token of a completion with its outcome; or its last token only. Steps:
+    Lightman 2023 (2305.20050), the last token of each; soft labels: Wang 2023 (2312.08935). `even_completions`
+    averages the
+    places of a completion first, so that one of many steps counts as much as one of few.
     """
 
     even_completions: bool = False

@@ -1,4 +1,4 @@
-"""Rows with a critic, rows that measure the move in other ways, rows that credit steps."""
+"""Methods with a critic, methods that measure the move in other ways, methods that credit steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that compare a completion with others to the same prompt, and trust the sampler to be the trainer."""
+"""Methods that compare a completion with others to the same prompt, and trust the sampler to be the trainer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GRPO_R1 = Preset(
     breaks="epsilon 10 means the interval [-9, 11]: only an upper bound at 11 exists; beta limits speed, not distance",
     deviations=(
         "the ratio is taken token by token as in DeepSeekMath; the later text also writes it for the whole completion",
-        "the paper's rewards (accuracy, format, language) are rewards, not part of the row",
+        "the paper's rewards (accuracy, format, language) are rewards, not part of the method",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Rows without a reference, and rows that judge completions one by one."""
+"""Methods without a reference, and methods that judge completions one by one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ POWER = Preset(
     breaks="nothing ties the policy to where it came from: small learning rates only",
     deviations=(
         "only x is built: it follows from what is stationary for the mean reward plus b times the weighed entropy",
-        "the paper's second term (eta) on the chosen completion is left out, and so are its labels that drift with the run",
+        "the paper's second term (eta) on the chosen completion is left out, and so are its labels that drift with "
+        "the run",
     ),
     unverified="beta 2, which is simpo's, and that w is 1/n in the authors' experiments",
 )
@@ -161,5 +162,6 @@ PAIRWISE_CRINGE = Preset(
 LEFT_OUT = {
     "power_dl": "of Rashidinejad et al. 2024 (arXiv 2412.09544) the drifting labels and the eta term could not be "
     "verified; power has the reward alone",
-    "pg_dpo": "no paper of that name with a preference loss was found; dpop protects the chosen completion's likelihood",
+    "pg_dpo": "no paper of that name with a preference loss was found; dpop protects the chosen completion's "
+    "likelihood",
 }

@@ -1,4 +1,4 @@
-"""Rows that compare the log-ratios of two completions to a reference."""
+"""Methods that compare the log-ratios of two completions to a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that tame the ratio, the shares or the credit in other ways."""
+"""Methods that tame the ratio, the shares or the credit in other ways."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GSPO_TOKEN = Preset(
     formula="J = 1/G SUM_i 1/n SUM_t min(s_t A_t, clip(s_t) A_t),  s_t = sg[s] pi/sg[pi]",
     fixes="GSPO where tokens have advantages of their own: the clip looks at the sign of A_t",
     breaks="with one advantage a completion its gradient is GSPO's, exactly",
-    deviations=("the row differs from GSPO only with a baseline that credits tokens, such as step_sum",),
+    deviations=("the method differs from GSPO only with a baseline that credits tokens, such as step_sum",),
 )
 
 LUSPO = Preset(
@@ -58,7 +58,7 @@ CISPO = Preset(
     breaks="no trust region at all: drift is not bounded",
     deviations=(
         "the paper does not disclose its cap; 5 is ScaleRL's (arXiv 2510.13786)",
-        "the paper also filters groups and punishes overlong completions; this row is its loss alone",
+        "the paper also filters groups and punishes overlong completions; this preset is its loss alone",
     ),
 )
 
