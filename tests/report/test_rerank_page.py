@@ -2,20 +2,21 @@
 
 import pytest
 
+from whet.metrics.reranking import Pool, RerankerScores, choice_curves, search_result
 from whet.report.charts import cost_scale
-from whet.report.rerank import Opinions, Pool, Reranking, choice_lines, reranking_record, reranking_text, search_result
+from whet.report.rerank import Reranking, reranking_record, reranking_text
 from whet.report.rerank_page import reranking_page
 
 POOLS = [
     Pool((1.0, 0.0, 0.0, 1.0), ("4", "3", "3", "4"), (10, 4, 4, 12), (20, 14, 14, 22)),
     Pool((0.0, 1.0, 0.0, 0.0), ("7", "8", None, "7"), (6, 6, 6, 6), (16, 16, 16, 16)),
 ]
-RIGHT = Opinions("right", ((0.9, 0.1, 0.2, 0.8), (0.1, 0.9, 0.3, 0.2)), models=2)
-WRONG = Opinions("wrong", ((-3.0, 1.0, 2.0, -4.0), (2.0, -1.0, None, 1.0)), models=0, aggregate="min")
+RIGHT = RerankerScores("right", ((0.9, 0.1, 0.2, 0.8), (0.1, 0.9, 0.3, 0.2)), models=2)
+WRONG = RerankerScores("wrong", ((-3.0, 1.0, 2.0, -4.0), (2.0, -1.0, None, 1.0)), models=0, aggregate="min")
 
 
 def found(**changes):
-    values = {"measure": "accuracy", "lines": choice_lines(POOLS, [RIGHT, WRONG]), **changes}
+    values = {"measure": "accuracy", "lines": choice_curves(POOLS, [RIGHT, WRONG]), **changes}
     return Reranking("tiny <model>", "task:arithmetic", values.pop("measure"), 2, 4, 1.0, **values)
 
 
@@ -36,7 +37,7 @@ def test_lines_are_means_over_the_prompts_with_what_they_cost():
 
 def test_votes_are_left_out_where_no_completion_answers():
     silent = [Pool((1.0, 0.0), (None, None), (3, 3), (9, 9))]
-    lines = choice_lines(silent, [Opinions("a", ((0.1, 0.2),))])
+    lines = choice_curves(silent, [RerankerScores("a", ((0.1, 0.2),))])
     assert [line.way for line in lines] == ["best of n", "best possible (pass@n)"] and lines[0].values_by_n[
         1
     ].value == 0.0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
-from whet.data.packing import BlockSize, Rows, micro_batches, padded_rows
+from whet.data.packing import BlockSize, PaddedRows, micro_batches, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def family_micro_batches(
     return micro_batches(sizes, micro_batch_tokens, packed)
 
 
-def family_rows(families: Sequence[Family]) -> Rows:
+def family_rows(families: Sequence[Family]) -> PaddedRows:
     """All rows of the families, family after family."""
     return padded_rows([row for family in families for row in family])
 

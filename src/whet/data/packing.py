@@ -176,14 +176,14 @@ def _widths(action: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaddedRows:
     """Demonstrations as tensors, one a row, right-padded."""
 
     tokens: Tensor  # int64 [N, T]
     action: Tensor  # bool [N, T]
 
 
-def padded_rows(rows: Sequence[Encoded]) -> Rows:
+def padded_rows(rows: Sequence[Encoded]) -> PaddedRows:
     # numpy reads tuples ten times as fast as torch, and a device waits for this
     width = max(len(row.tokens) for row in rows)
     tokens = np.zeros((len(rows), width), np.int64)
@@ -191,7 +191,7 @@ def padded_rows(rows: Sequence[Encoded]) -> Rows:
     for number, row in enumerate(rows):
         tokens[number, : len(row.tokens)] = row.tokens
         action[number, : len(row.tokens)] = row.action
-    return Rows(torch.from_numpy(tokens), torch.from_numpy(action))
+    return PaddedRows(torch.from_numpy(tokens), torch.from_numpy(action))
 
 
 def row_micro_batches(rows: Sequence[Encoded], micro_batch_tokens: int, packed: bool) -> list[list[Encoded]]:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from whet.metrics.overoptimization import LAWS, ProxyResult, mean_curve
 from whet.report.charts import FILE_TONES, LEFT, QUIET, RIGHT, Frame, Panel, PlottedCurve, curves_svg, tick_stride
-from whet.report.overoptimization import HEADS, LAWS, ProxyResult, cells, mean_curve, sentence
+from whet.report.overoptimization import HEADS, cells, sentence
 from whet.report.pages import PageTable, render
 
 PANELS: dict[str, tuple[str, str]] = {

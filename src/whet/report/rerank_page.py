@@ -3,9 +3,10 @@ with its interval. Pure."""
 
 from __future__ import annotations
 
+from whet.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue
 from whet.report.charts import CostSeries, Interval, cost_chart
 from whet.report.pages import Figure, LegendEntry, PageTable, render
-from whet.report.rerank import CEILING, MAJORITY, ChoiceCurve, CostedValue, Reranking, search_text, value_text
+from whet.report.rerank import Reranking, search_text, value_text
 from whet.report.text import number
 
 TONES = 6  # the last two of eight are for what reward models are compared with
@@ -53,7 +54,7 @@ def _figure(scorer: str, found: Reranking) -> Figure:
     tone = {line.aggregate: place % TONES for place, line in enumerate(mine)}
     searches = [each for each in found.searches if each.scorer == scorer]
     diamonds = [
-        (_interval(each.mark, f"search: {value_text(each.mark, found.measure)}"), tone.get(each.aggregate, 0))
+        (_interval(each.search, f"search: {value_text(each.search, found.measure)}"), tone.get(each.aggregate, 0))
         for each in searches
     ]
     series = [CostSeries(_intervals(line, found.measure), place, line.way in QUIET) for line, place, _ in shown]

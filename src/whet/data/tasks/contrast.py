@@ -19,7 +19,7 @@ STEP = ";"  # between the steps of a working
 
 
 @dataclass(frozen=True)
-class Contrast:
+class ContrastedCompletions:
     """A question with its right completion and worse ones."""
 
     prompt: Prompt
@@ -28,11 +28,11 @@ class Contrast:
     wrong: str  # a wrong step and a wrong answer
 
 
-def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Contrast]:
+def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[ContrastedCompletions]:
     """The first `count` different questions of the stream with completions, fewer where the task has no more."""
     stream = random.Random(f"{task.name}/contrast/{STREAM_NAMES[split]}/{seed}/{difficulty}")
     return [
-        Contrast(
+        ContrastedCompletions(
             as_prompt(task, split, number, item),
             gold_completion(item),
             gold_completion(replace(item, working=_slipped(item.working, stream))),

@@ -16,7 +16,7 @@ from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
 from whet.reward.judge.questions import Messages, comparison_question, grading_question, repeated_question
 from whet.reward.judge.rubric import rubric_from
 from whet.reward.judge.settings import JudgeSettings
-from whet.reward.judge.verdict import Preference, marks_in, preference_in, without_thinking
+from whet.reward.judge.verdict import PairVerdict, marks_in, preference_in, without_thinking
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)
@@ -107,9 +107,9 @@ class Judge:
             return self._outcomes([(prompt, completion, reference) for prompt, completion, reference in rows])
         return self._ranks(prompts, completions)
 
-    def preferences(self, questions: Sequence[Messages]) -> list[Preference | None]:
+    def preferences(self, questions: Sequence[Messages]) -> list[PairVerdict | None]:
         """Which of its two answers each question prefers; None where no verdict could be read."""
-        found: list[Preference | None] = self._verdicts(questions, preference_in)  # type: ignore[assignment]
+        found: list[PairVerdict | None] = self._verdicts(questions, preference_in)  # type: ignore[assignment]
         return found
 
     def _marks(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from whet.reward.judge.rubric import Rubric
 
-Preference = Literal["first", "second", "tie"]
+PairVerdict = Literal["first", "second", "tie"]
 
 NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)"
 MARK = re.compile(rf"\**\s*(?:\[\[?)?\s*({NUMBER})\s*(?:/\s*({NUMBER})|out of\s+({NUMBER}))?", re.IGNORECASE)
@@ -24,7 +24,7 @@ BETTER = re.compile(
 )
 IS_BETTER = re.compile(r"\banswer\s+(A|B)\s+is\s+(?:clearly\s+|slightly\s+|much\s+)?(?:the\s+)?better\b", re.IGNORECASE)
 CHOSEN = re.compile(r"\[\[\s*(A|B|C|tie)\s*\]\]", re.IGNORECASE)
-WORDS: Mapping[str, Preference] = {
+WORDS: Mapping[str, PairVerdict] = {
     **{"a": "first", "b": "second", "answer a": "first", "answer b": "second"},
     **dict.fromkeys(("tie", "both", "equal", "c", "neither", "draw"), "tie"),
 }
@@ -43,7 +43,7 @@ def marks_in(answer: str, rubric: Rubric) -> dict[str, float] | None:
     return None if mark is None else {rubric.criteria[0].name: mark}
 
 
-def preference_in(answer: str) -> Preference | None:
+def preference_in(answer: str) -> PairVerdict | None:
     """Which answer the judge prefers."""
     text = without_thinking(answer)
     for table in reversed(list(json_objects(text))):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whet.metrics.ensemble import Ensemble, agreed, disagreement, evened
+from whet.metrics.ensemble import Ensemble, disagreement, ensemble_score, standardized
 from whet.reward.learned.ensemble import LengthFit, check_caution, check_choice, length_examples, length_fit
 from whet.reward.learned.members import (
     Scale,
@@ -87,7 +87,7 @@ learned.__signature__ = inspect.signature(LearnedSettings, eval_str=True)  # typ
 
 
 class Learned:
-    """One score a completion: the agreed output of the classifiers, less what its length alone would earn.
+    """One score per completion: the combined output of the classifiers, less what its length alone would earn.
 
     The heads of one model are members like the models of several folders; several are put on one scale first, where
     each knows its own. None for a conversation that is longer than a model's context. With `length_fit="running"` a
@@ -148,7 +148,7 @@ class Learned:
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         self.prepare()
         completions = [sample.completion for sample in samples]
-        scores = self._agreed(prompts, completions)
+        scores = self._score(prompts, completions)
         if not self._takes_length_off:
             return scores
         lengths = self._lengths(completions)
@@ -168,17 +168,17 @@ class Learned:
         apart, self._apart = self._apart, []
         return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
 
-    def _agreed(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
+    def _score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
         opinions = [_joined(each) for each in zip(*by_network, strict=True)]
         self._note([each for each in opinions if each is not None])
         how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-        return [None if each is None else agreed(evened(each, self._scales), *how) for each in opinions]
+        return [None if each is None else ensemble_score(standardized(each, self._scales), *how) for each in opinions]
 
     def _note(self, opinions: Sequence[Sequence[float]]) -> None:
         if not opinions or len(opinions[0]) < 2:
             return
-        self._apart += [disagreement(evened(each, self._scales)) for each in opinions]
+        self._apart += [disagreement(standardized(each, self._scales)) for each in opinions]
         is_raw = all(self._is_raw(*network) for network in self._networks)
         if self._scales is None and is_raw and self.settings.scale == "auto" and not self._is_warned:
             self._is_warned = warn_of_scales(opinions, self.name)
@@ -235,7 +235,7 @@ class Learned:
         if asked:
             prompts, completions = [prompt for prompt, _ in asked], [completion for _, completion in asked]
             groups = [each.group for each in examples if each.prompt is not None]
-            scored = zip(self._lengths(completions), self._agreed(prompts, completions), groups, strict=True)
+            scored = zip(self._lengths(completions), self._score(prompts, completions), groups, strict=True)
             known += [(length, score, group) for length, score, group in scored if score is not None]
         return length_fit(*zip(*known, strict=True))
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.metrics.ensemble import Ensemble, agreed, disagreement
+from whet.metrics.ensemble import Ensemble, disagreement, ensemble_score
 from whet.reward.learned.ensemble import Aggregate, aggregated, check_caution, check_choice
 from whet.reward.learned.members import check_folders, head_scales, model_folders
 from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
@@ -132,7 +132,7 @@ class LearnedSteps:
             members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
             self._apart += [disagreement(each) for each in members if len(each) > 1]
             how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-            found.append(list(zip(places, [agreed(each, *how) for each in members], strict=True)))
+            found.append(list(zip(places, [ensemble_score(each, *how) for each in members], strict=True)))
         return found
 
     def take_notes(self) -> dict[str, float]:
