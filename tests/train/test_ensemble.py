@@ -12,7 +12,7 @@ from whet.data.bootstrap import bootstrap_counts
 from whet.data.families import ClassifierRow
 from whet.data.prompts import LabelledCompletion
 from whet.data.tasks import TASKS
-from whet.data.tasks.contrast import task_judged, task_preferences
+from whet.data.tasks.contrast import task_labelled, task_preferences
 from whet.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import causal_lm
@@ -266,7 +266,7 @@ def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
 
 
 def test_outcomes_on_every_token_teach_the_last_one():
-    graded = task_judged(TASKS["arithmetic"], "train", 64, 0, 1)
+    graded = task_labelled(TASKS["arithmetic"], "train", 64, 0, 1)
     _, before, after = taught(graded, graded, LabelLoss(), steps=8)
     assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
 

@@ -126,17 +126,17 @@ def micro_batches(blocks: Sequence[BlockSize], micro_batch_tokens: int, packed: 
 
     Everything that is cut by tokens is cut here.
     """
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     rows = computed = 0
     for number in sorted(range(len(blocks)), key=lambda number: blocks[number].width):
         block = blocks[number]
         cost = computed + block.computed if packed else (rows + block.num_rows) * block.width
-        if not found or cost > micro_batch_tokens:
-            found.append([])
+        if not batches or cost > micro_batch_tokens:
+            batches.append([])
             rows = computed = 0
-        found[-1].append(number)
+        batches[-1].append(number)
         rows, computed = rows + block.num_rows, computed + block.computed
-    return found
+    return batches
 
 
 def token_micro_batches(batch: TokenBatch, micro_batch_tokens: int, shared: bool = False) -> list[list[int]]:

@@ -67,7 +67,7 @@ def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict
     pools = [_pool(group) for group in groups]
     by_scorer = [reranker_scores(config, each, groups) for each in scorers]
     metrics = group_metrics(groups, num_samples)
-    found = Reranking(
+    reranking = Reranking(
         config.model.name,
         config.data.source,
         "accuracy" if "accuracy" in metrics else "reward",
@@ -77,11 +77,11 @@ def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict
         choice_curves(pools, [each for several in by_scorer for each in several]),
     )
     searches = [
-        _search(config, each, separators[each.name], (runtime, evaluator), (pools, opinions))
-        for each, opinions in zip(scorers, by_scorer, strict=True)
+        _search(config, each, separators[each.name], (runtime, evaluator), (pools, scores))
+        for each, scores in zip(scorers, by_scorer, strict=True)
         if each.name in separators
     ]
-    return metrics, replace(found, searches=tuple(searches))
+    return metrics, replace(reranking, searches=tuple(searches))
 
 
 def _check(section: RerankSection, num_samples: int, temperature: float) -> None:
@@ -195,15 +195,15 @@ def _search(
     config: EvaluationConfig,
     each: Reranker,
     separator: str,
-    asked: tuple[Runtime, Evaluator],
-    known: tuple[Sequence[Pool], Sequence[RerankerScores]],
+    setup: tuple[Runtime, Evaluator],
+    compared: tuple[Sequence[Pool], Sequence[RerankerScores]],
 ) -> SearchResult:
     """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""
-    (runtime, evaluator), (pools, opinions) = asked, known
+    (runtime, evaluator), (pools, scores) = setup, compared
     section = config.rerank
     sampling = replace(evaluator.sampling, temperature=config.sampling.temperature)
     plan = SearchPlan(section.beams, section.branches, separator, sampling, runtime.loaded.context, config.seed)
-    found = search_completions(
+    searched = search_completions(
         runtime.engine,
         evaluator.prompts,
         evaluator.prompt_tokens,
@@ -211,11 +211,11 @@ def _search(
         lambda tokens: str(runtime.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
         plan,
     )
-    truth = evaluator.score(evaluator.prompts, [one.sample for one in found])
+    truth = evaluator.score(evaluator.prompts, [one.sample for one in searched])
     guide = getattr(getattr(each.reward, "settings", None), "aggregate", AGGREGATES[0])
-    mine = next(one for one in opinions if one.aggregate == guide)
-    written = sum(one.written for one in found) / len(found)
-    read = each.models * sum(one.read for one in found) / len(found)
+    mine = next(one for one in scores if one.aggregate == guide)
+    written = sum(one.written for one in searched) / len(searched)
+    read = each.models * sum(one.read for one in searched) / len(searched)
     return search_result(
         pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches)
     )

@@ -88,18 +88,18 @@ def ensemble_metrics(margins: Sequence[MemberScores], cautious: Mapping[Ensemble
     apart = [disagreement(row) for row in margins]
     wrong = [mean <= 0 for mean in means]
     each = [_accuracy(column) for column in zip(*margins, strict=True)]
-    found = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(each, 1)}
-    found |= {"accuracy_lowest_member": min(each), "accuracy_highest_member": max(each)}
-    found |= {f"accuracy_{how}": _accuracy(values) for how, values in cautious.items()}
+    metrics = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(each, 1)}
+    metrics |= {"accuracy_lowest_member": min(each), "accuracy_highest_member": max(each)}
+    metrics |= {f"accuracy_{how}": _accuracy(values) for how, values in cautious.items()}
     for name, which in (("right", False), ("wrong", True)):
         values = [value for value, is_wrong in zip(apart, wrong, strict=True) if is_wrong is which]
         if values:
-            found[f"disagreement_{name}"] = fmean(values)
+            metrics[f"disagreement_{name}"] = fmean(values)
     areas = {
         "disagreement_finds_errors": area_under_curve(apart, wrong),
         "small_margin_finds_errors": area_under_curve([-abs(mean) for mean in means], wrong),
     }
-    return {**found, **{name: area for name, area in areas.items() if area is not None}}
+    return {**metrics, **{name: area for name, area in areas.items() if area is not None}}
 
 
 def _score(scores: MemberScores, how: Ensemble) -> float:

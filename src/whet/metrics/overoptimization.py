@@ -96,12 +96,12 @@ def best_of_points(
     gold: Sequence[Sequence[float]], proxy: Sequence[Sequence[float]], sizes: Sequence[int]
 ) -> tuple[ScorePoint, ...]:
     """The best of n by the proxy, for each n: means over prompts, each over every subset of its pool."""
-    found = []
+    points = []
     for n in sizes:
         chosen = [best_of(true, given, n) for true, given in zip(gold, proxy, strict=True)]
         claimed = [best_of(given, given, n) for given in proxy]
-        found.append(ScorePoint(math.sqrt(best_of_n_kl(n)), fmean(chosen), fmean(claimed)))
-    return tuple(found)
+        points.append(ScorePoint(math.sqrt(best_of_n_kl(n)), fmean(chosen), fmean(claimed)))
+    return tuple(points)
 
 
 def from_start(points: Sequence[ScorePoint]) -> tuple[ScorePoint, ...]:
@@ -171,11 +171,11 @@ def proxy_results(curves: Sequence[ProxyCurve], least: Mapping[Kind, float]) -> 
     together: dict[tuple[str, str], list[ProxyCurve]] = {}
     for curve in curves:
         together.setdefault((curve.group, curve.name), []).append(curve)
-    found = []
+    results = []
     for (group, name), mine in together.items():
         kind = mine[0].kind
         mean = mean_curve(mine)
         law = fitted_law([point for curve in mine for point in curve.points], kind, least[kind])
         peak = max(mean, key=lambda point: point.gold)
-        found.append(ProxyResult(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
-    return found
+        results.append(ProxyResult(name, kind, group, mean, tuple(mine), law, peak, mean[-1]))
+    return results

@@ -42,9 +42,9 @@ def sentence(result: ProxyResult) -> str:
     return f"{result.name}: {words}, while the proxy went to {number(end.proxy)}"
 
 
-def table_text(found: Sequence[ProxyResult]) -> str:
+def table_text(results: Sequence[ProxyResult]) -> str:
     """The results of one group as an aligned table."""
-    rows = [list(HEADS), *map(cells, found)]
+    rows = [list(HEADS), *map(cells, results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
     lines = [
         "  ".join(text.ljust(width) if not column else text.rjust(width) for column, (text, width) in enumerate(pairs))

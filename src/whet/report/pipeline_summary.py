@@ -48,11 +48,11 @@ def main_metric(summary: PipelineSummary) -> str | None:
 
 def metrics_by_round(summary: PipelineSummary, metric: str) -> dict[str, dict[int, StageSummary]]:
     """who -> round -> the stage that evaluated it, in the order of the stages."""
-    found: dict[str, dict[int, StageSummary]] = {}
+    by_model: dict[str, dict[int, StageSummary]] = {}
     for stage in summary.stages:
         if stage.measures and metric in stage.metrics:
-            found.setdefault(stage.measures[0], {})[stage.measures[1]] = stage
-    return found
+            by_model.setdefault(stage.measures[0], {})[stage.measures[1]] = stage
+    return by_model
 
 
 def rounds_table(summary: PipelineSummary) -> list[list[str]]:

@@ -111,9 +111,9 @@ def label(phase: str) -> str:
 
 def ordered(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     """Phases in the order a run goes through them, unknown ones last; empty ones left out."""
-    known = {phase: place for place, phase in enumerate(PHASES)}
+    position = {phase: place for place, phase in enumerate(PHASES)}
     spent = [(phase, took) for phase, took in seconds.items() if took and math.isfinite(took) and took > 0]
-    return sorted(spent, key=lambda item: (known.get(item[0], len(known)), item[0]))
+    return sorted(spent, key=lambda item: (position.get(item[0], len(position)), item[0]))
 
 
 def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) -> str:

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from whet.data.bootstrap import bootstrap_counts
 from whet.data.chat import prompt_tokens
-from whet.data.families import ClassifierRow, family_micro_batches, fitting, judged_family, judged_rows, stepped_row
+from whet.data.families import (
+    ClassifierRow,
+    classifier_batch,
+    classifier_family,
+    family_micro_batches,
+    fitting,
+    stepped_row,
+)
 from whet.data.pairs import RankedCompletions
 from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.step_rows import LabelledSteps
@@ -99,7 +106,7 @@ def _reward_model_row(
             {"ranks": (0, 1), "margin": row.margin, "preference": row.preference},
         )
     lengths = tuple(len(tokenizer(completion, add_special_tokens=False)["input_ids"]) for completion in completions)
-    return RewardModelRow(judged_family(tokenizer, row.prompt, completions), lengths, **judged)
+    return RewardModelRow(classifier_family(tokenizer, row.prompt, completions), lengths, **judged)
 
 
 def _outcome_everywhere(tokenizer: Any, prompt: Prompt, judged: RewardModelRow) -> RewardModelRow:
@@ -167,7 +174,7 @@ class RewardModelTrainer(RowTrainer):
         families = [row.rows for row in rows]
         for numbers in family_micro_batches(families, self._settings.micro_batch_tokens, self._packed):
             part = [rows[number] for number in numbers]
-            batch = judged_rows([row.rows for row in part])
+            batch = classifier_batch([row.rows for row in part])
             scores = self._reward_model.scores(batch.tokens, batch.scored, batch.shared)
             loss = self._loss(part, scores, totals)
             if learn:

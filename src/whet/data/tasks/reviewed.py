@@ -57,10 +57,10 @@ def reviews(contrast: ContrastedCompletions) -> list[ReviewedCompletion]:
 
 def fault_of(completion: str, working: str) -> str:
     """What a teacher who knows the right working would say first."""
-    shown, meant = working_of(completion), working.split(STEP)
-    if not shown:
+    working_shown, meant = working_of(completion), working.split(STEP)
+    if not working_shown:
         return "no steps"
-    for own, right in zip(shown.split(STEP), meant, strict=False):
+    for own, right in zip(working_shown.split(STEP), meant, strict=False):
         if own != right:
             return f"{own} is wrong"
     return ""

@@ -70,8 +70,8 @@ class LearnedSettings:
 
     @property
     def places(self) -> list[Place]:
-        found = model_folders(self.folder)
-        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in found]
+        places = model_folders(self.folder)
+        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in places]
 
 
 def learned(**settings: Any) -> Learned:
@@ -193,9 +193,9 @@ class Learned:
             lost, limit = len(tokens) - len(fitting), network.context
             logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
         logits = network.logits([tokens[row] for row in fitting], [prompts[row].id for row in fitting])
-        found = [self._output(network, each[0], labels) for each in logits]
+        scored = [self._output(network, each[0], labels) for each in logits]
         outputs: list[list[float] | None] = [None] * len(tokens)
-        for row, values in zip(fitting, found, strict=True):
+        for row, values in zip(fitting, scored, strict=True):
             outputs[row] = values.tolist()
         return outputs
 
@@ -242,8 +242,8 @@ class Learned:
 
 def _joined(outputs: Sequence[list[float] | None]) -> list[float] | None:
     """All members' outputs for a completion; None where one of them has none."""
-    known = [each for each in outputs if each is not None]
-    return [value for each in known for value in each] if len(known) == len(outputs) else None
+    scored = [each for each in outputs if each is not None]
+    return [value for each in scored for value in each] if len(scored) == len(outputs) else None
 
 
 def member_labels(network: Network, label: str) -> list[int]:
