@@ -31,7 +31,8 @@ def reranking_page(reranking: Reranking) -> str:
         searches=[f"{'. '.join(search_text(each, reranking))}." for each in reranking.searches],
         table=_table(reranking),
         foot=f"{reranking.num_prompts} prompts, {reranking.samples} completions each at temperature "
-        f"{reranking.temperature:g}. Every number is the mean over all ways to draw n of the {reranking.samples}{drawn}.",
+        f"{reranking.temperature:g}. Every number is the mean over all ways to draw n of the "
+        f"{reranking.samples}{drawn}.",
     )
 
 
