@@ -44,17 +44,18 @@ def test_votes_are_left_out_where_no_completion_answers():
 
 
 def test_a_search_is_compared_with_what_its_tokens_pay_for():
-    mark = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
-    assert mark.rival.n == 3 and mark.mark.value == 0.5 and mark.rival.written == pytest.approx(20.25)
+    result = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
+    assert result.best_of_n.n == 3 and result.search.value == 0.5
+    assert result.best_of_n.written == pytest.approx(20.25)
     dear = search_result(POOLS, RIGHT, [1.0, 0.0], (500.0, 100.0), (2, 3))
-    assert dear.rival.n == 4
-    text = reranking_text(found(searches=(mark, dear)))
+    assert dear.best_of_n.n == 4
+    text = reranking_text(found(searches=(result, dear)))
     assert "Search over steps by right, 2 x 3 (beams x branches): 50.0 (0-100), 21.0 tokens" in text
     assert text.count("than 4 would cost more") == 1
 
 
 def test_the_page_has_a_figure_a_scorer_and_every_number():
-    mark = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
+    result = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
     page = reranking_page(found(searches=(mark,)))
     assert page.count("<figure>") == 2 and page.count('class="search') == 1 and "tiny &lt;model&gt;" in page
     assert "tiny <model>" not in page and "Content-Security-Policy" in page and "<script" not in page
