@@ -144,7 +144,11 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path, started):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProgressLine, "stepped", interrupted)
         compared, text = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
-    assert compared.status == "interrupted" and "1 of 4 runs are finished" in text and f"--folder {folder}" in text
+    assert (
+        compared.status == "interrupted"
+        and "1 of 4 runs are finished" in text
+    assert f"; to continue, repeat the command with --folder {folder}" in text
+    )
     assert json.loads((folder / "compare.json").read_text())["status"] == "unfinished"
     compared, _ = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
     assert compared.status == "finished"
@@ -210,7 +214,7 @@ def test_the_line_of_a_run_on_a_terminal():
         ({"methods": " , "}, "--methods FIRST,SECOND"),
         ({"methods": []}, "--methods FIRST,SECOND"),
         ({"methods": "grpo,grpo"}, "'grpo' twice"),
-        ({"methods": "grpo,sft"}, "rows of `whet algorithms`"),
+        ({"methods": "grpo,sft"}, "compare methods of `whet algorithms` that learn from a reward"),
         ({"seeds": 0}, "give 1 or more"),
         ({"seed": 3}, "use --seeds"),
         ({"seeds": 2, "config_file": 1}, "no key is called 'config_file'"),

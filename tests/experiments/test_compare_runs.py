@@ -25,9 +25,7 @@ def run(tmp_path):
         write_config(folder, resolved(method, {**config, "folder": str(folder)}))
         counted = {"eval_size": size} if text is None else {"facts": {"data": text}}
         after = {} if accuracy is None else {metric: accuracy, "reward": 0.1}
-        replace_summary(
-            folder, {"status": status, **counted, "before": {metric: 0.1}, "after": after, "tokens": 100}
-        )
+        replace_summary(folder, {"status": status, **counted, "before": {metric: 0.1}, "after": after, "tokens": 100})
         return folder
 
     return write

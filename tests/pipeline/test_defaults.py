@@ -37,7 +37,12 @@ def test_the_sizes_of_the_published_feedback():
     assert rlaif.judge.train == {"steps": 120, "batch": {"rows_per_step": 32}}
     assert rlaif.reward_model == {"batch": {"rows_per_step": 32}}
     written = built_in("constitutional")
-    assert (written.prompts, written.preference_prompts, written.critiques, written.critique_tokens) == (256, 256, 1, 24)
+    assert (written.prompts, written.preference_prompts, written.critiques, written.critique_tokens) == (
+        256,
+        256,
+        1,
+        24,
+    )
     assert written.learn == "pairs" and written.teach["steps"] == 200 and written.teach["batch"]["rows_per_step"] == 64
     assert written.revise == written.reward_model == {"batch": {"rows_per_step": 32}}
 

@@ -12,10 +12,19 @@ from pathlib import Path
 from whet.config.config import from_settings
 from whet.pipeline.runner import resume_pipeline, run_pipeline
 
-SETTINGS = (
-    "rounds=1 epochs=1 data.count=6 data.difficulty=1 eval.prompts=4 report.save_every=1 sampling.max_new_tokens=24 "
-    "train.batch.rows_per_step=2 imitate.batch.rows_per_step=2 model.threads=1 seed=3"
-).split()
+SETTINGS = [
+    "rounds=1",
+    "epochs=1",
+    "data.count=6",
+    "data.difficulty=1",
+    "eval.prompts=4",
+    "report.save_every=1",
+    "sampling.max_new_tokens=24",
+    "train.batch.rows_per_step=2",
+    "imitate.batch.rows_per_step=2",
+    "model.threads=1",
+    "seed=3",
+]
 
 
 def whet(*words: str) -> subprocess.Popen:
@@ -45,7 +54,9 @@ def test_interrupted_killed_and_resumed_comes_to_the_same_bytes(tmp_path):
     run = run_pipeline("spin", from_settings([*SETTINGS, f"folder={unbroken}"]))
     assert run.status == "finished" and len(run.stages) == 7
 
-    process = whet("pipeline", "spin", "--folder", str(broken), *(word for each in SETTINGS for word in ("--set", each)))
+    process = whet(
+        "pipeline", "spin", "--folder", str(broken), *(word for each in SETTINGS for word in ("--set", each))
+    )
     wait_for(process, broken, "*round1-train/run/metrics.jsonl")
     process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=300)[0].decode()

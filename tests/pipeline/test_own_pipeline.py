@@ -1,4 +1,4 @@
-"""A pipeline of one's own: registered by `whet.register`, run by its name, continued, and refused where it cannot work."""
+"""A pipeline of your own: registered by `whet.register`, run by its name, continued; refused where it cannot work."""
 
 import json
 

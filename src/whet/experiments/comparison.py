@@ -250,7 +250,7 @@ def _metrics(values: Mapping[str, float | None] | None) -> dict[str, float]:
 
 
 def _eval_size(summary: Mapping[str, Any]) -> int:
-    """Prompts or rows that a run was evaluated on; 0: unknown. Early runs of 0.2 and those of 0.1 have it in words only."""
+    """Prompts or rows that a run was evaluated on; 0: unknown. Older runs have the number in words only."""
     if "eval_size" in summary:
         return int(summary["eval_size"])
     stated = re.search(r"(\d+) (?:held[ -]out|eval)", str((summary.get("facts") or {}).get("data", "")))
@@ -422,6 +422,7 @@ def _closed(folder: Path, comparison: MethodComparison, is_stopped: bool) -> Com
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
     print_line(f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:
-        print_line(f"  next       {done} of {planned} runs are finished; to continue, repeat the command with --folder {folder}")
+        continued = f"to continue, repeat the command with --folder {folder}"
+        print_line(f"  next       {done} of {planned} runs are finished; {continued}")
     status = "interrupted" if is_stopped else "finished" if done == planned else "unfinished"
     return ComparisonRun(folder, status, comparison, folder / PAGE)

@@ -1,8 +1,8 @@
-"""Reward models that differ by their seed alone: trained one after another in one folder, and judged together.
+"""Reward models that differ by their seed alone: trained one after another in one folder, and evaluated together.
 
 Every member is an ordinary run below the ensemble's folder, `seed-0`, `seed-1`, and so on. What is finished there is
-never trained again, and what was interrupted continues: the same call twice is the same as once. The folder itself is what
-the rewards `learned` and `learned_steps` take.
+never trained again, and what was interrupted continues: the same call twice is the same as once. The folder itself is
+what the rewards `learned` and `learned_steps` take.
 """
 
 from __future__ import annotations

@@ -254,7 +254,9 @@ def _examples(settings: ConstitutionalSettings, folder: Path) -> Mapping[str, An
         rows.append(_row(preference_request(right.prompt, right.completion, wrong.completion, principle), FIRST))
         rows.append(_row(preference_request(right.prompt, wrong.completion, right.completion, principle), SECOND))
     write_rows(folder / DEMONSTRATIONS, [{**row, "id": str(number)} for number, row in enumerate(rows)])
-    return stage_result(f"{len(rows)} examples in {DEMONSTRATIONS}", counts={"examples": len(rows), "answering": len(shown)})
+    return stage_result(
+        f"{len(rows)} examples in {DEMONSTRATIONS}", counts={"examples": len(rows), "answering": len(shown)}
+    )
 
 
 def _row(messages: Sequence[Mapping[str, str]], completion: str) -> dict[str, Any]:

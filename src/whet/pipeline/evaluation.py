@@ -43,7 +43,9 @@ def evaluate_model(settings: PipelineSettings, model: str) -> dict[str, Any]:
     metrics = evaluate_metrics(evaluation_config(settings, model), 1)
     num_prompts = int(metrics.pop("prompts"))
     main = headline(metrics) or ""
-    summary = f"{main.replace('_', ' ')} {metric_text(main, metrics.get(main))} on {count_of(num_prompts, 'held-out prompt')}"
+    summary = (
+        f"{main.replace('_', ' ')} {metric_text(main, metrics.get(main))} on {count_of(num_prompts, 'held-out prompt')}"
+    )
     return stage_result(summary, metrics, eval_prompts=num_prompts)
 
 

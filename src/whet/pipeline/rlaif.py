@@ -165,7 +165,7 @@ def _write_completions(settings: RLAIFSettings, folder: Path) -> Mapping[str, An
     candidates, counts = candidate_pairs(rows)
     return stage_result(
         f"{count_of(len(candidates), 'pair')} of different completions",
-        counts={**counts, "candidate_pairs": len(candidates)}
+        counts={**counts, "candidate_pairs": len(candidates)},
     )
 
 

@@ -70,7 +70,7 @@ def _demonstrations(settings: SelfPlaySettings) -> Any:
         write_rows(folder / DEMONSTRATIONS, demonstrations)
         return stage_result(
             f"{count_of(len(demonstrations), 'demonstration')} in {DEMONSTRATIONS}",
-            counts={"demonstrations": len(demonstrations)}
+            counts={"demonstrations": len(demonstrations)},
         )
 
     return work

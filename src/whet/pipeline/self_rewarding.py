@@ -28,7 +28,14 @@ from whet.pipeline.generation import (
     write_rows,
 )
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.rounds import RoundSettings, check_method, policy_after, round_prompts, train_stages, write_round_pairs
+from whet.pipeline.rounds import (
+    RoundSettings,
+    check_method,
+    policy_after,
+    round_prompts,
+    train_stages,
+    write_round_pairs,
+)
 from whet.pipeline.self_scores import (
     judge_example,
     mean_score,
@@ -250,9 +257,7 @@ def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list
     mixed = f", mixed with {settings.anchor_weight:g} of the anchor's" if _has_anchor(settings) else ""
     times = "once" if settings.judge.times == 1 else f"{settings.judge.times} times"
     written = f"{settings.completions} completions to each of {settings.prompts_per_round} new prompts"
-    about = (
-        f"{policy_after(number - 1)} writes {written}, and scores each itself, {times}{mixed}"
-    )
+    about = f"{policy_after(number - 1)} writes {written}, and scores each itself, {times}{mixed}"
     return [
         Stage(f"round{number}-pairs", about, lambda folder, done: _write_pairs(settings, folder, done, number), same),
         *train_stages(settings, number, reference, lambda done: _model(settings, done, number - 1)),
