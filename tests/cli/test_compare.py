@@ -144,11 +144,8 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path, started):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProgressLine, "stepped", interrupted)
         compared, text = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
-    assert (
-        compared.status == "interrupted"
-        and "1 of 4 runs are finished" in text
+    assert compared.status == "interrupted" and "1 of 4 runs are finished" in text
     assert f"; to continue, repeat the command with --folder {folder}" in text
-    )
     assert json.loads((folder / "compare.json").read_text())["status"] == "unfinished"
     compared, _ = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
     assert compared.status == "finished"
