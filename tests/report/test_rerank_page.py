@@ -26,12 +26,12 @@ def test_lines_are_means_over_the_prompts_with_what_they_cost():
         *("majority vote", "right: best of n", "right: weighted vote"),
         *("wrong min: best of n", "wrong min: weighted vote", "best possible (pass@n)"),
     ]
-    assert [mark.value for mark in lines["right: best of n"]] == pytest.approx([0.375, (5 / 6 + 1 / 2) / 2, 1.0])
-    assert [mark.value for mark in lines["wrong min: best of n"]] == pytest.approx([0.375, (1 / 6 + 1 / 6) / 2, 0.0])
+    assert [point.value for point in lines["right: best of n"]] == pytest.approx([0.375, (5 / 6 + 1 / 2) / 2, 1.0])
+    assert [point.value for point in lines["wrong min: best of n"]] == pytest.approx([0.375, (1 / 6 + 1 / 6) / 2, 0.0])
     assert lines["majority vote"][2].value == pytest.approx((0.5 + 0.0) / 2)
     assert lines["right: weighted vote"][2].value == pytest.approx(1.0)
-    assert [mark.written for mark in lines["majority vote"]] == [6.75, 13.5, 27.0]
-    assert [mark.read for mark in lines["right: best of n"]] == [33.5, 67.0, 134.0]
+    assert [point.written for point in lines["majority vote"]] == [6.75, 13.5, 27.0]
+    assert [point.read for point in lines["right: best of n"]] == [33.5, 67.0, 134.0]
     assert lines["wrong min: best of n"][0].read == lines["majority vote"][0].read == 0
 
 
@@ -56,7 +56,7 @@ def test_a_search_is_compared_with_what_its_tokens_pay_for():
 
 def test_the_page_has_a_figure_a_scorer_and_every_number():
     result = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
-    page = reranking_page(found(searches=(mark,)))
+    page = reranking_page(found(searches=(result,)))
     assert page.count("<figure>") == 2 and page.count('class="search') == 1 and "tiny &lt;model&gt;" in page
     assert "tiny <model>" not in page and "Content-Security-Policy" in page and "<script" not in page
     for line in found().lines:
