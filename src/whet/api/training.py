@@ -23,7 +23,7 @@ from whet.api.inputs import (
     saved_start,
 )
 from whet.api.run import Run
-from whet.config.config import FROM_PYTHON, Config, RewardModelConfig, merged, read_toml, resolved
+from whet.config.config import FROM_PYTHON, Config, merged, read_toml, resolved
 from whet.config.run_folder import (
     EVAL_ROWS,
     ROWS,
@@ -237,10 +237,10 @@ def _peak_memory(model: Any) -> int:
 def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
-    if isinstance(config, RewardModelConfig):
-        return f"whet train grpo --reward {folder} --data FILE"
-    asked = "" if "accuracy" in outcome.after or "reward" in outcome.after else ' "your prompt"'
-    return f"whet sample {folder}{asked}"
+    from whet.build.kinds import kind_of
+
+    has_prompts = "accuracy" in outcome.after or "reward" in outcome.after
+    return kind_of(config).try_it.format(run=folder, prompt="" if has_prompts else ' "your prompt"')
 
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, command: str) -> dict[str, Any]:
