@@ -34,7 +34,6 @@ from whet.config.run_folder import (
     refuse_resume_of_0_1,
     write_config,
 )
-from whet.protocols import Callback
 from whet.reward.find import refuse_while_importing_a_reward
 from whet.types import WhetError
 
@@ -256,7 +255,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, c
     }
 
 
-def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[Callback]:
+def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[object]:
     """Who picks completions for a person to look at, where there is a reward."""
     from whet.report.review import Review, ReviewPlan
 

@@ -23,7 +23,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from whet.protocols import Callback
 from whet.report.health import recorded_finding
 from whet.report.kinds import RunKind, Shown, kind_of
 from whet.report.text import (
@@ -48,7 +47,7 @@ STEPS_FOR_ETA = 20
 NamedCell = tuple[str, RenderableType]
 
 
-class Console(Callback):
+class Console:
     """A callback for people. Use it as a context manager, or call `close`, to end the display early."""
 
     def __init__(self, stream: TextIO | None = None, seconds_between_lines: float = 2.0) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from whet.protocols import Callback
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 METRICS, SAMPLES, SUMMARY = "metrics.jsonl", "samples.jsonl", "run.json"
@@ -39,7 +38,7 @@ class EvalRecord:
     seconds: float
 
 
-class RunRecorder(Callback):
+class RunRecorder:
     """A callback that writes the run folder."""
 
     def __init__(self, folder: Path | str, samples_per_step: int = 1, reward_hash: str = "") -> None:
