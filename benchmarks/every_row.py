@@ -1,4 +1,4 @@
-"""Every row of `whet algorithms` on the built-in task: same prompts, same completions a step, same budget, several
+"""Every row of `whet algorithms` on the built-in task: same prompts, same completions per step, same budget, several
 seeds.
 
     python benchmarks/every_row.py --seeds 3 --folder rows
