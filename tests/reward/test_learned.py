@@ -10,7 +10,7 @@ import torch
 
 from whet.protocols import Reward
 from whet.reward import RewardPart, find_reward, step_scorer, with_steps
-from whet.reward.learned import LearnedSteps, aggregated, agreed, learned, learned_steps, length_fit, step_ends
+from whet.reward.learned import LearnedSteps, aggregated, ensemble_score, learned, learned_steps, length_fit, step_ends
 from whet.reward.learned.network import Place, Tokens, batches, read_network
 from whet.reward.settings import reward_with
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -162,8 +162,8 @@ def test_an_older_classifier_reads_a_pair_of_texts(tmp_path):
 
 @pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("worst", 1.0), ("mean_minus_std", 2.0 - 0.5 * 1.0)])
 def test_opinions_are_agreed(how, expected):
-    assert agreed([1.0, 2.0, 3.0], how, 0.5) == pytest.approx(expected)
-    assert agreed([4.0], how, 0.5) == 4.0
+    assert ensemble_score([1.0, 2.0, 3.0], how, 0.5) == pytest.approx(expected)
+    assert ensemble_score([4.0], how, 0.5) == 4.0
 
 
 def test_an_ensemble_of_folders(scalar, tmp_path):

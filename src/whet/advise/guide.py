@@ -342,12 +342,12 @@ def _listed(names: list[str]) -> str:
 
 def _additions(situation: Situation, method: str) -> list[tuple[str, str]]:
     """Changes to the method that the situation asks for, with the reason."""
-    found = []
+    additions = []
     if situation.several_updates and trained_methods()[method].components["clip"].name == ON_POLICY:
-        found.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
+        additions.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
     if situation.signal == "reward_model" and not REFERENCES.intersection(trained_methods()[method].needs):
-        found.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
-    return found
+        additions.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
+    return additions
 
 
 def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:

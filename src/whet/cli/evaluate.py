@@ -143,8 +143,8 @@ def _keep(request: EvalRequest, result: Any) -> Path:
     if request.out is not None:
         place = Path(request.out)
     elif (folder / CONFIG).is_file():
-        taken = [int(each.stem) for each in (folder / EVALS).glob("*.jsonl") if each.stem.isdigit()]
-        place = folder / EVALS / f"{max(taken, default=0) + 1:03d}.jsonl"
+        path = [int(each.stem) for each in (folder / EVALS).glob("*.jsonl") if each.stem.isdigit()]
+        place = folder / EVALS / f"{max(path, default=0) + 1:03d}.jsonl"
         place.parent.mkdir(exist_ok=True)
     else:
         place = Path("eval.jsonl")
@@ -174,13 +174,13 @@ def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
     place = Path(request.page) if request.page else None
     if place is not None and not place.parent.is_dir():
         raise WhetError(f"--html {place}: there is no folder {place.parent}; make it, or give another path")
-    metrics, found = rerank_completions(api.evaluation_config(request.model, request.data, values), request.samples)
+    metrics, reranking = rerank_completions(api.evaluation_config(request.model, request.data, values), request.samples)
     if place is not None:
-        place.write_text(reranking_page(found), encoding="utf-8")
+        place.write_text(reranking_page(reranking), encoding="utf-8")
     if request.as_json:
-        print_json({**metrics, "rerank": reranking_record(found)})
+        print_json({**metrics, "rerank": reranking_record(reranking)})
         return
     _print_metrics(metrics)
-    typer.echo("\n" + reranking_text(found))
+    typer.echo("\n" + reranking_text(reranking))
     if place is not None:
         typer.echo(f"\npage: {place}")

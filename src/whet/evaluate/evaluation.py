@@ -49,22 +49,22 @@ def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, fl
 
 
 def group_metrics(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    found = eval_metrics(groups)
-    if num_samples > 1 and "accuracy" in found:
-        found.update(pass_at(groups, num_samples))
-    return {"prompts": float(len(groups)), **found}
+    metrics = eval_metrics(groups)
+    if num_samples > 1 and "accuracy" in metrics:
+        metrics.update(pass_at(groups, num_samples))
+    return {"prompts": float(len(groups)), **metrics}
 
 
 def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
-    found = {}
+    rates = {}
     for k in sorted({2**power for power in range(num_samples.bit_length()) if 2**power <= num_samples} | {num_samples}):
-        missed = []
+        failures = []
         for group in groups:
             right = sum(sample.outcome == 1.0 for sample in group.samples)
-            missed.append(comb(num_samples - right, k) / comb(num_samples, k))
-        found[f"pass@{k}"] = 1.0 - fmean(missed)
-    return found
+            failures.append(comb(num_samples - right, k) / comb(num_samples, k))
+        rates[f"pass@{k}"] = 1.0 - fmean(failures)
+    return rates
 
 
 def written_samples(

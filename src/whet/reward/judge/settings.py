@@ -65,7 +65,7 @@ class JudgeSettings:
                 raise WhetError(f"reward 'judge' asks {self.base_url} for no model; give model=NAME")
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         """Who is asked, and how: with the question itself, all that an answer depends on. No secret."""
         extra = dict(self.extra)
         return {"base_url": self.base_url, "model": self.model, "extra": extra, **self.drawn}
