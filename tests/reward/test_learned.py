@@ -161,7 +161,7 @@ def test_an_older_classifier_reads_a_pair_of_texts(tmp_path):
 
 
 @pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("worst", 1.0), ("mean_minus_std", 2.0 - 0.5 * 1.0)])
-def test_opinions_are_agreed(how, expected):
+def test_member_scores_are_combined(how, expected):
     assert ensemble_score([1.0, 2.0, 3.0], how, 0.5) == pytest.approx(expected)
     assert ensemble_score([4.0], how, 0.5) == 4.0
 
