@@ -186,6 +186,7 @@ def test_the_slope_is_taken_within_groups():
     assert fit.without_length(5.0, 9) == pytest.approx(4.0)
     assert length_fit(lengths, scores, "cccccc").slope < 0  # across questions the sign would be wrong
     assert length_fit([3, 3], [0.0, 1.0], "aa").slope == 0.0
+    assert length_fit([3, 4], [0.0, 1.0], "aa").slope == pytest.approx(1.0)  # a token apart is enough
 
 
 def test_a_given_slope_is_taken_off(scalar):
