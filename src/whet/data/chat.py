@@ -15,7 +15,7 @@ from whet.types import Demonstration, Encoded, Message, Prompt, WhetError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# stands for any completion when asking a template what it writes after one
+# a placeholder for any completion, to see what a template writes after one
 PROBE = "probe0completion"
 
 

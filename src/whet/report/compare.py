@@ -1,4 +1,4 @@
-"""Methods side by side: what their runs say, and what noise allows to be said. Pure.
+"""Methods side by side: their results, and which differences are beyond noise. Pure.
 
 Noise is what the seed changes. Every method is held against the best one by Welch's t-test over seeds, and p is
 corrected for the number of tests: of many equal methods the luckiest would otherwise seem to beat some. Where there is
@@ -109,7 +109,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method stands to the best one."""
+    """How a method compares with the best one."""
 
     relation: str  # the best method's name goes where the braces are
     best: str = ""
@@ -132,7 +132,7 @@ def metric_name(results: Sequence[MethodRun]) -> str | None:
 
 
 def rows(comparison: MethodComparison) -> list[MethodRow]:
-    """One row per method, in the order asked for; methods without a finished run too."""
+    """One row per method, in the order given; methods without a finished run too."""
     name = metric_name(comparison.results) or ""
     table = []
     for method in comparison.methods:
@@ -258,7 +258,7 @@ def notes(comparison: MethodComparison) -> list[str]:
     """What a reader must know to trust the table."""
     name, table = metric_name(comparison.results), rows(comparison)
     sentences = list(comparison.remarks)
-    if name is None and any(row.reward.values for row in table):
+    if not any(run.after for run in comparison.results) and any(row.reward.values for row in table):
         sentences.append("Nothing was held out: methods are compared by the reward they were trained on.")
     if len(comparison.methods) > 1 and name in ACCURACY_NAMES and all(set(row.after.values) == {1.0} for row in table):
         sentences.append(
