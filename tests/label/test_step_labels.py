@@ -1,4 +1,4 @@
-"""Steps labelled by rollouts: where a completion is cut, what is asked, and what is provenance of the completions."""
+"""Steps labelled by rollouts: where a completion is cut, what is requested, and what becomes of the completions."""
 
 import re
 

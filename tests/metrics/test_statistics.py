@@ -95,12 +95,12 @@ def test_first_wrong_steps():
     assert area_under_curve([0.1, 0.4, 0.35, 0.8], [False, False, True, True]) == pytest.approx(0.75)
 
 
-def test_opinions_are_put_together_as_named():
-    opinions = [1.0, 2.0, 6.0]
-    assert ensemble_score(opinions, "mean") == 3.0 and ensemble_score(opinions, "worst") == 1.0
-    assert ensemble_score(opinions, "mean_minus_variance", variance_weight=0.5) == pytest.approx(3 - 0.5 * 14 / 3)
-    assert ensemble_score(opinions, "mean_minus_std", deviations=2.0) == pytest.approx(3 - 2 * math.sqrt(14 / 2))
-    assert ensemble_score([4.0], "mean_minus_std") == 4.0 and disagreement(opinions) == pytest.approx(math.sqrt(14 / 3))
+def test_ensemble_scores_are_combined_as_named():
+    scores = [1.0, 2.0, 6.0]
+    assert ensemble_score(scores, "mean") == 3.0 and ensemble_score(scores, "worst") == 1.0
+    assert ensemble_score(scores, "mean_minus_variance", variance_weight=0.5) == pytest.approx(3 - 0.5 * 14 / 3)
+    assert ensemble_score(scores, "mean_minus_std", deviations=2.0) == pytest.approx(3 - 2 * math.sqrt(14 / 2))
+    assert ensemble_score([4.0], "mean_minus_std") == 4.0 and disagreement(scores) == pytest.approx(math.sqrt(14 / 3))
     assert standardized([3.0, 10.0], [(1.0, 2.0), (10.0, 5.0)]) == [1.0, 0.0] and standardized([3.0], None) == [3.0]
     assert member_scales([[0.0, 5.0], [2.0, 5.0]]) is None
     assert member_scales([[0.0, 1.0], [2.0, 5.0]]) == [(1.0, 1.0), (3.0, 2.0)]

@@ -22,14 +22,14 @@ def checkpoint(run, step, complete=True):
 
 
 def test_variance_is_the_populations_and_weighed():
-    opinions = [1.0, 2.0, 6.0]
-    assert ensemble_score(opinions, "mean_minus_variance", variance_weight=0.5) == pytest.approx(
-        3 - 0.5 * statistics.pvariance(opinions)
+    scores = [1.0, 2.0, 6.0]
+    assert ensemble_score(scores, "mean_minus_variance", variance_weight=0.5) == pytest.approx(
+        3 - 0.5 * statistics.pvariance(scores)
     )
-    assert ensemble_score(opinions, "mean_minus_variance") == pytest.approx(3 - 0.1 * 14 / 3)
+    assert ensemble_score(scores, "mean_minus_variance") == pytest.approx(3 - 0.1 * 14 / 3)
     assert ensemble_score([4.0], "mean_minus_variance", variance_weight=0.5) == 4.0
-    assert disagreement(opinions) == pytest.approx(statistics.pstdev(opinions))
-    assert standardized(opinions, [(1.0, 2.0), (0.0, 4.0), (6.0, 1.0)]) == [0.0, 0.5, 0.0]
+    assert disagreement(scores) == pytest.approx(statistics.pstdev(scores))
+    assert standardized(scores, [(1.0, 2.0), (0.0, 4.0), (6.0, 1.0)]) == [0.0, 0.5, 0.0]
 
 
 def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path):

@@ -98,11 +98,11 @@ def sample(
             for each in group.samples:
                 typer.echo(f"  [{_score(each.reward)}] {each.completion}")
         return
-    from whet.evaluate.evaluation import written_samples
+    from whet.evaluate.evaluation import sample_completions
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
-    for written in written_samples(config, [question], number, scored=bool(reward)):
+    for written in sample_completions(config, [question], number, scored=bool(reward)):
         for each in written:
             typer.echo(f"[{_score(each.reward)}] {each.completion}" if reward else each.completion)
 
@@ -135,7 +135,7 @@ def run_evaluation(request: EvalRequest) -> None:
 
 
 def _keep(request: EvalRequest, result: Any) -> Path:
-    """Write the completions: beside the run that was metric_text, or where --out says."""
+    """Write the completions: beside the run that was evaluated, or to --out."""
     from whet.config.run_folder import CONFIG
     from whet.types import WhetError
 
@@ -156,12 +156,11 @@ def _keep(request: EvalRequest, result: Any) -> Path:
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:
-    """In the units of `whet train`: shares as per cent."""
-    from whet.report.text import metric_text
+    """In the words and units of `whet train`."""
+    from whet.report.text import metric_text, words
 
     for name, value in metrics.items():
-        is_share = name.startswith("pass@")
-        typer.echo(f"{name:18} {metric_text('accuracy' if is_share else name, value)}")
+        typer.echo(f"{words(name):18} {metric_text(name, value)}")
 
 
 def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ def advise(
     ] = None,
     several_updates: Annotated[bool, typer.Option("--several-updates", help="Each batch is reused.")] = False,
     one_completion: Annotated[
-        bool, typer.Option("--one-completion", help="Only one completion a prompt is affordable.")
+        bool, typer.Option("--one-completion", help="Only one completion per prompt is affordable.")
     ] = False,
     agent: Annotated[bool, typer.Option("--agent", help="It acts over several turns.")] = False,
     goal: Annotated[

@@ -249,7 +249,7 @@ def origin_of(name: str) -> str:
 
 
 def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:
-    """Like `resolved`, for a model that is only asked; of a run's own values only those that matter here are taken."""
+    """Like `resolved`, for a model that is not trained; of a run's own values only those that matter here are used."""
     shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
     if "data" in shared:
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
@@ -331,7 +331,7 @@ def toml_text(config: Config) -> str:
 def config_values(config: Config) -> dict[str, Any]:
     """Every key that matters to this run, as plain nested values."""
     values = config.model_dump(mode="json")
-    # of a part only what was said: it has ten settings, and one or two are used
+    # of a part only what was given: it has ten settings, and one or two are used
     values["reward"]["parts"] = [
         {"reward": part.reward, "weight": part.weight, **part.model_dump(mode="json", exclude_defaults=True)}
         for part in config.reward.parts

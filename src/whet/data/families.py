@@ -148,7 +148,7 @@ def _computed(family: Sequence[Encoded | ClassifierRow]) -> int:
 
 
 def _conversation_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: str) -> tuple[int, ...]:
-    """With all that the template writes after the completion: who scores a conversation later reads that too."""
+    """With all that the template writes after the completion: a scorer of conversations reads that too."""
     if prompt.text is not None:
         return tuple(tokenizer(prompt.text + completion)["input_ids"])
     messages = (*prompt.messages, {"role": "assistant", "content": completion})

@@ -177,7 +177,7 @@ def _widths(action: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Demonstrations as tensors, one a row, right-padded."""
+    """Rows of tokens as tensors, right-padded."""
 
     tokens: Tensor  # int64 [N, T]
     action: Tensor  # bool [N, T]

@@ -72,7 +72,7 @@ def rankings_from(
     """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
     rankings = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
     if not rankings and len(rows) > 1:
-        raise mistake(rows[0], "the data", "holds no ranked completions", "two or more a prompt", "give another file")
+        raise mistake(rows[0], "the data", "holds no ranked completions", "two or more per prompt", "give another file")
     return rankings
 
 

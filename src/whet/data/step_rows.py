@@ -29,7 +29,7 @@ class LabelledSteps:
 
     prompt: Prompt
     steps: tuple[str, ...]
-    labels: tuple[float | None, ...]  # one a step
+    labels: tuple[float | None, ...]  # one per step
 
     @property
     def first_error(self) -> int | None:

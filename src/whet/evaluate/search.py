@@ -46,7 +46,7 @@ class SearchedCompletion:
 
 @dataclass
 class _PromptSearch:
-    """One prompt on its way."""
+    """The state of the search for one prompt."""
 
     prompt: Prompt
     tokens: tuple[int, ...]
@@ -92,7 +92,7 @@ def _grow(
 ) -> list[list[Sample]]:
     """The continuations of each search's partial completions, as whole completions."""
     requests: list[Request] = []
-    origins: list[tuple[int, Sample | None]] = []  # the search, and what is gone on with
+    origins: list[tuple[int, Sample | None]] = []  # the search, and the sample that is continued
     for place, search in enumerate(searches):
         parents: list[Sample | None] = [one for one in _open(search, plan) for _ in range(plan.branches)]
         for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
@@ -166,6 +166,6 @@ def _keep_best(
 
 
 def _up_to_step(sample: Sample, separator: str) -> Sample:
-    """What the scorer is shown: a token may hold the end of a step and the opening of the next."""
+    """The text to score: a token may hold the end of a step and the opening of the next."""
     end = sample.completion.rfind(separator)
     return replace(sample, completion=sample.completion[: end + len(separator)]) if end >= 0 else sample

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import comb, exp, inf
+from statistics import fmean
 
 import numpy as np
+
+from whet.types import Group
 
 MOST_SUBSETS = 20_000  # looked at one by one; above it a weighted vote draws some of them
 DRAWN_SUBSETS = 4_096
@@ -155,3 +158,15 @@ def vote_weights(scores: Sequence[float | None]) -> list[float | None]:
     if all(0 <= score <= 1 for score in given):
         return list(scores)
     return [None if score is None else 1 / (1 + exp(-max(-700.0, score))) for score in scores]
+
+
+def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+    """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
+    rates = {}
+    for k in sizes(num_samples):
+        failures = []
+        for group in groups:
+            right = sum(sample.outcome == 1.0 for sample in group.samples)
+            failures.append(comb(num_samples - right, k) / comb(num_samples, k))
+        rates[f"pass@{k}"] = 1.0 - fmean(failures)
+    return rates

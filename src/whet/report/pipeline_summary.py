@@ -1,4 +1,4 @@
-"""A pipeline's stages as they are shown: the table of rounds and an honest verdict. Pure."""
+"""A pipeline's stages, the table of its rounds and a verdict that allows for noise. Pure."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:
 
 
 def _difference(one: StageSummary, two: StageSummary, metric: str) -> str:
-    """How the second value stands to the first, in words."""
+    """How the second value compares with the first, in words."""
     gap = two.metrics[metric] - one.metrics[metric]
     num_prompts = min(one.num_prompts, two.num_prompts)
     shares = (one.metrics[metric], two.metrics[metric])

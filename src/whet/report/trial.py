@@ -1,4 +1,4 @@
-"""A reward tried on saved or given answers: what a dry run found, and how it reads in a terminal. Pure."""
+"""The result of a dry run of a reward on saved or given answers, as text and JSON. Pure."""
 
 from __future__ import annotations
 

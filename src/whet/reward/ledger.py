@@ -34,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Change:
-    """One entry of the ledger, with everything later lines said about it."""
+    """One entry of the ledger, with everything later lines add to it."""
 
     date: str  # of the change, ISO, UTC
     old: str | None  # hash; None for the first entry

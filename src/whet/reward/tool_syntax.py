@@ -109,7 +109,7 @@ def _from_json(text: str) -> list[ToolCall] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        # several objects, one a line
+        # several objects, one per line
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
             return None

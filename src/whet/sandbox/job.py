@@ -1,4 +1,4 @@
-"""What a sandbox is asked to run, and what came of it."""
+"""A job for the sandbox, and its result."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class TrialCompletion:
-    """A completion to a prompt, with what a run already said of it."""
+    """A completion to a prompt, with the scores a run recorded for it."""
 
     prompt: Prompt
     sample: Sample
@@ -173,7 +173,7 @@ def _gym_completions(source: DataSource, limit: int, encode: Encode) -> TrialCom
 
 
 def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[Row], list[Prompt], tuple[str, ...]]:
-    """Rows as prompts. Common columns of public data are understood, and told."""
+    """Rows as prompts. Common column names of public data are understood; a note says which."""
     rows = read_rows(source, limit or None)
     names = dict.fromkeys(name for row in rows for name in row.values)
     renamed = dict(columns)

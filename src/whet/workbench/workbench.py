@@ -186,7 +186,7 @@ def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | Non
     effect = run_effect(folder)
     try:
         note_effect(Path(ledger) if ledger else ledger_path(folder), reward_hash, effect)
-    except WhetError as error:  # somebody moved the ledger: no reason to lose a finished run
+    except WhetError as error:  # the ledger was moved: no reason to lose a finished run
         logger.warning("the effect of the reward was not noted: %s", error)
     return effect
 
@@ -266,15 +266,15 @@ def _part_scores(
     size = 1 if isinstance(part.reward, PerSample) else CALL
     mistakes: list[WhetError] = []
     if answers:
-        _call(part, answers[:1], timeout, [])  # imports and warm-up are nobody's slowness
+        _call(part, answers[:1], timeout, [])  # imports and warm-up do not count as slowness
     scores: list[tuple[float | None, float, str]] = []
     for start in range(0, len(answers), size):
         together = answers[start : start + size]
         scored = _call(part, together, timeout, mistakes)
-        if isinstance(scored, str):  # somebody in it fails: one by one tells who
+        if isinstance(scored, str):  # an answer in it fails: one by one shows which
             alone = [_call(part, [answer], timeout, mistakes) for answer in together]
             each = [one[0] for one in alone if not isinstance(one, str)]
-            # nobody alone does: then it is the call on several that is wrong, a list of the wrong length, say
+            # none fails alone: the call on several is wrong, say a list of the wrong length
             scores += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
         else:
             scores += scored
@@ -286,7 +286,7 @@ def _part_scores(
 def _call(
     part: RewardPart, answers: Sequence[TrialCompletion], timeout: float, mistakes: list[WhetError]
 ) -> list[tuple[float | None, float, str]] | str:
-    """What one call says of its answers; only why it failed, where there are several."""
+    """The scores of one call, or why it failed where it has several answers."""
     start = time.perf_counter()
     prompts, samples = [answer.prompt for answer in answers], [answer.sample for answer in answers]
     try:

@@ -34,7 +34,7 @@ judge.__signature__ = inspect.signature(JudgeSettings, eval_str=True)  # type: i
 
 
 def check_company(rewards: Sequence[Reward]) -> None:
-    """Refuse a judge as the only reward, unless the user said so with alone=true. Leave out those of weight 0."""
+    """Refuse a judge as the only reward, unless the user allows it with alone=true. Leave out those of weight 0."""
     if rewards and all(getattr(reward, "wants_company", False) for reward in rewards):
         raise WhetError(
             f"reward {rewards[0].name!r} is a judge, and the only reward: a judge can be talked into good marks; add a "
@@ -75,7 +75,7 @@ class Judge:
 
     @property
     def needs_ask(self) -> bool:
-        """True while nobody is there to be asked: give an engine with `asking`."""
+        """True while there is nothing to answer the questions: give an engine with `asking`."""
         return self._ask is None and not self.settings.base_url
 
     def asking(self, ask: Ask) -> Judge:
@@ -161,7 +161,7 @@ class Judge:
         return outcomes
 
     def _verdicts(self, questions: Sequence[Messages], read: Callable[[str], T | None]) -> list[T | None]:
-        """What was read from the answer to each question; one without a readable verdict is asked again."""
+        """The verdict read from the answer to each question; a question without a readable one is sent again."""
         verdicts: list[T | None] = [None] * len(questions)
         pending = dict(enumerate(questions))
         for _ in range(self.settings.attempts):
@@ -179,7 +179,7 @@ class Judge:
         return verdicts
 
     def _answers(self, questions: Sequence[Messages]) -> list[str | None]:
-        """An answer each, from the cache where it is there; equal questions are asked once."""
+        """One answer per question, from the cache where it holds one; equal questions are sent once."""
         keys = [question_key(self.settings.request, question) for question in questions]
         answers = self._cache.lookup(keys) if self._cache is not None else {}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in answers}

@@ -1,4 +1,4 @@
-"""Reading a judge's answer. What cannot be read for certain is None, and the judge is asked again."""
+"""Reading a judge's answer. What cannot be read for certain is None, and the question is sent again."""
 
 from __future__ import annotations
 

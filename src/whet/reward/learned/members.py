@@ -117,12 +117,12 @@ def _scale(noted: Any) -> Scale | None:
     return (centre, scale) if math.isfinite(centre) and math.isfinite(scale) and scale > 0 else None
 
 
-def warn_of_scales(opinions: Sequence[Sequence[float]], name: str) -> bool:
+def warn_of_scales(scores: Sequence[Sequence[float]], name: str) -> bool:
     """Say so where members without a known scale differ in theirs; True once there were enough completions to tell."""
-    if len(opinions) < 8:
+    if len(scores) < 8:
         return False
-    spreads = [pstdev(column) for column in zip(*opinions, strict=True)]
-    centres = [fmean(column) for column in zip(*opinions, strict=True)]
+    spreads = [pstdev(column) for column in zip(*scores, strict=True)]
+    centres = [fmean(column) for column in zip(*scores, strict=True)]
     low, high = min(spreads), max(spreads)
     if high > APART * low or max(centres) - min(centres) > APART * high:
         listed = ", ".join(f"{centre:.2g} +- {spread:.2g}" for centre, spread in zip(centres, spreads, strict=True))

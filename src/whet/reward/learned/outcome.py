@@ -170,18 +170,20 @@ class Learned:
 
     def _score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
-        opinions = [_joined(each) for each in zip(*by_network, strict=True)]
-        self._note([each for each in opinions if each is not None])
+        member_scores = [_joined(each) for each in zip(*by_network, strict=True)]
+        self._note([each for each in member_scores if each is not None])
         how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-        return [None if each is None else ensemble_score(standardized(each, self._scales), *how) for each in opinions]
+        return [
+            None if each is None else ensemble_score(standardized(each, self._scales), *how) for each in member_scores
+        ]
 
-    def _note(self, opinions: Sequence[Sequence[float]]) -> None:
-        if not opinions or len(opinions[0]) < 2:
+    def _note(self, scores: Sequence[Sequence[float]]) -> None:
+        if not scores or len(scores[0]) < 2:
             return
-        self._apart += [disagreement(standardized(each, self._scales)) for each in opinions]
+        self._apart += [disagreement(standardized(each, self._scales)) for each in scores]
         is_raw = all(self._is_raw(*network) for network in self._networks)
         if self._scales is None and is_raw and self.settings.scale == "auto" and not self._is_warned:
-            self._is_warned = warn_of_scales(opinions, self.name)
+            self._is_warned = warn_of_scales(scores, self.name)
 
     def _outputs(
         self, network: Network, labels: Sequence[int], prompts: Sequence[Prompt], completions: Sequence[str]

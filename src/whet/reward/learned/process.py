@@ -122,11 +122,11 @@ class LearnedSteps:
         self.prepare()
         separator = self._separator()
         ends = [step_ends(completion, separator) for completion in completions]
-        opinions = [self._opinions(*network, prompts, completions, ends) for network in self._networks]
+        by_network = [self._member_scores(*network, prompts, completions, ends) for network in self._networks]
         scored: list[Steps | None] = []
         for row, places in enumerate(ends):
-            known = [scores for each in opinions if (scores := each[row]) is not None]
-            if len(known) < len(opinions):
+            known = [scores for each in by_network if (scores := each[row]) is not None]
+            if len(known) < len(by_network):
                 scored.append(None)
                 continue
             members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
@@ -140,7 +140,7 @@ class LearnedSteps:
         apart, self._apart = self._apart, []
         return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
 
-    def _opinions(
+    def _member_scores(
         self,
         network: Network,
         kind: Kind,
