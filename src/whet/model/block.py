@@ -28,7 +28,7 @@ UNKNOWN_SETTINGS = ("attn_logit_softcapping", "attention_chunk_size", "residual_
 
 
 @dataclass(frozen=True)
-class Family:
+class BlockFamily:
     """The names of a layer's norms; None where there is none."""
 
     before_attention: str | None = None
@@ -41,13 +41,13 @@ class Family:
         return {name for name in vars(self).values() if name is not None}
 
 
-LLAMA = Family(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+LLAMA = BlockFamily(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
-    "olmo2": Family(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
+    "olmo2": BlockFamily(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
 }  # a family that is not named here is taken to be built like Llama, if its parts have Llama's names
 
 
@@ -225,7 +225,7 @@ def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _check_block(path: str, layer: Any, family: Family) -> None:
+def _check_block(path: str, layer: Any, family: BlockFamily) -> None:
     _check_parts(path, layer, {"self_attn", "mlp", *family.norms})
     attention, mlp = layer.self_attn, layer.mlp
     normed = {"q_norm", "k_norm"} if hasattr(attention, "q_norm") else set()
@@ -246,7 +246,7 @@ def _check_block(path: str, layer: Any, family: Family) -> None:
         _check_norm(f"{path}.self_attn.{name}", getattr(attention, name))
 
 
-def _block(layer: Any, family: Family, window: int | None) -> Block:
+def _block(layer: Any, family: BlockFamily, window: int | None) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(name: str | None) -> nn.Module | None:
