@@ -160,7 +160,7 @@ def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, 
 
 
 def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
-    """More completions than slots, ending at random, none longer than `longest`; beside as many of their mean length."""
+    """More completions than slots, of random length up to `longest`; beside them, as many of the mean length."""
     stream = torch.Generator().manual_seed(1)
     vocabulary = machine.policy.vocabulary
     ends = torch.randperm(vocabulary, generator=stream)[: max(1, round(ENDING / sizes.longest * vocabulary))].tolist()

@@ -3,8 +3,8 @@
     python benchmarks/grpo_step_cpu.py --models byte,words49k,smollm2 --json grpo.json
     python benchmarks/grpo_step_cpu.py --shape long --models words49k
 
-Completions have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory; timings taken
-while others used the machine are discarded and repeated, up to --most steps.
+Completions have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory;
+timings taken while others used the machine are discarded and repeated, up to --most steps.
 """
 
 from __future__ import annotations

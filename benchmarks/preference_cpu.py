@@ -5,8 +5,8 @@
 
 Reads WHET_DATA/preference/dpo_en_demo.jsonl.gz or --pairs FILE. Both sides train on the same tokens, encoded once by
 whet, and where the peer keeps the order of its rows, on the same pairs in every step. What counts is useful tokens a
-second: a prompt counts with each of its two completions, padding never. Without a store both sides ask a live reference in
-every step; `stored` asks it before the first on both sides, which no step's time contains.
+second: a prompt counts with each of its two completions, padding never. Without a store both sides ask a live
+reference in every step; `stored` asks it before the first on both sides, which no step's time contains.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ def stated():
     return found
 
 
-def slope(name, changes):
+def gradient(name, changes):
     objective = with_changes(PAIR_PRESETS[name].objective, changes)
     batch, logp, extras = random_rows(0)
     totals, _ = objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp), {})
-    return objective.slope(batch, logp, totals, extras)[0]
+    return objective.grad(batch, logp, totals, extras)[0]
 
 
 def test_every_gap_has_its_rows():
@@ -49,6 +49,6 @@ def test_every_gap_has_its_rows():
 @pytest.mark.parametrize("name", ROWS)
 def test_the_gap_is_what_the_page_says(name):
     own, other, changes = ROWS[name]
-    mine, theirs = slope(own, {}), slope(other, changes)
+    mine, theirs = gradient(own, {}), gradient(other, changes)
     assert mine.norm() > 1e-4
     assert float((theirs - mine).norm() / mine.norm()) == pytest.approx(stated()[name], rel=6e-3)

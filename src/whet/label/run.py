@@ -97,7 +97,7 @@ def label_steps(config: EvaluationConfig, spec: LabelSpec, show: Callable[[Label
     config = _with_count(config, spec)
     parts = build_reward_parts(config, wanted=True)
     items: Sequence[Any] = (
-        _given_solutions(config) if spec.solutions else load_prompts(config, held_out=False)[: spec.count]
+        _given_solutions(config) if spec.solutions else load_prompts(config, evaluation=False)[: spec.count]
     )
     runtime = load_runtime(config)
     separator = spec.separator or _own_separator(config, items if spec.solutions else ())

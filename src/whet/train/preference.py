@@ -289,7 +289,7 @@ def _check(objective: PairObjective, models: PreferenceModels, dataset: Preferen
         raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
         raise WhetError(
-            f"{objective.name} asks the reference about new completions in every step; give preference.reference_logp=live"
+            f"{objective.name} scores new completions with the reference in every step; give preference.reference_logp=live"
         )
 
 
