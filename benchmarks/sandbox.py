@@ -1,4 +1,4 @@
-"""Tests a second: the sandbox's warm workers against a fresh interpreter for every test.
+"""Tests per second: the sandbox's warm workers against a fresh interpreter for every test.
 
     python benchmarks/sandbox.py                 # all cores
     python benchmarks/sandbox.py --workers 1 --seconds 5

@@ -272,9 +272,10 @@ class DecodeScheduler:
                 return
             seated = [row for place in taken if (row := self._rows[place])]
             rows = torch.tensor(taken, device=self._log.last.device)
-            self._log.open(rows, self._streams[[row.request for row in seated]])
+            requests = torch.tensor([row.request for row in seated], device=rows.device)
+            self._log.open(rows, self._streams.index_select(0, requests))
             logits = self._backend.enter(taken, [row.slot for row in seated])
-            drawn = draw(logits, self._log.uniform(rows), self._job.sampling)
+            drawn = draw(logits, self._log.uniform(rows), self._job.sampling, spend=True)
             self._log.record(rows, drawn)
             self._note(drawn, taken)
             self._seat()
@@ -330,7 +331,9 @@ class DecodeScheduler:
                 self._slots[row.slot] = None
             self._rows[place] = None
         if by_text:
-            self._stopped_by_text.update(row.request for place, row in zip(gone, leaving, strict=True) if place in by_text)
+            self._stopped_by_text.update(
+                row.request for place, row in zip(gone, leaving, strict=True) if place in by_text
+            )
             self._log.close(sorted(by_text))
         if any(self._rows):
             self._move_together()
