@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from bench_models import SHAPES, random_machine
 
@@ -223,7 +223,7 @@ def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, An
     operations = training_operations(model_anatomy(machine.policy.model), shape)
     return {
         "name": f"train {name}",
-        "shape": f"{shape}, {sizes.pack} tokens per pass",
+        "shape": f"{shape}, {sizes.pack} tokens per micro-batch",
         "seconds": seconds,
         "tokens_per_s": shape.shared / seconds,
         "useful_TFLOP_per_s": operations / seconds / 1e12,

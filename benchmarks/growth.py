@@ -3,8 +3,8 @@
     python benchmarks/growth.py --images docs/images --json growth.json
 
 Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, completions of fixed
-length. The dashed lines are what the measured matrix rate and memory bandwidth would allow if nothing but useful work
-were done.
+length. The dashed lines are what the measured matrix rate and memory bandwidth would allow if only useful work were
+done.
 """
 
 from __future__ import annotations
