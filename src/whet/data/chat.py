@@ -15,7 +15,7 @@ from whet.types import Demonstration, Encoded, Message, Prompt, WhetError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# stands for any completion when asking a template what it writes after one
+# a placeholder for any completion, to see what a template writes after one
 PROBE = "probe0completion"
 
 
@@ -138,8 +138,8 @@ def _turn(
     opening: str = templated(tokenizer, before, prompt_id, open_completion=True, tools=tools)
     whole: str = templated(tokenizer, messages, prompt_id, tools=tools)
     probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id, tools=tools)
-    _, found, closing = probe.rpartition(PROBE)
-    if not (found and whole.startswith(opening) and whole.endswith(closing)):
+    _, turn, closing = probe.rpartition(PROBE)
+    if not (turn and whole.startswith(opening) and whole.endswith(closing)):
         raise WhetError(
             f"prompt {prompt_id!r}: the chat template rewrites the prompt once the completion is there, so the "
             "prompt's tokens do not begin the demonstration; expected a template that only appends; "

@@ -322,14 +322,14 @@ def _require_unique_ids(rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
 
 
 def renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
-    known = {name: None for row in rows for name in row.values}
+    present = {name: None for row in rows for name in row.values}
     for source, target in columns.items():
-        if source not in known:
-            close = nearest(source, known)
+        if source not in present:
+            close = nearest(source, present)
             fix = f"did you mean {close!r}?" if close else "name one of these"
             raise WhetError(
                 f"columns: {source!r} (to become {target!r}) is not a column of the data; "
-                f"expected one of {_names(known)}; {fix}"
+                f"expected one of {_names(present)}; {fix}"
             )
     return [_renamed_row(row, columns) for row in rows] if columns else list(rows)
 
@@ -398,5 +398,5 @@ def _names(names: Any) -> str:
 def _short(value: Any) -> str:
     if value is None:
         return "null"
-    shown = repr(value)
-    return shown if len(shown) <= 40 else f"{shown[:37]}..."
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

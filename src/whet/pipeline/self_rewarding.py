@@ -28,7 +28,14 @@ from whet.pipeline.generation import (
     write_rows,
 )
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.rounds import RoundSettings, check_method, round_prompts, train_stages, write_round_pairs
+from whet.pipeline.rounds import (
+    RoundSettings,
+    check_method,
+    policy_after,
+    round_prompts,
+    train_stages,
+    write_round_pairs,
+)
 from whet.pipeline.self_scores import (
     judge_example,
     mean_score,
@@ -47,7 +54,7 @@ from whet.pipeline.training import (
     trained_model,
     training_config,
 )
-from whet.report.text import percent
+from whet.report.text import count_of, percent
 from whet.types import Prompt, Sampling
 
 JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
@@ -157,7 +164,7 @@ def _teaching_config(settings: SelfRewardingSettings, rows: str) -> dict[str, An
 def _write_examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any]:
     from whet.data import demonstrations_from, read_rows
     from whet.data.tasks import demonstrations
-    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+    from whet.data.tasks.reviewed import ReviewedCompletion, reviewed_completions
 
     kinds, seed = task_kinds(settings), settings.seed + EXAMPLE_SEED
     shown = rows_of_kinds(
@@ -169,7 +176,7 @@ def _write_examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[st
         demonstrations_from(read_rows(file)) if file else [] for file in (settings.teach.file, settings.judge.file)
     ]
     answering = [{**prompt_row(row.prompt), "completion": row.completion} for row in (*shown, *files[0])]
-    reviewed: list[Reviewed] = rows_of_kinds(
+    reviewed: list[ReviewedCompletion] = rows_of_kinds(
         kinds,
         settings.judge.examples if kinds else 0,
         lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
@@ -213,10 +220,10 @@ def _evaluate_judge(
     settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int
 ) -> Mapping[str, Any]:
     """The policy after a round as a judge of completions written by the task, the same in every round."""
-    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+    from whet.data.tasks.reviewed import ReviewedCompletion, reviewed_completions
 
     kinds = task_kinds(settings)
-    rows: list[Reviewed] = rows_of_kinds(
+    rows: list[ReviewedCompletion] = rows_of_kinds(
         kinds,
         settings.judge.eval_prompts if kinds else 0,
         lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
@@ -225,7 +232,7 @@ def _evaluate_judge(
     if not rows:
         return stage_result("the judge is not evaluated: the data has no completions of known quality")
 
-    def rows_of(sampler: ModelSampler, chunk: int, part: Sequence[Reviewed]) -> list[dict[str, Any]]:
+    def rows_of(sampler: ModelSampler, chunk: int, part: Sequence[ReviewedCompletion]) -> list[dict[str, Any]]:
         asked = [(each.prompt, each.completion) for each in part]
         judgments = _self_judgments(settings, sampler, asked, (settings.seed, number, chunk))
         return [{"id": each.prompt.id, "judgments": given} for each, given in zip(part, judgments, strict=True)]
@@ -248,10 +255,9 @@ def _evaluate_judge(
 def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list[Stage]:
     same = stage_settings(settings)
     mixed = f", mixed with {settings.anchor_weight:g} of the anchor's" if _has_anchor(settings) else ""
+    times = "once" if settings.judge.times == 1 else f"{settings.judge.times} times"
     written = f"{settings.completions} completions to each of {settings.prompts_per_round} new prompts"
-    about = (
-        f"the policy of round {number - 1} writes {written}, and scores each {settings.judge.times} times itself{mixed}"
-    )
+    about = f"{policy_after(number - 1)} writes {written}, and scores each itself, {times}{mixed}"
     return [
         Stage(f"round{number}-pairs", about, lambda folder, done: _write_pairs(settings, folder, done, number), same),
         *train_stages(settings, number, reference, lambda done: _model(settings, done, number - 1)),
@@ -277,7 +283,8 @@ def _write_pairs(
     pairs, counts = self_scored_pairs(rows, settings.anchor_weight if _has_anchor(settings) else 0.0)
     signals = collapse_signals(number, rows, counts["ties"])
     summary = (
-        f"dropped where best and worst score the same: {counts['ties']}; mean own score {percent(signals.own_score)}"
+        f"{count_of(counts['ties'], 'prompt')} dropped where best and worst score the same; "
+        f"mean own score {percent(signals.own_score)}"
     )
     if "truth_agreement" in signals.known():
         summary += f"; of right and wrong completions it orders {percent(signals.truth_agreement)} right"

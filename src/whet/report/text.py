@@ -41,6 +41,11 @@ def percent(share: float | None) -> str:
     return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
 
 
+def count_of(count: int, noun: str) -> str:
+    """1 pair, 2 pairs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def quantity(count: float) -> str:
     """A count in thousands (k), millions (M) or billions (G) where it is large."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
@@ -111,9 +116,9 @@ def label(phase: str) -> str:
 
 def ordered(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     """Phases in the order a run goes through them, unknown ones last; empty ones left out."""
-    known = {phase: place for place, phase in enumerate(PHASES)}
+    position = {phase: place for place, phase in enumerate(PHASES)}
     spent = [(phase, took) for phase, took in seconds.items() if took and math.isfinite(took) and took > 0]
-    return sorted(spent, key=lambda item: (known.get(item[0], len(known)), item[0]))
+    return sorted(spent, key=lambda item: (position.get(item[0], len(position)), item[0]))
 
 
 def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) -> str:

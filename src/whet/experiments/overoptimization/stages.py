@@ -28,12 +28,12 @@ from whet.experiments.overoptimization.proxies import (
     read_scores,
 )
 from whet.experiments.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config
+from whet.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.metrics.selection import sizes as best_of_sizes
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline.progress import ProgressLine
 from whet.pipeline.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
 from whet.pipeline.training import RUN, train_run
-from whet.report.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.report.text import number, percent
 from whet.types import Prompt, Sample, WhetError
 
@@ -150,7 +150,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
             "sampling": {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature},
         },
     )
-    machine, sampling = load_runtime(config), sampling_from(config.sampling)
+    runtime, sampling = load_runtime(config), sampling_from(config.sampling)
     gold = gold_score(model=gold_model(done))
     task = TASKS[settings.task]
     # some pairs are of equal completions and are left out
@@ -161,7 +161,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
         (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
     ):
         chosen = prompts(task, split, count, seed, settings.difficulty)
-        written = draw_completions(machine.engine, encode_prompts(machine, chosen, sampling), each, sampling, (seed,))
+        written = draw_completions(runtime.engine, encode_prompts(runtime, chosen, sampling), each, sampling, (seed,))
         judged = gold([p for p, samples in zip(chosen, written, strict=True) for _ in samples], _flat(written))
         given = iter(judged)
         rows = [
