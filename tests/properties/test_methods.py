@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.data.packing import passes
+from whet.data.packing import token_micro_batches
 from whet.objective import AXES, PRESETS, step_totals
 from whet.objective.select import lottery
 from whet.types import TOKEN_FIELDS, Extras, Totals, WhetError
@@ -73,7 +73,7 @@ def tensors_of(logp, extras):
 def test_micro_batches_do_not_matter(name, micro_batch_tokens):
     objective, batch, logp, extras = example(ROWS[name], 1)
     batch = prepared(objective, batch)
-    parts = passes(batch, micro_batch_tokens)
+    parts = token_micro_batches(batch, micro_batch_tokens)
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
     found, metrics = in_parts(objective, batch, logp, extras, parts)
     assert_same(found, found_gradients(objective, batch, logp, extras))
