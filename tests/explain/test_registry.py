@@ -269,7 +269,9 @@ def test_a_reward_an_engine_and_an_environment_by_name():
     whet.register("environment", lambda: None, name="maze")
     assert find_reward("short_answer").name == "short_answer"
     assert registry.lookup("engine", "remote") is Remote and registry.names("environment") == ["maze"]
-    with pytest.raises(WhetError, match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: torch, remote"):
+    with pytest.raises(
+        WhetError, match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: torch, remote"
+    ):
         registry.lookup("engine", "remot")
     with pytest.raises(WhetError, match="a reward called 'math_answer' exists already"):
         whet.register("reward", short_answer, name="math_answer")

@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ BATCH = {"prompts_per_step": 2, "group_size": 4}
 class CopyingEngine(TorchEngine):
     """Samples with weights of its own, as an engine in another process does."""
 
-    made: list["CopyingEngine"] = []
+    made: ClassVar[list["CopyingEngine"]] = []
 
     def __init__(self, policy, tokenizer, end_tokens, *, context):
         self._own = copy.deepcopy(policy.model)
@@ -81,10 +82,15 @@ def test_an_engine_with_its_own_weights_trains_as_the_built_in_one_does(tmp_path
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("sft", {"batch": {"rows_per_step": 8}}), ("dpo", {"preference": {"online": 8}, "batch": {"rows_per_step": 4}})],
+    [
+        ("sft", {"batch": {"rows_per_step": 8}, "optimizer": {"learning_rate": 1e-2}}),
+        (
+            "dpo",
+            {"preference": {"online": 8}, "batch": {"rows_per_step": 4}, "optimizer": {"learning_rate": 1e-3}},
+        ),
+    ],
 )
 def test_evaluations_of_other_kinds_of_training_see_the_trained_weights(method, settings, tmp_path):
-    settings["optimizer"] = {"learning_rate": 1e-2}
     ours, theirs = (train(method, tmp_path / name, name, **settings) for name in ("copying", "torch"))
     mine, built_in = ([line["result"] for line in run_files(run) if "eval" in line] for run in (ours, theirs))
     assert mine == built_in and mine[0] != mine[-1]

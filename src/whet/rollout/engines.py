@@ -35,6 +35,7 @@ def build_engine(name: str, policy: CausalLM, tokenizer: Any, end_tokens: Sequen
     """The engine of that name for a policy; what its maker is called with is in `whet.protocols.Engine`."""
     engine = registry.lookup("engine", name)(policy, tokenizer, end_tokens, context=context)
     if not isinstance(engine, Engine):
-        raise WhetError(f"the engine {name!r} made {engine!r}; it must have generate(requests, sampling) and "
-                        "load(weights, version)")
+        raise WhetError(
+            f"the engine {name!r} made {engine!r}; it must have generate(requests, sampling) and load(weights, version)"
+        )
     return engine
