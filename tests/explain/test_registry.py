@@ -123,9 +123,9 @@ def test_a_notebooks_cell_that_is_changed_and_run_again_replaces_what_it_registe
     exec(CELL.format(name="First", low=0.1), cell)
     exec(CELL.format(name="Second", low=0.3), cell)
     assert AXES["clip"]["cell_clip"] is cell["Second"] and PRESETS["cell_grpo"].objective.clip.low == 0.3
-    with pytest.raises(WhetError, match="a clip called 'cell_clip' exists already, in __main__; .*, or replace=True"):
+    with pytest.raises(WhetError, match=r"a clip called 'cell_clip' exists already, in __main__; .*, or replace=True"):
         exec(CELL.format(name="Third", low=0.2), {"__name__": "another_module"})
-    with pytest.raises(WhetError, match="a clip called 'ppo_clip' exists already, in whet.objective.clip; .*name$"):
+    with pytest.raises(WhetError, match=r"a clip called 'ppo_clip' exists already, in whet.objective.clip; .*name$"):
         exec(CELL.format(name="Fourth", low=0.2).replace("cell_clip", "ppo_clip"), cell)
 
 
@@ -138,7 +138,7 @@ def test_replace_takes_the_place_of_what_was_registered_and_of_nothing_built_in(
     with pytest.raises(WhetError, match="give yours another name, or replace=True"):
         whet.register("clip", Other)
     assert whet.register("clip", replace=True)(Other) is AXES["clip"]["narrow"]
-    with pytest.raises(WhetError, match="'ppo_clip' exists already, in whet.objective.clip; give yours another name$"):
+    with pytest.raises(WhetError, match=r"'ppo_clip' exists already, in whet.objective.clip; give yours another name$"):
         whet.register("clip", narrow_rule("ppo_clip"), replace=True)
     whet.register("clip", PPOClip)  # and giving it as it is does not make it replaceable
     with pytest.raises(WhetError, match="'ppo_clip' exists already"):

@@ -84,10 +84,8 @@ def test_an_engine_with_its_own_weights_trains_as_the_built_in_one_does(tmp_path
     ("method", "settings"),
     [
         ("sft", {"batch": {"rows_per_step": 8}, "optimizer": {"learning_rate": 1e-2}}),
-        (
-            "dpo",
-            {"preference": {"online": 8}, "batch": {"rows_per_step": 4}, "optimizer": {"learning_rate": 1e-3}},
-        ),
+        ("dpo", {"batch": {"rows_per_step": 8}, "optimizer": {"learning_rate": 1e-2}}),
+        ("dpo", {"preference": {"online": 8}, "batch": {"rows_per_step": 4}, "optimizer": {"learning_rate": 3e-3}}),
     ],
 )
 def test_evaluations_of_other_kinds_of_training_see_the_trained_weights(method, settings, tmp_path):
