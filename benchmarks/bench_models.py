@@ -98,7 +98,7 @@ def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: 
 
 
 def random_machine(family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto") -> Any:
-    """A whet machine around a random model: fp32 masters, matrix products in `precision`, completions that never end."""
+    """A runtime around a random model: fp32 masters, matrix products in `precision`, completions that never end."""
     from whet.build.runtime import Runtime, build_policy, recompute_choice
     from whet.model import LoadedModel, dtype_choice
     from whet.rollout.torch_engine import TorchEngine

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 import transformers
@@ -86,7 +86,7 @@ def own_cache(split: CausalLM, requests: list[Request], sampling: Sampling, rows
 
 
 def taken(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Tokens a second of each side, round by round; a first round warms up."""
+    """Tokens per second of each side, round by round; a first round warms up."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name, side in sides.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "src"))
 
 from whet.bench.meter import QUIET, machine_facts, reading_record, wait_for_quiet  # noqa: E402
 
@@ -70,7 +70,7 @@ def _inherited() -> list[str]:
 
 def _environment(threads: int, folders: Sequence[str]) -> dict[str, str]:
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-    paths = {"PYTHONPATH": os.pathsep.join([*folders, str(ROOT)])}
+    paths = {"PYTHONPATH": os.pathsep.join([*folders, str(ROOT / "src")])}
     return {**os.environ, **quiet, **paths, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from bench_models import SHAPES, random_machine
 
@@ -160,7 +160,7 @@ def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, 
 
 
 def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
-    """More completions than slots, ending at random, none longer than `longest`; beside as many of their mean length."""
+    """More completions than slots, of random length up to `longest`; beside them, as many of the mean length."""
     stream = torch.Generator().manual_seed(1)
     vocabulary = machine.policy.vocabulary
     ends = torch.randperm(vocabulary, generator=stream)[: max(1, round(ENDING / sizes.longest * vocabulary))].tolist()
@@ -223,7 +223,7 @@ def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, An
     operations = training_operations(model_anatomy(machine.policy.model), shape)
     return {
         "name": f"train {name}",
-        "shape": f"{shape}, {sizes.pack} tokens a pass",
+        "shape": f"{shape}, {sizes.pack} tokens per micro-batch",
         "seconds": seconds,
         "tokens_per_s": shape.shared / seconds,
         "useful_TFLOP_per_s": operations / seconds / 1e12,

@@ -2,8 +2,9 @@
 
     python benchmarks/growth.py --images docs/images --json growth.json
 
-Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, completions of fixed length. The
-dashed lines are what the measured matrix rate and memory bandwidth would allow if nothing but useful work were done.
+Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, completions of fixed
+length. The dashed lines are what the measured matrix rate and memory bandwidth would allow if only useful work were
+done.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from duel import add_common_flags, told
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {
     "group": ("completions a prompt", (2, 4, 8, 16, 32)),
     "length": ("tokens of a completion", (16, 32, 64, 128, 256)),
-    "batch": ("prompts a step", (1, 2, 4, 8, 16)),
+    "batch": ("prompts per step", (1, 2, 4, 8, 16)),
     "model": ("width of the model (4 layers)", (64, 128, 256, 384, 512)),
 }
 BASE = {"batch": 4, "group": 8, "prompt": 40, "length": 64, "model": 256}

@@ -1,10 +1,10 @@
-"""One GRPO step on the CPU, whet against TRL: same model folder, prompts, lengths, dtype, threads, work a pass.
+"""One GRPO step on the CPU, whet against TRL: same model folder, prompts, lengths, dtype, threads, work per pass.
 
     python benchmarks/grpo_step_cpu.py --models byte,words49k,smollm2 --json grpo.json
     python benchmarks/grpo_step_cpu.py --shape long --models words49k
 
-Completions have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory; timings taken
-while others used the machine are discarded and repeated, up to --most steps.
+Completions have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory;
+timings taken while others used the machine are discarded and repeated, up to --most steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument(
         "--shape", default="short", help="short, long, or PROMPTSxGROUP,PROMPT+COMPLETION as in 4x8,40+64"
     )
-    parser.add_argument("--batch-rows", type=int, help="sequences a pass; default: all of the step, 8 of a long one")
+    parser.add_argument("--batch-rows", type=int, help="sequences per pass; default: all of the step, 8 of a long one")
     chosen = parser.parse_args()
     shape = SHAPES.get(chosen.shape) or shape_of(chosen.shape)
     results: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def main() -> None:
         title = f"{name}: {shape[0]} prompts x {shape[1]}, {shape[2]} + {shape[3]} tokens, {chosen.precision}"
         sides = duel(chosen, job)
         results[title] = sides
-        print(ratio_table(f"{title}, {chosen.threads} threads, {rows} sequences a pass", sides), flush=True)
+        print(ratio_table(f"{title}, {chosen.threads} threads, {rows} sequences per pass", sides), flush=True)
         save_results(chosen.json, results)
     name_contended(results)
 

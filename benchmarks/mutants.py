@@ -169,7 +169,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         for number in range(options.jobs):
             copy = Path(scratch) / f"tree{number}"
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "carry"))
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
             copies.put(copy)
 
         def run(mutant: Mutant) -> tuple[Mutant, bool]:

@@ -5,8 +5,8 @@
 
 Reads WHET_DATA/preference/dpo_en_demo.jsonl.gz or --pairs FILE. Both sides train on the same tokens, encoded once by
 whet, and where the peer keeps the order of its rows, on the same pairs in every step. What counts is useful tokens a
-second: a prompt counts with each of its two completions, padding never. Without a store both sides ask a live reference in
-every step; `stored` asks it before the first on both sides, which no step's time contains.
+second: a prompt counts with each of its two completions, padding never. Without a store both sides ask a live
+reference in every step; `stored` asks it before the first on both sides, which no step's time contains.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
     parser.add_argument("--pairs", type=Path, help="a file of pairs, of any shape that whet reads")
     parser.add_argument("--most-tokens", type=int, default=1024, help="pairs with a longer row are left out")
-    parser.add_argument("--rows-per-step", type=int, default=8, help="pairs a step")
-    parser.add_argument("--batch-rows", type=int, default=8, help="pairs a pass of the peer: its own default")
+    parser.add_argument("--rows-per-step", type=int, default=8, help="pairs per step")
+    parser.add_argument("--batch-rows", type=int, default=8, help="pairs per pass of the peer: its own default")
     parser.add_argument("--tokens-per-pass", type=int, default=4096, help="of whet")
     parser.add_argument("--layouts", default="padded", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
     parser.add_argument("--stored", action="store_true", help="the reference is asked before the first step")
@@ -65,7 +65,7 @@ def main() -> None:
                     only = Namespace(**{**vars(chosen), "only": "trl"}) if sides else chosen
                     found = duel(only, {**job, "peer": {"layout": layout}})
                     sides.update({f"trl {layout}" if side == "trl" else side: each for side, each in found.items()})
-            title = f"{part}, {name}: {told_pairs(facts)}, {chosen.rows_per_step} a step, {chosen.precision}"
+            title = f"{part}, {name}: {told_pairs(facts)}, {chosen.rows_per_step} per step, {chosen.precision}"
             title += ", reference stored" if job["stored"] else ""
             results[title] = sides
             print(ratio_table(f"{title}, {chosen.threads} threads", sides))

@@ -1,4 +1,4 @@
-"""Tests a second: the sandbox's warm workers against a fresh interpreter for every test.
+"""Tests per second: the sandbox's warm workers against a fresh interpreter for every test.
 
     python benchmarks/sandbox.py                 # all cores
     python benchmarks/sandbox.py --workers 1 --seconds 5
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from whet.sandbox import ProgramJob, Sandbox, UnitTestJob
 
@@ -92,7 +92,7 @@ def main() -> None:
             times = middle / statistics.median(rates["naive"])
             print(
                 f"{name:9} {max(found):8.0f} tests/s best, {middle:8.0f} middle, "
-                f"{middle / sandbox.size:7.0f} a worker, {times:5.1f} x naive"
+                f"{middle / sandbox.size:7.0f} per worker, {times:5.1f} x naive"
             )
         print(f"load {os.getloadavg()[0]:.1f}")
 

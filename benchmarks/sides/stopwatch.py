@@ -1,8 +1,8 @@
-"""Where a step's time goes, told from outside: hooks that work on any code that trains through torch.
+"""Where a step's time goes, measured from outside: hooks that work on any code that trains through torch.
 
 Used by both sides of a comparison, so nothing here may need whet's dependencies beyond torch. The instruments are
-`whet/bench/meter.py`, which needs the standard library only. On a GPU phases are told by events on its stream: waiting for it
-at every phase would slow down the very code that is measured.
+`whet/bench/meter.py`, which needs the standard library only. On a GPU phases are timed by events on its stream:
+waiting for it at every phase would slow down the very code that is measured.
 """
 
 from __future__ import annotations

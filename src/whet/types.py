@@ -149,7 +149,7 @@ class Sample:
 
     @property
     def outcome(self) -> float | None:
-        """The first part of the reward: the one that says whether a completion is right; None for an unscorable completion."""
+        """The first part of the reward, which says whether the completion is right; None where it is unscorable."""
         return next(iter(self.parts.values()), None) if self.reward is not None else None
 
 

@@ -25,7 +25,7 @@ from whet.advise.guide import (
     Situation,
     advice,
 )
-from whet.advise.questions import NOTHING_SAID, QUESTIONS, advice_record, advice_text, ask, situation_from
+from whet.advise.questions import NO_ANSWERS, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.explain import catalogue
 from whet.objective import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
@@ -435,7 +435,7 @@ def test_the_command_prints_the_page(capsys):
 def test_without_flags_and_terminal_the_flags_are_listed(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     code, out, err = whet(capsys)
-    assert code == 2 and out == "" and err == f"whet: {NOTHING_SAID}\n"
+    assert code == 2 and out == "" and err == f"whet: {NO_ANSWERS}\n"
     assert all(flag in err for flag in FLAGS) and "such as: whet advise --signal" in err
 
 

@@ -52,7 +52,7 @@ def test_every_row_says_who_completed_and_what_it_cost(labelled):
     assert {0.0, 1.0} <= {label for row in rows for label in row["labels"]}
     assert max(len(row["steps"]) for row in rows) >= 5
     completions = sum(row["cost"]["completions"] for row in rows)
-    assert f"{completions:,} completions" in told and "tokens a label" in told and "known steps agree" in told
+    assert f"{completions:,} completions" in told and "tokens per label" in told and "known steps agree" in told
 
 
 def test_a_torn_file_is_gone_on_with_to_the_same_bytes(labelled, tmp_path):

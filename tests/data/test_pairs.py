@@ -21,7 +21,8 @@ from whet.data.families import (
 )
 from whet.data.pairs import PreferencePair, judged_from, preferences_from, rankings_from
 from whet.data.prompts import prompts_from
-from whet.data.rows import Row, read_rows
+from whet.data.rows import Row
+from whet.data.source import read_rows
 from whet.data.step_rows import outcomes_from, stepped_from
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import contrasts, task_judged, task_preferences, task_rankings, task_stepped

@@ -291,6 +291,4 @@ def test_smollm2_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     completion = loaded.model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(completion)
-    print(
-        f"\nconverted {converted - begin:.1f} s, from the cache {cached - converted:.1f} s: {tokenizer.decode(completion)!r}"
-    )
+    print(f"\nconverted {converted - begin:.1f} s, cached {cached - converted:.1f} s: {tokenizer.decode(completion)!r}")

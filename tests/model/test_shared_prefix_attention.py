@@ -69,7 +69,7 @@ def model_of(config):
 
 
 def batch():
-    """Two shared prompts, longer and shorter than the window, completions with a gap, a lone row, a row without action."""
+    """Two shared prompts, longer and shorter than the window, a gap, a lone row, a row without action."""
     stream = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 61, (8, 16), generator=stream)
     action = torch.zeros(8, 16, dtype=torch.bool)

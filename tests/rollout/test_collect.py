@@ -1,4 +1,4 @@
-"""Enough groups worth training on: refilling, growing, the greedy completion, the queue, and the way over the prompts."""
+"""Groups worth training on: refilling, growing, the greedy completion, the queue, the order of prompts."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Whole runs with adapters: every trainer learns, is on-policy, resumes to the byte and leaves a model anybody loads."""
+"""Whole runs with adapters: every trainer learns, is on-policy, resumes to the byte and leaves a loadable model."""
 
 import hashlib
 import json

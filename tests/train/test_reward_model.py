@@ -191,7 +191,8 @@ def taught(rows, held_out, objective, kind="sequence", seed=0, steps=12):
     kept = reward_model_rows(loaded.tokenizer, held_out, loaded.context, "\n")[0]
     judge = build_reward_model(causal_lm(loaded.model), loaded.tokenizer, [*lessons, *kept], kind, seed)
     made = RewardModelTrainer(
-        judge, loaded.tokenizer, objective, RewardModelDataset(lessons, kept), RewardModelSettings(steps, 16, 4096, True, seed),
+        judge, loaded.tokenizer, objective, RewardModelDataset(lessons, kept),
+        RewardModelSettings(steps, 16, 4096, True, seed),
         OptimizerSettings(learning_rate=1e-3),
     )  # fmt: skip
     before = made.evaluate()

@@ -44,7 +44,7 @@ class Situation:
     memory_gigabytes: float | None = None  # of the one device that trains
     completion_tokens: int | None = None  # the budget of a completion
     several_updates: bool = False  # each batch is reused, or written by an older policy
-    group_sampling: bool = True  # several completions a prompt are affordable
+    group_sampling: bool = True  # several completions per prompt are affordable
     turns: bool = False  # an agent that acts over several turns
     goal: str = "pass_at_1"  # one of GOALS: the one completion must be right, or one of k
     data_size: int | None = None  # prompts, pairs, labels or demonstrations

@@ -1,4 +1,4 @@
-"""Asking for a situation, on a terminal or by flags, and writing the advice down."""
+"""A situation from flags or questions on a terminal, and the advice as text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from whet.advise.guide import FILES, GOALS, Advice, Situation
 from whet.types import WhetError
 
 WIDTH = 100
-NOTHING_SAID = (
-    "nothing was said and there is no terminal to ask on; give some of --signal (verifiable, preferences, labels, "
+NO_ANSWERS = (
+    "no flag was given and there is no terminal to ask on; give some of --signal (verifiable, preferences, labels, "
     "demonstrations, reward_model), --model-size BILLIONS, --moe, --memory GIGABYTES, --completion-tokens N, "
     "--several-updates, --one-completion, --agent, --goal (pass@1, pass@k), --rows N, such as: "
     "whet advise --signal verifiable --model-size 7 --memory 80"
@@ -27,88 +27,88 @@ SIGNAL_WORDS = {
 }
 
 
-def _samples(said: Mapping[str, Any]) -> bool:
-    return said["signal"] not in FILES
+def _samples(answers: Mapping[str, Any]) -> bool:
+    return answers["signal"] not in FILES
 
 
-def _always(said: Mapping[str, Any]) -> bool:
+def _always(answers: Mapping[str, Any]) -> bool:
     return True
 
 
 @dataclass(frozen=True)
 class Question:
-    """One field of the situation: numbered choices, the first being the default, or a number that may stay unsaid."""
+    """One field of the situation: numbered choices, the first being the default, or a number that may be left open."""
 
     field: str
     text: str
     choices: tuple[tuple[str, Any], ...] = ()
     number: Callable[[str], float] = float
-    asked: Callable[[Mapping[str, Any]], bool] = _always
+    applies: Callable[[Mapping[str, Any]], bool] = _always
 
 
 QUESTIONS = (
     Question("signal", "What tells a good completion?", tuple((words, name) for name, words in SIGNAL_WORDS.items())),
     Question("model_billions", "How many billion weights has the model?"),
     Question("memory_gigabytes", "How many gigabytes of memory has the device?"),
-    Question("mixture_of_experts", "Is it a mixture of experts?", (("no", False), ("yes", True)), asked=_samples),
+    Question("mixture_of_experts", "Is it a mixture of experts?", (("no", False), ("yes", True)), applies=_samples),
     Question(
         "group_sampling",
         "Can you sample several completions to each prompt?",
-        (("yes", True), ("no, one completion a prompt", False)),
-        asked=_samples,
+        (("yes", True), ("no, one completion per prompt", False)),
+        applies=_samples,
     ),
-    Question("completion_tokens", "How many tokens may a completion have?", number=int, asked=_samples),
+    Question("completion_tokens", "How many tokens may a completion have?", number=int, applies=_samples),
     Question(
         "several_updates",
         "How often is a batch of completions used?",
         (("once", False), ("several updates, or it comes from an older policy", True)),
-        asked=_samples,
+        applies=_samples,
     ),
     Question(
         "turns",
         "One completion, or an agent over several turns?",
         (("one completion", False), ("an agent", True)),
-        asked=_samples,
+        applies=_samples,
     ),
     Question(
         "goal",
         "What should be right?",
         (("the one completion (pass@1)", GOALS[0]), ("one of k completions (pass@k)", GOALS[1])),
-        asked=_samples,
+        applies=_samples,
     ),
     Question("data_size", "How many rows of data are there?", number=int),
 )
 
 
-def situation_from(said: Mapping[str, Any]) -> Situation:
-    """The situation from what was said; what was not said keeps its default."""
-    fields = dict(said)
+def situation_from(answers: Mapping[str, Any]) -> Situation:
+    """The situation from the answers given; a field without one keeps its default."""
+    fields = dict(answers)
     if "goal" in fields:
         fields["goal"] = str(fields["goal"]).replace("@", "_at_")
     return Situation(**fields)
 
 
-def situation_told(flags: Mapping[str, Any], terminal: bool) -> Situation | None:
-    """From flags (None: not given), or else by asking; None when the asked one left with Ctrl-C."""
-    said = {field: value for field, value in flags.items() if value is not None}
-    if said:
-        return situation_from(said)
+def situation_from_flags(flags: Mapping[str, Any], terminal: bool) -> Situation | None:
+    """From the flags given (None: not given), or else from questions; None if the user leaves with Ctrl-C."""
+    answers = {field: value for field, value in flags.items() if value is not None}
+    if answers:
+        return situation_from(answers)
     if not terminal:
-        raise WhetError(NOTHING_SAID)
+        raise WhetError(NO_ANSWERS)
     return ask()
 
 
 def ask(read: Callable[[str], str] | None = None, write: Callable[[str], None] = print) -> Situation | None:
     """Put the questions one after another; an empty line takes the default. None on Ctrl-C or the end of input."""
-    said: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     try:
         for question in QUESTIONS:
-            if question.asked(said):
-                said[question.field] = _answer(question, read or input, write)
+            if question.applies(answers):
+                answers[question.field] = _answer(question, read or input, write)
     except (KeyboardInterrupt, EOFError):
         write("")
         return None
-    return Situation(**said)
+    return Situation(**answers)
 
 
 def _answer(question: Question, read: Callable[[str], str], write: Callable[[str], None]) -> Any:
@@ -134,47 +134,47 @@ def _answer(question: Question, read: Callable[[str], str], write: Callable[[str
         write(f"  give a {whole}number above 0, or nothing if you do not know")
 
 
-def advice_record(situation: Situation, found: Advice) -> dict[str, Any]:
+def advice_record(situation: Situation, advice: Advice) -> dict[str, Any]:
     """Everything as plain values, for JSON."""
-    return {"situation": asdict(situation), **asdict(found)}
+    return {"situation": asdict(situation), **asdict(advice)}
 
 
-def advice_text(situation: Situation, found: Advice) -> str:
+def advice_text(situation: Situation, advice: Advice) -> str:
     """The advice as a page for the terminal."""
-    lines = [f"{found.title} (whet train {found.recommendation})", f"for {_summary(situation)}"]
-    lines += _section("Why", found.reasons)
+    lines = [f"{advice.title} (whet train {advice.recommendation})", f"for {_summary(situation)}"]
+    lines += _section("Why", advice.reasons)
     others = [
         f"{other.title} ({other.method if other.available else 'not in whet yet'}): {other.when}"
-        for other in found.alternatives
+        for other in advice.alternatives
     ]
     lines += _section("Rather, when", others)
-    lines += _section("Mind", found.warnings)
-    if found.memory is not None:
-        total = f"{span(found.memory.low, found.memory.high)} in all; {found.memory.verdict}"
-        lines += _section("Memory", (*found.memory.parts, total))
-    lines += ["", "Run, with your own model and files:", f"  {found.command}"]
-    if found.rehearsal is not None:
-        lines += ["", "Try it first on the built-in model and task, as it stands:", f"  {found.rehearsal}"]
+    lines += _section("Mind", advice.warnings)
+    if advice.memory is not None:
+        total = f"{span(advice.memory.low, advice.memory.high)} in all; {advice.memory.verdict}"
+        lines += _section("Memory", (*advice.memory.parts, total))
+    lines += ["", "Run, with your own model and files:", f"  {advice.command}"]
+    if advice.rehearsal is not None:
+        lines += ["", "Try it first on the built-in model and task, as it stands:", f"  {advice.rehearsal}"]
     return "\n".join(lines)
 
 
 def _summary(situation: Situation) -> str:
-    said = [SIGNAL_WORDS[situation.signal]]
+    parts = [SIGNAL_WORDS[situation.signal]]
     if situation.model_billions is not None:
-        said.append(f"{situation.model_billions:g} billion weights")
+        parts.append(f"{situation.model_billions:g} billion weights")
     if situation.mixture_of_experts:
-        said.append("a mixture of experts")
+        parts.append("a mixture of experts")
     if situation.memory_gigabytes is not None:
-        said.append(f"{situation.memory_gigabytes:g} GB")
+        parts.append(f"{situation.memory_gigabytes:g} GB")
     if _samples({"signal": situation.signal}):
-        said.append("several completions a prompt" if situation.group_sampling else "one completion a prompt")
-        said.append("several updates a batch" if situation.several_updates else "one update a batch")
-        said += [f"up to {situation.completion_tokens} tokens"] if situation.completion_tokens is not None else []
-        said += ["an agent"] if situation.turns else []
-        said += ["pass@k"] if situation.goal == GOALS[1] else []
+        parts.append("several completions per prompt" if situation.group_sampling else "one completion per prompt")
+        parts.append("several updates per batch" if situation.several_updates else "one update per batch")
+        parts += [f"up to {situation.completion_tokens} tokens"] if situation.completion_tokens is not None else []
+        parts += ["an agent"] if situation.turns else []
+        parts += ["pass@k"] if situation.goal == GOALS[1] else []
     if situation.data_size is not None:
-        said.append(f"{situation.data_size} rows")
-    return "; ".join(said)
+        parts.append(f"{situation.data_size} rows")
+    return "; ".join(parts)
 
 
 def _section(title: str, entries: tuple[str, ...] | list[str]) -> list[str]:

@@ -23,7 +23,7 @@ from whet.api.inputs import (
     saved_start,
 )
 from whet.api.run import Run
-from whet.config.config import FROM_PYTHON, Config, RewardModelConfig, learns_steps, read_toml, resolved
+from whet.config.config import FROM_PYTHON, Config, read_toml, resolved
 from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, refuse_resume_of_0_1, write_config
 from whet.protocols import Callback
 from whet.types import WhetError
@@ -215,12 +215,10 @@ def _peak_memory(model: Any) -> int:
 def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if outcome.status == "interrupted":
         return f"whet resume {folder}"
-    if isinstance(config, RewardModelConfig):
-        kind = "learned_steps" if learns_steps(config.method) else "learned"
-        model = sorted((folder / "checkpoints").iterdir())[-1]
-        return f"whet reward test {kind} --set folder={model} --data FILE"
-    asked = "" if "accuracy" in outcome.after or "reward" in outcome.after else ' "your prompt"'
-    return f"whet sample {folder}{asked}"
+    from whet.build.kinds import kind_of
+
+    has_prompts = "accuracy" in outcome.after or "reward" in outcome.after
+    return kind_of(config).try_it.format(run=folder, prompt="" if has_prompts else ' "your prompt"')
 
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, command: str) -> dict[str, Any]:

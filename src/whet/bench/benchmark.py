@@ -56,16 +56,16 @@ def benchmark(
     config = bench_config(model, shape, settings)
     batch = config.batch
     shape = RolloutShape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
-    machine = unending(load_runtime(config), config.sampling.engine)
-    device, dtype = machine.policy.device, machine.policy.dtype
+    runtime = unending(load_runtime(config), config.sampling.engine)
+    device, dtype = runtime.policy.device, runtime.policy.dtype
     kinds = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16)}
     rates = {name: matrix_rate(device, kind, seconds / 4) for name, kind in kinds.items()}
     name = str(dtype).removeprefix("torch.")
     bytes_rate = copy_rate(device, seconds / 4)
-    trainer = bench_trainer(config, machine, random_prompts(machine, shape, config.seed))
+    trainer = bench_trainer(config, runtime, random_prompts(runtime, shape, config.seed))
     held = begin_peak(device)
     trainer.step(1, PhaseTimer())  # the first step also makes gradients and the optimizer's states
-    states = sum(STATES * each.numel() for each in machine.policy.model.parameters() if each.requires_grad)
+    states = sum(STATES * each.numel() for each in runtime.policy.model.parameters() if each.requires_grad)
     working = max(peak_memory(device) - held - states, 0)
     around = Meter()
     steps = timed_steps(trainer, seconds, device)
@@ -74,15 +74,15 @@ def benchmark(
     chosen = [steps[place] for place in meter.kept([step.reading for step in steps])[0]]
     rollout = {
         "total": median(step.seconds["rollout"] for step in chosen),
-        "prefill": prefill_seconds(machine, shape, seconds / 8),
-        "sampling": sampling_seconds(machine, shape, seconds / 8),
+        "prefill": prefill_seconds(runtime, shape, seconds / 8),
+        "sampling": sampling_seconds(runtime, shape, seconds / 8),
     }
     threads = torch.get_num_threads()
-    anatomy = model_anatomy(machine.policy.model)
+    anatomy = model_anatomy(runtime.policy.model)
     ceilings = Ceilings(rates[name], bytes_rate)
     in_a_pass = min(config.batch.micro_batch_tokens, shape.separate)
     return Speed(
-        title="\n".join(machine.facts[key] for key in ("model", "device", "dtype")),
+        title="\n".join(runtime.facts[key] for key in ("model", "device", "dtype")),
         shape=shape,
         dtype=name,
         rates=rates,
@@ -131,30 +131,30 @@ def bench_config(
     return config
 
 
-def unending(machine: Runtime, engine: str = "torch") -> Runtime:
-    """The machine with an engine that no token stops: every completion takes its whole budget."""
-    loaded = machine.loaded
-    return replace(machine, engine=build_engine(engine, machine.policy, loaded.tokenizer, (), loaded.context))
+def unending(runtime: Runtime, engine: str = "torch") -> Runtime:
+    """The runtime with an engine that no token stops: every completion takes its whole budget."""
+    loaded = runtime.loaded
+    return replace(runtime, engine=build_engine(engine, runtime.policy, loaded.tokenizer, (), loaded.context))
 
 
-def random_prompts(machine: Runtime, shape: RolloutShape, seed: int) -> list[tuple[int, ...]]:
+def random_prompts(runtime: Runtime, shape: RolloutShape, seed: int) -> list[tuple[int, ...]]:
     """`num_prompts` prompts of random tokens, none of which ends a completion."""
-    if shape.prompt_tokens + shape.completion_tokens > machine.loaded.context:
+    if shape.prompt_tokens + shape.completion_tokens > runtime.loaded.context:
         raise WhetError(
-            f"{shape.prompt_tokens} prompt tokens and {shape.completion_tokens} of a completion exceed the model's context of "
-            f"{machine.loaded.context}; give fewer"
+            f"{shape.prompt_tokens} prompt tokens and {shape.completion_tokens} of a completion exceed the model's "
+            f"context of {runtime.loaded.context}; give fewer"
         )
-    usable = torch.tensor([each for each in range(machine.policy.vocabulary) if each not in machine.loaded.end_tokens])
+    usable = torch.tensor([each for each in range(runtime.policy.vocabulary) if each not in runtime.loaded.end_tokens])
     stream = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(usable), (shape.num_prompts, shape.prompt_tokens), generator=stream)
     return [tuple(row) for row in usable[drawn].tolist()]
 
 
-def bench_trainer(config: PolicyConfig, machine: Runtime, prompts: Sequence[tuple[int, ...]]) -> RLTrainer:
+def bench_trainer(config: PolicyConfig, runtime: Runtime, prompts: Sequence[tuple[int, ...]]) -> RLTrainer:
     """The loop's own trainer over these prompts; the reward is the share of even tokens in a completion."""
     dataset = PromptDataset([Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts))
     return build_rl_trainer(
-        config, build_objective(config), machine, dataset, lambda _: RewardContext(_even_share), None
+        config, build_objective(config), runtime, dataset, lambda _: RewardContext(_even_share), None
     )
 
 
@@ -189,23 +189,23 @@ def other_threads(trainer: RLTrainer, device: torch.device, chosen: int) -> dict
     return found
 
 
-def prefill_seconds(machine: Runtime, shape: RolloutShape, seconds: float) -> float:
+def prefill_seconds(runtime: Runtime, shape: RolloutShape, seconds: float) -> float:
     """Of a rollout that writes one token: reading the prompts and little else."""
     requests = [
         Request(tokens, request_seed(row, number))
-        for row, tokens in enumerate(random_prompts(machine, shape, 0))
+        for row, tokens in enumerate(random_prompts(runtime, shape, 0))
         for number in range(shape.group_size)
     ]
     sampling = Sampling(max_new_tokens=1)
-    return best_seconds(lambda: machine.engine.generate(requests, sampling), machine.policy.device, seconds)
+    return best_seconds(lambda: runtime.engine.generate(requests, sampling), runtime.policy.device, seconds)
 
 
-def sampling_seconds(machine: Runtime, shape: RolloutShape, seconds: float) -> float:
+def sampling_seconds(runtime: Runtime, shape: RolloutShape, seconds: float) -> float:
     """Of drawing all tokens of a rollout, measured apart from the model."""
     from whet.rollout.sampling import draw
 
-    device = machine.policy.device
-    logits = torch.randn(shape.num_sequences, machine.policy.vocabulary, device=device)
+    device = runtime.policy.device
+    logits = torch.randn(shape.num_sequences, runtime.policy.vocabulary, device=device)
     uniform = torch.rand(shape.num_sequences, device=device)
     sampling = Sampling()
     return shape.completion_tokens * best_seconds(lambda: draw(logits, uniform, sampling), device, seconds)

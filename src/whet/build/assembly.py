@@ -33,8 +33,8 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
     parts = build_reward_parts(config, draws, rewards) if draws or evaluates else []
     title, objective = kind.describe(config, parts)
-    prompts = load_prompts(config, held_out=False) if draws else []
-    eval_prompts = load_prompts(config, held_out=True) if evaluates and config.eval.prompts else []
+    prompts = load_prompts(config, evaluation=False) if draws else []
+    eval_prompts = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     runtime = load_runtime(config)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)

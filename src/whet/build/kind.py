@@ -41,9 +41,9 @@ class TrainingKind:
 
     name: str  # in words
     config: type  # of the run's config
-    describe: Callable[
-        [Any, Sequence[RewardPart]], tuple[str, list[str]]
-    ]  # title and objective; refuses what cannot work
+    # title and objective in words and symbols; refuses what cannot work
+    describe: Callable[[Any, Sequence[RewardPart]], tuple[str, list[str]]]
     build: Callable[[Any, BuildInputs], Built]
     draws_completions: Callable[[Any], bool]  # in training: prompts and a reward are needed
     scores_eval_prompts: Callable[[Any], bool]  # an evaluation draws completions to eval prompts
+    try_it: str = "whet sample {run}{prompt}"  # the next command; {prompt} is empty where the run has eval prompts

@@ -134,7 +134,7 @@ def _models(
 def _load_rows(
     config: PreferenceConfig, objective: PairObjective
 ) -> tuple[Sequence[PreferencePair | LabelledCompletion], Sequence[PreferencePair | LabelledCompletion]]:
-    """Rows to learn from and rows to evaluate on: pairs, or single completions with labels where the method takes them."""
+    """Training and eval rows: pairs, or single completions with labels where the method takes them."""
     paired = "pairs" in objective.needs()
     if config.data.parsed_source.is_task:
         return task_rows(config, task_preferences if paired or not config.preference.labels else task_judged)
@@ -154,8 +154,8 @@ def _pair_reader(method: str, paired: bool, row: Row) -> Read:
     if paired:
         single = [name for name, preset in PAIR_PRESETS.items() if "pairs" not in preset.objective.needs()]
         raise WhetError(
-            f"{row.where}: the row is one completion with a label; {method} compares two, 'chosen' and 'rejected'; train by "
-            f"a method that learns from labels ({', '.join(single)}), or give pairs"
+            f"{row.where}: the row is one completion with a label; {method} compares two, 'chosen' and 'rejected'; "
+            f"train by a method that learns from labels ({', '.join(single)}), or give pairs"
         )
     return judged_from
 

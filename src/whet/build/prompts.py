@@ -11,12 +11,12 @@ from whet.data.source import EVAL, TRAIN
 from whet.types import Prompt
 
 
-def load_prompts(config: Config | EvaluationConfig, held_out: bool) -> list[Prompt]:
+def load_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[Prompt]:
     data = config.data
     if data.parsed_source.is_generated:
-        split, count = (EVAL, config.eval.prompts) if held_out else (TRAIN, data.count)
+        split, count = (EVAL, config.eval.prompts) if evaluation else (TRAIN, data.count)
         return data.parsed_source.prompts(split, count, config.seed, data.difficulty, data.settings)
-    source = config.eval.source if held_out else data.source
+    source = config.eval.source if evaluation else data.source
     return read_usable(data, source, lambda _: prompts_from, data.limit) if source else []
 
 

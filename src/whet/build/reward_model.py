@@ -151,4 +151,5 @@ KIND = TrainingKind(
     build_reward_model_run,
     draws_completions=lambda config: False,
     scores_eval_prompts=lambda config: False,
+    try_it="whet reward test {run} --data FILE",
 )

@@ -69,8 +69,8 @@ def too_long_note(dropped: int) -> str:
     return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
 
 
-def rows_summary(source: str, count: int, held_out: int, dropped: int, left_out: list[str]) -> str:
-    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{held_out} held out"] if held_out else [])]
+def rows_summary(source: str, count: int, eval_count: int, dropped: int, left_out: list[str]) -> str:
+    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{eval_count} held out"] if eval_count else [])]
     parts += [f"{dropped} left out: too long for the context"] if dropped else []
     parts += left_out
     return f"{source} ({', '.join(parts)})"

@@ -11,7 +11,7 @@ import typer
 
 label_app = typer.Typer(
     name="label",
-    help="Label data by what comes of it.",
+    help="Label data by the outcomes of rollouts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -29,11 +29,12 @@ Solutions = Annotated[
 Rollouts = Annotated[int, typer.Option("--rollouts", min=1, help="Completions from the end of each step.")]
 Count = Annotated[int, typer.Option("--count", min=1, help="Prompts, or given solutions.")]
 Each = Annotated[int, typer.Option("--each", min=1, help="Solutions that the model draws for a prompt.")]
-Out = Annotated[str, typer.Option("--out", help="The file; one that was begun is gone on with.")]
+Out = Annotated[str, typer.Option("--out", help="The file; one that was started is continued.")]
 Rewards = Annotated[
-    list[str] | None, typer.Option("--reward", help="Who judges a completion; default: the task's own. Repeatable.")
+    list[str] | None,
+    typer.Option("--reward", help="Judges a completion; default: the task's own. Repeatable."),
 ]
-RightFrom = Annotated[float, typer.Option("--right-from", help="The score from which on a completion is right.")]
+RightFrom = Annotated[float, typer.Option("--right-from", help="A completion with at least this score is right.")]
 Separator = Annotated[
     str, typer.Option("--separator", help="Ends a step; default: the data's own, else an empty line.")
 ]
@@ -51,7 +52,7 @@ def root() -> None:
 
 @label_app.command()
 def steps(
-    model: Annotated[str, typer.Argument(help="Who writes the completions: a model or run folder.")] = "whetstone",
+    model: Annotated[str, typer.Argument(help="Writes the completions: a model or a run folder.")] = "whetstone",
     data: Prompts = None,
     solutions: Solutions = None,
     rollouts: Rollouts = 8,
@@ -76,7 +77,7 @@ def steps(
 
       whet label steps runs/mine --solutions given.jsonl --reward math_answer --rollouts 16
 
-    Ctrl-C loses at most a chunk: the same command goes on.
+    Ctrl-C loses at most one chunk: run the same command again to continue.
     """
     from whet import api
     from whet.config.config import from_settings, merged
@@ -84,27 +85,27 @@ def steps(
     from whet.types import WhetError
 
     if data is not None and solutions is not None:
-        raise WhetError("--data are prompts to solve and --solutions are solved; give one of them")
+        raise WhetError("--data gives prompts to solve and --solutions gives solved ones; give one of them")
     values = merged(from_settings(settings or []), {"seed": seed})
     if reward:
         values = merged(values, {"reward": {"parts": [{"reward": name} for name in reward]}})
     config = api.evaluation_config(model, data or solutions, values)
-    mark = separator.encode().decode("unicode_escape") if "\\" in separator else separator
-    spec = LabelSpec(Path(out), rollouts, count, each, solutions or "", mark, right_from, truth)
+    step_separator = separator.encode().decode("unicode_escape") if "\\" in separator else separator
+    spec = LabelSpec(Path(out), rollouts, count, each, solutions or "", step_separator, right_from, truth)
     line = _Line()
     try:
-        found = label_steps(config, spec, line.show)
+        report = label_steps(config, spec, line.show)
     except KeyboardInterrupt:
         line.close()
-        typer.echo(f"whet: interrupted; the same command goes on with {out}", err=True)
+        typer.echo(f"whet: interrupted; run the same command again to continue {out}", err=True)
         raise typer.Exit(130) from None
     line.close()
     if as_json:
         import json
 
-        typer.echo(json.dumps(found.record(), indent=2))
+        typer.echo(json.dumps(report.record(), indent=2))
         return
-    typer.echo(_told(found.record(), spec.rollouts))
+    typer.echo(_summary(report.record(), spec.rollouts))
 
 
 class _Line:
@@ -132,30 +133,31 @@ class _Line:
             print(file=sys.stderr)
 
 
-def _told(found: dict[str, Any], rollouts: int) -> str:
-    lines = [f"{found['file']}: {found['solutions']} solutions, {found['steps']} steps"]
+def _summary(report: dict[str, Any], rollouts: int) -> str:
+    lines = [f"{report['file']}: {report['solutions']} solutions, {report['steps']} steps"]
     for name, words in (
         ("without_steps", "completions without a step left out"),
         ("unlabelled", "steps without a label"),
     ):
-        if found[name]:
-            lines.append(f"  {found[name]} {words}")
-    if found["right"] is None:
+        if report[name]:
+            lines.append(f"  {report[name]} {words}")
+    if report["right"] is None:
         return "\n".join([*lines, "  no completion could be judged: is the reward right for this data?"])
     lines.append(
-        f"  labels   {found['right']:.1%} right by any of {rollouts}; mean share {found['mean_share']:.2f}, "
+        f"  labels   {report['right']:.1%} right by any of {rollouts}; mean share {report['mean_share']:.2f}, "
         f"in steps of {1 / rollouts:.3g}"
     )
-    own = f", and {found['solution_tokens']:,} for the solutions" if found["solution_tokens"] else ""
+    own = f", and {report['solution_tokens']:,} for the solutions" if report["solution_tokens"] else ""
     lines.append(
-        f"  cost     {found['completions']:,} completions, {found['tokens']:,} tokens, "
-        f"{found['tokens_per_label']:.0f} tokens a label{own}; {found['seconds']:.1f} s this time"
+        f"  cost     {report['completions']:,} completions, {report['tokens']:,} tokens, "
+        f"{report['tokens_per_label']:.0f} tokens per label{own}; {report['seconds']:.1f} s this time"
     )
-    truth = found["truth"]
+    truth = report["truth"]
     if truth:
-        told = [f"  truth    {truth['agreement']:.1%} of {truth['steps']:.0f} known steps agree"]
-        told += [f"{truth['right_confirmed']:.1%} of the right confirmed"] if "right_confirmed" in truth else []
-        told += [f"{truth['wrong_found']:.1%} of the wrong found"] if "wrong_found" in truth else []
-        told += [f"shares: area under the curve {truth['area_under_curve']:.3f}"] if "area_under_curve" in truth else []
-        lines.append(", ".join(told))
-    return "\n".join([*lines, f"  next     whet train prm --data {found['file']}"])
+        comparison = [f"  truth    {truth['agreement']:.1%} of {truth['steps']:.0f} known steps agree"]
+        comparison += [f"{truth['right_confirmed']:.1%} of the right confirmed"] if "right_confirmed" in truth else []
+        comparison += [f"{truth['wrong_found']:.1%} of the wrong found"] if "wrong_found" in truth else []
+        if "area_under_curve" in truth:
+            comparison.append(f"shares: area under the curve {truth['area_under_curve']:.3f}")
+        lines.append(", ".join(comparison))
+    return "\n".join([*lines, f"  next     whet train prm --data {report['file']}"])

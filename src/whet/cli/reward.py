@@ -78,11 +78,11 @@ def test(
     if not names and run is not None:
         names = [str(Path(run) / "config.toml")]
     chosen, config = _chosen(names, settings)
-    found = try_reward(chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once)
+    trial = try_reward(chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once)
     if page:
-        write_trial_page(page, found)
-    _print_json(trial_record(found)) if as_json else typer.echo(trial_text(found))
-    if not found.is_sound():
+        write_trial_page(page, trial)
+    _print_json(trial_record(trial)) if as_json else typer.echo(trial_text(trial))
+    if not trial.is_sound():
         raise typer.Exit(1)
 
 
@@ -93,12 +93,12 @@ def version(reward: Names = None, parts: Parts = None, as_json: AsJson = False, 
     from whet.workbench.workbench import title_of
 
     chosen, _ = _chosen([*(reward or ()), *(parts or ())], settings)
-    found = parts_version(chosen)
+    reward_version = parts_version(chosen)
     if as_json:
-        _print_json({"hash": found.hash, "title": title_of(chosen), "pieces": dict(found.pieces)})
+        _print_json({"hash": reward_version.hash, "title": title_of(chosen), "pieces": dict(reward_version.pieces)})
         return
-    typer.echo(f"{found.hash}  {title_of(chosen)}")
-    for piece, content in found.pieces.items():
+    typer.echo(f"{reward_version.hash}  {title_of(chosen)}")
+    for piece, content in reward_version.pieces.items():
         typer.echo(f"  {piece:40} {content}")
 
 
@@ -122,11 +122,13 @@ def list_rewards(
         lines = [name, "", about, "", *(f"  --set {key}=...  {text}" for key, text in keys.items())]
         typer.echo("\n".join(lines).rstrip())
         return
-    told = {each: (inspect.getdoc(function) or "").partition("\n\n")[0] for each, function in sorted(BUILTIN.items())}
+    summaries = {
+        each: (inspect.getdoc(function) or "").partition("\n\n")[0] for each, function in sorted(BUILTIN.items())
+    }
     if as_json:
-        _print_json(told)
+        _print_json(summaries)
         return
-    for each, about in told.items():
+    for each, about in summaries.items():
         typer.echo(f"{each:22} {shortened(about, 96)}")
 
 
@@ -163,14 +165,14 @@ def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
     from whet.reward.ledger import history as entries
 
     path = _ledger(ledger)
-    found = entries(path)
+    changes = entries(path)
     if as_json:
-        _print_json([asdict(change) for change in found])
+        _print_json([asdict(change) for change in changes])
         return
-    if not found:
+    if not changes:
         typer.echo(f"{path}: no entry yet; a run writes one, and so does `whet reward note REWARD --reason ...`")
         return
-    typer.echo(history_text([asdict(change) for change in found]))
+    typer.echo(history_text([asdict(change) for change in changes]))
 
 
 @reward_app.command()
@@ -189,10 +191,10 @@ def rescore(
     from whet.workbench.workbench import rescore_run
 
     chosen, config = _chosen(new, settings)
-    found = rescore_run(run, chosen, run_completions(run, limit), _timeout(config))
+    rescored = rescore_run(run, chosen, run_completions(run, limit), _timeout(config))
     if page:
-        write_rescore_page(page, found)
-    _print_json(rescore_record(found)) if as_json else typer.echo(rescore_text(found))
+        write_rescore_page(page, rescored)
+    _print_json(rescore_record(rescored)) if as_json else typer.echo(rescore_text(rescored))
 
 
 @reward_app.command()
@@ -230,10 +232,10 @@ def _settings_text(function: Any) -> dict[str, str]:
     from whet.reward.settings import expected_text
 
     try:
-        found = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:  # an annotation that only a type checker can resolve
-        found = inspect.signature(function).parameters.values()
-    keys = [each for each in found if each.kind is each.KEYWORD_ONLY]
+        parameters = inspect.signature(function).parameters.values()
+    keys = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
     kinds = {each.name: "" if each.annotation is each.empty else expected_text(each.annotation) for each in keys}
     defaults = {each.name: "needed" if each.default is each.empty else f"default {each.default!r}" for each in keys}
     return {name: ", ".join(filter(None, (kind, defaults[name]))) for name, kind in kinds.items()}
@@ -260,11 +262,11 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
 def _check_config(config: dict[str, Any]) -> None:
     from whet.types import WhetError, did_you_mean
 
-    known = {"reward": ("timeout",), "data": ("columns",)}
-    for section, keys in known.items():
+    keys_of = {"reward": ("timeout",), "data": ("columns",)}
+    for section, keys in keys_of.items():
         for key in config.get(section, {}):
             if key not in keys:
-                expected = " and ".join(f"{name}.{each}" for name, inner in known.items() for each in inner)
+                expected = " and ".join(f"{name}.{each}" for name, inner in keys_of.items() for each in inner)
                 raise WhetError(
                     f"--set {section}.{key}: has no effect here{did_you_mean(key, keys)}; there are {expected}"
                 )

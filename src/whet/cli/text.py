@@ -91,7 +91,7 @@ def advise(
       whet advise --signal verifiable --model-size 7 --memory 80 --completion-tokens 8000
     """
     from whet.advise.guide import advice
-    from whet.advise.questions import advice_record, advice_text, situation_told
+    from whet.advise.questions import advice_record, advice_text, situation_from_flags
 
     flags = {
         "signal": signal,
@@ -105,7 +105,7 @@ def advise(
         "goal": goal,
         "data_size": rows,
     }
-    situation = situation_told(flags, terminal=sys.stdin.isatty() and sys.stdout.isatty() and not as_json)
+    situation = situation_from_flags(flags, terminal=sys.stdin.isatty() and sys.stdout.isatty() and not as_json)
     if situation is None:
         raise typer.Exit(130)
     found = advice(situation)

@@ -53,10 +53,10 @@ class RunConfig(Section):
     small_run_replaces: ClassVar[bool] = False  # what the preset wants of a run, instead of standing below it
     kind: ClassVar[MethodKind]
 
-    method: str = Field(description="a method of `whet algorithms`")
-    seed: int = Field(0, description="of everything random in the run")
+    method: str = Field(description="a method that `whet algorithms` lists")
+    seed: int = Field(0, description="seed of everything random in the run")
     steps: int = Field(100, ge=1, description="training steps")
-    folder: str = Field("", description="of the run; empty: the next free one under runs/")
+    folder: str = Field("", description="run folder; empty: the next free one under runs/")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()

@@ -20,10 +20,10 @@ class Section(BaseModel):
 
 
 class LoraSection(Section):
-    rank: int = Field(0, ge=0, description="of the adapters that learn in place of the weights; 0 trains every weight")
-    alpha: float = Field(32.0, gt=0, description="an adapter counts alpha / rank")
+    rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 trains every weight")
+    alpha: float = Field(32.0, gt=0, description="an adapter is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
-        (), description="names of the linear layers that get one, such as q_proj,v_proj; empty: all"
+        (), description="linear layers that get an adapter, such as q_proj,v_proj; empty: all"
     )
 
     @model_validator(mode="after")
@@ -45,31 +45,34 @@ def _ranked(value: Any) -> Any:
 class ModelSection(Section):
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products; weights are fp32")
-    recompute: Literal["auto", "none", "wide", "layers"] = Field(
-        "auto", description="computed again in the backward pass instead of kept: the MLP's wide rows, whole layers"
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="precision of the matrix products; weights stay fp32"
     )
-    threads: int = Field(0, ge=0, description="of the CPU; 0 takes every usable core, or one for a tiny model")
+    recompute: Literal["auto", "none", "wide", "layers"] = Field(
+        "auto",
+        description="what the backward pass recomputes to save memory: the MLP's wide activations, or whole layers",
+    )
+    threads: int = Field(0, ge=0, description="CPU threads; 0: every usable core, or one for a tiny model")
     reference: Literal["memory", "reload"] = Field(
-        "memory", description="a second copy, or read from its source at every step"
+        "memory", description="keep the reference in memory, or read it from its source at every step"
     )
     lora: Annotated[LoraSection, BeforeValidator(_ranked)] = Field(
-        LoraSection(), description="adapters instead of full training: model.lora=16 is a rank"
+        LoraSection(), description="LoRA adapters instead of full training; model.lora=16 sets the rank"
     )
 
 
 class DataSection(Section):
     source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
     difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field(
-        DEFAULT_DIFFICULTY, description="of a task"
+        DEFAULT_DIFFICULTY, description="difficulty of a task; several are mixed evenly"
     )
-    count: int = Field(4096, ge=1, description="questions a task writes for training")
-    settings: dict[str, Any] = Field({}, description="of a gym dataset: its own, and level")
-    limit: int = Field(0, ge=0, description="use only the first rows of a file; 0 is all")
-    columns: dict[str, str] = Field({}, description="rename columns: your name = ours")
+    count: int = Field(4096, ge=1, description="questions a task generates for training")
+    settings: dict[str, Any] = Field({}, description="settings of a gym dataset, and its level")
+    limit: int = Field(0, ge=0, description="use only the first rows of a file; 0: all")
+    columns: dict[str, str] = Field({}, description="rename columns: your name = whet's name")
     as_chat: bool = Field(False, description="send a plain text prompt as a user message")
     unusable: Literal["stop", "drop"] = Field(
-        "stop", description="a file's row that cannot be used is an error, or left out and counted"
+        "stop", description="rows that cannot be used: stop with an error, or drop and count them"
     )
 
     @property
@@ -80,22 +83,23 @@ class DataSection(Section):
 
 class PromptSection(DataSection):
     order: Literal["shuffled", "by_difficulty"] = Field(
-        "shuffled", description="by_difficulty visits prompts whose completions all agreed less often"
+        "shuffled",
+        description="order of the prompts; by_difficulty visits those whose completions all agree less often",
     )
 
 
 class DemonstrationSection(DataSection):
-    share_worked: float = Field(1.0, ge=0, le=1, description="of a task's demonstrations that show their working")
-    every_completion: bool = Field(False, description="learn earlier assistant turns of a conversation too")
+    share_worked: float = Field(1.0, ge=0, le=1, description="share of a task's demonstrations that show their working")
+    every_completion: bool = Field(False, description="also learn the earlier assistant turns of a conversation")
 
 
 class SamplingSection(Section):
-    max_new_tokens: int = Field(256, ge=1, description="the generation budget of a completion")
-    temperature: float = Field(1.0, ge=0, description="0 is greedy: for evaluation only")
+    max_new_tokens: int = Field(256, ge=1, description="longest completion, in tokens")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy, for evaluation only")
     top_p: float = Field(1.0, gt=0, le=1, description="1 is off")
     top_k: int = Field(0, ge=0, description="0 is off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0 is off")
-    stop: tuple[str, ...] = Field((), description="texts that end a completion")
+    stop: tuple[str, ...] = Field((), description="strings that end a completion")
     engine: str = Field("torch", description="what writes the completions: torch, or an engine that was registered")
 
 
@@ -104,11 +108,11 @@ class RewardPartSection(Section):
 
     reward: str = Field(description=part_description("reward"))
     weight: float | tuple[tuple[float, float], ...] = Field(1.0, description=part_description("weight"))
-    over: Over = Field("share", description="positions: shares of the training, or steps")
+    over: Over = Field("share", description="unit of the positions: shares of the training, or steps")
     settings: dict[str, Any] = Field({}, description=part_description("settings"))
     gate: str = Field("", description=part_description("gate"))
-    gate_least: float = Field(1.0, description="the score that passes the gate")
-    gate_otherwise: float = Field(0.0, description="what counts where the gate is shut")
+    gate_least: float = Field(1.0, description="lowest score that passes the gate")
+    gate_otherwise: float = Field(0.0, description="score where the gate does not pass")
     cap: tuple[float, ...] = Field((), description=part_description("cap"))
     normalise: Normalise = Field("off", description=part_description("normalise"))
     penalty: bool = Field(False, description=part_description("penalty"))
@@ -116,114 +120,127 @@ class RewardPartSection(Section):
 
 class RewardSection(Section):
     parts: tuple[RewardPartSection, ...] = Field(
-        (), description="named rewards and their weights; empty: the task's own"
+        (), description="rewards and their weights; empty: the task's own reward"
     )
-    template: str = Field("", description="ready parts instead: math, code, retrieval or agent")
+    template: str = Field("", description="a ready-made set of parts instead: math, code, retrieval or agent")
     format_first: float = Field(
-        0.0, ge=0, le=1, description="of a template: the format counts more until this share of the training"
+        0.0, ge=0, le=1, description="with a template: the format counts more until this share of the training"
     )
     defences: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
-        (), description="against hacking, by name: `whet reward list`"
+        (), description="defences against reward hacking; `whet reward list` names them"
     )
-    defence_weight: float = Field(0.5, gt=0, description="of each defence, a penalty")
-    defences_as_gates: bool = Field(False, description="a guilty completion's first part counts nothing, instead")
-    timeout: float = Field(10.0, gt=0, description="seconds a call may take")
+    defence_weight: float = Field(0.5, gt=0, description="weight of each defence")
+    defences_as_gates: bool = Field(
+        False, description="defences cancel the first part of the reward instead of adding a penalty"
+    )
+    timeout: float = Field(10.0, gt=0, description="time limit of one call, in seconds")
     on_error: Literal["tolerate", "stop", "exclude"] = Field(
         "tolerate",
-        description="a failing reward drops the sample, and stops the run: where it fails often, always, never",
+        description="a failed reward drops the sample; the run stops after many failures, at the first, or never",
     )
     most_failures: float = Field(
-        0.05, gt=0, le=1, description="tolerated share of failures among the last 200 samples, 50 at least"
+        0.05, gt=0, le=1, description="tolerated share of failures among the last 200 samples (checked from 50 on)"
     )
-    ledger: str = Field("", description="file that remembers reward changes; empty: rewards.jsonl beside the run")
+    ledger: str = Field("", description="file that records reward changes; empty: rewards.jsonl next to the run folder")
 
 
 class BatchSection(Section):
     prompts_per_step: int = Field(8, ge=1, description="prompts per step")
     group_size: int = Field(8, ge=1, description="completions per prompt")
-    updates_per_step: int = Field(1, ge=1, description="optimizer updates per pass over the collected batch")
-    epochs_per_batch: int = Field(1, ge=1, description="passes over the collected batch")
+    updates_per_step: int = Field(1, ge=1, description="optimizer updates per epoch over the step's batch")
+    epochs_per_batch: int = Field(1, ge=1, description="epochs over the step's batch")
     staleness: int = Field(
-        0, ge=0, description="policy versions that completions are behind, as with an asynchronous sampler"
+        0, ge=0, description="how many policy versions completions lie behind, as with an asynchronous sampler"
     )
-    micro_batch_tokens: int = Field(16384, ge=1, description="memory only: never changes the gradient")
+    micro_batch_tokens: int = Field(
+        16384, ge=1, description="tokens per forward and backward pass: affects memory, never the gradient"
+    )
 
 
 class RowsSection(Section):
     rows_per_step: int = Field(32, ge=1, description="demonstrations, pairs or completions per optimizer step")
-    micro_batch_tokens: int = Field(16384, ge=1, description="memory only: never changes the gradient")
-    packed: bool = Field(True, description="rows behind one another where the model can keep them apart, else padded")
+    micro_batch_tokens: int = Field(
+        16384, ge=1, description="tokens per forward and backward pass: affects memory, never the gradient"
+    )
+    packed: bool = Field(True, description="pack rows one after another if the model can keep them apart; else pad")
 
 
 class PreferenceSection(Section):
     reference_logp: Literal["live", "stored"] = Field(
-        "live", description="the reference is asked in every step, or once before the first: no second copy is kept"
+        "live",
+        description="evaluate the reference in every step, or once before the first step, which keeps no copy of it",
     )
-    store: str = Field("", description="file for what the reference said; empty: in memory only")
+    store: str = Field("", description="file for stored reference log-probabilities; empty: memory only")
     online: int = Field(
         0,
         ge=0,
-        description="completions per prompt that the policy writes in every step: the best and the worst are a pair",
+        description="completions per prompt drawn in every step; the best and the worst form a pair; 0: off",
     )
-    labels: bool = Field(False, description="of a task: single completions with labels instead of pairs")
+    labels: bool = Field(False, description="for a task: single completions with labels instead of pairs")
 
 
 class RewardModelSection(Section):
-    cost: Literal["all_pairs", "plackett_luce"] = Field("all_pairs", description="of a ranking")
-    centre: float = Field(0.0, ge=0, description="keeps scores around 0; 0.01 is usual")
+    cost: Literal["all_pairs", "plackett_luce"] = Field("all_pairs", description="loss of a ranking")
+    centre: float = Field(0.0, ge=0, description="weight of a term that keeps scores around 0; 0.01 is usual")
     separator: str = Field(
-        "", description="ends a step of a solution; empty: the data's own (; in a task), else an empty line"
+        "", description="text that ends a step of a solution; empty: the data's own (; in a task), else an empty line"
     )
-    labels: str = Field("labels", description="column of the steps' labels; shares: the soft ones of a labelled file")
-    even_completions: bool = Field(False, description="a solution of many steps counts as much as one of few")
-    positive_weight: float = Field(1.0, gt=0, description="of right labels: above 1 where they are rare")
-    heads: int = Field(1, ge=1, le=64, description="members of an ensemble on one trunk")
-    bootstrap: bool = Field(True, description="each head learns from its own draw of the rows, with replacement")
+    labels: str = Field(
+        "labels", description="column with the labels of the steps; shares: the soft labels of `whet label steps`"
+    )
+    even_completions: bool = Field(False, description="every solution counts the same, whatever its number of steps")
+    positive_weight: float = Field(1.0, gt=0, description="weight of positive labels; above 1 where they are rare")
+    heads: int = Field(1, ge=1, le=64, description="heads on one trunk, each a member of an ensemble")
+    bootstrap: bool = Field(True, description="each head learns from its own bootstrap sample of the rows")
     outcome_at: Literal["last_token", "every_token"] = Field(
-        "last_token", description="which tokens of a completion learn its outcome; it is scored at the last"
+        "last_token", description="tokens that learn the outcome of a completion; it is always scored at the last"
     )
 
 
 class OptimizerSection(Section):
-    learning_rate: float = Field(1e-6, gt=0, description="at the top of the schedule")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear rise")
-    weight_decay: float = Field(0.0, ge=0, description="on matrices only")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean gradient")
-    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the mean squared gradient")
-    epsilon: float = Field(1e-8, gt=0, description="floor of the divisor")
-    max_gradient_norm: float = Field(1.0, gt=0, description="longer gradients are shortened to it")
+    learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after the warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="applied to matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient's running mean")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient's running mean")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
+    max_gradient_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
 
 
 class CriticSection(Section):
-    trunk: Literal["own", "shared"] = Field("own", description="a trunk of its own, or a head on the policy's")
-    start: str = Field("", description="folder of a reward model (one label) to start from; empty: the policy")
-    learning_rate: float = Field(0.0, ge=0, description="0: the policy's")
+    trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")
+    start: str = Field("", description="reward model (one label) to start from; empty: the policy")
+    learning_rate: float = Field(0.0, ge=0, description="learning rate of the critic; 0: the policy's")
 
 
 class ScorerChoice(Section):
     reward: str = Field(description="run or checkpoint of a reward model, or a reward by name, as in reward.parts")
-    settings: dict[str, Any] = Field({}, description="of the reward itself, by name")
+    settings: dict[str, Any] = Field({}, description="settings of the reward, by name")
 
 
 class RerankSection(Section):
-    scorers: tuple[ScorerChoice, ...] = Field((), description="who chooses among the completions; --rerank names them")
-    settings: dict[str, Any] = Field({}, description="of the scorer, where there is one only")
-    search: Literal["none", "steps"] = Field("none", description="search step by step, by the scores of the steps")
+    scorers: tuple[ScorerChoice, ...] = Field(
+        (), description="rewards that choose among the completions, as named by --rerank"
+    )
+    settings: dict[str, Any] = Field({}, description="settings of the scorer, if there is only one")
+    search: Literal["none", "steps"] = Field(
+        "none", description="search step by step, guided by the scores of the steps"
+    )
     beams: int = Field(4, ge=1, description="partial completions a search keeps after each step")
-    branches: int = Field(4, ge=1, description="continuations of each that a search draws")
-    separator: str = Field("", description="ends a step in a search; empty: as the scorer has it")
+    branches: int = Field(4, ge=1, description="continuations that a search draws for each")
+    separator: str = Field("", description="text that ends a step in a search; empty: the scorer's own")
 
 
 class EvalSection(Section):
-    source: str = Field("", description="file or hub dataset to evaluate on; a task and a gym dataset bring their own")
+    source: str = Field("", description="file or hub dataset to evaluate on; tasks and gym datasets have their own")
     every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after training")
-    prompts: int = Field(200, ge=0, description="eval prompts; 0 switches evaluation off")
+    prompts: int = Field(200, ge=0, description="prompts per evaluation; 0 switches evaluation off")
 
 
 class ReportSection(Section):
     save_every: int = Field(10, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, description="older ones are removed")
-    samples_per_step: int = Field(1, ge=0, description="groups of each step written to samples.jsonl")
-    review_every: int = Field(100, ge=0, description="steps between two samplings for review; 0 is off")
-    review_count: int = Field(20, ge=1, description="of the best and of the worst completions, each time")
+    keep_checkpoints: int = Field(2, ge=1, description="checkpoints to keep; older ones are deleted")
+    samples_per_step: int = Field(1, ge=0, description="groups per step written to samples.jsonl")
+    review_every: int = Field(100, ge=0, description="steps between two selections for review; 0: off")
+    review_count: int = Field(20, ge=1, description="best and worst completions to select, each")

@@ -15,7 +15,8 @@ from whet.data.prompts import (
     pairs_from,
     prompts_from,
 )
-from whet.data.rows import Row, read_rows
+from whet.data.rows import Row
+from whet.data.source import read_rows
 
 __all__ = [
     "Cursor",

@@ -369,8 +369,8 @@ def _missing(row: Row, *wanted: str) -> WhetError:
     close, column = next((guess for guess in guesses if guess[0]), (None, wanted[0]))
     hint = f"did you mean {close!r}? " if close else ""
     fix = f"{hint}rename the column, or set data.columns.{close or 'YOURS'}={column}"
-    told = f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {fix}"
-    return BadRow(told, f"{expected} is missing")
+    message = f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {fix}"
+    return BadRow(message, f"{expected} is missing")
 
 
 def _require_text(row: Row, field: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Rows as the user wrote them: files and hub datasets become `Row` values that know where they stand.
 
-Nothing is interpreted here (see `whet.data.prompts`); what is promised is that every mistake in a file is told
-with its file, its line and the fix. Counting starts at 1 everywhere, as editors do.
+Nothing is interpreted here (see `whet.data.prompts`). Every mistake in a file is reported with its file, its line and
+the fix. Counting starts at 1 everywhere, as in editors. `whet.data.source.read_rows` picks the reader for a source.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whet.data.source import DataSource, SourceKind, parse_source
 from whet.types import WhetError, nearest
 
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
@@ -38,8 +36,8 @@ Reader = Callable[[str, Iterable[bytes]], Iterator[Row]]  # (file name, its byte
 class BadRow(WhetError):
     """A row that cannot be read. `reason` is the same for all rows with the same mistake."""
 
-    def __init__(self, told: str, reason: str) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
         self.reason = reason
 
 
@@ -52,19 +50,8 @@ def mistake(row: Row, field: str, given: str, expected: str, fix: str) -> BadRow
     return BadRow(f"{row.where}: {field} {given}; expected {expected}; {fix}", reason)
 
 
-def read_rows(source: str, limit: int | None = None) -> list[Row]:
-    """The rows of a file, or of a hub dataset named `hub:owner/name`, `hub:owner/name:split` or
-    `hub:owner/name/config:split` (the split is `train` unless given); at most `limit` of them."""
-    if limit is not None and limit < 1:
-        raise WhetError(f"{source}: limit is {limit}; give at least 1, or None to read every row")
-    parsed = parse_source(source)
-    rows = list(islice(_hub_rows(parsed) if parsed.kind is SourceKind.HUB else _file_rows(source), limit))
-    if not rows:
-        raise WhetError(f"{source}: holds no rows; expected at least one; check that it was written to the end")
-    return rows
-
-
-def _file_rows(source: str) -> Iterator[Row]:
+def file_rows(source: str) -> Iterator[Row]:
+    """The rows of a JSON Lines, JSON, CSV or Parquet file, read on demand."""
     path = Path(source).expanduser()
     name = path.name
     if path.is_dir():
@@ -149,7 +136,7 @@ def _json_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
         items = json.loads("".join(_lines(name, stream)))
     except json.JSONDecodeError as error:
         several = error.msg == "Extra data"
-        fix = "if it holds one object a line, name it .jsonl" if several else "correct the line"
+        fix = "if it holds one object per line, name it .jsonl" if several else "correct the line"
         raise WhetError(
             f"{name}:{error.lineno}: column {error.colno}: not valid JSON ({error.msg}); "
             f"expected one array of objects; {fix}"
@@ -225,19 +212,20 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         ) from error
 
 
-def _hub_rows(source: DataSource) -> Iterator[Row]:
+def hub_rows(source: str, name: str, config: str | None, split: str) -> Iterator[Row]:
+    """The rows of the hub dataset `name`; errors name it as the user did, by `source`."""
     try:
         from datasets import load_dataset
     except ImportError as error:
-        _raise_missing_package(str(source), "datasets", error)
+        _raise_missing_package(source, "datasets", error)
     try:
-        dataset = load_dataset(source.name, source.config, split=source.split)
+        dataset = load_dataset(name, config, split=split)
     except Exception as error:  # the package raises many unrelated kinds: unknown name, config, split, no network
         raise WhetError(
             f"{source}: the dataset did not load ({type(error).__name__}: {_first_line(error)}); "
             "check its name, config, split and your network"
         ) from error
-    label = f"{source.name}{f'/{source.config}' if source.config else ''}[{source.split}]"
+    label = f"{name}{f'/{config}' if config else ''}[{split}]"
     for number, value in enumerate(dataset, start=1):
         yield Row(dict(value), f"{label}: row {number}")
 

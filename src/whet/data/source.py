@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from whet.data.rows import Row, file_rows, hub_rows
 from whet.types import Prompt, WhetError, did_you_mean
 
 if TYPE_CHECKING:
-    from whet.data.rows import Row
     from whet.data.tasks import Task
 
 TRAIN, EVAL = "train", "eval"
@@ -125,12 +126,6 @@ class DataSource:
             lambda task, share, level: prompts(task, split, share, seed, level), count, difficulty or DEFAULT_DIFFICULTY
         )
 
-    def rows(self, limit: int = 0) -> list[Row]:
-        """The rows of a file or a hub dataset; 0 reads all of them."""
-        from whet.data.rows import read_rows
-
-        return read_rows(str(self), limit or None)
-
     def require_completions(self, method: str) -> None:
         """Refuse a source that has prompts only."""
         if not self.may_hold_completions:
@@ -155,3 +150,18 @@ def parse_source(text: str) -> DataSource:
             "hub:owner/name/config:split; correct the name"
         )
     return DataSource(SourceKind.HUB, "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or TRAIN)
+
+
+def read_rows(text: str, limit: int | None = None) -> list[Row]:
+    """The rows of the file or hub dataset that `text` names, at most `limit` of them."""
+    if limit is not None and limit < 1:
+        raise WhetError(f"{text}: limit is {limit}; give at least 1, or None to read every row")
+    source = parse_source(text)
+    if source.kind is SourceKind.HUB:
+        stored = hub_rows(text, source.name, source.config, source.split)
+    else:
+        stored = file_rows(text)
+    rows = list(islice(stored, limit))
+    if not rows:
+        raise WhetError(f"{text}: holds no rows; expected at least one; check that it was written to the end")
+    return rows

@@ -1,7 +1,7 @@
 """Rows that cannot be read: the first is an error that says how many there are, or all are left out and counted.
 
 A reader is any function from rows to values. Rules about the data as a whole (ids that differ, labels of both kinds)
-are asked of the rows that are kept, by reading those together.
+are checked on the rows that are kept, by reading those together.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def left_out_words(left_out: Mapping[str, int]) -> str:
     if not left_out:
         return ""
     ordered = Counter(left_out).most_common()
-    told = [f"{reason} ({count})" for reason, count in ordered[:MOST_REASONS]]
+    reasons = [f"{reason} ({count})" for reason, count in ordered[:MOST_REASONS]]
     rest = sum(count for _, count in ordered[MOST_REASONS:])
-    told += [f"other reasons ({rest})"] if rest else []
-    return f"{sum(left_out.values())} unusable: {', '.join(told)}"
+    reasons += [f"other reasons ({rest})"] if rest else []
+    return f"{sum(left_out.values())} unusable: {', '.join(reasons)}"
 
 
 def _sorted_out(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]]) -> tuple[list[Row], list[BadRow]]:

@@ -25,7 +25,7 @@ def evaluate_groups(
 
 def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
-    chosen = load_prompts(config, held_out=True)[: config.eval.prompts]
+    chosen = load_prompts(config, evaluation=True)[: config.eval.prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)

@@ -1,4 +1,4 @@
-"""From a config to a file of labelled steps: solutions, completions, progress, and going on after a break."""
+"""From a config to a file of labelled steps: solutions, completions, progress, and resuming."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from whet.reward.steps import steps_of
 from whet.rollout.collect import draw_completions
 from whet.types import Prompt, WhetError
 
-TOGETHER = 16  # prompts, or given solutions, of one chunk: always the same ones, so that a break changes nothing
+CHUNK_SIZE = 16  # prompts, or given solutions, of one chunk: always the same ones, so that resuming changes nothing
 
 COSTS = ("completions", "tokens", "solution_tokens")
 
@@ -53,7 +53,7 @@ class LabelSpec:
     each: int = 1  # solutions drawn for a prompt
     solutions: str = ""  # file or task whose solutions are labelled; empty: the model's own
     separator: str = ""  # empty: the data's own
-    right_from: float = 1.0  # the outcome from which on a completion is right
+    right_from: float = 1.0  # a completion with at least this outcome is right
     truth: str = ""  # reward that judges steps, to compare with
 
 
@@ -69,10 +69,10 @@ class LabelProgress:
 
 @dataclass(frozen=True)
 class LabelReport:
-    """What stands in the file and what it took; only `seconds` is of this call."""
+    """What the file holds and what it cost; only `seconds` is of this call."""
 
     out: Path
-    asked: int  # solutions; a completion without a single step is in no row
+    requested: int  # solutions; a completion without a single step has no row
     rows: tuple[Mapping[str, Any], ...]
     seconds: float
 
@@ -82,7 +82,7 @@ class LabelReport:
         shares = [share for label in labels for share in label.shares if share is not None]
         steps = sum(len(label.shares) for label in labels)
         return {
-            **{"file": str(self.out), "solutions": len(self.rows), "without_steps": self.asked - len(self.rows)},
+            **{"file": str(self.out), "solutions": len(self.rows), "without_steps": self.requested - len(self.rows)},
             **{"steps": steps, "unlabelled": steps - len(shares)},
             "right": fmean([float(share > 0) for share in shares]) if shares else None,
             "mean_share": fmean(shares) if shares else None,
@@ -92,20 +92,20 @@ class LabelReport:
 
 
 def label_steps(config: EvaluationConfig, spec: LabelSpec, show: Callable[[LabelProgress], None]) -> LabelReport:
-    """Label the steps of solutions by rollouts, into `spec.out`; a file that was begun is gone on with."""
+    """Label the steps of solutions by rollouts, into `spec.out`; a file that was started is continued."""
     _check(config, spec)
     config = _with_count(config, spec)
     parts = build_reward_parts(config, wanted=True)
     items: Sequence[Any] = (
-        _given_solutions(config) if spec.solutions else load_prompts(config, held_out=False)[: spec.count]
+        _given_solutions(config) if spec.solutions else load_prompts(config, evaluation=False)[: spec.count]
     )
     runtime = load_runtime(config)
     separator = spec.separator or _own_separator(config, items if spec.solutions else ())
     completer = _completer(config, spec, runtime, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
     if not spec.solutions:
-        encode_prompts(runtime, items, completer.sampling)  # one that does not fit is told before the work begins
+        encode_prompts(runtime, items, completer.sampling)  # refuses a prompt that does not fit before the work begins
     provenance = {**_provenance(config, spec, runtime), "reward": reward_summary(parts), "separator": separator}
-    chunks = [items[start : start + TOGETHER] for start in range(0, len(items), TOGETHER)]
+    chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
     started = time.monotonic()
     with _open_output(spec.out, provenance) as (file, first):
         completions = tokens = 0
@@ -142,7 +142,7 @@ def _completer(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime, part
 
 
 def _provenance(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime) -> dict[str, Any]:
-    """Who completes, and how: the same for every row of a file."""
+    """The model and the settings of the completions: the same for every row of a file."""
     return {
         **{"model": config.model.name, "weights": weights_digest(runtime.loaded.model)[:12]},
         **{"rollouts": spec.rollouts, "temperature": config.sampling.temperature, "seed": config.seed},
@@ -202,13 +202,13 @@ def _draw_solutions(
 ) -> list[Solution]:
     """The model's own solutions, cut into steps."""
     tokens = encode_prompts(runtime, prompts, completer.sampling)
-    written = draw_completions(runtime.engine, tokens, spec.each, completer.sampling, seed)
-    asked = [
+    drawn = draw_completions(runtime.engine, tokens, spec.each, completer.sampling, seed)
+    repeated = [
         prompt if spec.each == 1 else replace(prompt, id=f"{prompt.id}/{number}")
         for prompt in prompts
         for number in range(spec.each)
     ]
-    scored = completer.score(asked, [sample for samples in written for sample in samples])
+    scored = completer.score(repeated, [sample for samples in drawn for sample in samples])
     truth = None
     if spec.truth:
         truth = steps_of(find_reward(spec.truth))
@@ -216,7 +216,7 @@ def _draw_solutions(
             raise WhetError(f"--truth {spec.truth}: that reward judges no steps; give one that does, as working_steps")
     return [
         cut_completion(prompt, sample, separator, completer.decode, truth)
-        for prompt, sample in zip(asked, scored, strict=True)
+        for prompt, sample in zip(repeated, scored, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Labels for the steps of a solution by what comes of them. Wang 2023 (2312.08935), Math-Shepherd.
+"""Labels for the steps of a solution from rollouts that continue them. Wang 2023 (2312.08935), Math-Shepherd.
 
 From the end of each step a model writes several completions. The hard label of the step is 1 where any of them is
 right, the soft one the share that is. Both say what the completer can make of a step and not whether it is right: a
@@ -35,13 +35,13 @@ class Solution:
     opening: int  # tokens of the prompt
     steps: tuple[str, ...]
     prefixes: tuple[tuple[int, ...], ...]  # prompt and completion up to the end of each step, in tokens
-    completion: Sample | None = None  # scored, where the last step ended it; None: nobody knows how it ends
-    truth: tuple[float | None, ...] = ()  # of each step, where somebody knows
+    completion: Sample | None = None  # scored; None where the steps were given and the outcome is unknown
+    truth: tuple[float | None, ...] = ()  # of each step, where it is known
 
 
 @dataclass(frozen=True)
 class Completer:
-    """Who writes the completions and who judges them."""
+    """The engine that writes completions and the reward that scores them."""
 
     engine: Engine
     score: Score
@@ -49,12 +49,12 @@ class Completer:
     sampling: Sampling
     rollouts: int  # completions from the end of each step
     context: int  # tokens
-    right_from: float = 1.0  # the outcome from which on a completion is right
+    right_from: float = 1.0  # a completion with at least this outcome is right
 
 
 @dataclass(frozen=True)
 class StepLabels:
-    """What was found out about a solution, and what it took."""
+    """The labels of one solution, and their cost."""
 
     shares: tuple[float | None, ...]  # of right completions; None where none could be judged
     completions: int
@@ -79,50 +79,50 @@ def cut_completion(
         ends[completion.num_actions] = ends.pop(max(ends))
     cuts = [ends[count] for count in sorted(ends)]
     prefixes = tuple(tuple(tokens[: opening + count]) for count in sorted(ends))
-    known = _known(truth(prompt, completion.completion), cuts) if truth is not None else ()
+    step_truth = _least_scores(truth(prompt, completion.completion), cuts) if truth is not None else ()
     return Solution(
-        prompt, opening, tuple(step_texts(completion.completion, cuts, separator)), prefixes, completion, known
+        prompt, opening, tuple(step_texts(completion.completion, cuts, separator)), prefixes, completion, step_truth
     )
 
 
 def given_solution(tokenizer: Any, row: LabelledSteps, separator: str) -> Solution:
-    """Steps behind one another, the separator between them."""
+    """A given solution as tokens: its steps in order, with the separator between them."""
     tokens = prompt_tokens(tokenizer, row.prompt)
     opening, prefixes = len(tokens), []
-    mark = text_tokens(tokenizer, separator)
+    separator_tokens = text_tokens(tokenizer, separator)
     for number, step in enumerate(row.steps):
         is_last = number == len(row.steps) - 1
-        tokens = (*tokens, *text_tokens(tokenizer, step.strip()), *(() if is_last else mark))
+        tokens = (*tokens, *text_tokens(tokenizer, step.strip()), *(() if is_last else separator_tokens))
         prefixes.append(tokens)
     return Solution(row.prompt, opening, row.steps, tuple(prefixes), None, row.labels)
 
 
 def step_labels(solutions: Sequence[Solution], completer: Completer, seed: tuple[int, ...]) -> list[StepLabels]:
-    """All completions of all solutions, written and judged together; `seed` belongs to these solutions alone.
+    """Complete and score every step of all solutions in one batch; `seed` belongs to these solutions alone.
 
-    The last step of a finished completion is judged by the completion itself: there is nothing left to write.
+    The last step of a finished completion has the completion's own outcome: there is nothing left to write.
     """
-    asked = [
+    requests = [
         (row, step, Request(tokens, request_seed(*seed, row, step, number)))
         for row, solution in enumerate(solutions)
         for step, tokens in enumerate(_open(solution))
         for number in range(completer.rollouts)
         if len(tokens) < completer.context
     ]
-    written = _written([request for _, _, request in asked], completer)
+    continuations = _complete([request for _, _, request in requests], completer)
     whole = [
         _whole(sample, solutions[row].opening, completer.decode)
-        for (row, _, _), sample in zip(asked, written, strict=True)
+        for (row, _, _), sample in zip(requests, continuations, strict=True)
     ]
-    judged = completer.score([solutions[row].prompt for row, _, _ in asked], whole) if whole else []
+    scored = completer.score([solutions[row].prompt for row, _, _ in requests], whole) if whole else []
     outcomes: dict[tuple[int, int], list[float]] = {}
     cost = [[0, 0] for _ in solutions]
-    for (row, step, _), alone, sample in zip(asked, written, judged, strict=True):
+    for (row, step, _), alone, sample in zip(requests, continuations, scored, strict=True):
         cost[row][0] += 1
         cost[row][1] += alone.num_actions
         if sample.outcome is not None:
             outcomes.setdefault((row, step), []).append(float(sample.outcome >= completer.right_from))
-    found = []
+    labels = []
     for row, solution in enumerate(solutions):
         shares: list[float | None] = [
             fmean(outcomes[row, step]) if (row, step) in outcomes else None for step in range(len(_open(solution)))
@@ -130,8 +130,8 @@ def step_labels(solutions: Sequence[Solution], completer: Completer, seed: tuple
         if solution.completion is not None and solution.steps:
             end = solution.completion.outcome
             shares.append(None if end is None else float(end >= completer.right_from))
-        found.append(StepLabels(tuple(shares), *cost[row]))
-    return found
+        labels.append(StepLabels(tuple(shares), *cost[row]))
+    return labels
 
 
 def agreement(labels: Sequence[StepLabels], truth: Sequence[Sequence[float | None]]) -> dict[str, float]:
@@ -141,32 +141,35 @@ def agreement(labels: Sequence[StepLabels], truth: Sequence[Sequence[float | Non
     `area_under_curve` is that of the shares.
     """
     pairs = [
-        (share, known > 0.5)
+        (share, is_right > 0.5)
         for label, row in zip(labels, truth, strict=True)
         if row
-        for share, known in zip(label.shares, row, strict=True)
-        if share is not None and known is not None
+        for share, is_right in zip(label.shares, row, strict=True)
+        if share is not None and is_right is not None
     ]
     if not pairs:
         return {}
-    found = {"steps": float(len(pairs)), "agreement": fmean([float((share > 0) == known) for share, known in pairs])}
+    metrics = {
+        "steps": float(len(pairs)),
+        "agreement": fmean([float((share > 0) == is_right) for share, is_right in pairs]),
+    }
     for name, side in (("right_confirmed", True), ("wrong_found", False)):
-        hits = [float((share > 0) == side) for share, known in pairs if known == side]
+        hits = [float((share > 0) == side) for share, is_right in pairs if is_right == side]
         if hits:
-            found[name] = fmean(hits)
-    area = area_under_curve([share for share, _ in pairs], [known for _, known in pairs])
-    return found if area is None else {**found, "area_under_curve": area}
+            metrics[name] = fmean(hits)
+    area = area_under_curve([share for share, _ in pairs], [is_right for _, is_right in pairs])
+    return metrics if area is None else {**metrics, "area_under_curve": area}
 
 
 def labelled_row(
     solution: Solution, labels: StepLabels, separator: str, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `whet.data.step_rows` reads it; `provenance` says who completed, and how."""
+    """As `whet.data.step_rows` reads it; `provenance` names the model and its settings."""
     prompt = solution.prompt
-    said: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
-    known = {} if prompt.answer is None else {"answer": prompt.answer}
+    prompt_value: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
+    answer = {} if prompt.answer is None else {"answer": prompt.answer}
     return {
-        **{"id": prompt.id, "prompt": said, **known, "steps": list(solution.steps)},
+        **{"id": prompt.id, "prompt": prompt_value, **answer, "steps": list(solution.steps)},
         **{"labels": list(labels.hard), "shares": list(labels.shares), "separator": separator},
         **({"truth": list(solution.truth)} if solution.truth else {}),
         "labelled": dict(provenance),
@@ -182,19 +185,19 @@ def _open(solution: Solution) -> tuple[tuple[int, ...], ...]:
     return solution.prefixes if solution.completion is None else solution.prefixes[:-1]
 
 
-def _written(requests: Sequence[Request], completer: Completer) -> list[Sample]:
-    """In one call where all have room for the whole budget; one that has less gets what there is."""
+def _complete(requests: Sequence[Request], completer: Completer) -> list[Sample]:
+    """Generate, in one call per token budget: a request near the end of the context gets what room there is."""
     rooms: dict[int, list[int]] = {}
     for number, request in enumerate(requests):
         room = min(completer.sampling.max_new_tokens, completer.context - len(request.tokens))
         rooms.setdefault(room, []).append(number)
-    found: dict[int, Sample] = {}
+    samples_by_number: dict[int, Sample] = {}
     for room, numbers in rooms.items():
         samples = completer.engine.generate(
             [requests[number] for number in numbers], replace(completer.sampling, max_new_tokens=room)
         )
-        found.update(zip(numbers, samples, strict=True))
-    return [found[number] for number in range(len(requests))]
+        samples_by_number.update(zip(numbers, samples, strict=True))
+    return [samples_by_number[number] for number in range(len(requests))]
 
 
 def _whole(sample: Sample, opening: int, decode: Decode) -> Sample:
@@ -203,11 +206,11 @@ def _whole(sample: Sample, opening: int, decode: Decode) -> Sample:
     return replace(sample, action=action, completion=decode(sample.tokens[opening:].tolist()), support=None)
 
 
-def _known(steps: Sequence[tuple[int, float]], cuts: Sequence[int]) -> tuple[float | None, ...]:
+def _least_scores(steps: Sequence[tuple[int, float]], cuts: Sequence[int]) -> tuple[float | None, ...]:
     """The least score of what ends inside each step; None where nothing does."""
-    found, start = [], 0
+    least, start = [], 0
     for cut in cuts:
         inside = [score for end, score in steps if start < end <= cut]
-        found.append(min(inside) if inside else None)
+        least.append(min(inside) if inside else None)
         start = cut
-    return tuple(found)
+    return tuple(least)

@@ -427,7 +427,7 @@ def _conduct(settings: ConstitutionalSettings, folder: Path, model: str) -> Mapp
     from whet.build.prompts import load_prompts
 
     config = evaluation_config(settings, model)
-    chosen = load_prompts(config, held_out=True)[: settings.eval.prompts]
+    chosen = load_prompts(config, evaluation=True)[: settings.eval.prompts]
     rows = write_completions(folder, config, chosen, 1, (settings.seed, 11))
     completions = [row["completions"][0] for row in rows]
     kinds = [

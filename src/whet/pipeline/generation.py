@@ -118,7 +118,7 @@ def train_prompts(config: EvaluationConfig, first: int, count: int, advice: str)
     needed = first + count
     if config.data.parsed_source.is_generated and config.data.count < needed:
         config = config.model_copy(update={"data": config.data.model_copy(update={"count": needed})})
-    chosen = load_prompts(config, held_out=False)
+    chosen = load_prompts(config, evaluation=False)
     if len(chosen) < needed:
         raise WhetError(f"{config.data.source} has {len(chosen)} prompts and {needed} are needed; lower {advice}")
     return chosen[first:needed]

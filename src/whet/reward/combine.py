@@ -110,14 +110,19 @@ class RewardPart:
         metadata={"description": "built-in name, module:function, file.py:function, or a reward model's folder"}
     )
     weight: float | Schedule | Sequence[tuple[float, float]] = field(
-        default=1.0, metadata={"description": "in the sum; or points [position, weight] it moves between over training"}
+        default=1.0,
+        metadata={"description": "weight in the sum, or points [position, weight] to interpolate over the training"},
     )
-    gate: Gate | None = field(default=None, metadata={"description": "counts only where the part of this name passes"})
-    cap: tuple[float, float] | None = field(default=None, metadata={"description": "least and most the part may count"})
-    normalise: Normalise = field(default="off", metadata={"description": "on its own, before the weight"})
-    penalty: bool = field(default=False, metadata={"description": "a negative weight is meant"})
+    gate: Gate | None = field(
+        default=None, metadata={"description": "name of the part that must pass for this one to count"}
+    )
+    cap: tuple[float, float] | None = field(
+        default=None, metadata={"description": "[lowest, highest] value of the score"}
+    )
+    normalise: Normalise = field(default="off", metadata={"description": "standardise the score before weighting"})
+    penalty: bool = field(default=False, metadata={"description": "allow a negative weight"})
     settings: Mapping[str, Any] = field(
-        default_factory=lambda: NO_SETTINGS, metadata={"description": "of the reward itself, by name"}
+        default_factory=lambda: NO_SETTINGS, metadata={"description": "settings of the reward, by name"}
     )
     adds_up: bool = True  # of a template: False for a penalty or a mere report, outside the sum of 1
 

@@ -1,4 +1,4 @@
-"""Prompts in, complete scored groups out. The collector owns the engine and the rewards; a trainer only asks for more."""
+"""Prompts in, complete scored groups out. The collector owns engine and rewards; a trainer asks for more."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PromptDataset:
 
 
 class RolloutCollector:
-    """Collects the groups of one step after another: draws completions, scores them, keeps what is worth training on."""
+    """Collects the groups of one step after another: samples, scores, keeps what is worth training on."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class RolloutCollector:
         self._num_batches = 0  # drawn so far
 
     def collect(self, progress: float) -> RolloutBatch:
-        """The groups of the next step, with what it took to collect them; the first step of a stale run fills the queue.
+        """The groups of the next step, and what they cost; the first step of a stale run fills the queue.
 
         `progress` is the share of the training that is done.
         """

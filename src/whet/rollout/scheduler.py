@@ -197,8 +197,8 @@ class TokenLog:
 
 
 @dataclass
-class _Row:
-    """Who sits in a row."""
+class _Occupant:
+    """The request that occupies a row of the batch."""
 
     request: int
     prompt: int
@@ -213,7 +213,7 @@ class DecodeScheduler:
         self._backend, self._job, self._log = backend, job, backend.log
         self._waiting = deque((prompt, request) for prompt, each in enumerate(job.members) for request in each)
         self._unfinished = [len(each) for each in job.members]
-        self._rows: list[_Row | None] = []  # None is free
+        self._rows: list[_Occupant | None] = []  # None is free
         self._slots: list[int | None] = [None] * backend.num_slots  # the prompt in each
         budget = job.sampling.max_new_tokens
         seeds = [request.seed for request in job.requests]
@@ -282,7 +282,7 @@ class DecodeScheduler:
                 new.append(prompt)
             self._waiting.popleft()
             self._rows += [None] * (place + 1 - len(self._rows))
-            self._rows[place] = _Row(request, prompt, slot_of[prompt])
+            self._rows[place] = _Occupant(request, prompt, slot_of[prompt])
             taken.append(place)
         if new and self._backend.prefills_ahead:
             for prompt in dict.fromkeys(prompt for prompt, _ in self._waiting):

@@ -44,7 +44,7 @@ class CompletionScores:
 def score_completions(
     split: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
 ) -> CompletionScores:
-    """One forward pass over whole families. `wanted` names the extras; `seeds`, one per family, are those of its rivals."""
+    """One forward pass over whole families. `wanted` names the extras; `seeds` draw the rivals of each family."""
     rows = family_rows(families)
     extras = wanted & EXTRAS
     found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
@@ -104,7 +104,7 @@ class ReferenceLogp(Protocol):
     """What the reference thinks of completions."""
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
-        """For each family and completion the log-probabilities of its trained tokens: float32 [n], all on one device."""
+        """Per family and completion, the log-probabilities of its trained tokens: float32 [n], on one device."""
         ...
 
 
@@ -155,7 +155,7 @@ class StoredReference:
             return [tuple(self.known[_key(row)] for row in family) for family in families]
         except KeyError:
             raise WhetError(
-                "a completion is not among those the reference was asked about before the run; completions that are put "
+                "a completion is not among those the reference scored before the run; completions that are put "
                 "together in every step need a live reference: give preference.reference_logp=live"
             ) from None
 

@@ -291,9 +291,7 @@ def _check(objective: PairObjective, models: PreferenceModels, dataset: Preferen
     if moves and not (live and isinstance(getattr(models.reference, "reference", None), CopiedReference)):
         raise WhetError(f"the reference of {objective.name} moves with the policy; give preference.reference_logp=live")
     if "mismatched_logp" in needs and not live:
-        raise WhetError(
-            f"{objective.name} asks the reference about new completions in every step; give preference.reference_logp=live"
-        )
+        raise WhetError(f"{objective.name} scores new completions in every step; give preference.reference_logp=live")
 
 
 def _labels(rows: Sequence[PreferenceRow]) -> Tensor | None:

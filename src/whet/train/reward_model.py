@@ -1,8 +1,8 @@
 """Training reward models: rankings and pairs, right or wrong outcomes, and labelled steps.
 
 A row of a ranking is scored at its last token, as the saved classifier will do; a solution in steps at the last token
-of each. Completions of one prompt share it in one packed micro-batch, and every count is that of the whole step. Several heads
-learn side by side, each from its own draw of the rows; the loss is the mean of theirs.
+of each. Completions of one prompt share it in one packed micro-batch, and every count is that of the whole step.
+Several heads learn side by side, each from its own draw of the rows; the loss is the mean of theirs.
 """
 
 from __future__ import annotations

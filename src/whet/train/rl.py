@@ -156,7 +156,7 @@ class RLTrainer:
         if keep.refills and not groups:
             raise RunFailed(
                 f"step {number}: all completions to each of {len(rollout.outcomes)} prompts had the same outcome, in "
-                f"{rollout.rounds} rounds; nothing can be learned: look at the reward, change the data's difficulty, or "
+                f"{rollout.rounds} rounds; nothing can be learned: look at the reward, change the difficulty, or "
                 "train on every group with objective.keep=everything"
             )
         if not groups:

@@ -78,8 +78,8 @@ def update(
 ) -> tuple[dict[str, float], TokenScores]:
     """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores it saw on the way.
 
-    `reference` is for the exact KL. Where the objective's controller ends the updates of the batch, nothing is stepped and
-    the metrics say `ended`.
+    `reference` is for the exact KL. Where the objective's controller ends the updates of the batch, nothing is stepped
+    and     the metrics say `ended`.
     """
     optimizers = [each for each in (state.optimizer, state.critic_optimizer) if each is not None]
     for each in optimizers:

@@ -114,7 +114,7 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
     notes: list[str] = []
     known: dict[str, Prompt] = {}
     try:
-        known = {prompt.id: prompt for prompt in load_prompts(config, held_out=False)}
+        known = {prompt.id: prompt for prompt in load_prompts(config, evaluation=False)}
     except WhetError as error:
         notes.append(f"its prompts are read from the samples, without further columns: {error}")
     found = []
