@@ -1,4 +1,4 @@
-"""One place for what has a name: components, presets, rewards, environments, engines; built in, or a user's own.
+"""One place for what has a name: components, presets, rewards, environments, engines, pipelines; built in, or your own.
 
     import whet
 
@@ -54,12 +54,20 @@ Kind = Literal[
     "reward",
     "environment",
     "engine",
+    "pipeline",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
 GROUP = "whet.plugins"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # where the built-in things of a kind are: importing the module opens their shelves. An axis has the objective's.
-HOMES = {"reward": "whet.reward.find", "environment": "", "engine": "whet.rollout.engines"}
+HOMES = {
+    "reward": "whet.reward.find",
+    "environment": "",
+    "engine": "whet.rollout.engines",
+    "pipeline": "whet.pipeline.registry",
+}
+# what may be registered under another name than its own
+NAMED_FREELY = ("preset", "reward", "environment", "engine")
 OBJECTIVE = "whet.objective"
 
 
@@ -98,7 +106,7 @@ def register(kind: Kind, *, name: str | None = None, replace: bool = False) -> C
 
 
 def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace: bool = False) -> Any:
-    """Add a component of an axis, a preset, a reward, an environment or an engine, and return it; also a decorator.
+    """Add a component of an axis, a preset, a reward, an environment, an engine or a pipeline; also a decorator.
 
     `whet.register("clip", MyClip)`, `@whet.register("reward")`, `whet.register("preset", Preset(...))`. Its name is
     its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A thing
@@ -114,7 +122,7 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
     if not NAME.fullmatch(chosen):
         raise WhetError(f"the name of the {kind} is {chosen!r}; give one like my_{kind}: small letters, digits and _")
     own = getattr(thing, "name", None)
-    if kind not in HOMES and kind != "preset" and name is not None and name != own:
+    if kind not in NAMED_FREELY and name is not None and name != own:
         raise WhetError(
             f"the {kind} is called {own!r} in its class and {name!r} here; give the name in the class alone"
         )

@@ -50,12 +50,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("config", "build", "evaluate", "workbench", "bench"),
     ),
     "pipeline": (
-        *("types", "registry", "protocols", "objective", "data", "model", "metrics", "report", "reward", "rollout"),
-        *("train", "explain", "config", "build", "evaluate", "api"),
+        *("types", "registry", "objective", "data", "model", "metrics", "report", "reward", "rollout"),
+        *("train", "config", "build", "evaluate", "api"),
     ),
     "experiments": (
-        *("types", "objective", "data", "model", "metrics", "report", "reward", "rollout", "train", "explain"),
-        *("config", "build", "evaluate", "api", "pipeline"),
+        *("types", "objective", "data", "model", "metrics", "report", "reward", "rollout", "train"),
+        *("config", "build", "api", "pipeline"),
     ),
     "cli": (
         *("types", "registry", "metrics", "report", "reward", "train", "explain", "advise", "config", "build"),

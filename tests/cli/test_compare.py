@@ -78,6 +78,7 @@ def test_every_method_runs_with_every_seed(made):
     for name in NAMES:
         summary = read_summary(folder / name)
         assert summary["status"] == "finished" and summary["seed"] == int(name[-1])
+        assert summary["eval_size"] == 8
         assert len([line for line in read_metrics(folder / name) if "eval" not in line]) == 2
         assert (folder / name / "report.html").exists()
     assert [line.split("  ")[0] for line in text.splitlines()[:4]] == [
@@ -143,7 +144,8 @@ def test_an_interrupted_run_is_gone_on_with(made, tmp_path, started):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProgressLine, "stepped", interrupted)
         compared, text = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
-    assert compared.status == "interrupted" and "1 of 4 runs are finished" in text and f"--folder {folder}" in text
+    assert compared.status == "interrupted" and "1 of 4 runs are finished" in text
+    assert f"; to continue, repeat the command with --folder {folder}" in text
     assert json.loads((folder / "compare.json").read_text())["status"] == "unfinished"
     compared, _ = tiny(folder, eval={"prompts": 8}, report={"save_every": 1})
     assert compared.status == "finished"
@@ -169,6 +171,24 @@ def test_a_run_that_fails_is_left_out_and_named(copied, monkeypatch):
     assert "grpo seed 0 failed and is left out (step 1: the loss is not finite)" in " ".join(text.split())
 
 
+def test_the_time_left_is_that_of_the_steps_so_far(monkeypatch):
+    import whet.pipeline.progress as progress
+
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    now = iter((0.0, 10.0, 30.0, 50.0))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    screen = Screen()
+    line = ProgressLine("run", screen)
+    line.started({"total_steps": 6})
+    line.stepped(StepReport(1, 1, {}, {}, {}), [])
+    line.stepped(StepReport(2, 1, {}, {}, {}), [])
+    assert "step 1/6" in screen.getvalue() and "1 min 40 s left" in screen.getvalue()  # 5 steps of 20 s
+    assert screen.getvalue().endswith("1 min 20 s left")  # 4 of 20 s
+
+
 def test_the_line_of_a_run_on_a_terminal():
     class Screen(io.StringIO):
         def isatty(self):
@@ -191,7 +211,7 @@ def test_the_line_of_a_run_on_a_terminal():
         ({"methods": " , "}, "--methods FIRST,SECOND"),
         ({"methods": []}, "--methods FIRST,SECOND"),
         ({"methods": "grpo,grpo"}, "'grpo' twice"),
-        ({"methods": "grpo,sft"}, "rows of `whet algorithms`"),
+        ({"methods": "grpo,sft"}, "compare methods of `whet algorithms` that learn from a reward"),
         ({"seeds": 0}, "give 1 or more"),
         ({"seed": 3}, "use --seeds"),
         ({"seeds": 2, "config_file": 1}, "no key is called 'config_file'"),

@@ -1,6 +1,7 @@
-"""An ensemble of reward models by seed, from the command line: trained, gone on with, and used."""
+"""An ensemble of reward models by seed, from the command line: trained, continued, and used."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +9,8 @@ from typer.testing import CliRunner
 from whet import api
 from whet.cli import app
 from whet.experiments.ensemble import train_ensemble
-from whet.report.record import read_metrics
+from whet.report.record import read_metrics, read_summary
+from whet.report.text import percent
 from whet.reward.learned import learned
 from whet.types import WhetError
 
@@ -25,25 +27,40 @@ def run(*words):
     return found.output
 
 
-def test_members_are_trained_once_and_judged_together(tmp_path):
+def page_words(folder):
+    """The words of a run's page, without its markup."""
+    page = (folder / "report.html").read_text()
+    return " ".join(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(style|script).*?</\1>", "", page)).split())
+
+
+def test_members_are_trained_once_and_evaluated_together(tmp_path):
     folder = tmp_path / "members"
-    told = run("--seeds", "2", "--steps", "2", "--folder", str(folder))
-    assert "all members together" in told and "accuracy_worst" in told and f"folder={folder}" in told
+    printed = run("--seeds", "2", "--steps", "1", "--folder", str(folder))
+    assert "all members together" in printed and "accuracy_worst" in printed and f"folder={folder}" in printed
     saved = json.loads((folder / "ensemble.json").read_text())
     assert len(saved["members"]) == 2 and {"accuracy", "member/2/accuracy"} <= set(saved["eval"])
     judge = learned(folder=str(folder), ensemble="worst", device="cpu")
     judge.prepare()
     assert len(judge.made_of["folder"]) == 2 and judge._scales is not None and len(judge._scales) == 2
-    again = run("--seeds", "3", "--steps", "2", "--folder", str(folder))
-    assert again.count("already finished") == 2 and (folder / "seed-2" / "report.html").exists()
-    page = (folder / "seed-2" / "report.html").read_text()
-    assert "accuracy" in page and "alibration" in page
+    again = run("--seeds", "3", "--steps", "1", "--folder", str(folder))
+    assert again.count("already finished") == 2
     with pytest.raises(WhetError, match=r"seed-0 was trained otherwise \(steps differ\)"):
         run("--seeds", "2", "--steps", "3", "--folder", str(folder))
+    summary, words = read_summary(folder / "seed-2"), page_words(folder / "seed-2")
+    before, after = summary["before"], summary["after"]
+    assert summary["eval_size"] == 12
+    for name in ("accuracy", "calibration_error"):
+        assert f"{name.replace('_', ' ')} {percent(before[name])} {percent(after[name])}" in words
+    assert f"Calibration share right error {percent(after['calibration_error'])}" in words
+    bins = sorted(name.split("/")[1] for name in after if name.startswith("calibration/") and name.endswith("/rows"))
+    assert bins and sum(after[f"calibration/{each}/rows"] for each in bins) == 36  # three pairs of each row
+    for each in bins:
+        sure, right, rows = (after[f"calibration/{each}/{what}"] for what in ("sure", "right", "rows"))
+        assert f"{percent(sure)} sure, {percent(right)} right, {rows:.0f} rows" in words
 
 
-def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
-    run("--set", "reward_model.heads=3", "--steps", "2", "--folder", str(tmp_path / "heads"))
+def test_a_policy_trained_on_members_reports_how_far_they_are_apart(tmp_path):
+    run("--set", "reward_model.heads=3", "--steps", "1", "--folder", str(tmp_path / "heads"))
     learnt = {"reward": "learned", "settings": {"folder": str(tmp_path / "heads"), "ensemble": "mean_minus_variance"}}
     small = {
         "reward": {"parts": [{"reward": "exact_answer", "weight": 0.0}, learnt]},
@@ -52,14 +69,14 @@ def test_a_policy_trained_on_members_is_told_how_far_they_are_apart(tmp_path):
         "eval": {"prompts": 4},
     }
     trained = api.train("grpo", steps=2, folder=str(tmp_path / "policy"), config=small, console=False)
-    told = [line["metrics"]["learned_disagreement"] for line in read_metrics(trained.folder) if "metrics" in line]
-    assert len(told) == 2 and all(0 < each < 10 for each in told) and told[0] != told[1]
+    apart = [line["metrics"]["learned_disagreement"] for line in read_metrics(trained.folder) if "metrics" in line]
+    assert len(apart) == 2 and all(0 < each < 10 for each in apart) and apart[0] != apart[1]
 
 
-def test_heads_and_tokens_are_told_before_the_first_step(tmp_path):
-    told = run("--set", "reward_model.heads=2", "--steps", "1", "--folder", str(tmp_path / "heads"))
-    assert "2 heads on one trunk, each from its own draw of the rows" in told
-    assert "scored at the last token of the conversation" in told and "disagreement finds errors" in told
+def test_heads_and_tokens_are_named_before_the_first_step(tmp_path):
+    printed = run("--set", "reward_model.heads=2", "--steps", "1", "--folder", str(tmp_path / "heads"))
+    assert "2 heads on one trunk, each from its own draw of the rows" in printed
+    assert "scored at the last token of the conversation" in printed and "disagreement finds errors" in printed
 
 
 @pytest.mark.parametrize(

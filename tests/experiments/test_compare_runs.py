@@ -19,15 +19,13 @@ from whet.types import WhetError
 def run(tmp_path):
     """Writes a finished run folder as training leaves it, without training."""
 
-    def write(name, method="grpo", accuracy=0.5, size=200, status="finished", metric="accuracy", **config):
+    def write(name, method="grpo", accuracy=0.5, size=200, status="finished", metric="accuracy", text=None, **config):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         write_config(folder, resolved(method, {**config, "folder": str(folder)}))
-        said = {"data": f"task:arithmetic ({size} held out)"} if size else {}
+        counted = {"eval_size": size} if text is None else {"facts": {"data": text}}
         after = {} if accuracy is None else {metric: accuracy, "reward": 0.1}
-        replace_summary(
-            folder, {"status": status, "facts": said, "before": {metric: 0.1}, "after": after, "tokens": 100}
-        )
+        replace_summary(folder, {"status": status, **counted, "before": {metric: 0.1}, "after": after, "tokens": 100})
         return folder
 
     return write
@@ -45,6 +43,15 @@ def test_single_runs_are_told_apart_by_their_eval_prompts(run):
     assert cells(near)[0][3] == "50.0% (43.1% to 56.9%)"
     (note,) = notes(near)
     assert "single run" in note and "200 eval prompts" in note and "another seed" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("task:arithmetic (1024 prompts, 200 held out)", 200), ("rows.jsonl (40 rows, 12 eval)", 12), ("rows.jsonl", 0)],
+)
+def test_a_run_without_the_number_has_it_in_words(run, text, size):
+    old = compare_runs([run("old", text=text), run("new", size=size, steps=7)])
+    assert [result.eval_size for result in old.results] == [size, size] and old.incomparable == ""
 
 
 def test_three_runs_are_corrected_for_two_tests(run):

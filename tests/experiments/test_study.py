@@ -131,6 +131,23 @@ def test_stages_cover_every_plan_once() -> None:
     assert learning_config(settings, 0, 0.2, {})["objective"]["kl"] == {"kind": "k1_reward", "beta": 0.2}
 
 
+def test_the_defaults_are_the_settings_of_the_published_study() -> None:
+    settings = study_settings()
+    assert settings.sizes == (32, 256, 4096) and settings.betas == (0.02, 0.1)
+    assert (settings.gold_steps, settings.proxy_steps, settings.steps, settings.eval_every) == (60, 128, 80, 5)
+    assert (settings.pool_prompts, settings.pool_completions, settings.max_new_tokens) == (48, 128, 48)
+    assert (settings.members, settings.variance_penalty, settings.least_d, settings.least_d_best_of) == (4, 0.1, 1, 0.3)
+    assert settings.prompts_per_step * settings.group_size == 128 and settings.learning_rate == 8e-5
+
+
+def test_every_proxy_has_a_seed_of_its_own() -> None:
+    """The studied proxy is the first member of its ensemble; the others are trained from other seeds."""
+    stages = {stage.name: stage.work for stage in study_stages(study_settings({"sizes": [32], "seeds": 2}))}
+    places = {name: work.args[1:] for name, work in stages.items() if name.startswith(("proxy", "member"))}  # type: ignore[attr-defined]
+    assert places["proxy-32-seed0"] == (32, 0, 0) and places["proxy-32-seed1"] == (32, 1, 0)
+    assert [places[f"member{at}-32-seed0"] for at in (1, 2, 3)] == [(32, 0, 1), (32, 0, 2), (32, 0, 3)]
+
+
 def test_a_tiny_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import whet.experiments.overoptimization.stages as study
 

@@ -89,6 +89,12 @@ def test_signals_of_a_round():
     assert "judge_accuracy" not in found.known() and found.known()["ties"] == 0.5
 
 
+def test_one_score_alone_has_no_spread():
+    rows = [row([(5,), (0,), (None,)]), row([(5,), (None,), (None,)])]
+    assert collapse_signals(1, rows, ties=0).spread == 0.5
+    assert math.isnan(collapse_signals(1, rows[1:], ties=0).spread)
+
+
 FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
 
 

@@ -25,8 +25,9 @@ COMMON = {
     "epochs": 1,
 }
 TINY = {
-    "iterative_dpo": {"prompts_per_round": 8, "completions": 4, "train": {"batch": {"rows_per_step": 4}}},
+    "iterative_dpo": {"prompts_per_round": 6, "completions": 4, "train": {"batch": {"rows_per_step": 4}}},
     "spin": {
+        "rounds": 1,
         "data": {"count": 8},
         "train": {"batch": {"rows_per_step": 4}},
         "imitate": {"batch": {"rows_per_step": 4}},
@@ -66,11 +67,11 @@ def test_each_round_begins_with_the_last_one_and_asks_new_prompts(made):
     asked = [
         {row["prompt"][0]["content"] for row in rows_of(run, f"round{at}-pairs", "completions.jsonl")} for at in (1, 2)
     ]
-    assert len(asked[0]) == len(asked[1]) == 8 and not asked[0] & asked[1]
+    assert len(asked[0]) == len(asked[1]) == 6 and not asked[0] & asked[1]
     config = (run.stages["round2-train"].folder / "run" / "config.toml").read_text()
     assert str(run.stages["round1-train"].folder / "run") in config
     counts = run.stages["round1-pairs"].result["counts"]
-    assert counts["pairs"] + counts["ties"] + counts["cut_off"] == 8 and counts["pairs"] > 0
+    assert counts["pairs"] + counts["ties"] + counts["cut_off"] == 6 and counts["pairs"] > 0
     for pair in rows_of(run, "round1-pairs", "pairs.jsonl"):
         assert pair["chosen_score"] > pair["rejected_score"]
     assert {"accuracy", "reward"} <= set(run.stages["round2-eval"].result["metrics"])
@@ -84,7 +85,7 @@ def test_the_demonstrations_are_chosen_and_own_completions_rejected(made):
     counts = run.stages["round1-pairs"].result["counts"]
     assert counts["pairs"] + counts["identical"] + counts["empty"] == 8
     steps = run.stages["round1-train"].result["steps"]
-    assert f"{steps} updates" in run.stages["round1-imitate"].result["summary"]
+    assert steps == 2 and "2 updates" in run.stages["round1-imitate"].result["summary"]
     path = str(run.stages["round1-pairs"].folder / "pairs.jsonl")
     assert len(preferences_from(read_rows(path))) == len(pairs)
 
@@ -125,9 +126,11 @@ def test_a_server_judges_and_a_reward_model_is_trained_against(tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     settings = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "model": "any"}
     layer = {
-        "prompts": 16,
+        "prompts": 12,
         "judge": {"settings": settings, "verdict": "text"},
         "steps": 1,
+        "eval": {"prompts": 2},
+        "reward_model": {"batch": {"rows_per_step": 4}},
         "train": {"batch": {"prompts_per_step": 2, "group_size": 2}},
         "folder": str(tmp_path / "run"),
     }
@@ -155,15 +158,20 @@ def test_what_is_finished_is_told_and_not_done_again(made, capsys):
     assert "03-round1-train/run/report.html" in page and "whet pipeline iterative_dpo" in page
 
 
-def test_more_rounds_go_on_from_the_last(made, tmp_path):
+def test_more_rounds_continue_from_the_last(made):
     run = made("spin")
     toml = run.folder / "pipeline.toml"
     text = toml.read_text()
     try:
-        toml.write_text(text.replace("rounds = 2", "rounds = 3"))
+        toml.write_text(text.replace("rounds = 1", "rounds = 2"))
         more = resume_pipeline(run.folder)
-        assert more.stages["round2-train"] == run.stages["round2-train"]
-        assert "round3-pairs" in more.stages
+        assert more.stages["round1-train"] == run.stages["round1-train"]
+        assert more.status == "finished" and list(more.stages)[7:] == [
+            "round2-pairs", "round2-train", "round2-eval", "round2-imitate", "round2-imitate-eval"
+        ]  # fmt: skip
+        for stage, start in (("round2-train", "round1-train"), ("round2-imitate", "round1-imitate")):
+            config = (more.stages[stage].folder / "run" / "config.toml").read_text()
+            assert str(run.stages[start].folder / "run") in config
         toml.write_text(text.replace("stop_share = 1.0", "stop_share = 0.5"))
         with pytest.raises(WhetError, match="other settings"):
             resume_pipeline(run.folder)

@@ -9,6 +9,7 @@ import pytest
 from whet.data import demonstrations_from, read_rows
 from whet.data.pairs import preferences_from
 from whet.pipeline import read_json_lines
+from whet.pipeline.judging import PairLabel
 from whet.pipeline.runner import resume_pipeline, run_pipeline
 from whet.pipeline.self_scores import mixed_scores
 from whet.types import WhetError
@@ -43,13 +44,20 @@ TINY = {
         "revise": {"batch": {"rows_per_step": 4}},
     },
 }
-# a judge of 12 updates is silent: the anchor alone would leave no pair, so marks are given in its place
+# a judge of 12 updates is silent: the anchor alone would leave no pair, so scores are given in its place
 SCORED_BY = "whet.pipeline.self_rewarding.score_in"
+# and one of 2 updates contradicts itself: without a winner nothing would be trained
+COMBINED_BY = "whet.pipeline.constitutional.combine_orders"
 
 
 def by_length(answer):
     """A stand-in for a judge that can spell; some of its answers cannot be read."""
     return None if len(answer) % 5 == 4 else float(len(answer) % 5)
+
+
+def with_a_winner(forth, back):
+    """A stand-in for feedback that does not contradict itself."""
+    return PairLabel(0.5 + 0.1 * (1 + forth) * (1 if forth > back else -1))
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +69,7 @@ def made(tmp_path_factory):
             folder = tmp_path_factory.mktemp(name) / "run"
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(SCORED_BY, by_length)
+                patch.setattr(COMBINED_BY, with_a_winner)
                 runs[name] = run_pipeline(name, COMMON, TINY[name], {"folder": str(folder)})
         return runs[name]
 
@@ -90,10 +99,10 @@ def test_the_policy_judges_its_own_completions_and_the_next_one_judges_the_next(
         assert len(rows) == 6
         assert all(len(row["judgments"]) == len(row["truth"]) == len(row["anchor"]) == 4 for row in rows)
         assert all(len(each) == 2 for row in rows for each in row["judgments"])
-        marks = {row["id"]: dict(zip(row["completions"], mixed_scores(row, 0.5), strict=True)) for row in rows}
+        scores = {row["id"]: dict(zip(row["completions"], mixed_scores(row, 0.5), strict=True)) for row in rows}
         pairs = rows_of(run, f"round{at}-pairs", "pairs.jsonl")
         assert all(pair["chosen_score"] > pair["rejected_score"] for pair in pairs)
-        assert all(pair["chosen"] in marks[pair["id"]] for pair in pairs)
+        assert all(pair["chosen"] in scores[pair["id"]] for pair in pairs)
         counts = run.stages[f"round{at}-pairs"].result["counts"]
         assert counts["pairs"] + counts["ties"] + counts["cut_off"] == 6 and counts["pairs"] == len(pairs) > 0
     config = (run.stages["round2-train"].folder / "run" / "config.toml").read_text()
@@ -102,12 +111,12 @@ def test_the_policy_judges_its_own_completions_and_the_next_one_judges_the_next(
     assert str(run.stages["teach"].folder / "run") in first
 
 
-def test_every_round_tells_its_signs(made):
+def test_every_round_has_its_signals(made):
     run = made("self_rewarding")
     for at in (1, 2):
-        marks = run.stages[f"round{at}-collapse"].result["metrics"]
+        metrics = run.stages[f"round{at}-collapse"].result["metrics"]
         expected = {"length", "own_score", "spread", "ties", "unreadable", "distinct", "judge_accuracy", "accuracy"}
-        assert expected <= set(marks) and marks["length"] > 0 and 0 < marks["distinct"] <= 1
+        assert expected <= set(metrics) and metrics["length"] > 0 and 0 < metrics["distinct"] <= 1
         assert run.stages[f"round{at}-collapse"].result["summary"]
     taught = demonstrations_from(read_rows(str(run.stages["examples"].folder / "demonstrations.jsonl")))
     assert len(taught) == 4 + 4 * 4 and sum("Score:" in row.completion for row in taught) == 16
@@ -125,19 +134,21 @@ def test_completions_are_criticised_revised_learnt_and_compared(made):
     assert len(learnt) == 6 - counts["cut_off_or_empty"]
     labels = rows_of(run, "pairs", "labels.jsonl")
     assert labels and all(0 <= line["forth"] <= 1 and line["principle"] == "right steps" for line in labels)
-    if run.stages["pairs"].result["train_pairs"]:
-        pairs = preferences_from(read_rows(str(run.stages["pairs"].folder / "pairs.jsonl")))
-        assert len(pairs) == run.stages["pairs"].result["train_pairs"]
-        assert all(0.5 < pair.preference < 1 for pair in pairs)
+    pairs = preferences_from(read_rows(str(run.stages["pairs"].folder / "pairs.jsonl")))
+    assert len(pairs) == run.stages["pairs"].result["train_pairs"] > 0
+    assert all(0.5 < pair.preference < 1 for pair in pairs)
+    start = (run.stages["train"].folder / "run" / "config.toml").read_text()
+    assert str(run.stages["revise"].folder / "run") in start and "eval2" in run.stages
     assert "principle" in (run.stages["revisions"].folder / "constitution.toml").read_text()
 
 
 @pytest.mark.parametrize(
     ("name", "stage", "half_done"),
-    [("self_rewarding", "round1-pairs", "judged.jsonl"), ("constitutional", "revisions", "revisions.jsonl")],
+    [("self_rewarding", "round2-pairs", "judged.jsonl"), ("constitutional", "completions", "completions.jsonl")],
 )
 def test_broken_off_and_resumed_comes_to_the_same_bytes(made, tmp_path, monkeypatch, name, stage, half_done):
     monkeypatch.setattr(SCORED_BY, by_length)
+    monkeypatch.setattr(COMBINED_BY, with_a_winner)
     whole, again = made(name), tmp_path / "run"
     shutil.copytree(whole.folder, again)
     folders = sorted(path for path in again.iterdir() if path.is_dir())
@@ -151,8 +162,14 @@ def test_broken_off_and_resumed_comes_to_the_same_bytes(made, tmp_path, monkeypa
     assert content(again) == content(whole.folder)
 
 
-def test_feedback_may_reason_and_a_preference_model_may_be_trained_against(tmp_path):
+def test_feedback_may_reason_and_a_preference_model_may_be_trained_against(tmp_path, monkeypatch):
+    monkeypatch.setattr(COMBINED_BY, with_a_winner)
     layer = {
+        "prompts": 4,
+        "critiques": 1,
+        "examples": 2,
+        "teach": {**BRIEF, "steps": 1},
+        "eval": {"prompts": 0},
         "learn": "reward_model",
         "steps": 1,
         "train": {"batch": {"prompts_per_step": 2, "group_size": 2}},
@@ -164,8 +181,9 @@ def test_feedback_may_reason_and_a_preference_model_may_be_trained_against(tmp_p
     run = run_pipeline("constitutional", common, TINY["constitutional"], layer)
     labels = rows_of(run, "pairs", "labels.jsonl")
     assert labels and all(0.4 <= line[side] <= 0.6 for line in labels for side in ("forth", "back"))
-    if "train" in run.stages:
-        assert "learned" in (run.stages["train"].folder / "run" / "config.toml").read_text()
+    assert run.stages["reward-model"].result["steps"] > 0
+    config = (run.stages["train"].folder / "run" / "config.toml").read_text()
+    assert "learned" in config and str(run.stages["reward-model"].folder / "run" / "checkpoints") in config
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, c
         "objective": assembly.objective,
         "facts": {**assembly.facts, "seed": str(config.seed), "folder": str(folder)},
         "total_steps": config.steps,
+        "eval_size": assembly.eval_size,
         "started": started,
         "command": command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,

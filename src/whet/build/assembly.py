@@ -25,6 +25,7 @@ class Assembly:
     facts: Mapping[str, str]
     precision: str
     parts: tuple[RewardPart, ...] = ()
+    eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
 
 
 def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
@@ -38,11 +39,11 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     runtime = load_runtime(config)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
-    evaluator = None
-    if eval_prompts and parts:
+    evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
+    if evaluated:
         score = build_scorer(config, parts, failures)
-        evaluated = eval_prompts[: config.eval.prompts]
         evaluator = build_evaluator(runtime, evaluated, sampling_from(config.sampling), score)
     built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
     facts = {**runtime.facts, **built.facts}
-    return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts))
+    eval_size = len(evaluated) or built.eval_rows
+    return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts), eval_size)

@@ -80,7 +80,7 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     optimizer = optimizer_settings(config)
     trainer = PreferenceTrainer(models, objective, dataset, _settings(config), optimizer, inputs.evaluator)
     left_out = left_out_phrases(train, evaluation)
-    return Built(trainer, {"data": rows_summary(source, len(rows), len(eval_rows), dropped, left_out)})
+    return Built(trainer, {"data": rows_summary(source, len(rows), len(eval_rows), dropped, left_out)}, len(eval_rows))
 
 
 def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:

@@ -90,7 +90,7 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
         dataset, optimizer = RewardModelDataset(rows, eval_rows), optimizer_settings(config)
         trainer = RewardModelTrainer(reward_model, tokenizer, _loss(config), dataset, settings, optimizer)
     left_out = left_out_phrases(train, evaluation)
-    return Built(trainer, {"data": rows_summary(source, len(rows), len(eval_rows), dropped, left_out)})
+    return Built(trainer, {"data": rows_summary(source, len(rows), len(eval_rows), dropped, left_out)}, len(eval_rows))
 
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:

@@ -38,8 +38,10 @@ def pipeline(
     from whet.pipeline.registry import PIPELINES, find_pipeline
     from whet.pipeline.runner import run_pipeline
     from whet.pipeline.settings import resolve_settings, settings_toml
+    from whet.registry import load_plugins
 
     if name is None:
+        load_plugins()
         width = max(map(len, PIPELINES))
         for each in PIPELINES.values():
             typer.echo(f"{each.name:{width}}  {each.about}")

@@ -66,7 +66,7 @@ def compare(
 
       whet compare --methods grpo,gspo,cispo --seeds 3 --set batch.updates_per_step=4
 
-    With --methods a page compare.html is left, and Ctrl-C loses nothing: the same command with its --folder goes on.
+    With --methods a page compare.html is left, and Ctrl-C loses nothing: the same command with its --folder continues.
     """
     from whet.types import WhetError
 

@@ -40,7 +40,7 @@ def overoptimization(
     """What becomes of the true score while a reward model is optimised: best of n, learning, KL, ensembles.
 
     Leaves a table, overoptimization.html with the figure, and overoptimization.json. Ctrl-C loses nothing: the same
-    command with its --folder goes on.
+    command with its --folder continues.
     """
     from whet.config.config import from_settings, read_toml
     from whet.experiments.overoptimization.settings import QUICK, settings_text, study_settings

@@ -83,7 +83,7 @@ def compare(
 
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it: `steps=20,
     batch={"group_size": 4}`; `model`, `data` and `reward` may be given by name, as on the command line. A folder that
-    already holds runs of this comparison is gone on with.
+    already holds runs of this comparison is continued.
     """
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
@@ -121,7 +121,7 @@ def chosen_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
     listed = methods.split(",") if isinstance(methods, str) else list(methods)
     names = [name.strip() for name in listed if name.strip()]
     if not names:
-        raise WhetError("no method to compare; give --methods FIRST,SECOND with rows of `whet algorithms`")
+        raise WhetError("no method to compare; give --methods FIRST,SECOND, as `whet algorithms` lists them")
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
         raise WhetError(f"--methods names {twice!r} twice; name each method once, and use --seeds for more runs of it")
@@ -155,7 +155,7 @@ def plan_runs(methods: Sequence[str], seeds: int, folder: Path, layer: Mapping[s
         if config_kind(method) is not PolicyConfig:
             raise WhetError(
                 f"--methods: {method!r} imitates demonstrations and draws no completions, so its budget cannot be held "
-                "equal; compare rows of `whet algorithms`"
+                "equal; compare methods of `whet algorithms` that learn from a reward"
             )
         for seed in range(seeds):
             place = folder / f"{method}-seed{seed}"
@@ -219,7 +219,7 @@ def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str,
             "budget",
             ("steps", "batch", "sampling"),
             f"{first.steps} steps x {batch.prompts_per_step} prompts x {batch.group_size} completions of at most "
-            f"{sampling.max_new_tokens} tokens, {updates} a step",
+            f"{sampling.max_new_tokens} tokens, {updates} per step",
         ),
         ("optimizer", ("optimizer",), f"learning rate {optimizer.learning_rate:g}, {optimizer.schedule}"),
         ("held out", ("report", "data"), f"{held_out}, the same for every run" if is_examined else "nothing"),
@@ -250,7 +250,9 @@ def _metrics(values: Mapping[str, float | None] | None) -> dict[str, float]:
 
 
 def _eval_size(summary: Mapping[str, Any]) -> int:
-    """Prompts or rows that a run was evaluated on, as it said when it started; 0: it did not say."""
+    """Prompts or rows that a run was evaluated on; 0: unknown. Older runs have the number in words only."""
+    if "eval_size" in summary:
+        return int(summary["eval_size"])
     stated = re.search(r"(\d+) (?:held[ -]out|eval)", str((summary.get("facts") or {}).get("data", "")))
     return int(stated[1]) if stated else 0
 
@@ -402,7 +404,7 @@ def _comparison(entries: Sequence[PlannedRun], failures: Mapping[str, str], comm
     remarks = list(failures.values())
     if len({entry.method for entry in entries}) > 1 and entries[0].config.batch.updates_per_step == 1:
         remarks.append(
-            "With one update a step the ratio is always 1: methods that differ only in how they tame it are the same "
+            "With one update per step the ratio is always 1: methods that differ only in how they tame it are the same "
             "here. --set batch.updates_per_step=4 lets them differ."
         )
     return MethodComparison(
@@ -420,6 +422,7 @@ def _closed(folder: Path, comparison: MethodComparison, is_stopped: bool) -> Com
     planned, done = len(comparison.methods) * len(comparison.seeds), len(comparison.results)
     print_line(f"\n{table_text(comparison)}\n\n  report     {folder / PAGE}")
     if is_stopped:
-        print_line(f"  next       {done} of {planned} runs are finished; the same with --folder {folder} goes on")
+        continued = f"to continue, repeat the command with --folder {folder}"
+        print_line(f"  next       {done} of {planned} runs are finished; {continued}")
     status = "interrupted" if is_stopped else "finished" if done == planned else "unfinished"
     return ComparisonRun(folder, status, comparison, folder / PAGE)

@@ -1,8 +1,8 @@
-"""Reward models that differ by their seed alone: trained one after another in one folder, and judged together.
+"""Reward models that differ by their seed alone: trained one after another in one folder, and evaluated together.
 
 Every member is an ordinary run below the ensemble's folder, `seed-0`, `seed-1`, and so on. What is finished there is
-never trained again, and what was broken off goes on: the same call twice is the same as once. The folder itself is what
-the rewards `learned` and `learned_steps` take.
+never trained again, and what was interrupted continues: the same call twice is the same as once. The folder itself is
+what the rewards `learned` and `learned_steps` take.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def train_ensemble(
     command: str = "",
     **settings: Any,
 ) -> EnsembleRun:
-    """Train `seeds` reward models that differ by their seed, or go on with them, and judge them together.
+    """Train `seeds` reward models that differ by their seed, or continue them, and evaluate them together.
 
     `config` are nested values, `settings` are top-level keys that win over it; `model`, `data` and `reward` may be
     given by name, as on the command line. `seed` is that of the first member.
@@ -68,7 +68,7 @@ def train_ensemble(
         else:
             status = api.resume(run, command=command).status
         if status != "finished":
-            print(f"\ninterrupted; go on with the same command and --folder {place}")
+            print(f"\ninterrupted; to continue, repeat the command with --folder {place}")
             return EnsembleRun(place, status, tuple(Path(each.folder) for each in members), {})
     metrics = ensemble_metrics(members)
     values_json = {"members": [each.folder for each in members], "eval": metrics}

@@ -73,7 +73,7 @@ from whet.pipeline.training import (
     trained_model,
     training_config,
 )
-from whet.report.text import percent
+from whet.report.text import count_of, percent
 from whet.types import Demonstration, Message, Prompt, Sample, Sampling, WhetError
 
 WHICH: Message = {"role": "user", "content": f"So which one? Answer with {FIRST} or {SECOND}."}
@@ -153,8 +153,10 @@ def constitutional_stages(settings: ConstitutionalSettings) -> list[Stage]:
     stages = _teaching_stages(settings) if is_task else []
     stages += _eval_stages(settings, 0, "teach" if is_task else None)
     times = "once" if settings.critiques == 1 else f"{settings.critiques} times"
-    num_principles = f"{len(principles)} principle{'s' if len(principles) > 1 else ''}"
-    about = f"completions to {settings.prompts} prompts, {times} criticised and revised under {num_principles}"
+    about = (
+        f"completions to {count_of(settings.prompts, 'prompt')}, criticised and revised {times} under "
+        f"{count_of(len(principles), 'principle')}"
+    )
     stages.append(
         Stage("revisions", about, lambda folder, done: _write_revisions(settings, principles, folder, done), same)
     )
@@ -252,7 +254,9 @@ def _examples(settings: ConstitutionalSettings, folder: Path) -> Mapping[str, An
         rows.append(_row(preference_request(right.prompt, right.completion, wrong.completion, principle), FIRST))
         rows.append(_row(preference_request(right.prompt, wrong.completion, right.completion, principle), SECOND))
     write_rows(folder / DEMONSTRATIONS, [{**row, "id": str(number)} for number, row in enumerate(rows)])
-    return stage_result(f"{len(rows)} in {DEMONSTRATIONS}", counts={"examples": len(rows), "answering": len(shown)})
+    return stage_result(
+        f"{len(rows)} examples in {DEMONSTRATIONS}", counts={"examples": len(rows), "answering": len(shown)}
+    )
 
 
 def _row(messages: Sequence[Mapping[str, str]], completion: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from whet.config.sections import DataSection, EvalSection, RewardSection
 from whet.pipeline.settings import PipelineSettings
 from whet.pipeline.stages import FinishedStage, Stage, stage_result
 from whet.pipeline.training import stage_settings, trained_model
-from whet.report.text import headline, metric_text
+from whet.report.text import count_of, headline, metric_text
 
 POLICY = "the policy"
 
@@ -43,7 +43,9 @@ def evaluate_model(settings: PipelineSettings, model: str) -> dict[str, Any]:
     metrics = evaluate_metrics(evaluation_config(settings, model), 1)
     num_prompts = int(metrics.pop("prompts"))
     main = headline(metrics) or ""
-    summary = f"{main.replace('_', ' ')} {metric_text(main, metrics.get(main))} on {num_prompts} held-out prompts"
+    summary = (
+        f"{main.replace('_', ' ')} {metric_text(main, metrics.get(main))} on {count_of(num_prompts, 'held-out prompt')}"
+    )
     return stage_result(summary, metrics, eval_prompts=num_prompts)
 
 
@@ -53,5 +55,5 @@ def eval_stage(settings: PipelineSettings, who: str, number: int, after: str | N
     def work(folder: Path, done: Mapping[str, FinishedStage]) -> Mapping[str, Any]:
         return evaluate_model(settings, settings.model.name if after is None else trained_model(done[after]))
 
-    about = f"evaluate {who} {'before the first round' if number == 0 else f'after round {number}'}"
+    about = f"evaluate {who} after {after}" if number else "evaluate the first policy"
     return Stage(name or f"eval{number}", about, work, stage_settings(settings), (who, number))

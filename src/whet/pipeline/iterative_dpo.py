@@ -17,6 +17,7 @@ from whet.pipeline.rounds import (
     RoundSettings,
     check_method,
     last_model,
+    policy_after,
     round_prompts,
     train_stages,
     write_round_pairs,
@@ -24,6 +25,7 @@ from whet.pipeline.rounds import (
 from whet.pipeline.settings import Pipeline
 from whet.pipeline.stages import FinishedStage, Stage
 from whet.pipeline.training import stage_settings
+from whet.report.text import count_of
 from whet.report.text import number as number_text
 
 
@@ -62,11 +64,14 @@ def _pairs_stage(settings: IterativeDPOSettings, number: int) -> Stage:
         scores = [score for row in rows for score in row["scores"] if score is not None]
         mean = f"; the completions score {number_text(fmean(scores))} on average" if scores else ""
         return write_round_pairs(
-            folder, pairs, counts, f"{counts['ties']} prompts dropped: their completions score the same{mean}"
+            folder,
+            pairs,
+            counts,
+            f"{count_of(counts['ties'], 'prompt')} dropped where all completions score the same{mean}",
         )
 
     about = (
-        f"the policy of round {number - 1} writes {settings.completions} completions to each of "
+        f"{policy_after(number - 1)} writes {settings.completions} completions to each of "
         f"{settings.prompts_per_round} new prompts; the best against the worst"
     )
     return Stage(f"round{number}-pairs", about, work, stage_settings(settings))

@@ -30,7 +30,7 @@ from whet.pipeline.training import (
     trained_model,
     training_config,
 )
-from whet.report.text import percent
+from whet.report.text import count_of, percent
 from whet.types import Message, Prompt, Sampling, WhetError
 
 FIRST, SECOND = "A", "B"
@@ -277,7 +277,8 @@ def _write_examples(settings: JudgedPipelineSettings, folder: Path) -> Mapping[s
     taught = judge_examples(decided, {prompt.id: prompt for prompt in chosen})
     write_rows(folder / EXAMPLES, taught)
     counts |= {"without_winner": len(shown) - len(decided), "examples": len(taught), "held_out": held_out}
-    return stage_result(f"{len(taught)} examples in {EXAMPLES}, both orders of each pair with a winner", counts=counts)
+    summary = f"{count_of(len(taught), 'example')} in {EXAMPLES}: both orders of each pair with a winner"
+    return stage_result(summary, counts=counts)
 
 
 def _train_judge(
@@ -296,8 +297,13 @@ def _evaluate_judge(
     candidates = candidates[len(candidates) - before.result["counts"]["held_out"] :]
     labels = write_labels(folder, settings, done, candidates)
     metrics = judge_metrics(candidates, labels)
-    right, flips = percent(metrics["judge_accuracy"]), percent(metrics["flip_rate"])
-    return stage_result(f"right in {right} of those with a winner; of all {len(candidates)} it flips {flips}", metrics)
+    if not candidates:
+        return stage_result("not evaluated: too few pairs; raise judge.examples", metrics)
+    right = f"right in {percent(metrics['judge_accuracy'])} of those with a winner"
+    if math.isnan(metrics["judge_accuracy"]):
+        right = "no pair has a winner to name"
+    flips = f"it flips {percent(metrics['flip_rate'])} of {count_of(len(candidates), 'pair')}"
+    return stage_result(f"{right}; {flips}", metrics)
 
 
 def write_labels(

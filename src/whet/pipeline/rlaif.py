@@ -38,7 +38,7 @@ from whet.pipeline.training import (
     trained_model,
     training_config,
 )
-from whet.report.text import percent
+from whet.report.text import count_of, percent
 from whet.types import WhetError
 
 EVAL_PAIRS = "eval_pairs.jsonl"
@@ -164,7 +164,8 @@ def _write_completions(settings: RLAIFSettings, folder: Path) -> Mapping[str, An
     rows = write_completions(folder, config, chosen, 2, (settings.seed, 1), is_scored=has_eval(settings))
     candidates, counts = candidate_pairs(rows)
     return stage_result(
-        f"{len(candidates)} pairs of different completions", counts={**counts, "candidate_pairs": len(candidates)}
+        f"{count_of(len(candidates), 'pair')} of different completions",
+        counts={**counts, "candidate_pairs": len(candidates)},
     )
 
 
@@ -201,11 +202,11 @@ def write_pairs(
 
 
 def _true_pairs(pairs: list[dict[str, Any]], candidates: Sequence[CandidatePair]) -> list[dict[str, Any]]:
-    """Eval pairs as the truth orders them, where it is known; else as the judge does."""
+    """Eval pairs that the truth orders, as it does; as the judge does where no truth is known at all."""
     truths = {candidate.row["id"]: candidate for candidate in candidates if candidate.truth is not None}
     if not truths:
         return pairs
-    known = [truths[pair["id"]] for pair in pairs if truths[pair["id"]].truth != 0.5]
+    known = [truths[pair["id"]] for pair in pairs if pair["id"] in truths and truths[pair["id"]].truth != 0.5]
     return [
         pair_row(each.row, each.one, each.other) if each.truth == 1 else pair_row(each.row, each.other, each.one)
         for each in known

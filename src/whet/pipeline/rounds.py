@@ -24,6 +24,7 @@ from whet.pipeline.training import (
     trained_model,
     training_config,
 )
+from whet.report.text import count_of
 from whet.types import Prompt, WhetError
 
 PLAIN = next(iter(PAIR_PRESETS))  # the first preset is the one that the others are measured against
@@ -45,7 +46,12 @@ def check_method(settings: RoundSettings) -> str:
     config = check_training(settings.method, pair_config(settings, settings.model.name, "pairs.jsonl", 1))
     if config.preference.online or config.preference.labels:
         raise WhetError("train.preference: the pairs are written before each training; drop online and labels")
-    return "the policy of round {}" if "ref_logp" in preference_objective(config).needs() else "none"
+    return "the same policy" if "ref_logp" in preference_objective(config).needs() else "none"
+
+
+def policy_after(number: int) -> str:
+    """The policy that a round left, in words."""
+    return f"the policy of round {number}" if number else "the first policy"
 
 
 def pair_config(settings: RoundSettings, model: str, pairs: str, steps: int) -> dict[str, Any]:
@@ -68,7 +74,8 @@ def write_round_pairs(
     """Write the pairs and sum them up; without any, the pipeline stops."""
     write_rows(folder / PAIRS, pairs)
     stop_reason = "" if pairs else "no pair is left to learn from"
-    return stage_result(f"{len(pairs)} pairs in {PAIRS}; {dropped}", counts=counts, stop_reason=stop_reason)
+    summary = f"{count_of(len(pairs), 'pair')} in {PAIRS}; {dropped}"
+    return stage_result(summary, counts=counts, stop_reason=stop_reason)
 
 
 def train_on_pairs(settings: RoundSettings, model: str, folder: Path, pairs: FinishedStage) -> Mapping[str, Any]:
@@ -92,10 +99,7 @@ def train_stages(
         model = last_model(settings, done, number) if start is None else start(done)
         return train_on_pairs(settings, model, folder, done[f"round{number}-pairs"])
 
-    about = (
-        f"{settings.method} on these pairs; starts from the policy of round {number - 1}, reference: "
-        f"{reference.format(number - 1)}"
-    )
+    about = f"{settings.method} on these pairs; starts from {policy_after(number - 1)}, reference: {reference}"
     stages = [Stage(f"round{number}-train", about, work, stage_settings(settings))]
     if has_eval(settings):
         stages.append(eval_stage(settings, POLICY, number, f"round{number}-train", f"round{number}-eval"))

@@ -13,10 +13,11 @@ from whet.config.sections import DemonstrationSection
 from whet.pipeline.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.pipeline.generation import DEMONSTRATIONS, write_completions, write_rows
 from whet.pipeline.pairs import prompt_row, shown_against_own
-from whet.pipeline.rounds import RoundSettings, check_method, last_model, train_stages, write_round_pairs
+from whet.pipeline.rounds import RoundSettings, check_method, last_model, policy_after, train_stages, write_round_pairs
 from whet.pipeline.settings import TRAIN_KEYS, Pipeline
 from whet.pipeline.stages import FinishedStage, Stage, read_json_lines, stage_result
 from whet.pipeline.training import check_training, run_summary, stage_settings, train_run, training_config
+from whet.report.text import count_of
 
 IMITATION = "plain imitation"
 
@@ -68,7 +69,8 @@ def _demonstrations(settings: SelfPlaySettings) -> Any:
         demonstrations = [{**prompt_row(row.prompt), "completion": row.completion} for row in rows]
         write_rows(folder / DEMONSTRATIONS, demonstrations)
         return stage_result(
-            f"{len(demonstrations)} in {DEMONSTRATIONS}", counts={"demonstrations": len(demonstrations)}
+            f"{count_of(len(demonstrations), 'demonstration')} in {DEMONSTRATIONS}",
+            counts={"demonstrations": len(demonstrations)},
         )
 
     return work
@@ -85,7 +87,7 @@ def _pairs_stage(settings: SelfPlaySettings, number: int) -> Stage:
         rows = write_completions(folder, config, chosen, 1, (settings.seed, number))
         pairs, counts = shown_against_own(shown, rows)
         result = write_round_pairs(
-            folder, pairs, counts, f"{counts['identical']} own completions dropped: equal to the demonstration"
+            folder, pairs, counts, f"{count_of(counts['identical'], 'completion')} dropped, equal to the demonstration"
         )
         if counts["identical"] >= settings.stop_share * counts["demonstrations"]:
             result["stop_reason"] = (
@@ -94,7 +96,8 @@ def _pairs_stage(settings: SelfPlaySettings, number: int) -> Stage:
         return result
 
     about = (
-        f"the policy of round {number - 1} answers every demonstration's prompt, before it trains; its own is rejected"
+        f"{policy_after(number - 1)} answers the prompt of every demonstration before it trains; "
+        "its own completion is rejected"
     )
     return Stage(f"round{number}-pairs", about, work, stage_settings(settings))
 
@@ -110,7 +113,8 @@ def _imitation_stages(settings: SelfPlaySettings, number: int) -> list[Stage]:
         return stage_result(run_summary(folder))
 
     about = (
-        f"to compare: {SUPERVISED} on the demonstrations for as many updates, starting from round {number - 1} of it"
+        f"to compare: {SUPERVISED} on the demonstrations for as many updates; starts from "
+        f"{f'what it had learnt by round {number - 1}' if number > 1 else 'the first policy'}"
     )
     stages = [Stage(f"round{number}-imitate", about, work, stage_settings(settings))]
     if has_eval(settings):

@@ -28,7 +28,14 @@ from whet.pipeline.generation import (
     write_rows,
 )
 from whet.pipeline.pairs import prompt_row
-from whet.pipeline.rounds import RoundSettings, check_method, round_prompts, train_stages, write_round_pairs
+from whet.pipeline.rounds import (
+    RoundSettings,
+    check_method,
+    policy_after,
+    round_prompts,
+    train_stages,
+    write_round_pairs,
+)
 from whet.pipeline.self_scores import (
     judge_example,
     mean_score,
@@ -47,7 +54,7 @@ from whet.pipeline.training import (
     trained_model,
     training_config,
 )
-from whet.report.text import percent
+from whet.report.text import count_of, percent
 from whet.types import Prompt, Sampling
 
 JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
@@ -248,10 +255,9 @@ def _evaluate_judge(
 def _round(settings: SelfRewardingSettings, number: int, reference: str) -> list[Stage]:
     same = stage_settings(settings)
     mixed = f", mixed with {settings.anchor_weight:g} of the anchor's" if _has_anchor(settings) else ""
+    times = "once" if settings.judge.times == 1 else f"{settings.judge.times} times"
     written = f"{settings.completions} completions to each of {settings.prompts_per_round} new prompts"
-    about = (
-        f"the policy of round {number - 1} writes {written}, and scores each {settings.judge.times} times itself{mixed}"
-    )
+    about = f"{policy_after(number - 1)} writes {written}, and scores each itself, {times}{mixed}"
     return [
         Stage(f"round{number}-pairs", about, lambda folder, done: _write_pairs(settings, folder, done, number), same),
         *train_stages(settings, number, reference, lambda done: _model(settings, done, number - 1)),
@@ -277,7 +283,8 @@ def _write_pairs(
     pairs, counts = self_scored_pairs(rows, settings.anchor_weight if _has_anchor(settings) else 0.0)
     signals = collapse_signals(number, rows, counts["ties"])
     summary = (
-        f"dropped where best and worst score the same: {counts['ties']}; mean own score {percent(signals.own_score)}"
+        f"{count_of(counts['ties'], 'prompt')} dropped where best and worst score the same; "
+        f"mean own score {percent(signals.own_score)}"
     )
     if "truth_agreement" in signals.known():
         summary += f"; of right and wrong completions it orders {percent(signals.truth_agreement)} right"

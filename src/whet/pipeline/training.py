@@ -15,7 +15,7 @@ from whet.pipeline.progress import ProgressLine
 from whet.pipeline.settings import PipelineSettings, without_own_keys
 from whet.pipeline.stages import FinishedStage, Interrupted
 from whet.report.record import read_metrics, read_summary
-from whet.report.text import metric_text
+from whet.report.text import count_of, metric_text
 from whet.types import WhetError
 
 RUN = "run"  # a training stage's run folder
@@ -63,7 +63,7 @@ def run_summary(folder: Path) -> str:
     """A finished training in one line."""
     steps = [line for line in read_metrics(folder / RUN) if "metrics" in line]
     last = steps[-1]["metrics"] if steps else {}
-    words = [f"{len(steps)} updates"]
+    words = [count_of(len(steps), "update")]
     shown = {"loss": "last loss", "accuracy": "pair accuracy"}
     words += [f"{text} {metric_text(name, last[name])}" for name, text in shown.items() if name in last]
     return ", ".join(words)

@@ -41,6 +41,11 @@ def percent(share: float | None) -> str:
     return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
 
 
+def count_of(count: int, noun: str) -> str:
+    """1 pair, 2 pairs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def quantity(count: float) -> str:
     """A count in thousands (k), millions (M) or billions (G) where it is large."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):

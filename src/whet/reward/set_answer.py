@@ -23,7 +23,7 @@ NOTHING = frozenset(("", "none", "nothing", "empty", "empty set", "the empty set
 def set_answer(
     prompt: Prompt, completion: str, *, credit: Credit = "exact", separators: str = ",;\n", form: Form = "normal"
 ) -> float | None:
-    """How well the answer's members match the gold ones, order and repetition aside, 0 to 1.
+    """How well the answer's items match the gold ones, 0 to 1; order and repetition do not matter.
 
     The gold answer is a list or a text; a text is a JSON list or is cut at the `separators` and at "and". "exact"
     credit asks for the same set; "f1" gives the harmonic mean of the share of the answer that is right and the share

@@ -16,7 +16,7 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def working_steps(prompt: Prompt, completion: str) -> float:
-    """The share of right steps among those the question asks for, its answer counted as one."""
+    """The share of right steps among those the question asks for; the answer counts as one."""
     expected = len(_expected(prompt)) + 1
     return sum(score for _, score in step_scores(prompt, completion)[:expected]) / expected
 

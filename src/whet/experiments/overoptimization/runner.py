@@ -68,7 +68,7 @@ def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place:
     before = study_settings(read_toml(place / SETTINGS))
     if not any(layers):
         return before
-    # more seeds go on with what is there
+    # more seeds continue with what is there
     differing = [name for name in type(given).model_fields if getattr(given, name) != getattr(before, name)]
     if differing and differing != ["seeds"]:
         raise WhetError(

@@ -12,7 +12,7 @@ from whet.config.sections import Section
 from whet.objective.presets.study import STUDIED_BY
 from whet.types import WhetError
 
-PROXY_ROWS = 32  # comparisons a training step of a proxy
+PROXY_ROWS = 32  # comparisons per training step of a proxy
 
 
 class StudySettings(Section):
@@ -33,10 +33,10 @@ class StudySettings(Section):
     proxy_steps: int = Field(128, ge=1, description="of every proxy, so that only the data differ")
     pool_prompts: int = Field(48, ge=2, description="questions of best-of-n")
     pool_completions: int = Field(128, ge=4, description="completions to each: the largest n")
-    method: str = Field(STUDIED_BY, description="a row of `whet algorithms` that learns from the proxy")
+    method: str = Field(STUDIED_BY, description="a method of `whet algorithms` that learns from the proxy")
     steps: int = Field(80, ge=8, description="of every learning run")
     learning_rate: float = Field(8e-5, gt=0, description="of every learning run")
-    prompts_per_step: int = Field(16, ge=1, description="questions a step")
+    prompts_per_step: int = Field(16, ge=1, description="questions per step")
     group_size: int = Field(8, ge=2, description="completions to each")
     eval_every: int = Field(5, ge=1, description="steps whose completions make one point of a curve")
     studied_size: int = Field(0, ge=0, description="of `sizes`, for KL and ensembles; 0 is the smallest")
@@ -105,7 +105,7 @@ def _check(settings: StudySettings) -> None:
         ),
         (
             config_kind(settings.method) is PolicyConfig,
-            f"method is {settings.method!r}, which learns from no reward; give a row of `whet algorithms` that does",
+            f"method is {settings.method!r}, which learns from no reward; give a method of `whet algorithms` that does",
         ),
     )
     for is_fine, complaint in complaints:
@@ -135,12 +135,12 @@ def learning_config(settings: StudySettings, seed: int, beta: float, reward: Map
 
 
 def settings_text(settings: StudySettings) -> str:
-    """One line a setting: its value, and what it is."""
+    """One line per setting: its value, and what it is."""
     values = settings.model_dump(mode="json")
-    told = {name: f"{name} = {_toml(value)}" for name, value in values.items()}
-    width = max(map(len, told.values()))
+    lines = {name: f"{name} = {_toml(value)}" for name, value in values.items()}
+    width = max(map(len, lines.values()))
     fields = StudySettings.model_fields
-    return "\n".join(f"{told[name]:{width}}  # {fields[name].description}" for name in told)
+    return "\n".join(f"{lines[name]:{width}}  # {fields[name].description}" for name in lines)
 
 
 def _toml(value: Any) -> str:

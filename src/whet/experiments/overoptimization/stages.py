@@ -150,7 +150,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
             "sampling": {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature},
         },
     )
-    machine, sampling = load_runtime(config), sampling_from(config.sampling)
+    runtime, sampling = load_runtime(config), sampling_from(config.sampling)
     gold = gold_score(model=gold_model(done))
     task = TASKS[settings.task]
     # some pairs are of equal completions and are left out
@@ -161,7 +161,7 @@ def draw_completions(settings: StudySettings, folder: Path, done: Mapping[str, F
         (POOL, "eval", settings.pool_prompts, settings.pool_completions, POOL_SEED),
     ):
         chosen = prompts(task, split, count, seed, settings.difficulty)
-        written = draw_completions(machine.engine, encode_prompts(machine, chosen, sampling), each, sampling, (seed,))
+        written = draw_completions(runtime.engine, encode_prompts(runtime, chosen, sampling), each, sampling, (seed,))
         judged = gold([p for p, samples in zip(chosen, written, strict=True) for _ in samples], _flat(written))
         given = iter(judged)
         rows = [

@@ -44,7 +44,7 @@ def padding(
     most_stock: float = 0.5,
     least_density: float = 0.16,
 ) -> float:
-    """A penalty: 0 to -1, the larger the more of the completion is filling (as a gate: 1 to 0).
+    """A penalty: 0 down to -1, the lower the more of the completion is filler (as a gate: 1 to 0).
 
     Filling is the share above `most_repeated` of words in sentences or in rows of eight words said before, or of
     characters in long runs of one; or 1 where over half of the text circles among a few words, where more than

@@ -26,7 +26,7 @@ CUT = "\n[cut here: the answer goes on]"
 
 
 def judge(**settings: Any) -> Judge:
-    """A judge with the settings of `JudgeSettings`; scores in [0, 1], None where it gives no readable verdict."""
+    """The verdict of a language model, in [0, 1]; None where it gives no readable one. Settings: `JudgeSettings`."""
     return Judge(JudgeSettings(**settings))
 
 

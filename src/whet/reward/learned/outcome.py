@@ -75,7 +75,7 @@ class LearnedSettings:
 
 
 def learned(**settings: Any) -> Learned:
-    """A learned reward with the settings of `LearnedSettings`.
+    """The score of a reward model; several models or heads form an ensemble. Settings: `LearnedSettings`.
 
     A probability is in [0, 1]; the raw output of a model with one label has no bounds, and squashing it would hide
     the differences between good completions.

@@ -56,7 +56,7 @@ class StepSettings:
 
 
 def learned_steps(**settings: Any) -> LearnedSteps:
-    """A process reward with the settings of `StepSettings`; scores in [0, 1], unless `mean_minus_std` goes below."""
+    """The score of a process reward model over the steps, in [0, 1]; `mean_minus_std` can go below."""
     return LearnedSteps(StepSettings(**settings))
 
 
