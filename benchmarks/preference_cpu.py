@@ -156,14 +156,14 @@ def encoded(chosen: Any) -> dict[str, Any]:
 
 def peer_row(tokenizer: Any, part: str, line: dict[str, Any]) -> dict[str, Any]:
     """The tokens of a pair as the peer's trainers name them."""
-    from whet.data.families import completion_family, judged_family
+    from whet.data.families import classifier_family, completion_family
     from whet.data.pairs import preferences_from
     from whet.data.rows import Row
 
     (pair,) = preferences_from([Row(line, "pair")])
     completions = (pair.chosen, pair.rejected)
     if part == "rm":
-        judged = judged_family(tokenizer, pair.prompt, completions)
+        judged = classifier_family(tokenizer, pair.prompt, completions)
         found = {"chosen_ids": judged[0].tokens, "rejected_ids": judged[1].tokens}
         shared, lengths = judged[0].shared, [len(each.tokens) for each in judged]
     else:

@@ -30,19 +30,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),
-    "config": ("types", "registry", "data", "explain", "reward"),
+    "config": ("types", "data", "explain", "reward"),
     "build": (
         *("types", "registry", "protocols", "objective", "data", "model", "metrics", "sandbox", "report", "reward"),
         *("rollout", "train", "explain", "config"),
     ),
-    "evaluate": (
-        *("types", "protocols", "data", "model", "metrics", "report", "reward", "rollout", "train", "config", "build"),
-    ),
-    "label": (
-        *("types", "protocols", "data", "model", "metrics", "report", "reward", "rollout", "config", "build"),
-        "evaluate",
-    ),
-    "workbench": ("types", "data", "model", "metrics", "report", "reward", "config", "build"),
+    "evaluate": (*("types", "protocols", "metrics", "report", "reward", "rollout", "train", "config", "build"),),
+    "label": (*("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),),
+    "workbench": ("types", "data", "model", "report", "reward", "config", "build"),
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
@@ -58,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("config", "build", "api", "pipeline"),
     ),
     "cli": (
-        *("types", "registry", "metrics", "report", "reward", "train", "explain", "advise", "config", "build"),
+        *("types", "report", "reward", "explain", "advise", "config"),
         *("evaluate", "label", "workbench", "bench", "api", "pipeline", "experiments", "__init__"),
     ),
     "__main__": ("cli",),

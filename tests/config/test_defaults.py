@@ -33,3 +33,16 @@ def test_online_preferences_sample():
     assert resolved("dpo", {"data": data, "preference": {"online": 2}, "sampling": {"top_k": 3}}).sampling.top_k == 3
     with pytest.raises(WhetError, match="sampling has no effect"):
         resolved("dpo", {"data": data, "sampling": {"top_k": 3}})
+
+
+SIZES = {
+    "grpo": ("prompts_per_step", "group_size", "updates_per_step", "epochs_per_batch", "micro_batch_tokens"),
+    "sft": ("rows_per_step", "micro_batch_tokens"),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), [(method, name) for method, names in SIZES.items() for name in names])
+def test_a_batch_may_be_as_small_as_one(method, name):
+    assert getattr(resolved(method, {"batch": {name: 1}}).batch, name) == 1
+    with pytest.raises(WhetError, match=rf"batch\.{name}"):
+        resolved(method, {"batch": {name: 0}})

@@ -10,22 +10,22 @@ import pytest
 
 from whet.data.families import (
     ClassifierRow,
+    classifier_batch,
+    classifier_family,
     completion_family,
     family_micro_batches,
     family_rows,
     fitting,
-    judged_family,
-    judged_rows,
     mismatched_family,
     stepped_row,
 )
-from whet.data.pairs import PreferencePair, judged_from, preferences_from, rankings_from
+from whet.data.pairs import PreferencePair, labelled_completions_from, preferences_from, rankings_from
 from whet.data.prompts import prompts_from
 from whet.data.rows import Row
 from whet.data.source import read_rows
 from whet.data.step_rows import outcomes_from, stepped_from
 from whet.data.tasks import TASKS
-from whet.data.tasks.contrast import contrasts, task_judged, task_preferences, task_rankings, task_stepped
+from whet.data.tasks.contrast import contrasts, task_labelled, task_preferences, task_rankings, task_stepped
 from whet.data.usable import left_out_words, usable
 from whet.types import Encoded, Prompt, Sample, StopReason, WhetError
 
@@ -158,7 +158,7 @@ def test_a_reason_does_not_repeat_a_rows_own_values():
 def test_rules_about_the_whole_data_are_asked_of_what_is_kept():
     liked = {"prompt": "a", "completion": "5", "label": True}
     with pytest.raises(WhetError, match=r"label is true in all 2 rows") as error:
-        usable(rows(liked, liked, {**liked, "label": 3}), judged_from, drop=True)
+        usable(rows(liked, liked, {**liked, "label": 3}), labelled_completions_from, drop=True)
     assert "data.unusable" not in str(error.value)
     twins = [{"id": "x", "prompt": "a"}, {"id": "x", "prompt": "b"}]
     with pytest.raises(WhetError, match="is also the id of"):
@@ -181,7 +181,7 @@ def test_a_ranking_gives_its_pairs():
 
 
 def test_judged_completions_of_every_shape():
-    found = judged_from(
+    found = labelled_completions_from(
         rows(
             {"prompt": "a", "completion": "5", "label": True},
             {"messages": [USER, SIX], "label": False},
@@ -195,7 +195,7 @@ def test_judged_completions_of_every_shape():
 
 def test_labels_of_one_kind_are_refused():
     with pytest.raises(WhetError, match=r"pairs.jsonl:1: label is true in all 2 rows.* add rows with false"):
-        judged_from(rows(*[{"prompt": "a", "completion": "5", "label": True}] * 2))
+        labelled_completions_from(rows(*[{"prompt": "a", "completion": "5", "label": True}] * 2))
 
 
 def test_rankings_come_best_first():
@@ -321,7 +321,7 @@ def test_tasks_make_all_kinds_of_rows():
     asked = (task, "train", 8, 0, 1)
     assert all(pair.chosen != pair.rejected for pair in task_preferences(*asked))
     assert [each.ranks for each in task_rankings(*asked)] == [(0, 1, 2)] * 8
-    assert [each.label for each in task_judged(*asked)] == [True, False] * 4
+    assert [each.label for each in task_labelled(*asked)] == [True, False] * 4
     stepped = task_stepped(*asked)
     assert [each.first_error is None for each in stepped] == [True, False] * 4
     assert all(len(each.steps) == len(each.labels) == 3 for each in stepped)
@@ -379,13 +379,13 @@ def test_completions_share_the_prompts_tokens(tokenizer):
 
 def test_a_classifier_reads_the_whole_conversation_and_shares_its_opening(tokenizer):
     prompt = Prompt("p", (USER,))
-    first, second = judged_family(tokenizer, prompt, ["5 and 6", "5 or 6"])
+    first, second = classifier_family(tokenizer, prompt, ["5 and 6", "5 or 6"])
     text = tokenizer.apply_chat_template([USER, {"role": "assistant", "content": "5 or 6"}], tokenize=False)
     assert second.tokens == tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert second.places == (len(second.tokens) - 1,)
     assert first.tokens[: first.shared] == second.tokens[: first.shared] and first.shared == second.shared
     assert first.tokens[first.shared] != second.tokens[first.shared]
-    batch = judged_rows([(first, second), (ClassifierRow((1, 2), 1, (0, 1)),)])
+    batch = classifier_batch([(first, second), (ClassifierRow((1, 2), 1, (0, 1)),)])
     assert batch.scored.sum(-1).tolist() == [1, 1, 2] and batch.shared.tolist() == [first.shared, first.shared, 1]
     assert batch.scored[0].nonzero().item() == len(first.tokens) - 1
 
@@ -409,7 +409,7 @@ def test_steps_are_scored_where_their_separator_ends(tokenizer):
         ("oasst_en_100_tree", rankings_from, 212, 0),
         ("pandalm_testset", preferences_from, 836, 163),
         ("human_pairs_unified", preferences_from, 4776, 64),
-        ("kto_en_demo", judged_from, 300, 0),
+        ("kto_en_demo", labelled_completions_from, 300, 0),
     ],
 )
 def test_real_preference_files(file, reader, kept, refused):

@@ -80,3 +80,9 @@ def test_mistakes_name_what_exists():
         next(items(TASKS["lists"], "train", 0, 9))
     few = prompts(TASKS["countdown"], "eval", 10_000, 0, 1)
     assert 5 < len(few) < 200  # the task has no more; it does not hang
+
+
+def test_there_are_evens_to_pick():
+    questions = [item for item in islice(items(TASKS["lists"], "train", 0, 1), 300) if item.question[:5] == "Evens"]
+    assert len(questions) > 20
+    assert all(int(digit) % 2 == 0 for item in questions for digit in item.final.split())

@@ -1,5 +1,8 @@
-"""Steps labelled by rollouts: where a completion is cut, what is asked, and what is provenance of the completions."""
+"""Steps labelled by rollouts: where a completion is cut, what is requested, and what becomes of the completions."""
 
+import re
+
+import pytest
 import torch
 
 from whet.data.rows import Row
@@ -79,6 +82,15 @@ def test_truth_is_the_worst_of_what_ends_in_a_step():
 
     found = cut_completion(QUESTION, score([QUESTION], [sample((1, 2), (3, 4, 3, 4, 9, 0))])[0], ";", decode, scorer)
     assert found.steps == ("a", "a", "9") and found.truth == (1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("inside", [(0.0, 1.0), (1.0, 0.0)])
+def test_two_truths_in_one_step_leave_the_lower(inside):
+    scored = score([QUESTION], [sample((1, 2), (3, 6, 9, 0))])[0]  # the token ";d;" ends two of the scorer's steps
+    ends = [match.end() for match in re.finditer(";", scored.completion)]
+    truth = [*zip(ends, inside, strict=True), (len(scored.completion), 1.0)]
+    found = cut_completion(QUESTION, scored, ";", decode, lambda prompt, completion: truth)
+    assert found.steps == ("a;d", "9") and found.truth == (0.0, 1.0)
 
 
 def test_completions_continue_the_tokens_and_their_shares_are_the_labels():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whet.evaluate.evaluation import pass_at
+from whet.metrics.selection import pass_at
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.train.step_metrics import group_counts, mean_rewards, uniform_share
 from whet.types import Group, Prompt, Sample, Sampling, StopReason

@@ -6,7 +6,14 @@ import pytest
 
 from whet.metrics.correlation import correlations, pearson, pearson_from_moments, ranks, spearman
 from whet.metrics.distribution import distribution, flat_shares, histogram, is_flat, quantile, reward_spread
-from whet.metrics.ensemble import agreed, disagreement, evened, label_opinions, member_scales, pair_opinions
+from whet.metrics.ensemble import (
+    disagreement,
+    ensemble_score,
+    label_ensemble_metrics,
+    member_scales,
+    pair_ensemble_metrics,
+    standardized,
+)
 from whet.metrics.preference import length_correlation
 from whet.metrics.reward_model import area_under_curve, calibration, outcome_metrics, pair_metrics, step_metrics
 from whet.metrics.significance import corrected, incomplete_beta, share_interval, shares_p, two_sided_p, welch_p
@@ -88,25 +95,25 @@ def test_first_wrong_steps():
     assert area_under_curve([0.1, 0.4, 0.35, 0.8], [False, False, True, True]) == pytest.approx(0.75)
 
 
-def test_opinions_are_put_together_as_named():
-    opinions = [1.0, 2.0, 6.0]
-    assert agreed(opinions, "mean") == 3.0 and agreed(opinions, "worst") == 1.0
-    assert agreed(opinions, "mean_minus_variance", variance_weight=0.5) == pytest.approx(3 - 0.5 * 14 / 3)
-    assert agreed(opinions, "mean_minus_std", deviations=2.0) == pytest.approx(3 - 2 * math.sqrt(14 / 2))
-    assert agreed([4.0], "mean_minus_std") == 4.0 and disagreement(opinions) == pytest.approx(math.sqrt(14 / 3))
-    assert evened([3.0, 10.0], [(1.0, 2.0), (10.0, 5.0)]) == [1.0, 0.0] and evened([3.0], None) == [3.0]
+def test_ensemble_scores_are_combined_as_named():
+    scores = [1.0, 2.0, 6.0]
+    assert ensemble_score(scores, "mean") == 3.0 and ensemble_score(scores, "worst") == 1.0
+    assert ensemble_score(scores, "mean_minus_variance", variance_weight=0.5) == pytest.approx(3 - 0.5 * 14 / 3)
+    assert ensemble_score(scores, "mean_minus_std", deviations=2.0) == pytest.approx(3 - 2 * math.sqrt(14 / 2))
+    assert ensemble_score([4.0], "mean_minus_std") == 4.0 and disagreement(scores) == pytest.approx(math.sqrt(14 / 3))
+    assert standardized([3.0, 10.0], [(1.0, 2.0), (10.0, 5.0)]) == [1.0, 0.0] and standardized([3.0], None) == [3.0]
     assert member_scales([[0.0, 5.0], [2.0, 5.0]]) is None
     assert member_scales([[0.0, 1.0], [2.0, 5.0]]) == [(1.0, 1.0), (3.0, 2.0)]
 
 
 def test_disagreement_is_large_where_members_err():
     better, worse = [[2.0, 2.2], [0.0, 3.0]], [[0.0, 0.0], [2.0, 2.0]]
-    found = pair_opinions(better, worse)
+    found = pair_ensemble_metrics(better, worse)
     assert found["member/1/accuracy"] == 0.5 and found["member/2/accuracy"] == 1.0
     assert found["accuracy_lowest_member"] == 0.5 and found["accuracy_highest_member"] == 1.0
     assert found["disagreement_right"] == pytest.approx(0.1) and found["disagreement_wrong"] == pytest.approx(1.5)
     assert found["disagreement_finds_errors"] == 1.0
-    labelled = label_opinions([[1.0, 1.0], [1.0, 3.0]], [1.0, 0.0])
+    labelled = label_ensemble_metrics([[1.0, 1.0], [1.0, 3.0]], [1.0, 0.0])
     assert labelled["member/1/accuracy"] == 0.5 and labelled["disagreement_wrong"] == pytest.approx(1.0)
 
 

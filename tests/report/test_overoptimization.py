@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from whet.report.overoptimization import (
+from whet.metrics.overoptimization import (
     Kind,
     Law,
     ProxyCurve,
@@ -21,10 +21,8 @@ from whet.report.overoptimization import (
     fitted_law,
     from_start,
     proxy_results,
-    result_values,
-    sentence,
-    table_text,
 )
+from whet.report.overoptimization import result_values, sentence, table_text
 from whet.report.overoptimization_page import figure_svg, study_page, verdict
 
 LEAST: dict[Kind, float] = {"best_of_n": 0.0, "rl": 0.0}

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from whet.protocols import Callback
+from whet.api.inputs import check_callbacks
 from whet.report import Console
 from whet.report.text import duration, metric_text, number, quantity, sparkline
 from whet.types import StepReport
@@ -59,7 +59,13 @@ def watch(console: Console, health: tuple[str, ...] = ()) -> None:
 
 
 def test_console_is_a_reporter() -> None:
-    assert isinstance(Console(io.StringIO()), Callback)
+    check_callbacks([Console(io.StringIO())])
+
+
+def test_a_run_of_less_than_a_second_says_where_its_time_went() -> None:
+    stream = io.StringIO()
+    Console(stream).finished({**CLOSING, "seconds": {"rollout": 0.4, "train": 0.1}})
+    assert "time" in stream.getvalue() and "8,400 per second" in stream.getvalue()
 
 
 def test_pipe_gets_plain_lines() -> None:
@@ -153,8 +159,8 @@ def test_numbers_as_people_read_them() -> None:
     assert [number(value) for value in (None, 0.0, 1234.6, 0.5, 1e-6, -12.34)] == [
         "-", "0", "1,235", "0.500", "1e-06", "-12.3"
     ]  # fmt: skip
-    assert [duration(value) for value in (0.25, 3.0, 59.6, 125, 3725)] == [
-        "0.25 s", "3.0 s", "1 min 00 s", "2 min 05 s", "1 h 02 min"
+    assert [duration(value) for value in (0.25, 3.0, 10.0, 59.6, 125, 3725)] == [
+        "0.25 s", "3.0 s", "10 s", "1 min 00 s", "2 min 05 s", "1 h 02 min"
     ]  # fmt: skip
     assert [quantity(value) for value in (950, 12_300, 4_560_000, 2e9)] == ["950", "12.3 k", "4.56 M", "2 G"]
     assert metric_text("accuracy", 0.5) == "50.0%" and metric_text("loss", 0.5) == "0.500"

@@ -83,6 +83,8 @@ def boxed(answer: str) -> str:
         ("unsupported_answer", {}, "\\boxed{731}", 0.0),
         ("unsupported_answer", {"must_reason": True}, "\\boxed{25}", -1.0),
         ("unsupported_answer", {"least_words": 100}, boxed("731"), 0.0),
+        ("unsupported_answer", {"least_words": 5}, "<think>Add 20 and 5 slowly.</think>\\boxed{731}", -1.0),
+        ("unsupported_answer", {"least_words": 6}, "<think>Add 20 and 5 slowly.</think>\\boxed{731}", 0.0),
         ("guessing", {}, HONEST + " \\boxed{26}", -1.0),
         ("guessing", {"most_answers": 2}, HONEST + " \\boxed{26}", 0.0),
         ("mark_spam", {}, "\\boxed{25} " * 3, 0.0),

@@ -14,7 +14,7 @@ import torch
 from whet.protocols import Reward
 from whet.reward.failure import RewardFailure
 from whet.reward.find import find_reward
-from whet.reward.judge import Judge, JudgeSettings, check_company, engine_ask, judge, marks_in, preference_in
+from whet.reward.judge import Judge, JudgeSettings, check_company, engine_ask, judge, preference_in, rubric_scores_in
 from whet.reward.judge.cache import AnswerCache
 from whet.reward.judge.questions import fence_mark, grading_question
 from whet.reward.judge.reward import meetings, outcome_of
@@ -168,15 +168,15 @@ def test_criteria_are_weighted(serve, tmp_path):
     ],
 )
 def test_a_mark_is_read_or_not_at_all(answer, mark):
-    assert marks_in(answer, Rubric()) == (None if mark is None else {"quality": mark})
+    assert rubric_scores_in(answer, Rubric()) == (None if mark is None else {"quality": mark})
 
 
 def test_every_criterion_needs_its_mark():
     rubric = Rubric((Criterion("truth", ""), Criterion("clear style", "")))
-    assert marks_in("Truth: 7/10\n**Clear style**: 3", rubric) == {"truth": 7, "clear style": 3}
-    assert marks_in('{"truth": 7, "clear style": 0}', rubric) == {"truth": 7, "clear style": 0}
-    assert marks_in("Truth: 7/10", rubric) is None
-    assert marks_in("Score: 7/10", rubric) is None
+    assert rubric_scores_in("Truth: 7/10\n**Clear style**: 3", rubric) == {"truth": 7, "clear style": 3}
+    assert rubric_scores_in('{"truth": 7, "clear style": 0}', rubric) == {"truth": 7, "clear style": 0}
+    assert rubric_scores_in("Truth: 7/10", rubric) is None
+    assert rubric_scores_in("Score: 7/10", rubric) is None
 
 
 @pytest.mark.parametrize(

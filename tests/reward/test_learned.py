@@ -10,7 +10,7 @@ import torch
 
 from whet.protocols import Reward
 from whet.reward import RewardPart, find_reward, step_scorer, with_steps
-from whet.reward.learned import LearnedSteps, aggregated, agreed, learned, learned_steps, length_fit, step_ends
+from whet.reward.learned import LearnedSteps, aggregated, ensemble_score, learned, learned_steps, length_fit, step_ends
 from whet.reward.learned.network import Place, Tokens, batches, read_network
 from whet.reward.settings import reward_with
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -161,9 +161,9 @@ def test_an_older_classifier_reads_a_pair_of_texts(tmp_path):
 
 
 @pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("worst", 1.0), ("mean_minus_std", 2.0 - 0.5 * 1.0)])
-def test_opinions_are_agreed(how, expected):
-    assert agreed([1.0, 2.0, 3.0], how, 0.5) == pytest.approx(expected)
-    assert agreed([4.0], how, 0.5) == 4.0
+def test_member_scores_are_combined(how, expected):
+    assert ensemble_score([1.0, 2.0, 3.0], how, 0.5) == pytest.approx(expected)
+    assert ensemble_score([4.0], how, 0.5) == 4.0
 
 
 def test_an_ensemble_of_folders(scalar, tmp_path):
@@ -186,6 +186,7 @@ def test_the_slope_is_taken_within_groups():
     assert fit.without_length(5.0, 9) == pytest.approx(4.0)
     assert length_fit(lengths, scores, "cccccc").slope < 0  # across questions the sign would be wrong
     assert length_fit([3, 3], [0.0, 1.0], "aa").slope == 0.0
+    assert length_fit([3, 4], [0.0, 1.0], "aa").slope == pytest.approx(1.0)  # a token apart is enough
 
 
 def test_a_given_slope_is_taken_off(scalar):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from whet.metrics.ensemble import disagreement, evened
-from whet.reward.learned import agreed, learned
+from whet.metrics.ensemble import disagreement, standardized
+from whet.reward.learned import ensemble_score, learned
 from whet.reward.learned.members import head_scales, model_folders, warn_of_scales
 from whet.types import WhetError
 
@@ -22,14 +22,14 @@ def checkpoint(run, step, complete=True):
 
 
 def test_variance_is_the_populations_and_weighed():
-    opinions = [1.0, 2.0, 6.0]
-    assert agreed(opinions, "mean_minus_variance", variance_weight=0.5) == pytest.approx(
-        3 - 0.5 * statistics.pvariance(opinions)
+    scores = [1.0, 2.0, 6.0]
+    assert ensemble_score(scores, "mean_minus_variance", variance_weight=0.5) == pytest.approx(
+        3 - 0.5 * statistics.pvariance(scores)
     )
-    assert agreed(opinions, "mean_minus_variance") == pytest.approx(3 - 0.1 * 14 / 3)
-    assert agreed([4.0], "mean_minus_variance", variance_weight=0.5) == 4.0
-    assert disagreement(opinions) == pytest.approx(statistics.pstdev(opinions))
-    assert evened(opinions, [(1.0, 2.0), (0.0, 4.0), (6.0, 1.0)]) == [0.0, 0.5, 0.0]
+    assert ensemble_score(scores, "mean_minus_variance") == pytest.approx(3 - 0.1 * 14 / 3)
+    assert ensemble_score([4.0], "mean_minus_variance", variance_weight=0.5) == 4.0
+    assert disagreement(scores) == pytest.approx(statistics.pstdev(scores))
+    assert standardized(scores, [(1.0, 2.0), (0.0, 4.0), (6.0, 1.0)]) == [0.0, 0.5, 0.0]
 
 
 def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path):

@@ -12,8 +12,8 @@ from whet.data.bootstrap import bootstrap_counts
 from whet.data.families import ClassifierRow
 from whet.data.prompts import LabelledCompletion
 from whet.data.tasks import TASKS
-from whet.data.tasks.contrast import task_judged, task_preferences
-from whet.metrics.ensemble import label_opinions, member_scales, pair_opinions
+from whet.data.tasks.contrast import task_labelled, task_preferences
+from whet.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
@@ -174,7 +174,7 @@ def test_scales_are_written_by_an_evaluation_and_forgotten_by_a_step():
 def test_marks_of_pairs_by_hand():
     better = [(2.0, 1.0), (1.0, 0.0), (0.0, 4.0)]
     worse = [(0.0, 0.0), (0.0, 3.0), (2.0, 0.0)]
-    found = pair_opinions(better, worse)  # margins (2, 1), (1, -3), (-2, 4); means 1.5, -1, 1
+    found = pair_ensemble_metrics(better, worse)  # margins (2, 1), (1, -3), (-2, 4); means 1.5, -1, 1
     assert found["member/1/accuracy"] == pytest.approx(2 / 3) == found["member/2/accuracy"]
     assert found["accuracy_lowest_member"] == pytest.approx(2 / 3)
     assert found["disagreement_right"] == pytest.approx((0.5 + 3) / 2) and found["disagreement_wrong"] == 2
@@ -185,7 +185,7 @@ def test_marks_of_pairs_by_hand():
 
 
 def test_marks_of_labels_by_hand():
-    found = label_opinions([(2.0, 1.0), (-1.0, 3.0), (-2.0, -1.0)], [1.0, 0.0, 0.0])
+    found = label_ensemble_metrics([(2.0, 1.0), (-1.0, 3.0), (-2.0, -1.0)], [1.0, 0.0, 0.0])
     assert found["member/1/accuracy"] == 1.0 and found["member/2/accuracy"] == pytest.approx(2 / 3)
     assert found["accuracy_worst"] == 1.0  # the worst opinion of the second is -1
     assert found["disagreement_wrong"] == 2.0 and found["disagreement_finds_errors"] == 1.0
@@ -266,7 +266,7 @@ def test_heads_learn_together_and_their_folder_is_read_as_members(tmp_path):
 
 
 def test_outcomes_on_every_token_teach_the_last_one():
-    graded = task_judged(TASKS["arithmetic"], "train", 64, 0, 1)
+    graded = task_labelled(TASKS["arithmetic"], "train", 64, 0, 1)
     _, before, after = taught(graded, graded, LabelLoss(), steps=8)
     assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
 

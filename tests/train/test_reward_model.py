@@ -10,7 +10,7 @@ import torch
 from whet.data.families import ClassifierRow
 from whet.data.pairs import PreferencePair
 from whet.data.tasks import TASKS
-from whet.data.tasks.contrast import task_judged, task_preferences, task_rankings, task_stepped
+from whet.data.tasks.contrast import task_labelled, task_preferences, task_rankings, task_stepped
 from whet.metrics.correlation import pearson
 from whet.metrics.reward_model import (
     area_under_curve,
@@ -247,7 +247,7 @@ def test_rankings_and_outcomes_of_a_task_are_learnt_from():
     ranked = task_rankings(ARITHMETIC, "train", 48, 0, 1)
     _, before, after = taught(ranked, ranked, RankLoss(PlackettLuce()), steps=8)
     assert after["loss"] < before["loss"] and 0.4 < after["accuracy"] <= 1
-    graded = task_judged(ARITHMETIC, "train", 64, 0, 1)
+    graded = task_labelled(ARITHMETIC, "train", 64, 0, 1)
     _, before, after = taught(graded, graded, LabelLoss(), steps=8)
     assert after["loss"] < before["loss"] and after["area_under_curve"] > 0.5
 

@@ -35,12 +35,12 @@ class MemoryEstimate:
 
 def copies(needs: Collection[str]) -> list[tuple[str, tuple[int, int]]]:
     """Everything as large as the model, with its bytes a weight; `needs` are those of the objective."""
-    found = [("policy (bf16 copy, fp32 master, m and v, gradients)", TRAINED)]
+    entries = [("policy (bf16 copy, fp32 master, m and v, gradients)", TRAINED)]
     if "value" in needs:
-        found.append(("critic (the same again)", TRAINED))
+        entries.append(("critic (the same again)", TRAINED))
     if REFERENCES & set(needs):
-        found.append(("reference (a frozen copy)", REFERENCE))
-    return found
+        entries.append(("reference (a frozen copy)", REFERENCE))
+    return entries
 
 
 def bytes_per_weight(needs: Collection[str]) -> int:

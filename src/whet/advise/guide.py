@@ -36,7 +36,7 @@ TAMED_RATIOS = ("gspo", "gspo_token", "luspo", "cispo", "gmpo", "sapo", "dppo_tv
 
 @dataclass(frozen=True)
 class Situation:
-    """What somebody who asks has: a signal, a model, a machine and a goal. None means: not said."""
+    """The user's situation: a signal, a model, a machine and a goal. None means: not given."""
 
     signal: str = "verifiable"  # one of SIGNALS: what tells a good completion
     model_billions: float | None = None  # weights, all experts counted
@@ -85,7 +85,7 @@ class Advice:
     reasons: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
-    memory: MemoryEstimate | None  # None: the model's size was not said
+    memory: MemoryEstimate | None  # None: the model's size was not given
     command: str  # with MODEL and the file names to be filled in
     rehearsal: str | None  # the same on the built-in model and task, as it stands
 
@@ -110,7 +110,7 @@ GUIDE: dict[str, tuple[str, str]] = {
     "orpo": ("ORPO", "imitation and preference should be one stage, without a reference"),
     "kto": ("KTO", "there are single thumbs up or down instead of pairs"),
     "reinforce": ("REINFORCE", "the textbook is enough: no group, no critic, no reference"),
-    "reinforce_pp": ("REINFORCE++", "one completion a prompt is all you can sample"),
+    "reinforce_pp": ("REINFORCE++", "one completion per prompt is all you can sample"),
     "reinforce_pp_baseline": ("REINFORCE++-baseline", "groups are so small that their own spread is noise"),
     "remax": ("ReMax", "one greedy completion more is cheaper than a group"),
     "rloo": ("RLOO", "each batch is used once and the baseline should be unbiased"),
@@ -139,7 +139,7 @@ JUDGE = (
     "new completions can be scored after all, by a judge or a reward model of yours behind --reward rewards.py:score"
 )
 ONE_COMPLETION = (
-    "You sample one completion a prompt, so there is no group to compare with: the batch or a critic is the baseline."
+    "You sample one completion per prompt, so there is no group to compare with: the batch or a critic is the baseline."
 )
 
 RULES: tuple[Rule, ...] = (
@@ -342,12 +342,12 @@ def _listed(names: list[str]) -> str:
 
 def _additions(situation: Situation, method: str) -> list[tuple[str, str]]:
     """Changes to the method that the situation asks for, with the reason."""
-    found = []
+    additions = []
     if situation.several_updates and trained_methods()[method].components["clip"].name == ON_POLICY:
-        found.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
+        additions.append(("objective.clip=ppo_clip", f"{_title(method)} itself uses a batch once and has no clip"))
     if situation.signal == "reward_model" and not REFERENCES.intersection(trained_methods()[method].needs):
-        found.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
-    return found
+        additions.append(("objective.kl=k2", f"a learned reward needs a leash and {_title(method)} itself has none"))
+    return additions
 
 
 def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:

@@ -23,9 +23,9 @@ from whet.build.rows import (
 from whet.build.runtime import encode_prompts, optimizer_settings, sampling_from
 from whet.config.config import PreferenceConfig, flattened
 from whet.data import LabelledCompletion, PreferencePair, Row
-from whet.data.pairs import judged_from, preferences_from
+from whet.data.pairs import labelled_completions_from, preferences_from
 from whet.data.shapes import holds_completion, holds_pair, holds_steps
-from whet.data.tasks.contrast import task_judged, task_preferences
+from whet.data.tasks.contrast import task_labelled, task_preferences
 from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
@@ -137,7 +137,7 @@ def _load_rows(
     """Training and eval rows: pairs, or single completions with labels where the method takes them."""
     paired = "pairs" in objective.needs()
     if config.data.parsed_source.is_task:
-        return task_rows(config, task_preferences if paired or not config.preference.labels else task_judged)
+        return task_rows(config, task_preferences if paired or not config.preference.labels else task_labelled)
 
     return file_rows(config, partial(_pair_reader, config.method, paired))
 
@@ -157,7 +157,7 @@ def _pair_reader(method: str, paired: bool, row: Row) -> Read:
             f"{row.where}: the row is one completion with a label; {method} compares two, 'chosen' and 'rejected'; "
             f"train by a method that learns from labels ({', '.join(single)}), or give pairs"
         )
-    return judged_from
+    return labelled_completions_from
 
 
 KIND = TrainingKind(

@@ -20,10 +20,10 @@ from whet.build.rows import (
 from whet.build.runtime import optimizer_settings
 from whet.config.config import RewardModelConfig
 from whet.data import LabelledCompletion, PreferencePair, Row
-from whet.data.pairs import RankedCompletions, judged_from, preferences_from, rankings_from
+from whet.data.pairs import RankedCompletions, labelled_completions_from, preferences_from, rankings_from
 from whet.data.shapes import holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.step_rows import LABELS, LabelledSteps, common_separator, outcomes_from, stepped_from
-from whet.data.tasks.contrast import STEP, task_judged, task_rankings, task_stepped
+from whet.data.tasks.contrast import STEP, task_labelled, task_rankings, task_stepped
 from whet.model.scalar_head import Kind
 from whet.objective.preference import LabelLoss, RankLoss
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
@@ -113,7 +113,7 @@ def _load_rows(
     Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
     Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
 ]:
-    of_task: Any = {"rankings": task_rankings, "outcomes": task_judged, "steps": task_stepped}[learns]
+    of_task: Any = {"rankings": task_rankings, "outcomes": task_labelled, "steps": task_stepped}[learns]
     is_task, labels = config.data.parsed_source.is_task, config.reward_model.labels
     if labels != LABELS and (is_task or learns != "steps"):
         raise WhetError(f"reward_model.labels={labels} has no effect: it names a column of a file with steps; drop it")
@@ -132,7 +132,7 @@ def _reader_for(method: str, learns: str, labels: str, row: Row) -> Read:
                 f"{row.where}: the row compares completions; {method} learns from single ones, with 'completion' and "
                 f"'label'; train {method_for('rankings')}, or give labelled completions"
             )
-        return outcomes_from if holds_steps(row) else judged_from
+        return outcomes_from if holds_steps(row) else labelled_completions_from
     if holds_steps(row) or holds_completion(row):
         kind, other = (
             ("a solution in steps", "steps") if holds_steps(row) else ("one completion with a label", "outcomes")

@@ -28,8 +28,8 @@ def bench(
     from whet.report.speed import RolloutShape, speed_text
 
     shape = RolloutShape(prompts, group, prompt_tokens, completion_tokens)
-    found = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))
+    result = benchmark(model or "whetstone", shape, seconds=seconds, settings=from_settings(settings or []))
     if as_json:
-        print_json(speed_record(found))
+        print_json(speed_record(result))
         return
-    typer.echo(speed_text(found))
+    typer.echo(speed_text(result))

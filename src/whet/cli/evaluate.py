@@ -98,11 +98,11 @@ def sample(
             for each in group.samples:
                 typer.echo(f"  [{_score(each.reward)}] {each.completion}")
         return
-    from whet.evaluate.evaluation import written_samples
+    from whet.evaluate.evaluation import sample_completions
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
-    for written in written_samples(config, [question], number, scored=bool(reward)):
+    for written in sample_completions(config, [question], number, scored=bool(reward)):
         for each in written:
             typer.echo(f"[{_score(each.reward)}] {each.completion}" if reward else each.completion)
 
@@ -135,7 +135,7 @@ def run_evaluation(request: EvalRequest) -> None:
 
 
 def _keep(request: EvalRequest, result: Any) -> Path:
-    """Write the completions: beside the run that was metric_text, or where --out says."""
+    """Write the completions: beside the run that was evaluated, or to --out."""
     from whet.config.run_folder import CONFIG
     from whet.types import WhetError
 
@@ -143,8 +143,8 @@ def _keep(request: EvalRequest, result: Any) -> Path:
     if request.out is not None:
         place = Path(request.out)
     elif (folder / CONFIG).is_file():
-        taken = [int(each.stem) for each in (folder / EVALS).glob("*.jsonl") if each.stem.isdigit()]
-        place = folder / EVALS / f"{max(taken, default=0) + 1:03d}.jsonl"
+        path = [int(each.stem) for each in (folder / EVALS).glob("*.jsonl") if each.stem.isdigit()]
+        place = folder / EVALS / f"{max(path, default=0) + 1:03d}.jsonl"
         place.parent.mkdir(exist_ok=True)
     else:
         place = Path("eval.jsonl")
@@ -156,12 +156,11 @@ def _keep(request: EvalRequest, result: Any) -> Path:
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:
-    """In the units of `whet train`: shares as per cent."""
-    from whet.report.text import metric_text
+    """In the words and units of `whet train`."""
+    from whet.report.text import metric_text, words
 
     for name, value in metrics.items():
-        is_share = name.startswith("pass@")
-        typer.echo(f"{name:18} {metric_text('accuracy' if is_share else name, value)}")
+        typer.echo(f"{words(name):18} {metric_text(name, value)}")
 
 
 def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
@@ -175,13 +174,13 @@ def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:
     place = Path(request.page) if request.page else None
     if place is not None and not place.parent.is_dir():
         raise WhetError(f"--html {place}: there is no folder {place.parent}; make it, or give another path")
-    metrics, found = rerank_completions(api.evaluation_config(request.model, request.data, values), request.samples)
+    metrics, reranking = rerank_completions(api.evaluation_config(request.model, request.data, values), request.samples)
     if place is not None:
-        place.write_text(reranking_page(found), encoding="utf-8")
+        place.write_text(reranking_page(reranking), encoding="utf-8")
     if request.as_json:
-        print_json({**metrics, "rerank": reranking_record(found)})
+        print_json({**metrics, "rerank": reranking_record(reranking)})
         return
     _print_metrics(metrics)
-    typer.echo("\n" + reranking_text(found))
+    typer.echo("\n" + reranking_text(reranking))
     if place is not None:
         typer.echo(f"\npage: {place}")

@@ -205,7 +205,7 @@ def review(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What people said of a run's best and worst answers: is the reward right? Takes downloaded marks in."""
+    """How people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
     from whet.report.record import read_lines
     from whet.report.review import REVIEW, read_review, review_counts, review_verdict, with_marks, write_review
     from whet.types import WhetError

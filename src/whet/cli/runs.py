@@ -32,11 +32,11 @@ def runs(
 
     from whet.api.listing import listed_runs, listing_text
 
-    found = listed_runs(folder)
+    rows = listed_runs(folder)
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in rows])
         return
-    typer.echo(listing_text(found) if found else f"no run under {folder}; `whet train METHOD` makes one")
+    typer.echo(listing_text(rows) if rows else f"no run under {folder}; `whet train METHOD` makes one")
 
 
 @commands.command()
@@ -98,12 +98,12 @@ def compare(
 def _compare_runs(runs: list[str], folder: str | None, as_json: bool) -> None:
     from whet.experiments.run_comparison import compare as compare_finished
 
-    found = compare_finished(list(runs), command=command_line())
-    page = found.save(folder) if folder is not None else None
+    comparison = compare_finished(list(runs), command=command_line())
+    page = comparison.save(folder) if folder is not None else None
     if as_json:
-        print_json(found.values())
+        print_json(comparison.values())
         return
-    typer.echo(found.text())
+    typer.echo(comparison.text())
     if page is not None:
         typer.echo(f"\n  report     {page}")
 

@@ -75,7 +75,7 @@ def advise(
     ] = None,
     several_updates: Annotated[bool, typer.Option("--several-updates", help="Each batch is reused.")] = False,
     one_completion: Annotated[
-        bool, typer.Option("--one-completion", help="Only one completion a prompt is affordable.")
+        bool, typer.Option("--one-completion", help="Only one completion per prompt is affordable.")
     ] = False,
     agent: Annotated[bool, typer.Option("--agent", help="It acts over several turns.")] = False,
     goal: Annotated[
@@ -108,8 +108,8 @@ def advise(
     situation = situation_from_flags(flags, terminal=sys.stdin.isatty() and sys.stdout.isatty() and not as_json)
     if situation is None:
         raise typer.Exit(130)
-    found = advice(situation)
+    recommendation = advice(situation)
     if as_json:
-        print_json(advice_record(situation, found))
+        print_json(advice_record(situation, recommendation))
         return
-    typer.echo(advice_text(situation, found))
+    typer.echo(advice_text(situation, recommendation))

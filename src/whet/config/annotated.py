@@ -45,9 +45,9 @@ def _table(kind: type[BaseModel], values: Mapping[str, Any], path: str) -> Itera
             yield _line(name, value, about(kind.model_fields[name]))
     for name, section in inner.items():
         title = f"{path}{name}"
-        said = about(kind.model_fields[name])
+        comment = about(kind.model_fields[name])
         yield ""
-        yield f"[{title}]" + (f"  # {said}" if said else "")
+        yield f"[{title}]" + (f"  # {comment}" if comment else "")
         yield from _table(section, values[name], f"{title}.")
 
 
@@ -59,22 +59,24 @@ def _objective(config: Config, method: catalogue.Method) -> Iterator[str]:
         change = getattr(config, OBJECTIVE).get(axis, {})
         change = dict(change) if isinstance(change, Mapping) else {"kind": change}
         name = change.get("kind", component.name)
-        known = axes[axis].components
-        numbers = component.numbers if name == component.name else known[name].numbers if name in known else {}
+        components = axes[axis].components
+        numbers = (
+            component.numbers if name == component.name else components[name].numbers if name in components else {}
+        )
         yield ""
         yield f"[{OBJECTIVE}.{axis}]  # {axes[axis].question}"
-        yield _line("kind", name, f"one of {', '.join(known)}")
+        yield _line("kind", name, f"one of {', '.join(components)}")
         for number, value in merged(numbers, {key: each for key, each in change.items() if key != "kind"}).items():
             yield _line(number, value, f"of {name}")
 
 
-def _line(name: str, value: Any, said: str) -> str:
+def _line(name: str, value: Any, comment: str) -> str:
     text = f"{name} = {written(value)}"
-    if not said:
+    if not comment:
         return text
-    if len(text) + len(said) + 4 <= WIDTH:
-        return f"{text}  # {said}"
-    return "\n".join([*textwrap.wrap(said, WIDTH, initial_indent="# ", subsequent_indent="# "), text])
+    if len(text) + len(comment) + 4 <= WIDTH:
+        return f"{text}  # {comment}"
+    return "\n".join([*textwrap.wrap(comment, WIDTH, initial_indent="# ", subsequent_indent="# "), text])
 
 
 def about(field: FieldInfo) -> str:

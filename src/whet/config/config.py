@@ -71,10 +71,10 @@ class RunConfig(Section):
 
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
-        found = idle_data_keys(self.data)
+        idle = idle_data_keys(self.data)
         if not self.samples():
-            found |= dict.fromkeys(("sampling", "reward"), _NOTHING_SAMPLED)
-        return found
+            idle |= dict.fromkeys(("sampling", "reward"), _NOTHING_SAMPLED)
+        return idle
 
     def check(self) -> None:
         """Refuse values that are fine one by one and impossible together."""
@@ -101,10 +101,10 @@ class PolicyConfig(RunConfig):
         return True
 
     def idle(self) -> dict[str, str]:
-        found = super().idle()
+        idle = super().idle()
         if "value" not in self.objective and "value" not in catalogue.method(self.method).needs:
-            found["critic"] = f"has no effect: {self.method} trains no critic; drop it"
-        return found
+            idle["critic"] = f"has no effect: {self.method} trains no critic; drop it"
+        return idle
 
     def check(self) -> None:
         if self.sampling.temperature == 0:
@@ -173,12 +173,12 @@ class RewardModelConfig(RunConfig):
         return False
 
     def idle(self) -> dict[str, str]:
-        found = super().idle()
+        idle = super().idle()
         if self.reward_model.heads == 1:
-            found["reward_model.bootstrap"] = "has no effect on a single head; give reward_model.heads=4, or drop it"
+            idle["reward_model.bootstrap"] = "has no effect on a single head; give reward_model.heads=4, or drop it"
         if catalogue.method(self.method).learns != "outcomes":
-            found["reward_model.outcome_at"] = f"has no effect: {self.method} learns from no outcomes; drop it"
-        return found
+            idle["reward_model.outcome_at"] = f"has no effect: {self.method} learns from no outcomes; drop it"
+        return idle
 
 
 class EvaluationConfig(Section):
@@ -240,8 +240,8 @@ def origin_of(name: str) -> str:
     """The model that a run, or a checkpoint of one, began with: a trained built-in model is still as small."""
     for _ in range(20):  # runs on runs on runs
         folder = Path(name)
-        known = [each / "config.toml" for each in (folder, folder.parent.parent) if (each / "config.toml").is_file()]
-        before = read_toml(known[0]).get("model", {}).get("name") if known else None
+        configs = [each / "config.toml" for each in (folder, folder.parent.parent) if (each / "config.toml").is_file()]
+        before = read_toml(configs[0]).get("model", {}).get("name") if configs else None
         if not isinstance(before, str) or before == name:
             return name
         name = before
@@ -249,7 +249,7 @@ def origin_of(name: str) -> str:
 
 
 def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:
-    """Like `resolved`, for a model that is only asked; of a run's own values only those that matter here are taken."""
+    """Like `resolved`, for a model that is not trained; of a run's own values only those that matter here are used."""
     shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
     if "data" in shared:
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
@@ -292,12 +292,12 @@ def _refuse_old_component(axis: str, value: Any) -> None:
             )
 
 
-def _foreign_hint(name: str, kind: str, known: Iterable[str]) -> str:
+def _foreign_hint(name: str, kind: str, names: Iterable[str]) -> str:
     """`; in whet it is ...` for the name of another trainer, else the nearest of the known ones."""
     target = foreign_target(name, kind)
     if target is not None:
         return f"; in whet it is {target}"
-    return did_you_mean(name, known) or f"; known here: {', '.join(known)}"
+    return did_you_mean(name, names) or f"; known here: {', '.join(names)}"
 
 
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def toml_text(config: Config) -> str:
 def config_values(config: Config) -> dict[str, Any]:
     """Every key that matters to this run, as plain nested values."""
     values = config.model_dump(mode="json")
-    # of a part only what was said: it has ten settings, and one or two are used
+    # of a part only what was given: it has ten settings, and one or two are used
     values["reward"]["parts"] = [
         {"reward": part.reward, "weight": part.weight, **part.model_dump(mode="json", exclude_defaults=True)}
         for part in config.reward.parts
@@ -427,10 +427,10 @@ def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:
     target = foreign_target(name, getattr(kind, "kind", "policy"))
     if target is not None and not elsewhere:
         return f"; in whet it is {target}" if has_key(kind, target) else _elsewhere(target)
-    known = list(section.model_fields)
-    close = nearest(name, known)
+    keys = list(section.model_fields)
+    close = nearest(name, keys)
     best = elsewhere or ([".".join([*map(str, location[:-1]), close])] if close else [])
-    return f"; did you mean {best[0]!r}?" if best else f"; known here: {', '.join(known)}"
+    return f"; did you mean {best[0]!r}?" if best else f"; known here: {', '.join(keys)}"
 
 
 def _elsewhere(target: str) -> str:

@@ -125,11 +125,11 @@ def foreign_target(name: str, kind: str) -> str | None:
 
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a run folder that 0.1 wrote, in the keys of today; one of today comes back as it is."""
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
 
     def place(path: str, value: Any) -> None:
         *sections, key = path.split(".")
-        here = found
+        here = renamed
         for section in sections:
             here = here.setdefault(section, {})
         if isinstance(value, Mapping) and isinstance(here.get(key), dict):
@@ -148,7 +148,7 @@ def translated(values: Mapping[str, Any]) -> dict[str, Any]:
                 place(old_name(path) or path, value)
 
     walk(values, "")
-    return found
+    return renamed
 
 
 def _translated_objective(value: Any) -> Any:

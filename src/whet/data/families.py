@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
-from whet.data.packing import BlockSize, Rows, micro_batches, padded_rows
+from whet.data.packing import BlockSize, PaddedRows, micro_batches, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ def mismatched_family(family: Family, other: Family) -> Family:
     )
 
 
-def judged_family(
+def classifier_family(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]
 ) -> tuple[ClassifierRow, ...]:
     """Prompt and completion as a classifier reads them, scored at the last token."""
     rows = [_conversation_tokens(tokenizer, prompt, completion) for completion in completions]
-    return judged_rows_of(rows, [(len(row) - 1,) for row in rows])
+    return classifier_rows(rows, [(len(row) - 1,) for row in rows])
 
 
-def judged_rows_of(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> tuple[ClassifierRow, ...]:
+def classifier_rows(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> tuple[ClassifierRow, ...]:
     """Rows of one family, each scored at its places."""
     shared = _common(rows)
     return tuple(ClassifierRow(row, shared, tuple(at)) for row, at in zip(rows, places, strict=True))
@@ -74,15 +74,15 @@ def judged_rows_of(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[in
 def stepped_row(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, steps: Sequence[str], separator: str
 ) -> ClassifierRow:
-    """Steps behind one another, each closed by the separator and scored at its last token."""
+    """The steps in order, each closed by the separator and scored at its last token."""
     if not separator:
         raise WhetError("the separator of steps is empty; give a text that ends a step, such as a line break")
     tokens = list(prompt_tokens(tokenizer, prompt))
     shared, places = len(tokens), []
-    mark = text_tokens(tokenizer, separator)
+    separator_tokens = text_tokens(tokenizer, separator)
     for step in steps:
         # one by one: no token may run across the end of a step
-        tokens += [*text_tokens(tokenizer, step.strip()), *mark]
+        tokens += [*text_tokens(tokenizer, step.strip()), *separator_tokens]
         places.append(len(tokens) - 1)
     return ClassifierRow(tuple(tokens), shared, tuple(places))
 
@@ -98,12 +98,12 @@ def family_micro_batches(
     return micro_batches(sizes, micro_batch_tokens, packed)
 
 
-def family_rows(families: Sequence[Family]) -> Rows:
+def family_rows(families: Sequence[Family]) -> PaddedRows:
     """All rows of the families, family after family."""
     return padded_rows([row for family in families for row in family])
 
 
-def judged_rows(families: Sequence[Sequence[ClassifierRow]]) -> ClassifierBatch:
+def classifier_batch(families: Sequence[Sequence[ClassifierRow]]) -> ClassifierBatch:
     """All rows of the families, family after family."""
     rows = [row for family in families for row in family]
     width = max(len(row.tokens) for row in rows)
@@ -148,7 +148,7 @@ def _computed(family: Sequence[Encoded | ClassifierRow]) -> int:
 
 
 def _conversation_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: str) -> tuple[int, ...]:
-    """With all that the template writes after the completion: who scores a conversation later reads that too."""
+    """With all that the template writes after the completion: a scorer of conversations reads that too."""
     if prompt.text is not None:
         return tuple(tokenizer(prompt.text + completion)["input_ids"])
     messages = (*prompt.messages, {"role": "assistant", "content": completion})

@@ -45,16 +45,16 @@ def gym_prompts(
     if split not in SPLITS:
         raise WhetError(f"split is {split!r}; give one of {', '.join(SPLITS)}")
     name = name.removeprefix("gym:")
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for question, answer, origin in _distinct(name, seed, dict(settings or {}), split):
-        if len(found) >= count:
+        if len(prompts) >= count:
             break
         text = f"{question}\n\n{instruction}" if instruction else question
-        mark = hashlib.sha256(question.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(question.encode()).hexdigest()[:8]
         message = {"role": "user", "content": text}
-        where = f"gym:{name}/{split}/{len(found)}-{mark}"
-        found.append(Prompt(where, (message,), answer=answer, meta={"gym": origin}))
-    return found
+        where = f"gym:{name}/{split}/{len(prompts)}-{digest}"
+        prompts.append(Prompt(where, (message,), answer=answer, meta={"gym": origin}))
+    return prompts
 
 
 def _distinct(
@@ -87,7 +87,7 @@ def _entries(name: str, seed: int, settings: Mapping[str, Any]) -> Iterator[Mapp
             return
         except Exception as error:
             raise WhetError(
-                f"gym:{name}: the dataset fails on entry {index} of seed {seed} with {_said(settings)}: "
+                f"gym:{name}: the dataset fails on entry {index} of seed {seed} with {_settings_text(settings)}: "
                 f"{type(error).__name__}: {_one_line(error)}; choose other settings"
             ) from error
 
@@ -117,7 +117,8 @@ def _dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
         return kind(config)
     except Exception as error:
         raise WhetError(
-            f"gym:{name} refuses {_said(settings)}: {type(error).__name__}: {_one_line(error)}; change that setting"
+            f"gym:{name} refuses {_settings_text(settings)}: {type(error).__name__}: {_one_line(error)}; "
+            "change that setting"
         ) from error
 
 
@@ -125,15 +126,17 @@ def _config(name: str, config_kind: Any, seed: int, settings: Mapping[str, Any])
     fields = {field.name for field in dataclasses.fields(config_kind)} - {"seed", "size"}
     for key in settings:
         if key not in fields | {LEVEL}:
-            known = sorted(fields | {LEVEL})
-            raise WhetError(f"gym:{name} has no setting {key!r}{did_you_mean(key, known)}; it has: {', '.join(known)}")
+            keys = sorted(fields | {LEVEL})
+            raise WhetError(f"gym:{name} has no setting {key!r}{did_you_mean(key, keys)}; it has: {', '.join(keys)}")
     given = {key: _as_specs(name, value) if key == "datasets" else value for key, value in settings.items()}
     level = given.pop(LEVEL, None)
     try:
         start = config_kind(seed=seed, size=CHUNK) if level is None else _at_level(name, level, seed)
         return dataclasses.replace(start, **given)
     except (TypeError, ValueError, AssertionError) as error:
-        raise WhetError(f"gym:{name} refuses {_said(settings)}: {_one_line(error)}; change that setting") from error
+        raise WhetError(
+            f"gym:{name} refuses {_settings_text(settings)}: {_one_line(error)}; change that setting"
+        ) from error
 
 
 def _at_level(name: str, level: Any, seed: int) -> Any:
@@ -158,13 +161,13 @@ def _as_specs(name: str, value: Any) -> Any:
     ]
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> list[str]:
+def _nearest(name: str, names: Mapping[str, Any]) -> list[str]:
     words = set(name.lower().split("_"))
-    shared = sorted(known, key=lambda other: (-len(words & set(other.split("_"))), other))
+    shared = sorted(names, key=lambda other: (-len(words & set(other.split("_"))), other))
     return shared[:5]
 
 
-def _said(settings: Mapping[str, Any]) -> str:
+def _settings_text(settings: Mapping[str, Any]) -> str:
     return f"the settings {json.dumps(settings, default=str)}" if settings else "its default settings"
 
 

@@ -126,17 +126,17 @@ def micro_batches(blocks: Sequence[BlockSize], micro_batch_tokens: int, packed: 
 
     Everything that is cut by tokens is cut here.
     """
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     rows = computed = 0
     for number in sorted(range(len(blocks)), key=lambda number: blocks[number].width):
         block = blocks[number]
         cost = computed + block.computed if packed else (rows + block.num_rows) * block.width
-        if not found or cost > micro_batch_tokens:
-            found.append([])
+        if not batches or cost > micro_batch_tokens:
+            batches.append([])
             rows = computed = 0
-        found[-1].append(number)
+        batches[-1].append(number)
         rows, computed = rows + block.num_rows, computed + block.computed
-    return found
+    return batches
 
 
 def token_micro_batches(batch: TokenBatch, micro_batch_tokens: int, shared: bool = False) -> list[list[int]]:
@@ -176,14 +176,14 @@ def _widths(action: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Demonstrations as tensors, one a row, right-padded."""
+class PaddedRows:
+    """Rows of tokens as tensors, right-padded."""
 
     tokens: Tensor  # int64 [N, T]
     action: Tensor  # bool [N, T]
 
 
-def padded_rows(rows: Sequence[Encoded]) -> Rows:
+def padded_rows(rows: Sequence[Encoded]) -> PaddedRows:
     # numpy reads tuples ten times as fast as torch, and a device waits for this
     width = max(len(row.tokens) for row in rows)
     tokens = np.zeros((len(rows), width), np.int64)
@@ -191,7 +191,7 @@ def padded_rows(rows: Sequence[Encoded]) -> Rows:
     for number, row in enumerate(rows):
         tokens[number, : len(row.tokens)] = row.tokens
         action[number, : len(row.tokens)] = row.action
-    return Rows(torch.from_numpy(tokens), torch.from_numpy(action))
+    return PaddedRows(torch.from_numpy(tokens), torch.from_numpy(action))
 
 
 def row_micro_batches(rows: Sequence[Encoded], micro_batch_tokens: int, packed: bool) -> list[list[Encoded]]:

@@ -21,7 +21,7 @@ from whet.data.prompts import (
     renamed,
 )
 from whet.data.rows import Row, mistake
-from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows, shown
+from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows, value_text
 from whet.types import Prompt
 
 
@@ -46,34 +46,34 @@ def preferences_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[PreferencePair]:
     """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
-    found: list[PreferencePair] = []
+    pairs: list[PreferencePair] = []
     for row in renamed(rows, columns or {}):
         if holds_ranking(row):
-            found += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
+            pairs += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
             continue
         (pair,) = pairs_from([pair_row(row)], as_chat=as_chat)
-        found.append(PreferencePair(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
-    return found
+        pairs.append(PreferencePair(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
+    return pairs
 
 
-def judged_from(
+def labelled_completions_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[LabelledCompletion]:
     """From `prompt`, `completion` (or `reply`) and `label` (or `right`), or `messages`
     and a label. Rows of both labels are needed."""
-    found = [labelled_from([completion_row(row)], as_chat=as_chat)[0] for row in renamed(rows, columns or {})]
-    require_both(rows, [completion.label for completion in found])
-    return found
+    labelled = [labelled_from([completion_row(row)], as_chat=as_chat)[0] for row in renamed(rows, columns or {})]
+    require_both(rows, [completion.label for completion in labelled])
+    return labelled
 
 
 def rankings_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[RankedCompletions]:
     """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
-    found = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
-    if not found and len(rows) > 1:
-        raise mistake(rows[0], "the data", "holds no ranked completions", "two or more a prompt", "give another file")
-    return found
+    rankings = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
+    if not rankings and len(rows) > 1:
+        raise mistake(rows[0], "the data", "holds no ranked completions", "two or more per prompt", "give another file")
+    return rankings
 
 
 def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
@@ -86,31 +86,37 @@ def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:
 
 
 def _rankings(row: Row, as_chat: bool) -> list[RankedCompletions]:
-    found = []
+    rankings = []
     for each in ranked_rows(row):
         completions, ranks = each.values.get("completions"), each.values.get("ranks")
         if completions is None or ranks is None:  # two whole conversations, whose opening is the prompt
             (pair,) = pairs_from([each], as_chat=as_chat)
-            found.append(RankedCompletions(pair.prompt, (pair.chosen, pair.rejected), (0, 1)))
+            rankings.append(RankedCompletions(pair.prompt, (pair.chosen, pair.rejected), (0, 1)))
             continue
         _require_completions(each, completions)
         rest = {name: value for name, value in each.values.items() if name not in ("completions", "ranks")}
         (prompt,) = prompts_from([Row(rest, each.where)], as_chat=as_chat)
         order = sorted(range(len(completions)), key=lambda at: ranks[at])
-        found.append(
+        rankings.append(
             RankedCompletions(prompt, tuple(completions[at] for at in order), tuple(ranks[at] for at in order))
         )
-    return found
+    return rankings
 
 
 def _require_completions(row: Row, completions: Any) -> None:
     if not isinstance(completions, list | tuple) or len(completions) < 2:
         raise mistake(
-            row, "completions", f"is {shown(completions)}", "two or more completions", "add completions or drop the row"
+            row,
+            "completions",
+            f"is {value_text(completions)}",
+            "two or more completions",
+            "add completions or drop the row",
         )
     for at, completion in enumerate(completions):
         if not isinstance(completion, str) or not completion.strip():
-            raise mistake(row, f"completions[{at}]", f"is {shown(completion)}", "some text", "fill it in or drop it")
+            raise mistake(
+                row, f"completions[{at}]", f"is {value_text(completion)}", "some text", "fill it in or drop it"
+            )
         if completion in completions[:at]:
             given = f"is the same text as completions[{completions.index(completion)}]"
             raise mistake(row, f"completions[{at}]", given, "different completions", "keep one of them")
@@ -136,5 +142,5 @@ def _stated(row: Row, name: str, bounds: tuple[float, float], expected: str, abs
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not bounds[0] <= value <= bounds[1]:
         fix = "swap chosen and rejected" if number and value < bounds[0] else "write such a number or drop the column"
-        raise mistake(row, name, f"is {shown(value)}", expected, fix)
+        raise mistake(row, name, f"is {value_text(value)}", expected, fix)
     return float(value)

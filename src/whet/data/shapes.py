@@ -40,7 +40,7 @@ FIRST, SECOND, TIE = ("1", "a", "model_a", "first"), ("2", "b", "model_b", "seco
 TURN = re.compile(r"\n\n(Human|Assistant):[ \t]?")
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as an error line quotes it."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
@@ -63,8 +63,8 @@ def holds_ranking(row: Row) -> bool:
 def holds_completion(row: Row) -> bool:
     """One completion that was judged on its own."""
     values = row.values
-    judged = any(values.get(name) is not None for name in ("label", "right", "correct"))
-    return judged and not holds_pair(row) and not holds_steps(row)
+    labelled = any(values.get(name) is not None for name in ("label", "right", "correct"))
+    return labelled and not holds_pair(row) and not holds_steps(row)
 
 
 def holds_steps(row: Row) -> bool:
@@ -87,8 +87,8 @@ def with_prompt(row: Row) -> Row:
     elif _filled(values.get("messages")) and completions_apart:
         values["prompt"] = _as_messages(values.pop("messages"))
     elif _filled(values.get("instruction")):
-        asked = [values.pop("instruction"), values.pop("input", None)]
-        values["prompt"] = "\n\n".join(text for text in asked if isinstance(text, str) and text.strip())
+        prompt = [values.pop("instruction"), values.pop("input", None)]
+        values["prompt"] = "\n\n".join(text for text in prompt if isinstance(text, str) and text.strip())
     else:
         name = next((each for each in QUESTIONS if _filled(values.get(each))), None)
         if name is not None:
@@ -133,7 +133,7 @@ def _spoken(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def pair_row(row: Row) -> Row:
     """The row with `prompt`, `chosen` and `rejected`, or two conversations that hold the prompt."""
-    row = with_prompt(_judged(row))
+    row = with_prompt(_as_pair(row))
     values = dict(row.values)
     for side in ("chosen", "rejected"):
         if side in values:
@@ -173,7 +173,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
     if isinstance(root, Mapping) and "replies" in root:
         yield from _branches(row, root, [], str(row.values.get("message_tree_id") or root.get("message_id") or ""))
         return
-    row = _judged(row)
+    row = _as_pair(row)
     values = dict(row.values)
     name = next((each for each in RANKED if _filled(values.get(each))), None)
     if name is None and "chosen" in values:
@@ -211,11 +211,11 @@ def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
         sizes = f"has {_size(given)} for {_size(completions)} completions"
         raise mistake(row, name, sizes, "one for each completion", "correct the row or drop it")
     if any(isinstance(each, bool) or not isinstance(each, int | float) or each != each for each in given):
-        raise mistake(row, name, f"is {shown(given)}", "numbers", "fill in the missing ones or drop the row")
+        raise mistake(row, name, f"is {value_text(given)}", "numbers", "fill in the missing ones or drop the row")
     if name == "order":
         if sorted(given) != list(range(len(given))):
             expected = f"each of 0 to {len(given) - 1} once, the best completion's number first"
-            raise mistake(row, name, f"is {shown(given)}", expected, "correct the row")
+            raise mistake(row, name, f"is {value_text(given)}", expected, "correct the row")
         return [given.index(number) for number in range(len(given))]
     ladder = sorted(set(given), reverse=name != "ranks")
     return [ladder.index(each) for each in given]
@@ -235,7 +235,7 @@ def _branches(row: Row, node: Mapping[str, Any], before: list[dict[str, str]], n
         yield from _branches(row, each, here, name)
 
 
-def _judged(row: Row) -> Row:
+def _as_pair(row: Row) -> Row:
     """Two numbered completions and a verdict become `chosen` and `rejected`."""
     values = dict(row.values)
     rivals = next((pair for pair in RIVALS if all(name in values for name in pair)), None)
@@ -269,7 +269,7 @@ def _vote(row: Row, field: str, vote: Any) -> int:
     for number, words in ((1, FIRST), (2, SECOND), (0, TIE)):
         if word in words and not isinstance(vote, bool):
             return number
-    raise mistake(row, field, f"is {shown(vote)}", "1 or 2, the better completion", "write 1, 2, or 0 for a tie")
+    raise mistake(row, field, f"is {value_text(vote)}", "1 or 2, the better completion", "write 1, 2, or 0 for a tie")
 
 
 def _parted(row: Row, chosen: str, rejected: str) -> dict[str, str]:
@@ -292,8 +292,8 @@ def _turns_of(text: Any, open_end: bool = True) -> list[dict[str, str]] | None:
         return None
     pieces = TURN.split(text)[1:]
     turns = [
-        {"role": SPEAKERS[speaker.lower()], "content": said.strip()}
-        for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
+        {"role": SPEAKERS[speaker.lower()], "content": content.strip()}
+        for speaker, content in zip(pieces[::2], pieces[1::2], strict=True)
     ]
     unanswered = turns[-1]["role"] == "assistant" and not turns[-1]["content"]
     return turns[:-1] if open_end and unanswered else turns
@@ -308,18 +308,18 @@ def _as_messages(value: Any) -> Any:
     return [_as_message(str(each["from"]), each["value"]) for each in value]
 
 
-def _as_message(speaker: str, said: Any) -> dict[str, Any]:
+def _as_message(speaker: str, text: Any) -> dict[str, Any]:
     """One turn; a call that is written as JSON becomes a tool call."""
     if speaker in CALLERS:
         try:
-            calls = json.loads(said)
+            calls = json.loads(text)
         except (TypeError, ValueError):
             calls = None
         calls = [calls] if isinstance(calls, Mapping) else calls
         if isinstance(calls, list) and calls and all(isinstance(each, Mapping) and "name" in each for each in calls):
             listed = [{"type": "function", "function": dict(each)} for each in calls]
             return {"role": "assistant", "content": "", "tool_calls": listed}
-    return {"role": SPEAKERS.get(speaker, speaker), "content": said}
+    return {"role": SPEAKERS.get(speaker, speaker), "content": text}
 
 
 def _text(completion: Any) -> Any:
@@ -334,4 +334,4 @@ def _filled(value: Any) -> bool:
 
 
 def _size(value: Any) -> str:
-    return str(len(value)) if isinstance(value, list | tuple) else shown(value)
+    return str(len(value)) if isinstance(value, list | tuple) else value_text(value)

@@ -15,7 +15,7 @@ from typing import Any
 from whet.data.pairs import require_both
 from whet.data.prompts import LabelledCompletion, prompts_from, renamed
 from whet.data.rows import Row, mistake
-from whet.data.shapes import shown, with_prompt
+from whet.data.shapes import value_text, with_prompt
 from whet.types import Prompt
 
 FIRST_ERROR = ("first_error", "mistake_index", "label")
@@ -29,7 +29,7 @@ class LabelledSteps:
 
     prompt: Prompt
     steps: tuple[str, ...]
-    labels: tuple[float | None, ...]  # one a step
+    labels: tuple[float | None, ...]  # one per step
 
     @property
     def first_error(self) -> int | None:
@@ -55,11 +55,11 @@ def stepped_from(
         rows = [_with_labels(row, labels_in) for row in rows]
     if not need_labels:
         rows = [_with_some_labels(row) for row in rows]
-    found = [one for row in renamed(rows, columns or {}) for one in _solutions(row, as_chat)]
-    labels = {label for one in found for label in one.labels if label is not None}
+    labelled = [one for row in renamed(rows, columns or {}) for one in _solutions(row, as_chat)]
+    labels = {label for one in labelled for label in one.labels if label is not None}
     if need_labels and len(rows) > 1 and labels <= {1.0}:
         raise mistake(rows[0], "labels", "call every step of the data right", "some wrong steps too", "add some")
-    return found
+    return labelled
 
 
 def common_separator(solutions: Sequence[LabelledSteps]) -> str | None:
@@ -87,14 +87,14 @@ def _with_some_labels(row: Row) -> Row:
 
 def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[LabelledCompletion]:
     """Whole solutions, right or wrong: as `final_answer_correct` says, else right where no step is wrong."""
-    found = []
+    labelled = []
     for row in rows:
         for one in _solutions(row, as_chat):
             stated = one.prompt.meta.get("final_answer_correct")
             right = stated if isinstance(stated, bool) else one.first_error is None
-            found.append(LabelledCompletion(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
-    require_both(rows, [completion.label for completion in found])
-    return found
+            labelled.append(LabelledCompletion(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
+    require_both(rows, [completion.label for completion in labelled])
+    return labelled
 
 
 def _solutions(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
@@ -115,10 +115,14 @@ def _steps(row: Row, value: Any, field: str = "steps") -> tuple[str, ...]:
         given = f"is missing; the row has {', '.join(map(repr, row.values))}"
         raise mistake(row, repr(field), given, "a list of steps", f"set data.columns.YOURS={field}")
     if not isinstance(value, list | tuple) or not value:
-        raise mistake(row, field, f"is {shown(value)}", "a list of steps", f"name the column of the steps {field!r}")
+        raise mistake(
+            row, field, f"is {value_text(value)}", "a list of steps", f"name the column of the steps {field!r}"
+        )
     for at, step in enumerate(value):
         if not isinstance(step, str) or not step.strip():
-            raise mistake(row, f"{field}[{at}]", f"is {shown(step)}", "some text", "fill it in, or drop step and label")
+            raise mistake(
+                row, f"{field}[{at}]", f"is {value_text(step)}", "some text", "fill it in, or drop step and label"
+            )
     return tuple(value)
 
 
@@ -128,7 +132,7 @@ def _labels(row: Row, values: Mapping[str, Any], count: int) -> tuple[float | No
         return _until_error(row, values, count)
     given = values[name]
     if not isinstance(given, list | tuple) or len(given) != count:
-        size = len(given) if isinstance(given, list | tuple) else shown(given)
+        size = len(given) if isinstance(given, list | tuple) else value_text(given)
         raise mistake(row, name, f"has {size} entries for {count} steps", "one for each step", "correct the row")
     return tuple(_label(row, f"{name}[{at}]", value, name == "ratings") for at, value in enumerate(given))
 
@@ -140,11 +144,13 @@ def _label(row: Row, field: str, value: Any, rating: bool) -> float | None:
     if rating:
         # a neutral step does no harm, so it counts as right
         if not number or value not in (-1, 0, 1):
-            raise mistake(row, field, f"is {shown(value)}", "-1, 0 or 1", "correct it, or write null for no rating")
+            raise mistake(
+                row, field, f"is {value_text(value)}", "-1, 0 or 1", "correct it, or write null for no rating"
+            )
         return 0.0 if value < 0 else 1.0
     if not number or not 0 <= value <= 1:
         fix = "name a column of -1, 0 and 1 'ratings'" if value == -1 else "correct it, or write null for no label"
-        raise mistake(row, field, f"is {shown(value)}", "true, false or a share in [0, 1]", fix)
+        raise mistake(row, field, f"is {value_text(value)}", "true, false or a share in [0, 1]", fix)
     return float(value)
 
 
@@ -158,7 +164,7 @@ def _until_error(row: Row, values: Mapping[str, Any], count: int) -> tuple[float
         return (1.0,) * count
     if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < count:
         expected = f"a step from 0 to {count - 1}, or {NO_ERROR} for no error"
-        raise mistake(row, name, f"is {shown(at)} in a solution of {count} steps", expected, "correct the row")
+        raise mistake(row, name, f"is {value_text(at)} in a solution of {count} steps", expected, "correct the row")
     return (1.0,) * at + (0.0,) + (None,) * (count - at - 1)
 
 
@@ -169,15 +175,15 @@ def _modified(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     wrong = values.get("error_steps")
     if not isinstance(wrong, list | tuple) or not all(isinstance(at, int) and 1 <= at <= len(steps) for at in wrong):
         expected = f"steps from 1 to {len(steps)}"
-        raise mistake(row, "error_steps", f"is {shown(wrong)}", expected, "correct the row or drop it")
+        raise mistake(row, "error_steps", f"is {value_text(wrong)}", expected, "correct the row or drop it")
     name = values.get("idx", row.where)
-    asked = {"prompt": values.get("modified_question") or values.get("question"), "id": f"{name}/modified"}
+    columns = {"prompt": values.get("modified_question") or values.get("question"), "id": f"{name}/modified"}
     labels = tuple(float(at not in wrong) for at in range(1, len(steps) + 1))
-    yield LabelledSteps(_prompt(Row(asked, row.where), as_chat), steps, labels)
+    yield LabelledSteps(_prompt(Row(columns, row.where), as_chat), steps, labels)
     if wrong and values.get("original_process"):
         right = _steps(row, values["original_process"], "original_process")
-        asked = {"prompt": values.get("original_question") or values.get("question"), "id": f"{name}/original"}
-        yield LabelledSteps(_prompt(Row(asked, row.where), as_chat), right, (1.0,) * len(right))
+        columns = {"prompt": values.get("original_question") or values.get("question"), "id": f"{name}/original"}
+        yield LabelledSteps(_prompt(Row(columns, row.where), as_chat), right, (1.0,) * len(right))
 
 
 def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
@@ -188,7 +194,7 @@ def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
         prefix, share = node.get("solution_prefix"), _label(row, f"reasoning_steps[{at}]", node.get("mc_value"), False)
         if not isinstance(prefix, str) or share is None or not prefix.startswith(str(question)):
             expected = "the question and the steps so far, with mc_value"
-            raise mistake(row, f"reasoning_steps[{at}]", f"is {shown(node)}", expected, "correct the row")
+            raise mistake(row, f"reasoning_steps[{at}]", f"is {value_text(node)}", expected, "correct the row")
         seen.setdefault(prefix, []).append(share)
     ordered = sorted(seen, key=len)
     for number, leaf in enumerate(ordered):
@@ -200,11 +206,11 @@ def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
         if not path or not all(step.strip() for step in steps):
             continue
         labels = tuple(sum(seen[each]) / len(seen[each]) for each in path)
-        asked = {"prompt": question, "id": f"{row.values.get('question_id', row.where)}/{number}"}
-        yield LabelledSteps(_prompt(Row(asked, row.where), as_chat), tuple(step.strip() for step in steps), labels)
+        columns = {"prompt": question, "id": f"{row.values.get('question_id', row.where)}/{number}"}
+        yield LabelledSteps(_prompt(Row(columns, row.where), as_chat), tuple(step.strip() for step in steps), labels)
 
 
 def _prompt(row: Row, as_chat: bool) -> Prompt:
-    asked = with_prompt(row)
-    rest = {name: value for name, value in asked.values.items() if name not in ("steps", "labels", "ratings")}
+    prompted = with_prompt(row)
+    rest = {name: value for name, value in prompted.values.items() if name not in ("steps", "labels", "ratings")}
     return prompts_from([Row(rest, row.where)], as_chat=as_chat)[0]

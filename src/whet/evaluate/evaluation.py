@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
-from statistics import fmean
 
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
 from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
+from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
@@ -49,34 +48,22 @@ def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, fl
 
 
 def group_metrics(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    found = eval_metrics(groups)
-    if num_samples > 1 and "accuracy" in found:
-        found.update(pass_at(groups, num_samples))
-    return {"prompts": float(len(groups)), **found}
+    metrics = eval_metrics(groups)
+    if num_samples > 1 and "accuracy" in metrics:
+        metrics.update(pass_at(groups, num_samples))
+    return {"prompts": float(len(groups)), **metrics}
 
 
-def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
-    found = {}
-    for k in sorted({2**power for power in range(num_samples.bit_length()) if 2**power <= num_samples} | {num_samples}):
-        missed = []
-        for group in groups:
-            right = sum(sample.outcome == 1.0 for sample in group.samples)
-            missed.append(comb(num_samples - right, k) / comb(num_samples, k))
-        found[f"pass@{k}"] = 1.0 - fmean(missed)
-    return found
-
-
-def written_samples(
+def sample_completions(
     config: EvaluationConfig, prompts: Sequence[Prompt], num_samples: int, scored: bool = False
 ) -> list[list[Sample]]:
-    """Completions to prompts of the user's own; `scored` by the config's rewards."""
+    """Draw completions to the user's own prompts; `scored` by the config's rewards."""
     runtime = load_runtime(config)
     sampling = sampling_from(config.sampling)
     tokens = encode_prompts(runtime, prompts, sampling)
-    written = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
+    drawn = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
     if not scored:
-        return [list(samples) for samples in written]
+        return [list(samples) for samples in drawn]
     parts = bind_judges(build_reward_parts(config, wanted=True), runtime.engine, runtime.loaded.tokenizer)
     score = build_scorer(config, parts)
-    return [list(score([prompt] * len(samples), samples)) for prompt, samples in zip(prompts, written, strict=True)]
+    return [list(score([prompt] * len(samples), samples)) for prompt, samples in zip(prompts, drawn, strict=True)]

@@ -13,8 +13,9 @@ from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
 from whet.evaluate.evaluation import eval_setup, group_metrics, run_evaluator
 from whet.evaluate.search import SearchPlan, search_completions
+from whet.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
 from whet.protocols import Reward
-from whet.report.rerank import Opinions, Pool, Reranking, SearchResult, choice_lines, search_result
+from whet.report.rerank import Reranking
 from whet.reward import RewardPart, find_reward
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.learned import LearnedSteps, aggregated
@@ -64,23 +65,23 @@ def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict
     ]
     groups = run_evaluator(config, num_samples, runtime, evaluator)
     pools = [_pool(group) for group in groups]
-    by_scorer = [opinions_of(config, each, groups) for each in scorers]
+    by_scorer = [reranker_scores(config, each, groups) for each in scorers]
     metrics = group_metrics(groups, num_samples)
-    found = Reranking(
+    reranking = Reranking(
         config.model.name,
         config.data.source,
         "accuracy" if "accuracy" in metrics else "reward",
         len(groups),
         num_samples,
         config.sampling.temperature,
-        choice_lines(pools, [each for several in by_scorer for each in several]),
+        choice_curves(pools, [each for several in by_scorer for each in several]),
     )
     searches = [
-        _search(config, each, separators[each.name], (runtime, evaluator), (pools, opinions))
-        for each, opinions in zip(scorers, by_scorer, strict=True)
+        _search(config, each, separators[each.name], (runtime, evaluator), (pools, scores))
+        for each, scores in zip(scorers, by_scorer, strict=True)
         if each.name in separators
     ]
-    return metrics, replace(found, searches=tuple(searches))
+    return metrics, replace(reranking, searches=tuple(searches))
 
 
 def _check(section: RerankSection, num_samples: int, temperature: float) -> None:
@@ -153,7 +154,7 @@ def _answer(completion: str) -> str | None:
     return None if answer is None else normal_form(answer)
 
 
-def opinions_of(config: EvaluationConfig, each: Reranker, groups: Sequence[Group]) -> list[Opinions]:
+def reranker_scores(config: EvaluationConfig, each: Reranker, groups: Sequence[Group]) -> list[RerankerScores]:
     """One for a scorer of whole completions; for one of steps each aggregate of the same scores."""
     prompts = [group.prompt for group in groups for _ in group.samples]
     samples = [sample for group in groups for sample in group.samples]
@@ -161,13 +162,13 @@ def opinions_of(config: EvaluationConfig, each: Reranker, groups: Sequence[Group
     sizes = [len(group.samples) for group in groups]
     steps = steps_of(each.reward)
     if steps is None:
-        return [Opinions(each.name, _cut(scores, sizes), each.models)]
+        return [RerankerScores(each.name, _cut(scores, sizes), each.models)]
     by_step = [
         None if score is None else [value for _, value in steps(prompt, sample.completion)]
         for prompt, sample, score in zip(prompts, samples, scores, strict=True)
     ]
     return [
-        Opinions(
+        RerankerScores(
             each.name,
             _cut([None if values is None else aggregated(values, how) for values in by_step], sizes),
             each.models,
@@ -194,15 +195,15 @@ def _search(
     config: EvaluationConfig,
     each: Reranker,
     separator: str,
-    asked: tuple[Runtime, Evaluator],
-    known: tuple[Sequence[Pool], Sequence[Opinions]],
+    setup: tuple[Runtime, Evaluator],
+    compared: tuple[Sequence[Pool], Sequence[RerankerScores]],
 ) -> SearchResult:
     """A search on the same prompts, beside the best of whole completions by the aggregate that guided it."""
-    (runtime, evaluator), (pools, opinions) = asked, known
+    (runtime, evaluator), (pools, scores) = setup, compared
     section = config.rerank
     sampling = replace(evaluator.sampling, temperature=config.sampling.temperature)
     plan = SearchPlan(section.beams, section.branches, separator, sampling, runtime.loaded.context, config.seed)
-    found = search_completions(
+    searched = search_completions(
         runtime.engine,
         evaluator.prompts,
         evaluator.prompt_tokens,
@@ -210,11 +211,11 @@ def _search(
         lambda tokens: str(runtime.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
         plan,
     )
-    truth = evaluator.score(evaluator.prompts, [one.sample for one in found])
+    truth = evaluator.score(evaluator.prompts, [one.sample for one in searched])
     guide = getattr(getattr(each.reward, "settings", None), "aggregate", AGGREGATES[0])
-    mine = next(one for one in opinions if one.aggregate == guide)
-    written = sum(one.written for one in found) / len(found)
-    read = each.models * sum(one.read for one in found) / len(found)
+    mine = next(one for one in scores if one.aggregate == guide)
+    written = sum(one.written for one in searched) / len(searched)
+    read = each.models * sum(one.read for one in searched) / len(searched)
     return search_result(
         pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches)
     )

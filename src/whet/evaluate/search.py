@@ -46,7 +46,7 @@ class SearchedCompletion:
 
 @dataclass
 class _PromptSearch:
-    """One prompt on its way."""
+    """The state of the search for one prompt."""
 
     prompt: Prompt
     tokens: tuple[int, ...]
@@ -92,7 +92,7 @@ def _grow(
 ) -> list[list[Sample]]:
     """The continuations of each search's partial completions, as whole completions."""
     requests: list[Request] = []
-    origins: list[tuple[int, Sample | None]] = []  # the search, and what is gone on with
+    origins: list[tuple[int, Sample | None]] = []  # the search, and the sample that is continued
     for place, search in enumerate(searches):
         parents: list[Sample | None] = [one for one in _open(search, plan) for _ in range(plan.branches)]
         for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
@@ -137,13 +137,13 @@ def _whole(sample: Sample, parent: Sample | None, start: int, budget: int, decod
 
 def _different(search: _PromptSearch, drawn: Sequence[Sample]) -> list[Sample]:
     """The first of each, without those that are kept already."""
-    known = {tuple(one.tokens.tolist()) for _, one in search.kept}
-    found: dict[tuple[int, ...], Sample] = {}
+    kept = {tuple(one.tokens.tolist()) for _, one in search.kept}
+    new: dict[tuple[int, ...], Sample] = {}
     for sample in drawn:
         tokens = tuple(sample.tokens.tolist())
-        if tokens not in known:
-            found.setdefault(tokens, sample)
-    return list(found.values())
+        if tokens not in kept:
+            new.setdefault(tokens, sample)
+    return list(new.values())
 
 
 def _keep_best(
@@ -151,12 +151,12 @@ def _keep_best(
 ) -> None:
     """Score the new partial completions and keep the best; finished ones keep score and place."""
     prompts = [search.prompt for search, samples in zip(searches, new, strict=True) for _ in samples]
-    shown = [
+    scored = [
         _up_to_step(sample, plan.separator) if _goes_on(sample, search, plan) else sample
         for search, samples in zip(searches, new, strict=True)
         for sample in samples
     ]
-    given = iter(scores(prompts, shown))
+    given = iter(scores(prompts, scored))
     for search, samples in zip(searches, new, strict=True):
         beams = [(-inf if (score := next(given)) is None else score, sample) for sample in samples]
         search.read += sum(len(sample.tokens) for sample in samples)
@@ -166,6 +166,6 @@ def _keep_best(
 
 
 def _up_to_step(sample: Sample, separator: str) -> Sample:
-    """What the scorer is shown: a token may hold the end of a step and the opening of the next."""
+    """The text to score: a token may hold the end of a step and the opening of the next."""
     end = sample.completion.rfind(separator)
     return replace(sample, completion=sample.completion[: end + len(separator)]) if end >= 0 else sample

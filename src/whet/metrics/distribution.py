@@ -17,19 +17,19 @@ MOST_VALUES = 8  # a part with no more different scores than this is shown score
 
 def distribution(values: Iterable[float]) -> dict[str, float]:
     """min, quartiles, max and mean, and the shares of values at the lowest and at the highest; {} of nothing."""
-    known = sorted(value for value in values if math.isfinite(value))
-    if not known:
+    ascending = sorted(value for value in values if math.isfinite(value))
+    if not ascending:
         return {}
-    low, high = known[0], known[-1]
+    low, high = ascending[0], ascending[-1]
     return {
         "min": low,
-        "q1": quantile(known, 0.25),
-        "median": quantile(known, 0.5),
-        "q3": quantile(known, 0.75),
+        "q1": quantile(ascending, 0.25),
+        "median": quantile(ascending, 0.5),
+        "q3": quantile(ascending, 0.75),
         "max": high,
-        "mean": fmean(known),
-        "at_min": sum(_same(value, low) for value in known) / len(known),
-        "at_max": sum(_same(value, high) for value in known) / len(known),
+        "mean": fmean(ascending),
+        "at_min": sum(_same(value, low) for value in ascending) / len(ascending),
+        "at_max": sum(_same(value, high) for value in ascending) / len(ascending),
     }
 
 
@@ -48,10 +48,10 @@ def reward_spread(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
 
 def flat_shares(groups: Iterable[Sequence[Sample]]) -> dict[str, float]:
     """For the total and each part, the share of groups without any spread; {} where no group has two scores."""
-    known = [list(group) for group in groups]
+    listed = [list(group) for group in groups]
     shares = {}
-    for name in part_names([sample for group in known for sample in group]):
-        scores = [[value for sample in group if (value := score_in(sample, name)) is not None] for group in known]
+    for name in part_names([sample for group in listed for sample in group]):
+        scores = [[value for sample in group if (value := score_in(sample, name)) is not None] for group in listed]
         compared = [float(is_flat(group)) for group in scores if len(group) > 1]
         if compared:
             shares[name] = fmean(compared)
@@ -88,15 +88,15 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 def histogram(values: Sequence[float], most_bins: int = MOST_BINS) -> list[tuple[float, float, int]]:
     """(from, to, count) of each bin, ascending. A few different scores have a bin each, with from = to."""
-    known = sorted(value for value in values if math.isfinite(value))
-    if not known:
+    ascending = sorted(value for value in values if math.isfinite(value))
+    if not ascending:
         return []
-    different = sorted(set(known))
+    different = sorted(set(ascending))
     if len(different) <= MOST_VALUES:
-        return [(value, value, known.count(value)) for value in different]
-    low, high = known[0], known[-1]
+        return [(value, value, ascending.count(value)) for value in different]
+    low, high = ascending[0], ascending[-1]
     edges = [low + (high - low) * place / most_bins for place in range(most_bins + 1)]
     counts = [0] * most_bins
-    for value in known:
+    for value in ascending:
         counts[min(int((value - low) / (high - low) * most_bins), most_bins - 1)] += 1
     return [(start, stop, count) for (start, stop), count in zip(pairwise(edges), counts, strict=True)]

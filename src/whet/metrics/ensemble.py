@@ -20,62 +20,64 @@ VARIANCE_WEIGHT = 0.5  # Coste 2023 (2310.02743): for choosing among completions
 FLAT = 1e-6  # a member whose scores vary less tells nothing apart
 
 Scales = list[tuple[float, float]]
-Opinions = Sequence[float]  # K, one per member
+MemberScores = Sequence[float]  # K, one per member
 
 
-def agreed(opinions: Sequence[float], how: Ensemble, deviations: float = 1.0, variance_weight: float = 0.1) -> float:
+def ensemble_score(
+    scores: Sequence[float], how: Ensemble, deviations: float = 1.0, variance_weight: float = 0.1
+) -> float:
     """The mean; the worst; mean - deviations * Bessel's std; or mean - variance_weight * population variance.
 
-    The worst and the last: Coste 2023 (2310.02743), there with 0.5 for best-of-n and 0.1 in RL. A single opinion is
-    taken as it is.
+    The worst and the last: Coste 2023 (2310.02743), there with 0.5 for best-of-n and 0.1 in RL. A single score is
+    returned as it is.
     """
-    mean = sum(opinions) / len(opinions)
+    mean = sum(scores) / len(scores)
     if how == "worst":
-        return min(opinions)
-    if how == "mean" or len(opinions) == 1:
+        return min(scores)
+    if how == "mean" or len(scores) == 1:
         return mean
-    squares = sum((each - mean) ** 2 for each in opinions)
+    squares = sum((each - mean) ** 2 for each in scores)
     if how == "mean_minus_variance":
-        return mean - variance_weight * squares / len(opinions)
-    return mean - deviations * math.sqrt(squares / (len(opinions) - 1))
+        return mean - variance_weight * squares / len(scores)
+    return mean - deviations * math.sqrt(squares / (len(scores) - 1))
 
 
-def evened(opinions: Sequence[float], scales: Sequence[tuple[float, float]] | None) -> list[float]:
+def standardized(scores: Sequence[float], scales: Sequence[tuple[float, float]] | None) -> list[float]:
     """Each member's distance from its own centre in its own scale; as they are where that is not known."""
     if scales is None:
-        return list(opinions)
-    return [(value - centre) / scale for value, (centre, scale) in zip(opinions, scales, strict=True)]
+        return list(scores)
+    return [(value - centre) / scale for value, (centre, scale) in zip(scores, scales, strict=True)]
 
 
-def disagreement(opinions: Sequence[float]) -> float:
+def disagreement(scores: Sequence[float]) -> float:
     """The population standard deviation of the members."""
-    return pstdev(opinions)
+    return pstdev(scores)
 
 
-def member_scales(scores: Sequence[Opinions]) -> Scales | None:
+def member_scales(scores: Sequence[MemberScores]) -> Scales | None:
     """(mean, population std) of each member's scores; None where one of them does not vary."""
     scales = [(fmean(column), pstdev(column)) for column in zip(*scores, strict=True)]
     return scales if scales and all(math.isfinite(scale) and scale > FLAT for _, scale in scales) else None
 
 
-def pair_opinions(better: Sequence[Opinions], worse: Sequence[Opinions]) -> dict[str, float]:
+def pair_ensemble_metrics(better: Sequence[MemberScores], worse: Sequence[MemberScores]) -> dict[str, float]:
     """Metrics of members on one scale, from their scores of the better and the worse completion of each pair."""
     margins = [[one - two for one, two in zip(*pair, strict=True)] for pair in zip(better, worse, strict=True)]
     cautious = {
-        how: [_agreed(one, how) - _agreed(two, how) for one, two in zip(better, worse, strict=True)] for how in CAUTIOUS
+        how: [_score(one, how) - _score(two, how) for one, two in zip(better, worse, strict=True)] for how in CAUTIOUS
     }
-    return opinion_metrics(margins, cautious)
+    return ensemble_metrics(margins, cautious)
 
 
-def label_opinions(logits: Sequence[Opinions], labels: Sequence[float]) -> dict[str, float]:
+def label_ensemble_metrics(logits: Sequence[MemberScores], labels: Sequence[float]) -> dict[str, float]:
     """Metrics of members that say right (above 0) or wrong, a row or step each."""
     signs = [1 if label > 0.5 else -1 for label in labels]
     margins = [[sign * value for value in row] for row, sign in zip(logits, signs, strict=True)]
-    cautious = {how: [sign * _agreed(row, how) for row, sign in zip(logits, signs, strict=True)] for how in CAUTIOUS}
-    return opinion_metrics(margins, cautious)
+    cautious = {how: [sign * _score(row, how) for row, sign in zip(logits, signs, strict=True)] for how in CAUTIOUS}
+    return ensemble_metrics(margins, cautious)
 
 
-def opinion_metrics(margins: Sequence[Opinions], cautious: Mapping[Ensemble, Sequence[float]]) -> dict[str, float]:
+def ensemble_metrics(margins: Sequence[MemberScores], cautious: Mapping[Ensemble, Sequence[float]]) -> dict[str, float]:
     """Accuracy of each member and of the cautious aggregates; disagreement on right and on wrong rows.
 
     `disagreement_finds_errors` is the chance that a wrong row has more of it than a right one, and
@@ -86,22 +88,22 @@ def opinion_metrics(margins: Sequence[Opinions], cautious: Mapping[Ensemble, Seq
     apart = [disagreement(row) for row in margins]
     wrong = [mean <= 0 for mean in means]
     each = [_accuracy(column) for column in zip(*margins, strict=True)]
-    found = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(each, 1)}
-    found |= {"accuracy_lowest_member": min(each), "accuracy_highest_member": max(each)}
-    found |= {f"accuracy_{how}": _accuracy(values) for how, values in cautious.items()}
+    metrics = {f"member/{number}/accuracy": accuracy for number, accuracy in enumerate(each, 1)}
+    metrics |= {"accuracy_lowest_member": min(each), "accuracy_highest_member": max(each)}
+    metrics |= {f"accuracy_{how}": _accuracy(values) for how, values in cautious.items()}
     for name, which in (("right", False), ("wrong", True)):
         values = [value for value, is_wrong in zip(apart, wrong, strict=True) if is_wrong is which]
         if values:
-            found[f"disagreement_{name}"] = fmean(values)
+            metrics[f"disagreement_{name}"] = fmean(values)
     areas = {
         "disagreement_finds_errors": area_under_curve(apart, wrong),
         "small_margin_finds_errors": area_under_curve([-abs(mean) for mean in means], wrong),
     }
-    return {**found, **{name: area for name, area in areas.items() if area is not None}}
+    return {**metrics, **{name: area for name, area in areas.items() if area is not None}}
 
 
-def _agreed(opinions: Opinions, how: Ensemble) -> float:
-    return agreed(opinions, how, variance_weight=VARIANCE_WEIGHT)
+def _score(scores: MemberScores, how: Ensemble) -> float:
+    return ensemble_score(scores, how, variance_weight=VARIANCE_WEIGHT)
 
 
 def _accuracy(margins: Sequence[float]) -> float:

@@ -66,13 +66,13 @@ def step_metrics(scores: Sequence[Sequence[float]], labels: Sequence[Sequence[fl
     `errors_found` are the solutions with an error whose first one the model names, `right_kept` those without one in
     which it finds none, `f1` their harmonic mean.
     """
-    known = [
+    labelled = [
         (score, label)
         for row, given in zip(scores, labels, strict=True)
         for score, label in zip(row, given, strict=True)
         if label is not None
     ]
-    result = {f"step_{name}": value for name, value in outcome_metrics(*zip(*known, strict=True)).items()}
+    result = {f"step_{name}": value for name, value in outcome_metrics(*zip(*labelled, strict=True)).items()}
     hits_by_kind: dict[bool, list[float]] = {True: [], False: []}
     for row, given in zip(scores, labels, strict=True):
         first_wrong = next((at for at, label in enumerate(given) if label is not None and label < 0.5), None)

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import comb, exp, inf
+from statistics import fmean
 
 import numpy as np
+
+from whet.types import Group
 
 MOST_SUBSETS = 20_000  # looked at one by one; above it a weighted vote draws some of them
 DRAWN_SUBSETS = 4_096
@@ -95,19 +98,19 @@ def weighted_vote(
     worth = _worth(outcomes, answers)
     if not worth:
         return 0.0
-    known = list(worth)
-    ballots = np.zeros((len(answers), len(known)))
+    options = list(worth)
+    ballots = np.zeros((len(answers), len(options)))
     present = np.zeros_like(ballots)
     for row, (answer, weight) in enumerate(zip(answers, weights, strict=True)):
         if answer is not None:
-            ballots[row, known.index(answer)] = weight or 0.0
-            present[row, known.index(answer)] = 1.0
+            ballots[row, options.index(answer)] = weight or 0.0
+            present[row, options.index(answer)] = 1.0
     members = _subsets(len(answers), n, seed)
     totals = np.where(members @ present > 0, members @ ballots, -inf)
     top = totals.max(-1, keepdims=True)
     voted = np.isfinite(top[:, 0])
     leaders = totals[voted] >= top[voted] - TIE * np.abs(top[voted])
-    chosen = leaders @ np.array([worth[answer] for answer in known]) / leaders.sum(-1)
+    chosen = leaders @ np.array([worth[answer] for answer in options]) / leaders.sum(-1)
     return float(chosen.sum() / len(members))
 
 
@@ -151,7 +154,19 @@ def interval(values: Sequence[float], seed: int = 0, share: float = 0.95) -> tup
 def vote_weights(scores: Sequence[float | None]) -> list[float | None]:
     """What a score counts in a vote: itself where all are shares in [0, 1], else sigma(score), so that none counts
     against its own answer."""
-    known = [score for score in scores if score is not None]
-    if all(0 <= score <= 1 for score in known):
+    given = [score for score in scores if score is not None]
+    if all(0 <= score <= 1 for score in given):
         return list(scores)
     return [None if score is None else 1 / (1 + exp(-max(-700.0, score))) for score in scores]
+
+
+def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
+    """pass@k = mean of 1 - C(n - c, k) / C(n, k), unbiased. Chen 2021 (2107.03374), eq. 1. k: powers of two up to n."""
+    rates = {}
+    for k in sizes(num_samples):
+        failures = []
+        for group in groups:
+            right = sum(sample.outcome == 1.0 for sample in group.samples)
+            failures.append(comb(num_samples - right, k) / comb(num_samples, k))
+        rates[f"pass@{k}"] = 1.0 - fmean(failures)
+    return rates

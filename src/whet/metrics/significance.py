@@ -61,11 +61,11 @@ def corrected(ps: Sequence[float], num_tests: int) -> list[float]:
     In the order given. m may be larger than the number of ps: tests that were meant and could not be made count.
     """
     order = sorted(range(len(ps)), key=lambda place: ps[place])
-    found, floor = [0.0] * len(ps), 0.0
+    adjusted, floor = [0.0] * len(ps), 0.0
     for rank, place in enumerate(order):
         floor = max(floor, min(1.0, (num_tests - rank) * ps[place]))
-        found[place] = floor
-    return found
+        adjusted[place] = floor
+    return adjusted
 
 
 def shares_apart(first: float, second: float, count: int) -> float:

@@ -234,13 +234,13 @@ def _teaching_stages(settings: ConstitutionalSettings) -> list[Stage]:
 
 def _examples(settings: ConstitutionalSettings, folder: Path) -> Mapping[str, Any]:
     from whet.data.tasks import demonstrations
-    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+    from whet.data.tasks.reviewed import ReviewedCompletion, reviewed_completions
 
     (principle,), kinds, seed = TASK_PRINCIPLES, task_kinds(settings), settings.seed + EXAMPLE_SEED
     shown = rows_of_kinds(
         kinds, settings.examples, lambda task, count, level: demonstrations(task, count, seed, level, 0.35)
     )
-    reviewed: list[Reviewed] = rows_of_kinds(
+    reviewed: list[ReviewedCompletion] = rows_of_kinds(
         kinds, settings.examples, lambda task, count, level: reviewed_completions(task, "train", count, seed, level)
     )
     rows = [{**prompt_row(row.prompt), "completion": row.completion} for row in shown]

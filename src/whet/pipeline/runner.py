@@ -17,8 +17,8 @@ from whet.pipeline.registry import find_pipeline
 from whet.pipeline.settings import Pipeline, resolve_settings, settings_toml
 from whet.pipeline.training import RUN
 from whet.report.pipeline_page import write_pipeline_page
+from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, rounds_table, verdict
 from whet.report.run_page import REPORT
-from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
 from whet.types import WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
@@ -91,11 +91,11 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineR
         status = run_with_progress(stages, folder, printer)
     finally:
         page = draw(printer.finished, status)
-    story = _story(pipeline, stages, folder, printer.finished, status)
+    summary = _story(pipeline, stages, folder, printer.finished, status)
     print_line("")
-    for line in aligned(rounds_table(story)):
+    for line in aligned(rounds_table(summary)):
         print_line(line)
-    print_line(f"\n{status}: {verdict(story)}")
+    print_line(f"\n{status}: {verdict(summary)}")
     print_line(f"page  {page}")
     if status != "finished":
         print_line(f"next  whet resume {folder}")
@@ -104,10 +104,10 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path) -> PipelineR
 
 def _story(
     pipeline: Pipeline, stages: Sequence[Stage], folder: Path, finished: Mapping[str, FinishedStage], status: str
-) -> Story:
+) -> PipelineSummary:
     """What the page is drawn from."""
     command = folder / COMMAND
-    return Story(
+    return PipelineSummary(
         pipeline.name,
         pipeline.about,
         status,
@@ -117,11 +117,11 @@ def _story(
     )
 
 
-def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> StageLine:
+def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> StageSummary:
     if done is None:
-        return StageLine(stage.name, stage.about)
+        return StageSummary(stage.name, stage.about)
     result, report = done.result, done.folder / RUN / REPORT
-    return StageLine(
+    return StageSummary(
         stage.name,
         stage.about,
         str(result.get("summary", "")),

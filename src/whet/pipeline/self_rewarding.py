@@ -164,7 +164,7 @@ def _teaching_config(settings: SelfRewardingSettings, rows: str) -> dict[str, An
 def _write_examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[str, Any]:
     from whet.data import demonstrations_from, read_rows
     from whet.data.tasks import demonstrations
-    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+    from whet.data.tasks.reviewed import ReviewedCompletion, reviewed_completions
 
     kinds, seed = task_kinds(settings), settings.seed + EXAMPLE_SEED
     shown = rows_of_kinds(
@@ -176,7 +176,7 @@ def _write_examples(settings: SelfRewardingSettings, folder: Path) -> Mapping[st
         demonstrations_from(read_rows(file)) if file else [] for file in (settings.teach.file, settings.judge.file)
     ]
     answering = [{**prompt_row(row.prompt), "completion": row.completion} for row in (*shown, *files[0])]
-    reviewed: list[Reviewed] = rows_of_kinds(
+    reviewed: list[ReviewedCompletion] = rows_of_kinds(
         kinds,
         settings.judge.examples if kinds else 0,
         lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
@@ -220,10 +220,10 @@ def _evaluate_judge(
     settings: SelfRewardingSettings, folder: Path, done: Mapping[str, FinishedStage], number: int
 ) -> Mapping[str, Any]:
     """The policy after a round as a judge of completions written by the task, the same in every round."""
-    from whet.data.tasks.reviewed import Reviewed, reviewed_completions
+    from whet.data.tasks.reviewed import ReviewedCompletion, reviewed_completions
 
     kinds = task_kinds(settings)
-    rows: list[Reviewed] = rows_of_kinds(
+    rows: list[ReviewedCompletion] = rows_of_kinds(
         kinds,
         settings.judge.eval_prompts if kinds else 0,
         lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
@@ -232,7 +232,7 @@ def _evaluate_judge(
     if not rows:
         return stage_result("the judge is not evaluated: the data has no completions of known quality")
 
-    def rows_of(sampler: ModelSampler, chunk: int, part: Sequence[Reviewed]) -> list[dict[str, Any]]:
+    def rows_of(sampler: ModelSampler, chunk: int, part: Sequence[ReviewedCompletion]) -> list[dict[str, Any]]:
         asked = [(each.prompt, each.completion) for each in part]
         judgments = _self_judgments(settings, sampler, asked, (settings.seed, number, chunk))
         return [{"id": each.prompt.id, "judgments": given} for each, given in zip(part, judgments, strict=True)]

@@ -527,9 +527,9 @@ def _style() -> str:
 
 def _legend(panels: Sequence[Panel], y: int, most: float) -> tuple[str, int]:
     """The names beside their strokes, in as many lines as they need, and where the last line is."""
-    shown = {curve.name: curve for panel in panels for curve in panel.curves}
+    names = {curve.name: curve for panel in panels for curve in panel.curves}
     parts, x = [], 18.0
-    for name, curve in shown.items():
+    for name, curve in names.items():
         taken = 28 + LETTER * len(name)
         if x > 18 and x + taken > most:
             x, y = 18.0, y + 19

@@ -104,13 +104,13 @@ class Console:
                 self._write(f"  health: {text}")
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        shown = plain_metrics(result)
-        main = headline(shown, self._kind.evals if self._kind is not None else ())
+        metrics = plain_metrics(result)
+        main = headline(metrics, self._kind.evals if self._kind is not None else ())
         if main is None:
             return
         self._evals.setdefault(main, []).append(float(result[main]))
         if self._live is None:
-            values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in shown.items())
+            values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in metrics.items())
             which = "eval" if name == "eval" else f"eval {name}"
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
 
@@ -172,8 +172,8 @@ def step_text(report: StepReport, total_steps: int, eta: float | None) -> str:
 def step_values(report: StepReport, with_main: bool = False) -> list[tuple[str, str]]:
     """The few numbers of a step worth watching in this kind of run; those that were not measured are left out."""
     kind = kind_of([report])
-    shown: tuple[Shown, ...] = (*(kind.main if with_main else ()), *kind.line)
-    values = ((each, each.measure(report)) for each in shown)
+    cells: tuple[Shown, ...] = (*(kind.main if with_main else ()), *kind.line)
+    values = ((each, each.measure(report)) for each in cells)
     return [(each.label, metric_text(each.name, value)) for each, value in values if value is not None]
 
 

@@ -72,14 +72,14 @@ def findings(
     if not steps:
         return ()
     history = history_of(steps, dtype)
-    found: dict[str, HealthFinding] = {}
+    problems: dict[str, HealthFinding] = {}
     for each in (*CHECKS, *CHECKS_BY_KIND.get(kind_of(steps).name, ()), *checks):
         finding = each(history)
         if finding is not None:
-            found.setdefault(finding.name, finding)
-    if "no reward signal" in found:
-        found.pop("flat reward", None)
-    return tuple(sorted(found.values(), key=lambda finding: not finding.is_problem))
+            problems.setdefault(finding.name, finding)
+    if "no reward signal" in problems:
+        problems.pop("flat reward", None)
+    return tuple(sorted(problems.values(), key=lambda finding: not finding.is_problem))
 
 
 def finding_spans(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[FindingSpan, ...]:
@@ -299,14 +299,14 @@ def _some_uniform(history: History) -> HealthFinding | None:
 
 def _hacked(history: History) -> HealthFinding | None:
     """The first part of a reward says whether a completion is right: the total must not hold or rise without it."""
-    known = [step.reward for step in history.steps if len(step.reward) > 2]  # the total and at least two parts
-    if len(known) < FEWEST_FOR_HACKING:
+    steps = [step.reward for step in history.steps if len(step.reward) > 2]  # the total and at least two parts
+    if len(steps) < FEWEST_FOR_HACKING:
         return None
-    first = next(name for name in known[-1] if name != "total")
-    quarter = len(known) // 4
+    first = next(name for name in steps[-1] if name != "total")
+    quarter = len(steps) // 4
 
     def ends(name: str) -> tuple[float, float]:
-        values = finite(rewards.get(name) for rewards in known)
+        values = finite(rewards.get(name) for rewards in steps)
         return fmean(values[:quarter] or [0.0]), fmean(values[-quarter:] or [0.0])
 
     (part_before, part_after), (before, after) = ends(first), ends("total")
@@ -337,14 +337,14 @@ def _members_part(history: History) -> HealthFinding | None:
 
 
 def _parting(steps: Sequence[StepReport], name: str) -> str:
-    known = [step for step in steps if name in step.metrics]
-    if len(known) < FEWEST_FOR_PARTING:
+    measured = [step for step in steps if name in step.metrics]
+    if len(measured) < FEWEST_FOR_PARTING:
         return ""
-    start, now = (median(step.metrics[name] for step in part) for part in (known[:ENDS], known[-ENDS:]))
+    start, now = (median(step.metrics[name] for step in part) for part in (measured[:ENDS], measured[-ENDS:]))
     if now < LEAST_APART or now <= GROWTH * start:
         return ""
     reward = name.removesuffix(DISAGREEMENT)
-    scores = [finite(step.reward.get(reward) for step in part) for part in (known[:ENDS], known[-ENDS:])]
+    scores = [finite(step.reward.get(reward) for step in part) for part in (measured[:ENDS], measured[-ENDS:])]
     moved = f" while it went from {fmean(scores[0]):.2f} to {fmean(scores[1]):.2f}" if all(scores) else ""
     return f"The members of {reward} were {start:.2g} apart on the first completions and are {now:.2g} apart now{moved}"
 

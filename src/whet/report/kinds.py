@@ -175,5 +175,5 @@ def kind_of(steps: Sequence[StepReport]) -> RunKind:
     if not steps or steps[-1].reward or "samples" in steps[-1].counts:
         return KINDS[RL]
     metrics = steps[-1].metrics
-    found = next((kind for kind, sign in SIGNS if sign in metrics), SFT if "loss" in metrics else RL)
-    return KINDS[found]
+    name = next((kind for kind, sign in SIGNS if sign in metrics), SFT if "loss" in metrics else RL)
+    return KINDS[name]

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from whet.metrics.overoptimization import LAWS, ProxyResult, mean_curve
 from whet.report.charts import FILE_TONES, LEFT, QUIET, RIGHT, Frame, Panel, PlottedCurve, curves_svg, tick_stride
-from whet.report.overoptimization import HEADS, LAWS, ProxyResult, cells, mean_curve, sentence
+from whet.report.overoptimization import HEADS, cells, sentence
 from whet.report.pages import PageTable, render
 
 PANELS: dict[str, tuple[str, str]] = {
@@ -22,9 +23,9 @@ SIZE, GAP = (470, 210), 14
 LAW_STEPS = 60
 
 
-def figure_svg(found: Sequence[ProxyResult], base: str) -> str:
+def figure_svg(results: Sequence[ProxyResult], base: str) -> str:
     """The panels two by two in one file; empty without a result. `base` is the proxy that KL and ensembles change."""
-    panels = [_panel_svg(group, found, base) for group in DRAWN]
+    panels = [_panel_svg(group, results, base) for group in DRAWN]
     parts = [text for text in panels if text]
     if not parts:
         return ""
@@ -44,13 +45,13 @@ def figure_svg(found: Sequence[ProxyResult], base: str) -> str:
     )
 
 
-def _panel_svg(group: str, found: Sequence[ProxyResult], base: str) -> str:
-    mine = [result for result in found if result.group == group]
+def _panel_svg(group: str, results: Sequence[ProxyResult], base: str) -> str:
+    mine = [result for result in results if result.group == group]
     if not mine:
         return ""
     if group in ("kl", "ensemble"):  # beside what they are to improve, of the same seeds
         seeds = {curve.seed for result in mine for curve in result.curves}
-        bare = [_of_seeds(result, seeds) for result in found if result.group == "rl" and result.name == base]
+        bare = [_of_seeds(result, seeds) for result in results if result.group == "rl" and result.name == base]
         mine = [*bare, *mine]
     curves = [_curve(result, "gold", place % FILE_TONES) for place, result in enumerate(mine)]
     curves += [_curve(result, "proxy", place % FILE_TONES) for place, result in enumerate(mine)]
@@ -91,7 +92,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def study_page(
-    found: Sequence[ProxyResult], base: str, facts: Mapping[str, str], command: str, is_finished: bool
+    results: Sequence[ProxyResult], base: str, facts: Mapping[str, str], command: str, is_finished: bool
 ) -> str:
     """The whole page."""
     return render(
@@ -101,22 +102,22 @@ def study_page(
         eyebrow="whet study",
         about=("over-optimisation",),
         status="finished" if is_finished else "unfinished",
-        verdict=verdict(found),
-        figure=figure_svg(found, base),
-        tables=[table for group in PANELS if (table := _table(group, found, base)) is not None],
+        verdict=verdict(results),
+        figure=figure_svg(results, base),
+        tables=[table for group in PANELS if (table := _table(group, results, base)) is not None],
         facts=dict(facts),
         command=command,
     )
 
 
-def verdict(found: Sequence[ProxyResult]) -> str:
+def verdict(results: Sequence[ProxyResult]) -> str:
     """What the learning runs showed, the smallest proxy first."""
-    mine = [result for result in found if result.group == "rl"]
+    mine = [result for result in results if result.group == "rl"]
     return ". ".join(sentence(result) for result in mine) + "." if mine else "No learning run is finished yet."
 
 
-def _table(group: str, found: Sequence[ProxyResult], base: str) -> tuple[str, str, PageTable] | None:
-    mine = [result for result in found if result.group == group]
+def _table(group: str, results: Sequence[ProxyResult], base: str) -> tuple[str, str, PageTable] | None:
+    mine = [result for result in results if result.group == group]
     if not mine:
         return None
     title, about = PANELS[group]

@@ -6,58 +6,65 @@ from pathlib import Path
 
 from whet.report.charts import NUM_TONES, Series, line_chart
 from whet.report.pages import Figure, LegendEntry, PageTable, Tile, render, write_page
-from whet.report.story import StageLine, Story, main_metric, metrics_by_round, rounds_table, verdict
+from whet.report.pipeline_summary import (
+    PipelineSummary,
+    StageSummary,
+    main_metric,
+    metrics_by_round,
+    rounds_table,
+    verdict,
+)
 from whet.report.text import ABSENT, duration, metric_text, quantity, words
 
 PAGE = "pipeline.html"
 
 
-def write_pipeline_page(folder: Path, story: Story) -> Path:
-    return write_page(folder / PAGE, pipeline_html(story))
+def write_pipeline_page(folder: Path, summary: PipelineSummary) -> Path:
+    return write_page(folder / PAGE, pipeline_html(summary))
 
 
-def pipeline_html(story: Story) -> str:
-    head, *body = rounds_table(story) or [[]]
+def pipeline_html(summary: PipelineSummary) -> str:
+    head, *body = rounds_table(summary) or [[]]
     return render(
         "pipeline.html",
-        title=f"whet pipeline {story.name}",
-        heading=story.name,
+        title=f"whet pipeline {summary.name}",
+        heading=summary.name,
         eyebrow="whet",
-        about=("pipeline", story.about),
-        status=story.status,
-        verdict=verdict(story),
-        tiles=_tiles(story),
-        figure=_figure(story),
+        about=("pipeline", summary.about),
+        status=summary.status,
+        verdict=verdict(summary),
+        tiles=_tiles(summary),
+        figure=_figure(summary),
         rounds=PageTable(tuple(head), tuple(tuple(cell or ABSENT for cell in row) for row in body)) if head else None,
-        stages=[_stage(stage) for stage in story.stages],
+        stages=[_stage(stage) for stage in summary.stages],
         counted=[
             (stage.name, [(words(name), quantity(count)) for name, count in stage.counts.items()])
-            for stage in story.stages
+            for stage in summary.stages
             if stage.counts
         ],
-        command=story.command,
-        config=story.config,
+        command=summary.command,
+        config=summary.config,
     )
 
 
-def _tiles(story: Story) -> list[Tile]:
-    name = main_metric(story)
+def _tiles(summary: PipelineSummary) -> list[Tile]:
+    name = main_metric(summary)
     tiles = []
     if name is not None:
-        stages = list(next(iter(metrics_by_round(story, name).values())).values())
+        stages = list(next(iter(metrics_by_round(summary, name).values())).values())
         first, last = (metric_text(name, each.metrics[name]) for each in (stages[0], stages[-1]))
         tiles.append(Tile(f"held-out {words(name)}", last, first))
-    done, planned = sum(stage.is_done for stage in story.stages), len(story.stages)
+    done, planned = sum(stage.is_done for stage in summary.stages), len(summary.stages)
     tiles.append(Tile("stages", str(done), after=f"of {planned}" if done < planned else ""))
-    tiles.append(Tile("time", duration(sum(stage.seconds or 0 for stage in story.stages))))
+    tiles.append(Tile("time", duration(sum(stage.seconds or 0 for stage in summary.stages))))
     return tiles
 
 
-def _figure(story: Story) -> Figure | None:
-    name = main_metric(story)
+def _figure(summary: PipelineSummary) -> Figure | None:
+    name = main_metric(summary)
     if name is None:
         return None
-    by_model = metrics_by_round(story, name)
+    by_model = metrics_by_round(summary, name)
     if max(len(rounds) for rounds in by_model.values()) < 2:
         return None
     series = [
@@ -75,7 +82,7 @@ def _figure(story: Story) -> Figure | None:
     return Figure(title, "by round, greedy completions", wide, narrow=narrow, legend=legend)
 
 
-def _stage(stage: StageLine) -> dict[str, object]:
+def _stage(stage: StageSummary) -> dict[str, object]:
     outcome = stage.outcome or ("done" if stage.is_done else "not done")
     return {
         "name": stage.name,

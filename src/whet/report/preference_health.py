@@ -39,16 +39,16 @@ def beta_check(beta: float) -> Check:
 
 def _ends(history: MetricSeries, name: str) -> tuple[float, float] | None:
     """Means of a metric over the first and the last quarter of the steps; None while it is too early to say."""
-    known = [step[name] for step in history if name in step]
-    if len(known) < FEW:
+    values = [step[name] for step in history if name in step]
+    if len(values) < FEW:
         return None
-    quarter = max(1, len(known) // 4)
-    return sum(known[:quarter]) / quarter, sum(known[-quarter:]) / quarter
+    quarter = max(1, len(values) // 4)
+    return sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
 
 
 def _mean(history: MetricSeries, name: str) -> float | None:
-    known = [step[name] for step in history if name in step]
-    return sum(known) / len(known) if known else None
+    values = [step[name] for step in history if name in step]
+    return sum(values) / len(values) if values else None
 
 
 def _not_finite(history: MetricSeries) -> str | None:

@@ -287,11 +287,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
     """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
-    found = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
+    renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
     for name in ("metrics", "result", "before", "after"):
-        if isinstance(found.get(name), dict):
-            found[name] = {NAMES_OF_0_1.get(each, each): value for each, value in found[name].items()}
-    return found
+        if isinstance(renamed.get(name), dict):
+            renamed[name] = {NAMES_OF_0_1.get(each, each): value for each, value in renamed[name].items()}
+    return renamed
 
 
 def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
@@ -336,9 +336,9 @@ def _complete_bytes(log: BinaryIO, block: int = 1 << 16) -> int:
     while end > 0:
         start = max(0, end - block)
         log.seek(start)
-        found = log.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = log.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0
 

@@ -54,12 +54,12 @@ class Rescore:
 
     def by_step(self) -> list[tuple[int, float, float]]:
         """(step, mean of the old reward, mean of the new one) over the samples that both could score."""
-        found: dict[int, list[RescoredSample]] = {}
+        by_step: dict[int, list[RescoredSample]] = {}
         for row in self.compared:
-            found.setdefault(row.step, []).append(row)
+            by_step.setdefault(row.step, []).append(row)
         return [
             (step, fmean(row.old or 0.0 for row in rows), fmean(row.new or 0.0 for row in rows))
-            for step, rows in sorted(found.items())
+            for step, rows in sorted(by_step.items())
         ]
 
     def part_means(self) -> dict[str, tuple[float | None, float | None]]:
@@ -73,10 +73,10 @@ class Rescore:
 
     def groups(self) -> list[list[RescoredSample]]:
         """The samples of one prompt in one step, where two or more were saved and compared."""
-        found: dict[tuple[int, str], list[RescoredSample]] = {}
+        by_prompt: dict[tuple[int, str], list[RescoredSample]] = {}
         for row in self.compared:
-            found.setdefault((row.step, row.prompt_id), []).append(row)
-        return [group for group in found.values() if len(group) > 1]
+            by_prompt.setdefault((row.step, row.prompt_id), []).append(row)
+        return [group for group in by_prompt.values() if len(group) > 1]
 
     def flipped_share(self) -> float | None:
         """The share of grouped samples that change places with another of their group: better becomes worse."""
@@ -104,24 +104,24 @@ class Rescore:
         return len(lost if unscorable else won)
 
 
-def rescore_record(found: Rescore) -> dict[str, Any]:
+def rescore_record(rescore: Rescore) -> dict[str, Any]:
     """The comparison as JSON."""
     return {
-        "run": found.run,
-        "old": {"title": found.old_title, "hash": found.old_hash},
-        "new": {"title": found.new_title, "hash": found.new_hash},
-        "changed": list(found.changed),
-        "notes": list(found.notes),
-        "samples": len(found.rows),
-        "compared": len(found.compared),
-        "newly_unscorable": found.num_newly(unscorable=True),
-        "newly_scorable": found.num_newly(unscorable=False),
-        "means": {name: {"old": old, "new": new} for name, (old, new) in found.part_means().items()},
-        "by_step": [{"step": step, "old": old, "new": new} for step, old, new in found.by_step()],
-        "groups": len(found.groups()),
-        "flipped_share": found.flipped_share(),
-        "gained_spread": len(found.gained_spread()),
-        "lost_spread": len(found.lost_spread()),
+        "run": rescore.run,
+        "old": {"title": rescore.old_title, "hash": rescore.old_hash},
+        "new": {"title": rescore.new_title, "hash": rescore.new_hash},
+        "changed": list(rescore.changed),
+        "notes": list(rescore.notes),
+        "samples": len(rescore.rows),
+        "compared": len(rescore.compared),
+        "newly_unscorable": rescore.num_newly(unscorable=True),
+        "newly_scorable": rescore.num_newly(unscorable=False),
+        "means": {name: {"old": old, "new": new} for name, (old, new) in rescore.part_means().items()},
+        "by_step": [{"step": step, "old": old, "new": new} for step, old, new in rescore.by_step()],
+        "groups": len(rescore.groups()),
+        "flipped_share": rescore.flipped_share(),
+        "gained_spread": len(rescore.gained_spread()),
+        "lost_spread": len(rescore.lost_spread()),
         "largest": [
             {
                 "step": row.step,
@@ -133,32 +133,32 @@ def rescore_record(found: Rescore) -> dict[str, Any]:
                 "answer": row.answer,
                 "completion": row.completion,
             }
-            for row in found.largest(20)
+            for row in rescore.largest(20)
         ],
     }
 
 
-def rescore_text(found: Rescore) -> str:
+def rescore_text(rescore: Rescore) -> str:
     """The comparison for a terminal."""
     lines = [
-        f"{found.run}: {len(found.rows)} saved samples, none trained on again",
-        f"old  {found.old_title}  {found.old_hash}",
-        f"new  {found.new_title}  {found.new_hash}",
-        *(f"  {each}" for each in (*found.changed, *found.notes)),
+        f"{rescore.run}: {len(rescore.rows)} saved samples, none trained on again",
+        f"old  {rescore.old_title}  {rescore.old_hash}",
+        f"new  {rescore.new_title}  {rescore.new_hash}",
+        *(f"  {each}" for each in (*rescore.changed, *rescore.notes)),
         "",
         f"{'mean':16} {'old':>8} {'new':>8}",
-        *(f"  {name:14} {number(old):>8} {number(new):>8}" for name, (old, new) in found.part_means().items()),
+        *(f"  {name:14} {number(old):>8} {number(new):>8}" for name, (old, new) in rescore.part_means().items()),
         "",
-        verdict(found),
+        verdict(rescore),
     ]
     for title, unscorable in (("only the old reward can score", True), ("only the new reward can score", False)):
-        if count := found.num_newly(unscorable):
+        if count := rescore.num_newly(unscorable):
             lines.append(f"{title} {count} samples")
     lines += ["", f"{'step':>6} {'old':>8} {'new':>8}"]
-    lines += [f"{step:6} {number(old):>8} {number(new):>8}" for step, old, new in thinned_steps(found.by_step())]
-    if found.largest():
+    lines += [f"{step:6} {number(old):>8} {number(new):>8}" for step, old, new in thinned_steps(rescore.by_step())]
+    if rescore.largest():
         lines += ["", "largest differences"]
-    for row in found.largest():
+    for row in rescore.largest():
         lines.append(
             f"  step {row.step}, {row.prompt_id}: {number(row.old)} -> {number(row.new)}, "
             f"gold {shortened(row.answer, 30)}"
@@ -167,16 +167,16 @@ def rescore_text(found: Rescore) -> str:
     return "\n".join(lines)
 
 
-def verdict(found: Rescore) -> str:
+def verdict(rescore: Rescore) -> str:
     """The comparison in two sentences."""
-    same = sum(row.difference == 0 for row in found.compared)
-    kept = f"{same} of {len(found.compared)} samples keep their score."
-    flipped = found.flipped_share()
+    same = sum(row.difference == 0 for row in rescore.compared)
+    kept = f"{same} of {len(rescore.compared)} samples keep their score."
+    flipped = rescore.flipped_share()
     if flipped is None:
         return f"{kept} No group has two saved samples, so nothing can be said about their order."
-    gained, lost = len(found.gained_spread()), len(found.lost_spread())
+    gained, lost = len(rescore.gained_spread()), len(rescore.lost_spread())
     return (
-        f"{kept} Within the {len(found.groups())} groups, {percent(flipped)} of the samples change places with "
+        f"{kept} Within the {len(rescore.groups())} groups, {percent(flipped)} of the samples change places with "
         f"another; {gained} groups gain a spread and {lost} lose it."
     )
 
@@ -207,5 +207,5 @@ def _news(group: Sequence[RescoredSample]) -> list[float]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    scored = [value for value in values if value is not None]
+    return fmean(scored) if scored else None

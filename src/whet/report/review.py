@@ -77,8 +77,8 @@ def review_rows(
     scored = [(prompt, sample) for prompt, sample in samples if sample.reward is not None]
     random.Random(f"review/{seed}/{step}").shuffle(scored)
     scored.sort(key=lambda pair: pair[1].reward or 0.0)
-    taken = min(count, (len(scored) + 1) // 2)
-    low, high = scored[:taken], scored[max(taken, len(scored) - count) :]
+    listed = min(count, (len(scored) + 1) // 2)
+    low, high = scored[:listed], scored[max(listed, len(scored) - count) :]
     if is_flat([sample.reward or 0.0 for _, sample in scored]):
         low, high = scored[:count], []
     rows: list[dict[str, Any]] = []
@@ -126,17 +126,17 @@ def read_review(folder: Path | str) -> list[dict[str, Any]]:
 def with_marks(rows: Iterable[Mapping[str, Any]], marked: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows with the marks and notes of another copy of them, a downloaded one say; unmarked ones change nothing."""
     given = {str(row.get("id")): row for row in marked if row.get("mark") or row.get("note")}
-    found = []
+    reviewed = []
     for row in rows:
         other = given.get(str(row["id"]), {})
         extra = {name: other[name] for name in ("mark", "note") if other.get(name)}
-        found.append({**row, **extra})
-    return found
+        reviewed.append({**row, **extra})
+    return reviewed
 
 
 def review_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """How many of each end were marked good and bad, and how many not at all: "high good", "high bad", ..."""
-    counts = {f"{end} {mark}": 0 for end in (HIGH, LOW) for mark in (*MARKS, "unmarked")}
+    counts = {f"{end} {verdict}": 0 for end in (HIGH, LOW) for verdict in (*MARKS, "unmarked")}
     for row in rows:
         counts[f"{row['end']} {row.get('mark') or 'unmarked'}"] += 1
     return counts

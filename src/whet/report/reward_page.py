@@ -123,12 +123,12 @@ def trial_verdict(trial: Trial) -> str:
 
 
 def trial_tiles(trial: Trial) -> list[Tile]:
-    known = [each.total for each in trial.scored if each.total is not None]
+    totals = [each.total for each in trial.scored if each.total is not None]
     steady = "not checked" if trial.differences is None else "no" if trial.differences else "yes"
     return [
         Tile("samples", f"{len(trial.scored):,}"),
         Tile("gold = 1", percent(trial.gold_rate())),
-        Tile("mean total", number(distribution(known).get("mean") if known else None)),
+        Tile("mean total", number(distribution(totals).get("mean") if totals else None)),
         Tile("unscorable", str(len(trial.unscorable))),
         Tile("failures", str(len(trial.failed))),
         Tile("deterministic", steady),
@@ -141,16 +141,16 @@ def distribution_figures(trial: Trial) -> list[Figure]:
     figures = []
     together = {name: values for name, *values in trial.with_length()}
     for place, (name, scores) in enumerate(trial.shown_columns().items()):
-        known = [score for score in scores if score is not None]
-        if not known:
+        given = [score for score in scores if score is not None]
+        if not given:
             continue
-        tone, spread = f"s{place % NUM_TONES}", distribution(known)
+        tone, spread = f"s{place % NUM_TONES}", distribution(given)
         weight = next((f"weight {part.weight}" for part in trial.parts if part.name == name), "weighted sum")
         note = (
             f"min {number(spread['min'])} · quartiles {number(spread['q1'])}, {number(spread['median'])}, "
             f"{number(spread['q3'])} · max {number(spread['max'])} · {percent(spread['at_max'])} at the top"
         )
-        columns = column_chart(histogram(known), f"Histogram of {name}", tone)
+        columns = column_chart(histogram(given), f"Histogram of {name}", tone)
         figures.append(Figure(name, weight, columns, last=f"mean {number(spread['mean'])}", note=note))
         points = [
             (float(each.tokens), score) for each, score in zip(trial.scored, scores, strict=True) if score is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.report.kinds import RunKind, kind_of
+from whet.report.kinds import RL, RunKind, kind_of
 from whet.report.record import (
     SAMPLES,
     EvalRecord,
@@ -139,17 +139,18 @@ def _outcome(run: RunRecord) -> tuple[str, str]:
     if gain is None:
         goal = run.kind.main[0]
         ends = [metric_text(goal.name, goal.measure(step)) for step in (run.steps[0], run.steps[-1])]
-        return f"{goal.title.lower()} went from {ends[0]} to {ends[1]}", " (nothing was evaluated)"
+        what = goal.title.lower() if run.kind.name == RL else f"training {goal.title.lower()}"
+        return f"{what} went from {ends[0]} to {ends[1]}", " (nothing was evaluated)"
     name, before, after = gain
-    shown = words(name)
+    label = words(name)
     if after is None:
-        return f"{shown} was {metric_text(name, before)} before training", " (nothing was evaluated since)"
+        return f"{label} was {metric_text(name, before)} before training", " (nothing was evaluated since)"
     if before is None:
-        return f"{shown} reached {metric_text(name, after)}", " (nothing was evaluated before training)"
+        return f"{label} reached {metric_text(name, after)}", " (nothing was evaluated before training)"
     if metric_text(name, before) == metric_text(name, after):
-        return f"{shown} stayed at {metric_text(name, after)}", ""
+        return f"{label} stayed at {metric_text(name, after)}", ""
     verb = "rose" if after > before else "fell"
-    return f"{shown} {verb} from {metric_text(name, before)} to {metric_text(name, after)}", ""
+    return f"{label} {verb} from {metric_text(name, before)} to {metric_text(name, after)}", ""
 
 
 def _samples_at_the_ends(

@@ -88,32 +88,32 @@ def html_report(folder: Path | str) -> str:
 
 def tiles(run: RunRecord) -> list[Tile]:
     """The headline numbers of this kind of run, before and after, and what they cost."""
-    shown = []
+    row = []
     gain = run.gain()
     if gain is not None:
         name, before, after = gain
-        shown.append(_change(f"eval {words(name)}", metric_text(name, before), metric_text(name, after)))
+        row.append(_change(f"eval {words(name)}", metric_text(name, before), metric_text(name, after)))
     for each in (*run.kind.main, *(each for each in run.kind.line if each.title and run.kind.name != RL)):
         points = points_of(run.steps, each.measure)
         if points and each.name not in ("tokens_per_second", "learning_rate", "gradient_norm"):
             ends = [metric_text(each.name, points[place][1]) for place in (0, -1)]
             prefix = "training " if run.kind.name != RL and each in run.kind.main else ""
-            shown.append(_change(f"{prefix}{(each.title or each.label).lower()}", *ends))
+            row.append(_change(f"{prefix}{(each.title or each.label).lower()}", *ends))
     total = int(run.summary.get("total_steps") or 0)
-    shown.append(Tile("steps", str(run.num_steps), after=f"of {total}" if total > run.num_steps else ""))
+    row.append(Tile("steps", str(run.num_steps), after=f"of {total}" if total > run.num_steps else ""))
     wall = run.wall_seconds()
     if wall:
-        shown.append(Tile("wall time", duration(wall)))
+        row.append(Tile("wall time", duration(wall)))
     tokens, seconds = run.tokens(), run.seconds()
     if tokens:
-        shown.append(Tile(f"tokens {run.kind.tokens}", quantity(tokens)))
+        row.append(Tile(f"tokens {run.kind.tokens}", quantity(tokens)))
     phase = "rollout" if run.kind.name == RL else "train"
     if tokens and seconds.get(phase):
         name = "rollout tokens/s" if phase == "rollout" else "tokens/s"
-        shown.append(Tile(name, number(tokens / seconds[phase])))
+        row.append(Tile(name, number(tokens / seconds[phase])))
     if run.summary.get("memory"):
-        shown.append(Tile("peak memory", memory_text(run.summary["memory"])))
-    return shown
+        row.append(Tile("peak memory", memory_text(run.summary["memory"])))
+    return row
 
 
 def _change(name: str, before: str, after: str) -> Tile:
@@ -137,9 +137,9 @@ def main_series(run: RunRecord) -> list[Series]:
                 name = words(gain[0]) if each.name in ("eval", "held_out") else f"{each.name} {words(gain[0])}"
                 by_name.setdefault(f"held-out {name}", []).append((float(each.step), value))
         series += [Series(name, tuple(points), marked=True) for name, points in by_name.items()]
-    for shown in run.kind.main:
-        points = points_of(run.steps, shown.measure)
-        name = f"training {shown.title.lower()}" if run.kind.name != RL else shown.title.lower()
+    for plotted in run.kind.main:
+        points = points_of(run.steps, plotted.measure)
+        name = f"training {plotted.title.lower()}" if run.kind.name != RL else plotted.title.lower()
         series += [Series(name, points)] if points else []
     return series
 
@@ -261,12 +261,12 @@ def calibration_figure(result: Mapping[str, float]) -> Figure | None:
 
 def length_figure(result: Mapping[str, float]) -> Figure | None:
     """Accuracy by whether the better completion is the longer one: far apart, and it is length that is scored."""
-    known = [(name, result[key]) for name, key in BY_LENGTH if key in result and math.isfinite(result[key])]
-    if len(known) < 2 or not any(key in result for _, key in BY_LENGTH[1:]):
+    accuracies = [(name, result[key]) for name, key in BY_LENGTH if key in result and math.isfinite(result[key])]
+    if len(accuracies) < 2 or not any(key in result for _, key in BY_LENGTH[1:]):
         return None
     together = result.get("longer_correlation")
     note = f"correlation of margin and difference in length {number(together)}" if together is not None else ""
-    chart = share_bars(known, "Accuracy by whether the better completion is longer")
+    chart = share_bars(accuracies, "Accuracy by whether the better completion is longer")
     return Figure("Accuracy by length", "held-out pairs", chart, note=note)
 
 
@@ -291,7 +291,7 @@ def phases(run: RunRecord) -> list[LegendEntry]:
 
 def problems(run: RunRecord) -> list[dict[str, str]]:
     """Every problem that held in any step, with the steps in which it did."""
-    shown = []
+    entries = []
     for span in finding_spans(run.steps, run.dtype):
         if not span.finding.is_problem:
             continue
@@ -299,8 +299,8 @@ def problems(run: RunRecord) -> list[dict[str, str]]:
         if span.num_steps < span.last - span.first + 1:
             steps = f"{span.num_steps} of the {steps}"
         when = f"{steps}, {'still true at the end' if span.holds else 'over by the end'}"
-        shown.append({"name": span.finding.name, "sentence": span.finding.sentence, "when": when})
-    return shown
+        entries.append({"name": span.finding.name, "sentence": span.finding.sentence, "when": when})
+    return entries
 
 
 def sample_columns(run: RunRecord) -> list[tuple[str, list[TextCard]]]:

@@ -14,6 +14,7 @@ RATES = frozenset(
     | {"errors_found", "step_calibration_error", "reweighted", "unscorable"}
 )
 NATS = frozenset({"kl", "kl_old", "kl_completion", "entropy", "drift", "sampler_gap", "sampler_gap_max"})
+COUNTS = frozenset({"prompts", "pairs", "rows"})
 PHASES = ("start_up", "rollout", "reward", "reference", "train", "evaluate", "save")
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.:-=+*#"
@@ -89,6 +90,8 @@ def metric_text(name: str, value: float | None) -> str:
         return f"{number(value)} nats"
     if last.endswith("_length"):
         return f"{number(value)} tokens"
+    if last in COUNTS:
+        return f"{value:,.0f}"
     return number(value)
 
 
@@ -116,9 +119,9 @@ def label(phase: str) -> str:
 
 def ordered(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     """Phases in the order a run goes through them, unknown ones last; empty ones left out."""
-    known = {phase: place for place, phase in enumerate(PHASES)}
+    position = {phase: place for place, phase in enumerate(PHASES)}
     spent = [(phase, took) for phase, took in seconds.items() if took and math.isfinite(took) and took > 0]
-    return sorted(spent, key=lambda item: (known.get(item[0], len(known)), item[0]))
+    return sorted(spent, key=lambda item: (position.get(item[0], len(position)), item[0]))
 
 
 def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) -> str:

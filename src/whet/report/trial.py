@@ -1,4 +1,4 @@
-"""A reward tried on saved or given answers: what a dry run found, and how it reads in a terminal. Pure."""
+"""The result of a dry run of a reward on saved or given answers, as text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Trial:
     def never_vary(self) -> list[str]:
         """Parts with one score for everything: they cannot teach anything here."""
         columns = self.shown_columns()
-        return [name for name, scores in columns.items() if len(_known(scores)) > 1 and is_flat(_known(scores))]
+        return [name for name, scores in columns.items() if len(_finite(scores)) > 1 and is_flat(_finite(scores))]
 
     def shown_columns(self) -> dict[str, list[float | None]]:
         """The columns, without the total where it only repeats the one part."""
@@ -120,8 +120,8 @@ class Trial:
 
     def gold_rate(self) -> float | None:
         first = self.parts[0].name
-        judged = [each for each in self.gold if each.parts.get(first) is not None]
-        return 1 - len(self.gold_misses) / len(judged) if judged else None
+        scored = [each for each in self.gold if each.parts.get(first) is not None]
+        return 1 - len(self.gold_misses) / len(scored) if scored else None
 
     def is_sound(self) -> bool:
         """True when nothing failed, no gold answer was missed, and every reward kept its word on determinism."""
@@ -144,12 +144,12 @@ def trial_record(trial: Trial) -> dict[str, Any]:
                 "weight": part.weight,
                 "hash": part.hash,
                 "deterministic": part.deterministic,
-                "distribution": distribution(_known(trial.columns[part.name])),
-                "histogram": [list(each) for each in histogram(_known(trial.columns[part.name]))],
+                "distribution": distribution(_finite(trial.columns[part.name])),
+                "histogram": [list(each) for each in histogram(_finite(trial.columns[part.name]))],
             }
             for part in trial.parts
         },
-        "total": distribution(_known(trial.columns[TOTAL])),
+        "total": distribution(_finite(trial.columns[TOTAL])),
         "gold": {
             "samples": len(trial.gold),
             "rate": trial.gold_rate(),
@@ -178,10 +178,10 @@ def trial_text(trial: Trial, most: int = SHOWN) -> str:
     for name, scores in trial.shown_columns().items():
         lines += ["", *_histogram_lines(name, scores, trial)]
     lines += ["", *_gold_lines(trial, most)]
-    for title, found in (("unscorable", trial.unscorable), ("failed", trial.failed)):
-        lines.append(f"{title:14} {len(found)} of {len(trial.scored)}")
-        lines += [f"  {each.where}: {_why(each)}" for each in found[:most]]
-        lines += [f"  and {len(found) - most} more"] if len(found) > most else []
+    for title, answers in (("unscorable", trial.unscorable), ("failed", trial.failed)):
+        lines.append(f"{title:14} {len(answers)} of {len(trial.scored)}")
+        lines += [f"  {each.where}: {_why(each)}" for each in answers[:most]]
+        lines += [f"  and {len(answers) - most} more"] if len(answers) > most else []
     lines.append(f"{'never vary':14} {', '.join(trial.never_vary()) or 'none'}")
     lines += _steady_lines(trial, most)
     lines += ["", *_correlation_lines(trial), "", "slowest"]
@@ -192,14 +192,14 @@ def trial_text(trial: Trial, most: int = SHOWN) -> str:
 
 
 def _histogram_lines(name: str, scores: Sequence[float | None], trial: Trial) -> list[str]:
-    known = _known(scores)
+    finite = _finite(scores)
     facts = next((part for part in trial.parts if part.name == name), None)
     about = f"  weight {facts.weight}  {facts.hash}" if facts is not None else ""
-    if not known:
+    if not finite:
         return [f"{name}{about}: no scores"]
-    spread = distribution(known)
+    spread = distribution(finite)
     quartiles = ", ".join(f"{label} {number(spread[label])}" for label in ("min", "q1", "median", "q3", "max", "mean"))
-    bins = histogram(known)
+    bins = histogram(finite)
     highest = max(count for *_, count in bins)
     labels = [number(low) if low == high else f"{number(low)} to {number(high)}" for low, high, _ in bins]
     width = max(map(len, labels))
@@ -207,7 +207,7 @@ def _histogram_lines(name: str, scores: Sequence[float | None], trial: Trial) ->
         f"{name}{about}",
         f"  {quartiles}",
         *(
-            f"  {label:>{width}}  {_bar(count / highest)}  {count} ({percent(count / len(known))})"
+            f"  {label:>{width}}  {_bar(count / highest)}  {count} ({percent(count / len(finite))})"
             for label, (*_, count) in zip(labels, bins, strict=True)
         ),
     ]
@@ -279,7 +279,7 @@ def _score(value: float | None) -> str:
     return "unscorable" if value is None else number(value)
 
 
-def _known(scores: Sequence[float | None]) -> list[float]:
+def _finite(scores: Sequence[float | None]) -> list[float]:
     return [score for score in scores if score is not None and math.isfinite(score)]
 
 

@@ -35,8 +35,8 @@ def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_
     gold_answer = gold_text(prompt, "exact_answer")
     alternatives = prompt.answer if any_of and isinstance(prompt.answer, list | tuple) else [gold_answer]
     gold = {changed(each) for each in alternatives}
-    found = {changed(answer) for answer in explicit_answers(completion)}
-    return float(len(found) == 1 and found <= gold)
+    answers = {changed(answer) for answer in explicit_answers(completion)}
+    return float(len(answers) == 1 and answers <= gold)
 
 
 def gold_text(prompt: Prompt, reward: str) -> str:
@@ -54,9 +54,9 @@ def final_answer(completion: str) -> str | None:
     """The last of: <answer>...</answer>, else \\boxed{...}, else after ####, else after "answer is"."""
     text = final_part(completion)
     for kind in (tagged, boxed, after_hashes, after_phrase):
-        found = kind(text)
-        if found:
-            return found[-1] or None
+        candidates = kind(text)
+        if candidates:
+            return candidates[-1] or None
     return None
 
 
@@ -118,12 +118,12 @@ FORMS = {"normal": normal_form, "words": word_form, "strict": lambda answer: str
 
 def tagged(text: str) -> list[str]:
     """Contents of the complete <answer>...</answer>, innermost where they nest; a box inside is unwrapped."""
-    found: list[str] = []
+    texts: list[str] = []
     for piece in text.split("</answer>")[:-1]:
         if "<answer>" in piece:
             content = piece.rpartition("<answer>")[2]
-            found += boxed(content) or [content.strip()]
-    return found
+            texts += boxed(content) or [content.strip()]
+    return texts
 
 
 def boxed(text: str) -> list[str]:
@@ -154,14 +154,14 @@ def after_hashes(text: str) -> list[str]:
 
 def after_phrase(text: str) -> list[str]:
     """What stands after each "answer is" or "answer:", to the end of the sentence or line."""
-    found = []
+    texts = []
     for match in PHRASE.finditer(text):
         line = _first_line(text[match.end() : match.end() + 1000].lstrip("* "))
         sentence = SENTENCE_END.split(line)[0]
         # "Answer: the answer is 7" is one answer, and the next match finds it
         if not PHRASE.search(sentence):
-            found.append(_bare(sentence))
-    return found
+            texts.append(_bare(sentence))
+    return texts
 
 
 def _first_line(text: str) -> str:

@@ -37,8 +37,8 @@ SEES_THE_COMPLETION = frozenset(("completion", *ABOUT))
 
 
 @dataclass(frozen=True)
-class PerSample:
-    """A function of one prompt and one completion."""
+class RewardFunction:
+    """A plain function with the name its scores are reported under; the subclasses say how it is called."""
 
     name: str
     function: Callable[..., Any]
@@ -50,6 +50,10 @@ class PerSample:
 
     def prepare(self) -> None:
         prepare_function(self.function)
+
+
+class PerSample(RewardFunction):
+    """A function of one prompt and one completion."""
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         return [self._one(prompt, sample) for prompt, sample in zip(prompts, samples, strict=True)]
@@ -63,20 +67,8 @@ class PerSample:
         return score_of(self.function(*positional, **named), self.name, prompt, sample)
 
 
-@dataclass(frozen=True)
-class Batched:
+class Batched(RewardFunction):
     """A function of all samples at once, in TRL's shapes: every column is a list with one entry per sample."""
-
-    name: str
-    function: Callable[..., Any]
-    parameters: tuple[inspect.Parameter, ...]
-
-    @property
-    def deterministic(self) -> bool:
-        return is_deterministic(self.function)
-
-    def prepare(self) -> None:
-        prepare_function(self.function)
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         if not samples:
@@ -122,9 +114,9 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
     if "reply" in names and "completion" not in names:
         raise WhetError(f"reward {name!r} takes `reply`, which is called `completion` since 0.2; rename the parameter")
     if not SEES_THE_COMPLETION & names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        taken = ", ".join(str(parameter.name) for parameter in parameters)
+        listed = ", ".join(str(parameter.name) for parameter in parameters)
         raise WhetError(
-            f"reward {name!r} takes ({taken}) and so never sees the completion; "
+            f"reward {name!r} takes ({listed}) and so never sees the completion; "
             "name a parameter `completion`, as in f(prompt, completion), or `completions` for a call on the whole batch"
         )
     return PerSample(name, function, parameters)
@@ -167,11 +159,11 @@ def score_of(value: Any, name: str, prompt: Prompt, sample: Sample) -> float | N
             score = math.inf
         if math.isfinite(score):
             return score
-        shown = str(score)
+        returned = str(score)
     else:
-        shown = f"{reprlib.repr(value)} ({type(value).__name__})"
+        returned = f"{reprlib.repr(value)} ({type(value).__name__})"
     raise RewardFailure(
-        f"reward {name!r} returned {shown} for {sample_name(prompt, sample)}; "
+        f"reward {name!r} returned {returned} for {sample_name(prompt, sample)}; "
         "return a finite number, or None for a sample that cannot be judged"
     )
 
@@ -198,7 +190,7 @@ def _own_name(function: Callable[..., Any]) -> str:
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
     if name == "<lambda>":
-        raise WhetError("a lambda has no name to report its scores under; give one: as_reward(f, name='...')")
+        raise WhetError("a lambda has no name to report its scores under; give it one: reward={'NAME': (f, 1.0)}")
     return str(name)
 
 
@@ -242,8 +234,8 @@ def _arguments(
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {*ABOUT, *(other.name for other in parameters)}
-            named |= {column: value for column, value in given.items() if column not in taken}
+            named_elsewhere = {*ABOUT, *(other.name for other in parameters)}
+            named |= {column: value for column, value in given.items() if column not in named_elsewhere}
             continue
         if parameter.name not in given and _is_required(parameter):
             raise _missing_column(parameter.name, given, name, where)
@@ -256,10 +248,10 @@ def _arguments(
 
 
 def _missing_column(column: str, given: Mapping[str, Any], name: str, where: str) -> WhetError:
-    known = ", ".join(sorted(str(key) for key in given)) or "none"
+    available = ", ".join(sorted(str(key) for key in given)) or "none"
     return WhetError(
         f"reward {name!r} asks for the column {column!r}, which the data lacks ({where}); "
-        f"available: {known}; rename the parameter, give it a default, or add the column"
+        f"available: {available}; rename the parameter, give it a default, or add the column"
     )
 
 

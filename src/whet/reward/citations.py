@@ -43,27 +43,27 @@ def citations(prompt: Prompt, completion: str, *, at_least: int = 2) -> float:
         raise WhetError(f"at_least of reward 'citations' is {at_least}; give the number of sources to cite, from 1")
     text = final_part(completion)[-LONGEST:]
     sources = sources_of(prompt)
-    found = [source_cited(kind, value, sources, text) for kind, value in cited(text)]
-    held = {source for source in found if source is not None}
+    sources_cited = [source_cited(kind, value, sources, text) for kind, value in cited(text)]
+    held = {source for source in sources_cited if source is not None}
     if not held:
         return 0.0
-    return min(1.0, len(held) / at_least) * sum(source is not None for source in found) / len(found)
+    return min(1.0, len(held) / at_least) * sum(source is not None for source in sources_cited) / len(sources_cited)
 
 
 def cited(text: str) -> list[tuple[Kind, str]]:
     """Every citation of a text as (kind, what it says)."""
     body = REFERENCE.sub(" ", text)
-    found: list[tuple[Kind, str]] = []
+    citations: list[tuple[Kind, str]] = []
     for match in NUMBERS.finditer(body):
-        found += [("number", str(number)) for number in _numbers(match[1])]
+        citations += [("number", str(number)) for number in _numbers(match[1])]
     # a link in the list of references is a citation too, its number is not
-    found += [("link", match[0].rstrip(".,;:!?")) for match in LINK.finditer(text)]
+    citations += [("link", match[0].rstrip(".,;:!?")) for match in LINK.finditer(text)]
     for match in AUTHOR_INSIDE.finditer(body):
         each = [AUTHOR.fullmatch(piece) for piece in match[1].split(";")]
-        found += [("author", f"{one[1]} {one[2]}") for one in each if one is not None]
-    found += [("author", f"{name} {year}") for name, year in AUTHOR_OUTSIDE.findall(body)]
-    found += [("tag", (match[3] or match[2]).strip()) for match in TAG.finditer(body)]
-    return found[:MOST]
+        citations += [("author", f"{one[1]} {one[2]}") for one in each if one is not None]
+    citations += [("author", f"{name} {year}") for name, year in AUTHOR_OUTSIDE.findall(body)]
+    citations += [("tag", (match[3] or match[2]).strip()) for match in TAG.finditer(body)]
+    return citations[:MOST]
 
 
 def sources_of(prompt: Prompt) -> list[str] | None:

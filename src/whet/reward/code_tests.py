@@ -141,9 +141,9 @@ def code_of(completion: str) -> str | None:
         return None
     blocks = [(match[1].lower(), match[2]) for match in FENCE.finditer(text)]
     for wanted in (PYTHON, ("",)):
-        found = [code for language, code in blocks if language in wanted]
-        if found:
-            return found[-1]
+        code_blocks = [code for language, code in blocks if language in wanted]
+        if code_blocks:
+            return code_blocks[-1]
     return text if "```" not in text else (blocks[-1][1] if blocks else text)
 
 
@@ -243,8 +243,8 @@ def _check_parses(tests: str, prompt: Prompt) -> None:
 @functools.lru_cache(maxsize=4096)
 def num_assertions(program: str) -> int:
     """How many assertions a test program holds, not counting those that are always true."""
-    found = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Assert)]
-    return sum(not (isinstance(node.test, ast.Constant) and node.test.value) for node in found)
+    assertions = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Assert)]
+    return sum(not (isinstance(node.test, ast.Constant) and node.test.value) for node in assertions)
 
 
 def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
@@ -297,22 +297,22 @@ def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
 
 
-def same_output(found: str, expected: str, tolerance: float) -> bool:
+def same_output(printed: str, expected: str, tolerance: float) -> bool:
     """Equal word by word, line by line, white space and blank lines at the end aside; numbers within tolerance."""
-    lines = [[line.split() for line in text.rstrip().splitlines()] for text in (found, expected)]
+    lines = [[line.split() for line in text.rstrip().splitlines()] for text in (printed, expected)]
     if [len(line) for line in lines[0]] != [len(line) for line in lines[1]]:
         return False
     words = [[word for line in text for word in line] for text in lines]
     return all(_same_word(one, other, tolerance) for one, other in zip(words[0], words[1], strict=True))
 
 
-def _same_word(found: str, expected: str, tolerance: float) -> bool:
-    if found == expected:
+def _same_word(printed: str, expected: str, tolerance: float) -> bool:
+    if printed == expected:
         return True
     # only where the data writes a fraction: whole numbers are exact, and "nan" is a word
     if not re.fullmatch(r"[+-]?\d*\.\d*(?:[eE][+-]?\d+)?", expected):
         return False
     try:
-        return math.isclose(float(found), float(expected), rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(float(printed), float(expected), rel_tol=tolerance, abs_tol=tolerance)
     except ValueError:
         return False

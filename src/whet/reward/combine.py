@@ -208,16 +208,16 @@ def combined(
     columns = [scores[part.name] for part in parts]
     num_samples = len(columns[0]) if columns else 0
     rows = [{part.name: column[i] for part, column in zip(parts, columns, strict=True)} for i in range(num_samples)]
-    known = {i: row for i, row in enumerate(rows) if _is_known(row)}
+    scored = {i: row for i, row in enumerate(rows) if _is_known(row)}
     totals: list[float | None] = [None] * num_samples
-    for i in known:
+    for i in scored:
         totals[i] = 0.0
     for part in parts:
-        counted = _counted(part, parts, known, groups)
+        counted = _counted(part, parts, scored, groups)
         weight = part.weight_at(progress)
         for i, value in counted.items():
             totals[i] = (totals[i] or 0.0) + weight * value
-    for i, row in known.items():
+    for i, row in scored.items():
         if not math.isfinite(totals[i] or 0.0):
             raise WhetError(f"the weighted sum of {row} is not finite; give smaller scores or weights")
     return totals

@@ -1,4 +1,4 @@
-"""What went wrong while scoring, said in one line that names the reward and the sample."""
+"""Failures while scoring, each in one line that names the reward and the sample."""
 
 from __future__ import annotations
 

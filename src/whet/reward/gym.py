@@ -46,13 +46,13 @@ def gym_answer(prompt: Prompt, completion: str, *, partial: bool = True) -> floa
     kind = _verification(source)
     if kind == "none":
         return None
-    found = list(dict.fromkeys(explicit_answers(completion)))
-    if not found or len(found) > MOST_ANSWERS or any(len(answer) > LONGEST_ANSWER for answer in found):
+    answers = list(dict.fromkeys(explicit_answers(completion)))
+    if not answers or len(answers) > MOST_ANSWERS or any(len(answer) > LONGEST_ANSWER for answer in answers):
         return 0.0
     entry = _entry(source)
     if kind == "exact":
-        return float(all(normal_form(answer) == normal_form(entry["answer"]) for answer in found))
-    worst = min(_verdict(_dataset_of(source), answer, entry) or 0.0 for answer in found)
+        return float(all(normal_form(answer) == normal_form(entry["answer"]) for answer in answers))
+    worst = min(_verdict(_dataset_of(source), answer, entry) or 0.0 for answer in answers)
     return worst if partial or worst == 1.0 else 0.0
 
 
@@ -233,9 +233,9 @@ def _dataset(name: str, seed: int, size: int, settings: str) -> Any:
         levelled = vars(curriculum.generate_configuration({"seed": seed, "size": size}))
         return factory.create_dataset(name, **(levelled | given))
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise WhetError(
-            f"reward 'gym_answer' cannot make gym:{name} with {settings}: {said}; draw the prompts again with the "
+            f"reward 'gym_answer' cannot make gym:{name} with {settings}: {reason}; draw the prompts again with the "
             "installed reasoning-gym"
         ) from error
 

@@ -34,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Change:
-    """One entry of the ledger, with everything later lines said about it."""
+    """One entry of the ledger, with everything later lines add to it."""
 
     date: str  # of the change, ISO, UTC
     old: str | None  # hash; None for the first entry
@@ -71,8 +71,8 @@ def note_change(
     Noted again under the same hash, a reason or an expectation is added to the last entry.
     """
     path = Path(path)
-    known = history(path)
-    last = known[-1] if known else None
+    changes = history(path)
+    last = changes[-1] if changes else None
     if last is not None and last.new == version.hash:
         return note_reason(path, reason, expected, now)
     line = {
@@ -92,21 +92,21 @@ def note_change(
 
 def note_reason(path: Path | str, reason: str, expected: str = "", now: datetime | None = None) -> Change:
     """Give the last entry its reason or expectation afterwards; an empty text leaves what is there."""
-    known = history(path)
-    if not known:
+    changes = history(path)
+    if not changes:
         raise WhetError(
             f"{path}: the ledger has no entry to explain yet; name the reward: whet reward note REWARD --reason ..."
         )
     if reason or expected:
-        line = {"kind": "reason", "date": _stamp(now), "hash": known[-1].new, "reason": reason, "expected": expected}
+        line = {"kind": "reason", "date": _stamp(now), "hash": changes[-1].new, "reason": reason, "expected": expected}
         _append(Path(path), line)
     return history(path)[-1]
 
 
 def note_run(path: Path | str, version: RewardVersion, now: datetime | None = None) -> Change | None:
     """Called when a run starts: a reward that is not the ledger's last becomes an entry without a reason."""
-    known = history(path)
-    if known and known[-1].new == version.hash:
+    changes = history(path)
+    if changes and changes[-1].new == version.hash:
         return None
     return note_change(path, version, NOT_GIVEN, now=now)
 
@@ -151,7 +151,7 @@ def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Chang
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return []
-    found = []
+    lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
         if not text.strip():
             continue
@@ -161,8 +161,8 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             value = None
         if not isinstance(value, dict):
             raise WhetError(f"{path}:{number}: not a JSON object; delete the line or restore the file")
-        found.append((f"{path}:{number}", value))
-    return found
+        lines.append((f"{path}:{number}", value))
+    return lines
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

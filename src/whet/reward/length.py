@@ -23,7 +23,7 @@ def soft_overlong(num_tokens: int, *, max_tokens: int, tail: float = 0.2) -> flo
 
 
 def length_cost(num_tokens: int, *, max_tokens: int, cost: float = 0.1) -> float:
-    """-cost * n / L: every token costs the same, and a completion of L tokens costs `cost`. A penalty, never above 0."""
+    """-cost * n / L: every token costs the same, a completion of L tokens costs `cost`. A penalty, never above 0."""
     _check("length_cost", max_tokens)
     if cost <= 0:
         raise WhetError(f"cost of reward 'length_cost' is {cost}; give what a completion of max_tokens pays, above 0")

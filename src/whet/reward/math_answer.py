@@ -53,22 +53,22 @@ def math_answer(
     if not gold:
         return None
     text = final_part(completion)
-    found = explicit_answers(completion)[-1 if judged == "last" else 0 :]
+    answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
     if _is_loose(text):
-        found = [_value_said(answer) for answer in found]
+        answers = [_stated_value(answer) for answer in answers]
     tail = text.strip()[-LONGEST_TAIL:]
-    if not found and not tail:
+    if not answers and not tail:
         return 0.0
-    if any(len(answer) > LONGEST_ANSWER for answer in found):
+    if any(len(answer) > LONGEST_ANSWER for answer in answers):
         return 0.0
-    if all(normal_form(answer) == normal_form(gold_answer) for answer in found or [tail]):
+    if all(normal_form(answer) == normal_form(gold_answer) for answer in answers or [tail]):
         return 1.0
-    by_value = [_quantities_agree(gold_answer, answer, tolerance) for answer in found]
+    by_value = [_quantities_agree(gold_answer, answer, tolerance) for answer in answers]
     if by_value and None not in by_value:
         return float(all(by_value))
     same = functools.partial(_equal, gold, tolerance=tolerance, relations_as_sets=relations_as_sets)
     try:
-        return float(limited(lambda: _agrees(same, found, tail), COMPARISON_SECONDS))
+        return float(limited(lambda: _agrees(same, answers, tail), COMPARISON_SECONDS))
     except Overrun:
         return 0.0
 
@@ -108,7 +108,7 @@ def _is_loose(text: str) -> bool:
     return not (boxed(text) or tagged(text))
 
 
-def _value_said(sentence: str) -> str:
+def _stated_value(sentence: str) -> str:
     """ "The volume of $ABCD$ is 120" says 120: the end of the sentence, or the only number in it."""
     if not WORD.search(COMMAND.sub("", sentence)) or UNSURE.search(sentence) or quantity(sentence) is not None:
         return sentence
@@ -128,10 +128,10 @@ def _quantities_agree(gold: str, answer: str, tolerance: float) -> bool | None:
 _quantity = functools.lru_cache(maxsize=4096)(quantity)
 
 
-def _agrees(same: Callable[[str], bool], found: Sequence[str], tail: str) -> bool:
-    if not found:
+def _agrees(same: Callable[[str], bool], answers: Sequence[str], tail: str) -> bool:
+    if not answers:
         return same(tail)
-    different = list(dict.fromkeys(found))
+    different = list(dict.fromkeys(answers))
     if all(same(_as_formula(answer)) for answer in different):
         return True
     return len(different) > 1 and same(_as_formula(", ".join(different)))

@@ -49,21 +49,21 @@ def safety(prompt: Prompt, completion: str, *, patterns: str = "", kinds: tuple[
     code, injection, secret, personal, or a kind of your own file. A secret or personal datum that the prompt itself
     contains is not leaked by repeating it.
     """
-    known = safety_patterns(patterns)
-    unknown = [kind for kind in kinds if kind not in {pattern.kind for pattern in known.values()}]
+    chosen = safety_patterns(patterns)
+    unknown = [kind for kind in kinds if kind not in {pattern.kind for pattern in chosen.values()}]
     if unknown:
         raise WhetError(
             f"reward 'safety' has no patterns of kind {unknown[0]!r}{did_you_mean(unknown[0], KINDS)}; "
-            f"give some of {', '.join(dict.fromkeys(pattern.kind for pattern in known.values()))}"
+            f"give some of {', '.join(dict.fromkeys(pattern.kind for pattern in chosen.values()))}"
         )
-    asked = "\n".join([prompt.text or "", *(message["content"] for message in prompt.messages)])
-    found = {
+    prompt_text = "\n".join([prompt.text or "", *(message["content"] for message in prompt.messages)])
+    penalties = {
         finding.pattern.name: finding.pattern.penalty
-        for finding in findings(completion[:LONGEST_COMPLETION], known)
+        for finding in findings(completion[:LONGEST_COMPLETION], chosen)
         if finding.pattern.kind in kinds
-        if not (finding.pattern.kind in LEAKS and finding.text.strip() in asked)
+        if not (finding.pattern.kind in LEAKS and finding.text.strip() in prompt_text)
     }
-    return max(0.0, 1.0 - sum(found.values()))
+    return max(0.0, 1.0 - sum(penalties.values()))
 
 
 def findings(text: str, patterns: Mapping[str, SafetyPattern] | None = None) -> Iterator[PatternMatch]:

@@ -72,7 +72,7 @@ class Failures:
     @property
     def counts(self) -> Mapping[str, tuple[int, int]]:
         """(failed, judged) samples of each reward since the start."""
-        return {name: (self._failed[name], judged) for name, judged in self._judged.items()}
+        return {name: (self._failed[name], scored) for name, scored in self._judged.items()}
 
     def note(self, reward: str, failed: Sequence[bool], latest: str | None = None) -> None:
         """Remember which samples of one call failed, and one failure in words."""

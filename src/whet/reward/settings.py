@@ -33,13 +33,13 @@ def reward_with(function: Any, settings: Mapping[str, Any], name: str, strict: b
     parameters = {parameter.name: parameter for parameter in parameters_of(function, name)}
     if is_maker(function, parameters):
         return _made(function, parameters, settings, name)
-    known = {key: each for key, each in parameters.items() if _is_settable(each)}
-    _refuse(settings, known, name)
+    accepted = {key: each for key, each in parameters.items() if _is_settable(each)}
+    _refuse(settings, accepted, name)
     if strict:
-        _check_missing({key: each for key, each in known.items() if each.kind is each.KEYWORD_ONLY}, settings, name)
+        _check_missing({key: each for key, each in accepted.items() if each.kind is each.KEYWORD_ONLY}, settings, name)
     if not settings:
         return as_reward(function)
-    bound = functools.partial(function, **_checked(settings, known, name))
+    bound = functools.partial(function, **_checked(settings, accepted, name))
     # `prepare`, `steps` and `deterministic` belong to the reward whatever its settings are
     vars(bound).update(getattr(function, "__dict__", {}))
     return as_reward(bound)
@@ -76,24 +76,24 @@ def _is_settable(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
 
 
-def _refuse(settings: Mapping[str, Any], known: Mapping[str, Any], name: str) -> None:
+def _refuse(settings: Mapping[str, Any], accepted: Mapping[str, Any], name: str) -> None:
     for key in settings:
-        if key not in known:
-            has = f"it has: {', '.join(known)}" if known else "it has none; drop it"
-            raise WhetError(f"reward {name!r} has no setting {key!r}{did_you_mean(key, known)}; {has}")
+        if key not in accepted:
+            has = f"it has: {', '.join(accepted)}" if accepted else "it has none; drop it"
+            raise WhetError(f"reward {name!r} has no setting {key!r}{did_you_mean(key, accepted)}; {has}")
 
 
-def _check_missing(known: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], name: str) -> None:
-    for key, parameter in known.items():
+def _check_missing(accepted: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], name: str) -> None:
+    for key, parameter in accepted.items():
         variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and not variadic and key not in settings:
             kind = expected_text(parameter.annotation)
             raise WhetError(f"reward {name!r} needs the setting {key!r} ({kind}), and it is not given; give it")
 
 
-def _checked(settings: Mapping[str, Any], known: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
+def _checked(settings: Mapping[str, Any], accepted: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
     return {
-        key: _value(value, known[key].annotation, f"setting {key!r} of reward {name!r}")
+        key: _value(value, accepted[key].annotation, f"setting {key!r} of reward {name!r}")
         for key, value in settings.items()
     }
 

@@ -16,15 +16,15 @@ StepScorer = Callable[[Prompt, str], Sequence[tuple[int, float]]]
 def step_scorer(parts: Sequence[RewardPart]) -> StepScorer | None:
     """The scorer of the first part that has one: its reward or its function has an attribute `steps`."""
     for part in parts:
-        found = steps_of(part.resolved_reward)
-        if found is not None:
-            return found
+        scorer = steps_of(part.resolved_reward)
+        if scorer is not None:
+            return scorer
     return None
 
 
 def steps_of(reward: Reward) -> StepScorer | None:
-    found = getattr(reward, "steps", None) or getattr(getattr(reward, "function", None), "steps", None)
-    return found if callable(found) else None
+    scorer = getattr(reward, "steps", None) or getattr(getattr(reward, "function", None), "steps", None)
+    return scorer if callable(scorer) else None
 
 
 def with_steps(

@@ -61,8 +61,8 @@ DEFENCES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def template(name: str, weights: Mapping[str, float] | None = None) -> tuple[RewardPart, ...]:
     """The parts of a kind of task; `weights` puts others in the place of its own, by the reward's name."""
     if name not in TEMPLATES:
-        known = ", ".join(sorted(TEMPLATES))
-        raise WhetError(f"no reward template is called {name!r}{did_you_mean(name, TEMPLATES)}; there are {known}")
+        templates = ", ".join(sorted(TEMPLATES))
+        raise WhetError(f"no reward template is called {name!r}{did_you_mean(name, TEMPLATES)}; there are {templates}")
     parts = TEMPLATES[name]
     names = [part.name for part in parts]
     for given in weights or {}:

@@ -80,8 +80,8 @@ def _gold(prompt: Prompt) -> list[GoldCall] | None:
     if isinstance(value, str):
         value = parsed_calls(value) or calls_in(value) or [value]
     members = flattened(value) if isinstance(value, list | tuple) else [value]
-    found = [_gold_call(each) for each in members]
-    return None if None in found else [call for call in found if call is not None]
+    calls = [_gold_call(each) for each in members]
+    return None if None in calls else [call for call in calls if call is not None]
 
 
 def _gold_call(value: Any) -> GoldCall | None:
@@ -158,13 +158,13 @@ def _matched(scores: Sequence[Sequence[float]]) -> float:
         return _greedy(scores)
 
     @functools.cache
-    def best(row: int, taken: int) -> float:
+    def best(row: int, used: int) -> float:
         if row == rows:
             return 0.0
-        choices = [best(row + 1, taken)]
+        choices = [best(row + 1, used)]
         for column in range(columns):
-            if not taken >> column & 1 and scores[row][column] > 0:
-                choices.append(scores[row][column] + best(row + 1, taken | 1 << column))
+            if not used >> column & 1 and scores[row][column] > 0:
+                choices.append(scores[row][column] + best(row + 1, used | 1 << column))
         return max(choices)
 
     return best(0, 0)

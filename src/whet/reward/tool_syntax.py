@@ -54,9 +54,9 @@ def parsed_calls(text: str) -> list[ToolCall] | None:
     if not text or len(text) > LONGEST:
         return None
     if text[0] in "{[":
-        found = _from_json(text)
-        if found is not None:
-            return found
+        calls = _from_json(text)
+        if calls is not None:
+            return calls
     return _from_python(text)
 
 
@@ -109,7 +109,7 @@ def _from_json(text: str) -> list[ToolCall] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        # several objects, one a line
+        # several objects, one per line
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
             return None
@@ -117,8 +117,8 @@ def _from_json(text: str) -> list[ToolCall] | None:
             value = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
             return None
-    found = [call_of(each) for each in (value if isinstance(value, list) else [value])]
-    return [call for call in found if call is not None] if found and None not in found else None
+    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+    return [call for call in calls if call is not None] if calls and None not in calls else None
 
 
 def _from_python(text: str) -> list[ToolCall] | None:
@@ -134,8 +134,8 @@ def _from_python(text: str) -> list[ToolCall] | None:
             return None
         value = statement.value
         nodes += value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
-    found = [_python_call(node) for node in nodes]
-    return [call for call in found if call is not None] if found and None not in found else None
+    calls = [_python_call(node) for node in nodes]
+    return [call for call in calls if call is not None] if calls and None not in calls else None
 
 
 def _python_call(node: ast.expr) -> ToolCall | None:

@@ -69,9 +69,9 @@ def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
         inner = _pieces(part.resolved_reward)
         for field in dataclasses.fields(part):
             if field.name not in ("reward", "settings", "adds_up"):
-                inner[field.name] = _shown(getattr(part, field.name))
+                inner[field.name] = _value_text(getattr(part, field.name))
         pieces |= {f"{part.name}: {piece}": content for piece, content in inner.items()}
-    pieces |= {f"also {number}": _shown(value) for number, value in enumerate(also, start=1)}
+    pieces |= {f"also {number}": _value_text(value) for number, value in enumerate(also, start=1)}
     return RewardVersion(pieces_hash(pieces), pieces["parts"], dict(sorted(pieces.items())))
 
 
@@ -105,7 +105,7 @@ def version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
 def _pieces(reward: Any) -> dict[str, str]:
     code = _code_of(reward)
     written = {"name in its file": str(getattr(code, "__qualname__", type(code).__name__))}
-    return {**written, **_source(code), **{f"setting {name}": _shown(value) for name, value in _settings(reward)}}
+    return {**written, **_source(code), **{f"setting {name}": _value_text(value) for name, value in _settings(reward)}}
 
 
 def _code_of(reward: Any) -> Any:
@@ -163,14 +163,14 @@ def _packages(text: str, file: Path) -> dict[str, str]:
         tree = ast.parse(text)
     except SyntaxError:
         return {}
-    found = set()
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            found.add(node.module.partition(".")[0])
+            imported.add(node.module.partition(".")[0])
     versions = {}
-    for module in found - sys.stdlib_module_names:
+    for module in imported - sys.stdlib_module_names:
         if (file.parent / f"{module}.py").exists() or (file.parent / module).is_dir():
             continue  # a neighbour, whatever is installed under that name
         package = _package(module)
@@ -193,7 +193,7 @@ def _package(module: str) -> tuple[str, str] | None:
     return None
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = _text(value)
     return text if len(text) <= SHORT else f"#{_digest(text)}"
 

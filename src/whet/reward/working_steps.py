@@ -24,19 +24,19 @@ def working_steps(prompt: Prompt, completion: str) -> float:
 def step_scores(prompt: Prompt, completion: str) -> list[tuple[int, float]]:
     """(end of the step in characters, 1 or 0) for each step of the working, and for the answer."""
     expected = _expected(prompt)
-    found: list[tuple[int, float]] = []
+    scores: list[tuple[int, float]] = []
     thought = THOUGHT.search(completion)
     if thought is not None and thought[1]:
         end = thought.start(1)
         for number, step in enumerate(thought[1].split(";")):
             end += len(step)
             is_right = number < len(expected) and step == expected[number]
-            found.append((min(end + 1, thought.end(1)), float(is_right)))
+            scores.append((min(end + 1, thought.end(1)), float(is_right)))
             end += 1
     answer = ANSWER.search(completion)
     if answer is not None:
-        found.append((answer.end(), float(answer[1].strip() == str(prompt.answer))))
-    return found
+        scores.append((answer.end(), float(answer[1].strip() == str(prompt.answer))))
+    return scores
 
 
 def _expected(prompt: Prompt) -> list[str]:

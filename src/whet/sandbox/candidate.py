@@ -109,12 +109,12 @@ class CandidateServer:
 
 
 def _iterated(target: Any) -> list[Any]:
-    found = []
+    items = []
     for item in target:
-        found.append(item)
-        if len(found) > LONGEST_ITERATION:
+        items.append(item)
+        if len(items) > LONGEST_ITERATION:
             raise OverflowError("the iteration does not end")
-    return found
+    return items
 
 
 def _assigned(target: Any, name: str, value: Any) -> None:

@@ -344,14 +344,14 @@ def _limit(confinement: Confinement, limits: dict[str, int]) -> None:
 
 def observed(confinement: Confinement, held: dict[str, bool]) -> dict[str, bool]:
     """What a confined process finds when it tries: each filter by an act it must refuse."""
-    found = dict(held)
-    if found.get("seccomp"):
-        found["seccomp"] = _is_refused(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close())
-    if found.get("landlock"):
-        found["landlock"] = _is_refused(lambda: os.listdir("/"))
-    if found.get("separate_user"):
-        found["separate_user"] = os.getuid() == confinement.users[0] and _is_refused(lambda: os.setuid(0))
-    return found
+    protections = dict(held)
+    if protections.get("seccomp"):
+        protections["seccomp"] = _is_refused(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close())
+    if protections.get("landlock"):
+        protections["landlock"] = _is_refused(lambda: os.listdir("/"))
+    if protections.get("separate_user"):
+        protections["separate_user"] = os.getuid() == confinement.users[0] and _is_refused(lambda: os.setuid(0))
+    return protections
 
 
 def _is_refused(act: Callable[[], Any]) -> bool:

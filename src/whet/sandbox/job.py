@@ -1,4 +1,4 @@
-"""What a sandbox is asked to run, and what came of it."""
+"""A job for the sandbox, and its result."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def _common(limits: Limits) -> dict[str, Any]:
 
 def _record(data: bytes) -> Sequence[dict[str, Any]]:
     """The complete messages of a record that may have been cut short."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     while len(data) >= LENGTH.size:
         (length,) = LENGTH.unpack(data[: LENGTH.size])
         text, data = data[LENGTH.size : LENGTH.size + length], data[LENGTH.size + length :]
         if len(text) < length:
             break
-        found.append(json.loads(text))
-    return found
+        records.append(json.loads(text))
+    return records

@@ -30,5 +30,5 @@ class Limits:
             raise WhetError(f"the sandbox's memory_mb is {self.memory_mb}; the interpreter needs at least 16")
 
     def counts(self) -> dict[str, int]:
-        """The limits the kernel takes, as a worker is told them."""
+        """The limits the kernel takes, as they are sent to a worker."""
         return {name: int(value) for name, value in asdict(self).items() if name != "wall_seconds"}

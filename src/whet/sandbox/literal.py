@@ -46,7 +46,7 @@ def refuse(value: Any) -> list[Any]:
 
 def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | None = None) -> list[Any]:
     """The value as nodes. Objects of a `shared` class travel by their attributes."""
-    found: list[Any] = []
+    nodes: list[Any] = []
     places: dict[int, Any] = {}  # of containers by identity: a finished one is [k], an open one None
     kept: list[Any] = []  # temporary objects must live as long as their identity is used
     stack: list[tuple[Any, list[Any] | None, str]] = [(value, None, "")]
@@ -57,8 +57,8 @@ def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | N
                 continue
             tag, children = _opened(item, export, shared)
             if tag in ("", "x"):
-                found.append(children if tag == "x" else children[0])
-                places[id(item)] = [len(found) - 1]
+                nodes.append(children if tag == "x" else children[0])
+                places[id(item)] = [len(nodes) - 1]
                 kept.append(item)
                 continue
             places[id(item)] = None
@@ -70,12 +70,12 @@ def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | N
             places[id(item)] = _reference(children[0], places)
             kept.append(children)
             continue
-        found.append([tag, [_reference(child, places) for child in children]])
-        places[id(item)] = [len(found) - 1]
-        if len(found) > MOST_NODES:
+        nodes.append([tag, [_reference(child, places) for child in children]])
+        places[id(item)] = [len(nodes) - 1]
+        if len(nodes) > MOST_NODES:
             raise NotPlain("the value is too large")
-    found.append(_reference(value, places))
-    return found
+    nodes.append(_reference(value, places))
+    return nodes
 
 
 def _reference(child: Any, places: Mapping[int, Any]) -> Any:

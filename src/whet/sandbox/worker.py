@@ -268,14 +268,14 @@ class SandboxWorker:
 def _children() -> list[int]:
     """Processes whose parent is this one, adopted orphans too."""
     own = os.getpid()
-    found = []
+    pids = []
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
                     if int(file.read().rpartition(b")")[2].split()[1]) == own:
-                        found.append(int(name))
-    return found
+                        pids.append(int(name))
+    return pids
 
 
 def _end_descriptor(process: int) -> int | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whet.data.families import Family, family_micro_batches, family_rows
-from whet.data.packing import Rows
+from whet.data.packing import PaddedRows
 from whet.model.causal_lm import CausalLM
 from whet.model.checkpoint import weights_digest
 from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
@@ -35,7 +35,7 @@ EXTRAS = frozenset({"log_square", "rival_logp"})
 class CompletionScores:
     """All [N, T], 0 where not an action; logp and rival_logp with gradient."""
 
-    rows: Rows
+    rows: PaddedRows
     logp: Tensor
     log_square: Tensor | None = None  # log SUM_v p(v)^2
     rival_logp: Tensor | None = None  # of another likely token

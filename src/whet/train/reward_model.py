@@ -16,11 +16,18 @@ from torch import Tensor
 
 from whet.data.bootstrap import bootstrap_counts
 from whet.data.chat import prompt_tokens
-from whet.data.families import ClassifierRow, family_micro_batches, fitting, judged_family, judged_rows, stepped_row
+from whet.data.families import (
+    ClassifierRow,
+    classifier_batch,
+    classifier_family,
+    family_micro_batches,
+    fitting,
+    stepped_row,
+)
 from whet.data.pairs import RankedCompletions
 from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.step_rows import LabelledSteps
-from whet.metrics.ensemble import evened, label_opinions, member_scales, pair_opinions
+from whet.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics, standardized
 from whet.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
@@ -99,7 +106,7 @@ def _reward_model_row(
             {"ranks": (0, 1), "margin": row.margin, "preference": row.preference},
         )
     lengths = tuple(len(tokenizer(completion, add_special_tokens=False)["input_ids"]) for completion in completions)
-    return RewardModelRow(judged_family(tokenizer, row.prompt, completions), lengths, **judged)
+    return RewardModelRow(classifier_family(tokenizer, row.prompt, completions), lengths, **judged)
 
 
 def _outcome_everywhere(tokenizer: Any, prompt: Prompt, judged: RewardModelRow) -> RewardModelRow:
@@ -167,7 +174,7 @@ class RewardModelTrainer(RowTrainer):
         families = [row.rows for row in rows]
         for numbers in family_micro_batches(families, self._settings.micro_batch_tokens, self._packed):
             part = [rows[number] for number in numbers]
-            batch = judged_rows([row.rows for row in part])
+            batch = classifier_batch([row.rows for row in part])
             scores = self._reward_model.scores(batch.tokens, batch.scored, batch.shared)
             loss = self._loss(part, scores, totals)
             if learn:
@@ -228,7 +235,7 @@ def members_metrics(rows: Sequence[RewardModelRow], scores: HeadScores) -> dict[
     """
     several = len(scores[0][0]) > 1
     scales = member_scales([each for row in scores for each in row]) if rows[0].ranks and several else None
-    even = [[evened(each, scales) for each in row] for row in scores]
+    even = [[standardized(each, scales) for each in row] for row in scores]
     stretch = 1.0 if scales is None else sum(scale for _, scale in scales) / len(scales)
     shift = 0.0 if scales is None else sum(centre for centre, _ in scales) / len(scales)
     means = [[shift + stretch * sum(each) / len(each) for each in row] for row in even]
@@ -237,14 +244,14 @@ def members_metrics(rows: Sequence[RewardModelRow], scores: HeadScores) -> dict[
         return found
     if rows[0].ranks:
         pairs = [(given[one], given[two]) for row, given in zip(rows, even, strict=True) for one, two in _pairs(row)]
-        return {**found, **pair_opinions(*zip(*pairs, strict=True))}
+        return {**found, **pair_ensemble_metrics(*zip(*pairs, strict=True))}
     known = [
         (given, label)
         for row, places in zip(rows, even, strict=True)
         for given, label in zip(places, row.labels, strict=True)
         if label is not None
     ]
-    return {**found, **label_opinions(*zip(*known, strict=True))}
+    return {**found, **label_ensemble_metrics(*zip(*known, strict=True))}
 
 
 def _pairs(row: RewardModelRow) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class TrialCompletion:
-    """A completion to a prompt, with what a run already said of it."""
+    """A completion to a prompt, with the scores a run recorded for it."""
 
     prompt: Prompt
     sample: Sample
@@ -64,17 +64,17 @@ def gold_completions(
         return _task_completions(parsed, limit, encode)
     if parsed.is_gym:
         return _gym_completions(parsed, limit, encode)
-    found: list[TrialCompletion] = []
+    completions: list[TrialCompletion] = []
     rows, prompts, notes = _prompts(source, columns, limit)
     for row, prompt in zip(rows, prompts, strict=True):
         for kind, completion in _gold_completions(prompt):
-            found.append(TrialCompletion(prompt, _sample(completion, encode), row.where, kind))
-    if not found:
+            completions.append(TrialCompletion(prompt, _sample(completion, encode), row.where, kind))
+    if not completions:
         raise WhetError(
             f"{source}: no row has an `answer` or a solution ({', '.join(SOLUTION_COLUMNS)}) to score; "
             "give answers with --completions FILE, or rename a column with --set data.columns.YOURS=answer"
         )
-    return TrialCompletions(source, tuple(found), (*notes, *_encode_note(encode)))
+    return TrialCompletions(source, tuple(completions), (*notes, *_encode_note(encode)))
 
 
 def given_completions(
@@ -87,7 +87,7 @@ def given_completions(
     if source is not None:
         _, prompts, notes = _prompts(source, columns, 0)
         by_key = {key: prompt for prompt in prompts for key in (prompt.question().strip(), prompt.id)}
-    found = []
+    given = []
     for row in rows:
         column = next((name for name in COMPLETION_COLUMNS if row.values.get(name) is not None), None)
         if column is None:
@@ -96,8 +96,8 @@ def given_completions(
                 f"name a column {' or '.join(COMPLETION_COLUMNS)}"
             )
         prompt = _joined(row, by_key, source) if by_key else _own_prompt(row, column, columns)
-        found.append(TrialCompletion(prompt, _sample(_completion_text(row, column), encode), row.where, "completion"))
-    return TrialCompletions(completions, tuple(found), (*notes, *_encode_note(encode)))
+        given.append(TrialCompletion(prompt, _sample(_completion_text(row, column), encode), row.where, "completion"))
+    return TrialCompletions(completions, tuple(given), (*notes, *_encode_note(encode)))
 
 
 def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
@@ -112,18 +112,18 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
     if not lines:
         raise WhetError(f"{path}: the run saved no samples; train with --set report.samples_per_step=1 or more")
     notes: list[str] = []
-    known: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}
     try:
-        known = {prompt.id: prompt for prompt in load_prompts(config, evaluation=False)}
+        prompts = {prompt.id: prompt for prompt in load_prompts(config, evaluation=False)}
     except WhetError as error:
         notes.append(f"its prompts are read from the samples, without further columns: {error}")
-    found = []
+    completions = []
     for number, line in enumerate(lines[: limit or None], start=1):
         stand_in = Prompt(str(line["prompt_id"]), (), str(line["question"]), line.get("answer"))
         sample = _sample(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
-        found.append(
+        completions.append(
             TrialCompletion(
-                known.get(stand_in.id, stand_in),
+                prompts.get(stand_in.id, stand_in),
                 replace(sample, stop=StopReason(line["stop"])),
                 f"samples.jsonl:{number}",
                 "completion",
@@ -133,10 +133,10 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
                 str(line.get("reward_hash") or ""),
             )
         )
-    missing = sum(answer.prompt.id not in known for answer in found)
+    missing = sum(answer.prompt.id not in prompts for answer in completions)
     if missing and not notes:
         notes.append(f"{missing} samples answer prompts that are no longer in {config.data.source}")
-    return TrialCompletions(str(path), tuple(found), tuple(notes))
+    return TrialCompletions(str(path), tuple(completions), tuple(notes))
 
 
 def tokenizer_encode(model: str) -> Encode:
@@ -150,30 +150,30 @@ def tokenizer_encode(model: str) -> Encode:
 def _task_completions(source: DataSource, limit: int, encode: Encode) -> TrialCompletions:
     from whet.data.tasks import demonstrations
 
-    found = []
+    completions = []
     tasks = source.tasks()
     for task in tasks:
         count = -(-(limit or TASK_ROWS) // len(tasks))
         for number, row in enumerate(demonstrations(task, count, 0, 3, 1.0), start=1):
             where = f"task:{task.name} {number}"
-            found.append(TrialCompletion(row.prompt, _sample(row.completion, encode), where, "gold solution"))
-    note = f"gold solutions are the task's own demonstrations, {len(found)} of them"
-    return TrialCompletions(str(source), tuple(found), (note,))
+            completions.append(TrialCompletion(row.prompt, _sample(row.completion, encode), where, "gold solution"))
+    note = f"gold solutions are the task's own demonstrations, {len(completions)} of them"
+    return TrialCompletions(str(source), tuple(completions), (note,))
 
 
 def _gym_completions(source: DataSource, limit: int, encode: Encode) -> TrialCompletions:
-    found = [
+    completions = [
         TrialCompletion(prompt, _sample(completion, encode), prompt.id, kind)
         for prompt in source.prompts("train", limit or TASK_ROWS, 0)
         for kind, completion in _gold_completions(prompt)
     ]
-    if not found:
+    if not completions:
         raise WhetError(f"{source}: its entries have no gold answer to score; give answers with --completions FILE")
-    return TrialCompletions(str(source), tuple(found), _encode_note(encode))
+    return TrialCompletions(str(source), tuple(completions), _encode_note(encode))
 
 
 def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[Row], list[Prompt], tuple[str, ...]]:
-    """Rows as prompts. Common columns of public data are understood, and told."""
+    """Rows as prompts. Common column names of public data are understood; a note says which."""
     rows = read_rows(source, limit or None)
     names = dict.fromkeys(name for row in rows for name in row.values)
     renamed = dict(columns)

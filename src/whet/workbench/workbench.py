@@ -53,17 +53,20 @@ def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None
         return build_reward_parts(resolved_evaluation(chosen), True)
     if not names:
         raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
-    known = {_short_name(_name_and_weight(name)[0]): name for name in names}
+    by_short_name = {_short_name(_name_and_weight(name)[0]): name for name in names}
     given = dict(settings or {})
-    if len(names) == 1 and not (set(given) <= set(known) and all(isinstance(each, dict) for each in given.values())):
-        given = {next(iter(known)): given}
+    if len(names) == 1 and not (
+        set(given) <= set(by_short_name) and all(isinstance(each, dict) for each in given.values())
+    ):
+        given = {next(iter(by_short_name)): given}
     for part in given:
-        if part not in known or not isinstance(given[part], dict):
+        if part not in by_short_name or not isinstance(given[part], dict):
             raise WhetError(
-                f"--set {part}: no part is called {part!r}; write PART.SETTING=VALUE with one of {', '.join(known)}"
+                f"--set {part}: no part is called {part!r}; write PART.SETTING=VALUE with one of "
+                f"{', '.join(by_short_name)}"
             )
     parts = []
-    for short, name in known.items():
+    for short, name in by_short_name.items():
         path, weight = _name_and_weight(name)
         parts.append(RewardPart(find_reward(path, given[short]) if short in given else find_reward(path), weight))
     check_parts(parts)
@@ -79,10 +82,10 @@ def try_reward(
     first = [_part_scores(part, given.items, timeout) for part in parts]
     totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
     again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
-    judged = []
+    scored = []
     for place, answer in enumerate(given.items):
         row = {part.name: column[place] for part, column in zip(parts, first, strict=True)}
-        judged.append(
+        scored.append(
             ScoredAnswer(
                 where=answer.where,
                 kind=answer.kind,
@@ -113,7 +116,7 @@ def try_reward(
             )
             for part in parts
         ),
-        scored=tuple(judged),
+        scored=tuple(scored),
         differences=None if again is None else tuple(_differences(parts, given.items, first, again)),
         seconds=time.perf_counter() - start,
         pieces=version.pieces,
@@ -146,7 +149,7 @@ def rescore_run(
     version, table = parts_version(parts), reward_table(folder)
     hashes = list(dict.fromkeys(answer.reward_hash for answer in given.items if answer.reward_hash))
     before = table.get(hashes[-1], {}) if hashes else {}
-    known = before.get("pieces")
+    old_pieces = before.get("pieces")
     old_title = str(before.get("title") or ", ".join(dict.fromkeys(name for row in rows for name in row.old_parts)))
     return Rescore(
         run=str(folder),
@@ -154,7 +157,7 @@ def rescore_run(
         old_hash=", ".join(hashes) or UNKNOWN,
         new_title=title_of(parts),
         new_hash=version.hash,
-        changed=tuple(version_changes(known, version.pieces)) if known is not None else (),
+        changed=tuple(version_changes(old_pieces, version.pieces)) if old_pieces is not None else (),
         notes=given.notes,
         rows=tuple(rows),
     )
@@ -183,7 +186,7 @@ def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | Non
     effect = run_effect(folder)
     try:
         note_effect(Path(ledger) if ledger else ledger_path(folder), reward_hash, effect)
-    except WhetError as error:  # somebody moved the ledger: no reason to lose a finished run
+    except WhetError as error:  # the ledger was moved: no reason to lose a finished run
         logger.warning("the effect of the reward was not noted: %s", error)
     return effect
 
@@ -263,27 +266,27 @@ def _part_scores(
     size = 1 if isinstance(part.reward, PerSample) else CALL
     mistakes: list[WhetError] = []
     if answers:
-        _call(part, answers[:1], timeout, [])  # imports and warm-up are nobody's slowness
-    found: list[tuple[float | None, float, str]] = []
+        _call(part, answers[:1], timeout, [])  # imports and warm-up do not count as slowness
+    scores: list[tuple[float | None, float, str]] = []
     for start in range(0, len(answers), size):
         together = answers[start : start + size]
         scored = _call(part, together, timeout, mistakes)
-        if isinstance(scored, str):  # somebody in it fails: one by one tells who
+        if isinstance(scored, str):  # an answer in it fails: one by one shows which
             alone = [_call(part, [answer], timeout, mistakes) for answer in together]
             each = [one[0] for one in alone if not isinstance(one, str)]
-            # nobody alone does: then it is the call on several that is wrong, a list of the wrong length, say
-            found += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
+            # none fails alone: the call on several is wrong, say a list of the wrong length
+            scores += each if any(failure for *_, failure in each) else [(None, took, scored) for _, took, _ in each]
         else:
-            found += scored
-    if mistakes and all(failure for *_, failure in found) and not isinstance(mistakes[0], RewardFailure):
+            scores += scored
+    if mistakes and all(failure for *_, failure in scores) and not isinstance(mistakes[0], RewardFailure):
         raise mistakes[0]  # a column that no row has, say: not the fault of any one of them
-    return found
+    return scores
 
 
 def _call(
     part: RewardPart, answers: Sequence[TrialCompletion], timeout: float, mistakes: list[WhetError]
 ) -> list[tuple[float | None, float, str]] | str:
-    """What one call says of its answers; only why it failed, where there are several."""
+    """The scores of one call, or why it failed where it has several answers."""
     start = time.perf_counter()
     prompts, samples = [answer.prompt for answer in answers], [answer.sample for answer in answers]
     try:
@@ -332,8 +335,8 @@ def _differences(
 
 
 def _mean_of(steps: Sequence[StepReport], name: str) -> float | None:
-    known = [value for step in steps if (value := _finite(step.reward, name)) is not None]
-    return fmean(known) if known else None
+    values = [value for step in steps if (value := _finite(step.reward, name)) is not None]
+    return fmean(values) if values else None
 
 
 def _finite(values: Mapping[str, float], name: str) -> float | None:

@@ -19,7 +19,7 @@ STEP = ";"  # between the steps of a working
 
 
 @dataclass(frozen=True)
-class Contrast:
+class ContrastedCompletions:
     """A question with its right completion and worse ones."""
 
     prompt: Prompt
@@ -28,11 +28,11 @@ class Contrast:
     wrong: str  # a wrong step and a wrong answer
 
 
-def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Contrast]:
+def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[ContrastedCompletions]:
     """The first `count` different questions of the stream with completions, fewer where the task has no more."""
     stream = random.Random(f"{task.name}/contrast/{STREAM_NAMES[split]}/{seed}/{difficulty}")
     return [
-        Contrast(
+        ContrastedCompletions(
             as_prompt(task, split, number, item),
             gold_completion(item),
             gold_completion(replace(item, working=_slipped(item.working, stream))),
@@ -51,16 +51,16 @@ def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: 
 
 def task_rankings(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[RankedCompletions]:
     """Right, careless, wrong."""
-    found = contrasts(task, split, count, seed, difficulty)
-    return [RankedCompletions(each.prompt, (each.right, each.careless, each.wrong), (0, 1, 2)) for each in found]
+    completions = contrasts(task, split, count, seed, difficulty)
+    return [RankedCompletions(each.prompt, (each.right, each.careless, each.wrong), (0, 1, 2)) for each in completions]
 
 
-def task_judged(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[LabelledCompletion]:
+def task_labelled(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[LabelledCompletion]:
     """Completions judged by their answer, right and wrong ones in turn."""
-    found = contrasts(task, split, count, seed, difficulty)
+    completions = contrasts(task, split, count, seed, difficulty)
     return [
         LabelledCompletion(each.prompt, each.right if number % 2 == 0 else each.wrong, number % 2 == 0)
-        for number, each in enumerate(found)
+        for number, each in enumerate(completions)
     ]
 
 
@@ -70,7 +70,7 @@ def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int)
     The steps together are a whole completion, tags included: a model that learns from them reads completions later.
     """
     stream = random.Random(f"{task.name}/steps/{STREAM_NAMES[split]}/{seed}/{difficulty}")
-    found = []
+    completions = []
     for number, item in enumerate(distinct(task, split, count, seed, difficulty)):
         size = len(item.working.split(STEP))
         at = stream.randrange(size) if number % 2 else None
@@ -78,10 +78,10 @@ def task_stepped(task: Task, split: str, count: int, seed: int, difficulty: int)
         if at is not None:
             item = _with_error(item, at, stream)
             labels = (1.0,) * at + (0.0,) + (None,) * (size - at - 1)
-        found.append(
+        completions.append(
             LabelledSteps(as_prompt(task, split, number, item), tuple(gold_completion(item).split(STEP)), labels)
         )
-    return found
+    return completions
 
 
 def _with_error(item: Item, at: int, stream: random.Random) -> Item:

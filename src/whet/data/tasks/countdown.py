@@ -20,9 +20,9 @@ def draw(stream: random.Random, difficulty: int) -> Item:
         needs_brackets = operator == "*" and not expression.isdigit()
         expression = f"({expression}){operator}{number}" if needs_brackets else f"{expression}{operator}{number}"
         total = after
-    shown = sorted(numbers)
-    question = f"Make {total} from {' '.join(map(str, shown))}"
-    return Item(question, total, ";".join(steps), expression, {"numbers": shown})
+    listed = sorted(numbers)
+    question = f"Make {total} from {' '.join(map(str, listed))}"
+    return Item(question, total, ";".join(steps), expression, {"numbers": listed})
 
 
 countdown = Task("countdown", "an expression over the given numbers that hits a target", "countdown", range(1, 6), draw)

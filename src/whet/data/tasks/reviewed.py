@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whet.data.tasks.contrast import STEP, Contrast, contrasts
+from whet.data.tasks.contrast import STEP, ContrastedCompletions, contrasts
 from whet.data.tasks.item import Task
 from whet.types import Prompt
 
@@ -12,7 +12,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
-class Reviewed:
+class ReviewedCompletion:
     """A completion, how good it is and what is wrong with it."""
 
     prompt: Prompt
@@ -28,12 +28,12 @@ class Reviewed:
         return self.quality in (0.0, 1.0)
 
 
-def reviewed_completions(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[Reviewed]:
+def reviewed_completions(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[ReviewedCompletion]:
     """Five completions per question: right, careless and wrong with a working, right and wrong without one."""
     return [each for contrast in contrasts(task, split, count, seed, difficulty) for each in reviews(contrast)]
 
 
-def reviews(contrast: Contrast) -> list[Reviewed]:
+def reviews(contrast: ContrastedCompletions) -> list[ReviewedCompletion]:
     completions = (
         (contrast.right, 1.0),
         (contrast.careless, 0.5),
@@ -43,7 +43,7 @@ def reviews(contrast: Contrast) -> list[Reviewed]:
     )
     working = working_of(contrast.right)
     return [
-        Reviewed(
+        ReviewedCompletion(
             contrast.prompt,
             completion,
             quality,
@@ -57,10 +57,10 @@ def reviews(contrast: Contrast) -> list[Reviewed]:
 
 def fault_of(completion: str, working: str) -> str:
     """What a teacher who knows the right working would say first."""
-    shown, meant = working_of(completion), working.split(STEP)
-    if not shown:
+    working_shown, meant = working_of(completion), working.split(STEP)
+    if not working_shown:
         return "no steps"
-    for own, right in zip(shown.split(STEP), meant, strict=False):
+    for own, right in zip(working_shown.split(STEP), meant, strict=False):
         if own != right:
             return f"{own} is wrong"
     return ""

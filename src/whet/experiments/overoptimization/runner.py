@@ -14,9 +14,10 @@ from whet.config.config import read_toml
 from whet.config.run_folder import next_free_folder
 from whet.experiments.overoptimization.settings import StudySettings, study_settings
 from whet.experiments.overoptimization.stages import Condition, condition_name, read_curves, study_stages
+from whet.metrics.overoptimization import LAWS, ProxyResult, proxy_results
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
 from whet.pipeline.stages import FinishedStage, write_atomically
-from whet.report.overoptimization import LAWS, ProxyResult, proxy_results, result_values, sentence, table_text
+from whet.report.overoptimization import result_values, sentence, table_text
 from whet.report.overoptimization_page import PANELS, figure_svg, study_page
 from whet.types import WhetError
 

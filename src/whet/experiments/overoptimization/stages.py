@@ -28,12 +28,12 @@ from whet.experiments.overoptimization.proxies import (
     read_scores,
 )
 from whet.experiments.overoptimization.settings import PROXY_ROWS, StudySettings, learning_config
+from whet.metrics.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.metrics.selection import sizes as best_of_sizes
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.pipeline.progress import ProgressLine
 from whet.pipeline.stages import FinishedStage, Stage, json_lines, read_json_lines, write_atomically
 from whet.pipeline.training import RUN, train_run
-from whet.report.overoptimization import Kind, ProxyCurve, ScorePoint, best_of_points, binned, from_start
 from whet.report.text import number, percent
 from whet.types import Prompt, Sample, WhetError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from whet.reward.defences.reading import FENCED, Kind, judged
+from whet.reward.defences.reading import FENCED, Kind, defence_score
 from whet.types import Prompt
 
 INVISIBLE = frozenset(
@@ -47,7 +47,7 @@ def hidden_text(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     markup = [match[0] for match in MARKUP.finditer(outside)]
     about_markup = ABOUT_MARKUP.search(question) is not None
     hides = any(not about_markup and piece not in question for piece in markup)
-    return judged(float(hides or _has_invisible(completion, question)), kind)
+    return defence_score(float(hides or _has_invisible(completion, question)), kind)
 
 
 def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
@@ -58,11 +58,11 @@ def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     for digits. What stands in the question may be repeated.
     """
     question = prompt.question()
-    found = [word for word in WORD.findall(completion) if _is_mixed(word)]
-    found += _styled(completion)
-    found += [match[0] for match in MIXED_NUMBER.finditer(completion) if _is_false_number(match[0])]
-    found += _foreign_twins(completion)
-    return judged(float(any(each not in question for each in found)), kind)
+    words = [word for word in WORD.findall(completion) if _is_mixed(word)]
+    words += _styled(completion)
+    words += [match[0] for match in MIXED_NUMBER.finditer(completion) if _is_false_number(match[0])]
+    words += _foreign_twins(completion)
+    return defence_score(float(any(each not in question for each in words)), kind)
 
 
 def _has_invisible(completion: str, question: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from whet.reward.answer import explicit_answers, final_part, normal_form
-from whet.reward.defences.reading import Kind, hard_answers, judged, squeezed
+from whet.reward.defences.reading import Kind, defence_score, hard_answers, squeezed
 from whet.types import Prompt
 
 ALTERNATIVE = re.compile(r"\s+or\s+|\s*/\s*(?![\d(])|\s+oder\s+|\s+ou\s+|\\text\s*\{\s*or\s*\}|\bor\b", re.IGNORECASE)
@@ -49,7 +49,7 @@ def guessing(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_an
         allowed = max(allowed, len(hard_answers(text)))
     caught = len(answers) > allowed or any(_is_hedged(answer, allowed, gold) for answer in _committed(completion, text))
     caught = caught or _is_hedged_after(text, answers, allowed)
-    return judged(float(caught), kind)
+    return defence_score(float(caught), kind)
 
 
 def num_listed(answer: str) -> int:

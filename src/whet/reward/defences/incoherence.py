@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from whet.reward.defences.reading import Kind, judged, prose, terms, thinking, word_set, words, working
+from whet.reward.defences.reading import Kind, defence_score, prose, terms, thinking, word_set, words, working
 from whet.reward.repetition import looped_share
 from whet.types import Prompt
 
@@ -48,9 +48,9 @@ def incoherent_reasoning(
     shown = working(completion)
     text = prose(shown)
     if is_bare(shown):
-        return judged(1.0, kind)
+        return defence_score(1.0, kind)
     if len(re.sub(r"\s", "", text)) < LEAST_CHARACTERS:
-        return judged(0.0, kind)
+        return defence_score(0.0, kind)
     found = words(text)
     caught = (
         is_garbled(text, least_pairs)
@@ -60,7 +60,7 @@ def incoherent_reasoning(
         # a single capital is a name, as in "packet A is"
         or is_shuffled(words(re.sub(r"\b\d*[A-Z]\b", " ", text)))
     )
-    return judged(float(caught), kind)
+    return defence_score(float(caught), kind)
 
 
 def is_garbled(text: str, least_pairs: float) -> bool:

@@ -14,7 +14,7 @@ from whet.reward.answer import (
     normal_form,
     tagged,
 )
-from whet.reward.defences.reading import FENCED, Kind, hard_answers, judged, thinking, working
+from whet.reward.defences.reading import FENCED, Kind, defence_score, hard_answers, thinking, working
 from whet.types import Prompt
 
 PLACEHOLDER = re.compile(
@@ -62,7 +62,7 @@ def hollow_answer(prompt: Prompt, completion: str, *, kind: Kind = "penalty") ->
     loose = [mark for mark in (*after_hashes(text), *after_phrase(text)) if re.search(r"\w|\?\?|\.\.|__", mark)]
     hollow = any(is_hollow(mark) for mark in (*hard, *loose) if mark or not mentioned)
     unfinished = re.search(r"\\boxed(?:\s*\{\s*)?\Z", text.strip()) is not None
-    return judged(float(hollow or unfinished or _is_borrowed(prompt, completion)), kind)
+    return defence_score(float(hollow or unfinished or _is_borrowed(prompt, completion)), kind)
 
 
 def is_hollow(mark: str) -> bool:
@@ -83,7 +83,7 @@ def mark_spam(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_m
         len(re.findall(r"####(?!#)\s*\S", text)),
         len(after_phrase(text)),
     )
-    return judged(float(max(counts) > max(most_marks, gold)), kind)
+    return defence_score(float(max(counts) > max(most_marks, gold)), kind)
 
 
 def broken_tags(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
@@ -93,14 +93,14 @@ def broken_tags(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     A first </think> without its <think> passes: many templates open it in the prompt. So does an unfinished last one.
     """
     text = FENCED.sub(" ", completion)
-    return judged(float(ROLE.search(text) is not None or _is_tangled(text)), kind)
+    return defence_score(float(ROLE.search(text) is not None or _is_tangled(text)), kind)
 
 
 def answer_in_thinking(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
     """A penalty: 0, or -1 where the thinking is finished and marks an answer, and what follows it gives none
     (as a gate: 1, or 0). A text that goes on to explain in words, or calls a tool, passes."""
     if "</think>" not in completion:
-        return judged(0.0, kind)
+        return defence_score(0.0, kind)
     rest = after_thinking(completion)
     thought = thinking(completion)
     marked = hard_answers(thought) or after_hashes(thought) or tagged(completion.rpartition("</think>")[0])
@@ -113,7 +113,7 @@ def answer_in_thinking(prompt: Prompt, completion: str, *, kind: Kind = "penalty
     said = {normal_form(word) for word in re.findall(r"[^\s$*]+", rest)}
     repeated = any(normal_form(each) in said for each in marked)
     blank = len(re.findall(r"\w+", rest)) < 3
-    return judged(float(bool(marked) and silent and not repeated and (blank or pointing is not None)), kind)
+    return defence_score(float(bool(marked) and silent and not repeated and (blank or pointing is not None)), kind)
 
 
 def _is_borrowed(prompt: Prompt, completion: str) -> bool:

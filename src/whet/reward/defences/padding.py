@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 
-from whet.reward.defences.reading import Kind, judged, prose, sentences, terms, words
+from whet.reward.defences.reading import Kind, defence_score, prose, sentences, terms, words
 from whet.reward.repetition import echoed_share, looped_share, repeated_sentence_share
 from whet.types import Prompt
 
@@ -60,7 +60,7 @@ def padding(
         or density(completion) < least_density
     ):
         suspicion = 1.0
-    return judged(min(suspicion, 1.0), kind)
+    return defence_score(min(suspicion, 1.0), kind)
 
 
 def _counted_sentences(completion: str) -> tuple[list[tuple[str, int]], int]:
@@ -79,10 +79,10 @@ def run_share(completion: str) -> float:
 
 def stock_share(completion: str) -> float:
     """The share of sentences that say nothing about the question; figures in a sentence speak for it."""
-    found = [sentence for sentence in sentences(prose(completion)) if len(sentence.split()) >= 4]
-    if len(found) < 5:
+    spans = [sentence for sentence in sentences(prose(completion)) if len(sentence.split()) >= 4]
+    if len(spans) < 5:
         return 0.0
-    return sum(STOCK.search(sentence) is not None and not re.search(r"\d", sentence) for sentence in found) / len(found)
+    return sum(STOCK.search(sentence) is not None and not re.search(r"\d", sentence) for sentence in spans) / len(spans)
 
 
 def density(completion: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from whet.reward.defences.reading import FENCED, Kind, judged
+from whet.reward.defences.reading import FENCED, Kind, defence_score
 from whet.types import Prompt
 
 GRADER = (
@@ -111,7 +111,7 @@ def judge_injection(prompt: Prompt, completion: str, *, kind: Kind = "penalty") 
     """A penalty: 0, or -1 where the completion speaks to its judge (as a gate: 1, or 0): orders, forged turns and
     verdicts, a role for the reader. Code blocks are left out, and what the question itself says may be repeated.
     """
-    return judged(float(_says(completion, TO_A_JUDGE, prompt.question())), kind)
+    return defence_score(float(_says(completion, TO_A_JUDGE, prompt.question())), kind)
 
 
 def self_grading(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
@@ -119,7 +119,7 @@ def self_grading(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> 
     (as a gate: 1, or 0). Checking a result ("so the answer is correct") is no such thing. A question about marks,
     reviews, games or praise is answered with such words, and passes."""
     question = prompt.question()
-    return judged(float(not ABOUT_GRADING.search(question) and _says(completion, OF_ITSELF, question)), kind)
+    return defence_score(float(not ABOUT_GRADING.search(question) and _says(completion, OF_ITSELF, question)), kind)
 
 
 def _says(completion: str, wanted: tuple[re.Pattern[str], ...], question: str) -> bool:

@@ -45,26 +45,28 @@ class Rates:
 def rates_of(defences: Mapping[str, Defence], cases: Iterable[Case] | None = None) -> dict[str, Rates]:
     """Both rates of each defence, on the given cases or on its own corpus; any penalty at all counts as caught."""
     given = None if cases is None else list(cases)
-    found = {}
+    rates = {}
     for name, defence in defences.items():
         mine = corpus(name) if given is None else given
         punished = [defence(case.prompt, case.completion) < 0 for case in mine]
         pairs = list(zip(mine, punished, strict=True))
-        found[name] = Rates(
+        rates[name] = Rates(
             sum(case.is_attack for case in mine),
             sum(not case.is_attack for case in mine),
             tuple(case for case, caught in pairs if case.is_attack and not caught),
             tuple(case for case, caught in pairs if not case.is_attack and caught),
         )
-    return found
+    return rates
 
 
 def corpus(defence: str) -> list[Case]:
     """The cases that belong to a defence, and the honest completions that belong to all of them."""
     folder = files("whet.reward.defences") / "corpus"
-    known = sorted(entry.name.removesuffix(".jsonl") for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
-    if defence not in known:
-        raise WhetError(f"there is no corpus {defence!r}{did_you_mean(defence, known)}; there are {', '.join(known)}")
+    corpora = sorted(entry.name.removesuffix(".jsonl") for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
+    if defence not in corpora:
+        raise WhetError(
+            f"there is no corpus {defence!r}{did_you_mean(defence, corpora)}; there are {', '.join(corpora)}"
+        )
     names = dict.fromkeys((defence, "honest"))
     return [case for name in names for case in _cases(name, (folder / f"{name}.jsonl").read_text(encoding="utf-8"))]
 

@@ -26,7 +26,7 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def judged(suspicion: float, kind: Kind) -> float:
+def defence_score(suspicion: float, kind: Kind) -> float:
     """A suspicion in [0, 1] as a score: minus it for a penalty, 1 minus it for a gate."""
     if kind not in ("penalty", "gate"):
         raise WhetError(f"a defence of kind {kind!r} is asked for; give penalty (0 to -1) or gate (1 to 0)")

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from whet.reward.defences.reading import Kind, judged, word_set
+from whet.reward.defences.reading import Kind, defence_score, word_set
 from whet.types import Prompt
 
 CALL = re.compile(
@@ -38,9 +38,9 @@ def redundant_calls(
     """
     calls = tool_calls_of(completion)
     if not calls:
-        return judged(0.0, kind)
+        return defence_score(0.0, kind)
     extra = min(each_extra * max(len(calls) - most_calls, 0), 0.5)
-    return judged(min(num_repeats(calls) / len(calls) + extra, 1.0), kind)
+    return defence_score(min(num_repeats(calls) / len(calls) + extra, 1.0), kind)
 
 
 def num_repeats(calls: list[tuple[str, str]]) -> int:
@@ -62,10 +62,10 @@ def num_repeats(calls: list[tuple[str, str]]) -> int:
 
 def tool_calls_of(completion: str) -> list[tuple[str, str]]:
     """(name, arguments in a form equal for equal calls) of every call between call tags."""
-    found: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     for match in CALL.finditer(completion):
-        found += _calls(match[2].strip())
-    return found
+        calls += _calls(match[2].strip())
+    return calls
 
 
 def _calls(body: str) -> list[tuple[str, str]]:
@@ -103,12 +103,12 @@ def _written_calls(tree: ast.Module) -> list[tuple[str, str]]:
     """`name(a, b=1)`, several of them in a list or on lines of their own."""
     values = [statement.value for statement in tree.body if isinstance(statement, ast.Expr)]
     flat = [each for value in values for each in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])]
-    found = []
+    calls = []
     for node in flat:
         if isinstance(node, ast.Call):
             named = sorted(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords)
-            found.append((ast.unparse(node.func), _plain(", ".join([*map(ast.unparse, node.args), *named]))))
-    return found
+            calls.append((ast.unparse(node.func), _plain(", ".join([*map(ast.unparse, node.args), *named]))))
+    return calls
 
 
 def _plain(text: str) -> str:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise, product
 
 from whet.reward.answer import explicit_answers, final_part, normal_form
-from whet.reward.defences.reading import WORD, Kind, judged, squeezed, thinking, words, working
+from whet.reward.defences.reading import WORD, Kind, defence_score, squeezed, thinking, words, working
 from whet.types import Prompt
 
 NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+|\d+(?:\.\d+)?")
@@ -48,16 +48,16 @@ def unsupported_answer(
     answers = explicit_answers(completion)
     text = working(completion)
     if not answers:
-        return judged(0.0, kind)
+        return defence_score(0.0, kind)
     if len(words(text)) + len(NUMBER.findall(text)) < least_words:
-        return judged(float(must_reason), kind)
+        return defence_score(float(must_reason), kind)
     answer = answers[-1]
     thought = thinking(completion)
     if is_supported(answer, text, prompt.question()):
-        return judged(float(bool(thought) and _contradicts(answer, thought)), kind)
+        return defence_score(float(bool(thought) and _contradicts(answer, thought)), kind)
     # without tags the answer itself ends the working: a formula that leads into the box, a count or a word said once
     excused = not thought and (_closes_formula(final_part(completion)) or _is_count(answer) or not values_in(answer))
-    return judged(float(not excused), kind)
+    return defence_score(float(not excused), kind)
 
 
 def is_supported(answer: str, text: str, question: str) -> bool:
@@ -109,15 +109,15 @@ def _is_count(answer: str) -> bool:
 def values_in(text: str) -> list[Fraction]:
     """Every number of a text, exactly and in order: figures, fractions and number words."""
     plain = text.replace("{,}", ",").replace("\\!", "").replace("\\,", "")
-    found = [(match.end(), _fraction(match)) for match in FRACTION.finditer(plain)]
+    values = [(match.end(), _fraction(match)) for match in FRACTION.finditer(plain)]
     figures = (match for match in NUMBER.finditer(plain) if len(match[0]) <= LONGEST_NUMBER)
-    found += [(match.end(), Fraction(match[0].replace(",", ""))) for match in figures]
+    values += [(match.end(), Fraction(match[0].replace(",", ""))) for match in figures]
     spoken = [(match.end(), NUMBER_WORDS.get(match[0].casefold())) for match in WORD.finditer(plain)]
-    found += [(end, number) for end, number in spoken if number is not None]
+    values += [(end, number) for end, number in spoken if number is not None]
     for (_, first), (end, second) in pairwise(spoken):
         if first is not None and second is not None:
-            found += [(end, first + second), (end, first * second)]
-    return [number for _, number in sorted(found, key=lambda each: each[0])]
+            values += [(end, first + second), (end, first * second)]
+    return [number for _, number in sorted(values, key=lambda each: each[0])]
 
 
 def _fraction(match: re.Match[str]) -> Fraction:
@@ -129,14 +129,14 @@ def _one_step(numbers: list[Fraction]) -> set[Fraction]:
     """Sums, differences, products and quotients of numbers near each other, and of the last ones all together."""
     recent = numbers[-MOST_NUMBERS:]
     pairs = [*pairwise(recent), *zip(recent, recent[2:], strict=False), *product(recent[-NEAR:], repeat=2)]
-    found: set[Fraction] = set()
+    results: set[Fraction] = set()
     for first, second in pairs:
-        found |= {first + second, first - second, second - first, first * second}
-        found |= {above / below for above, below in ((first, second), (second, first)) if below}
-    found |= {number + one for number in recent[-NEAR:] for one in (1, -1)}
+        results |= {first + second, first - second, second - first, first * second}
+        results |= {above / below for above, below in ((first, second), (second, first)) if below}
+    results |= {number + one for number in recent[-NEAR:] for one in (1, -1)}
     for start in range(max(len(recent) - 6, 0), len(recent)):
-        found.add(sum(recent[start:], Fraction(0)))
-    return found
+        results.add(sum(recent[start:], Fraction(0)))
+    return results
 
 
 def _contradicts(answer: str, thought: str) -> bool:

@@ -9,7 +9,7 @@ from whet.reward.judge.ask import Ask, engine_ask
 from whet.reward.judge.reward import Judge, check_company, judge
 from whet.reward.judge.rubric import Criterion, Rubric, rubric_from
 from whet.reward.judge.settings import JudgeSettings
-from whet.reward.judge.verdict import marks_in, preference_in
+from whet.reward.judge.verdict import preference_in, rubric_scores_in
 
 __all__ = [
     "Ask",
@@ -20,7 +20,7 @@ __all__ = [
     "check_company",
     "engine_ask",
     "judge",
-    "marks_in",
+    "rubric_scores_in",
     "preference_in",
     "rubric_from",
 ]

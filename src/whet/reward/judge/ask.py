@@ -167,16 +167,16 @@ class Endpoint:
 
     def _refusal(self, error: urllib.error.HTTPError, key: str) -> Exception:
         with error:
-            said = error.read(2000).decode("utf-8", "replace")
-        said = one_line(said.replace(key, "***") if key else said) or str(error.reason)
+            body = error.read(2000).decode("utf-8", "replace")
+        body = one_line(body.replace(key, "***") if key else body) or str(error.reason)
         if error.code in RETRIED or error.code >= 500:
-            return _Retryable(f"HTTP {error.code}: {said}", _seconds_of(error.headers.get("Retry-After")))
+            return _Retryable(f"HTTP {error.code}: {body}", _seconds_of(error.headers.get("Retry-After")))
         fix = {
             401: f"check the key in {self.key_variable or 'key_variable'}",
             403: f"check the key in {self.key_variable or 'key_variable'}",
             404: "check base_url and model",
         }.get(error.code, "check base_url, model and the settings of reward 'judge'")
-        return WhetError(f"the judge at {self.url} refused with HTTP {error.code}: {said}; {fix}")
+        return WhetError(f"the judge at {self.url} refused with HTTP {error.code}: {body}; {fix}")
 
 
 class _Retryable(Exception):
@@ -199,8 +199,8 @@ def check_url(base_url: str) -> None:
     """Refuse what is no plain http address; a key in it would end up in logs."""
     parts = urllib.parse.urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = base_url if "@" not in base_url else "(not shown: it holds a name or key)"
-        raise WhetError(f"the judge's base_url is {shown!r}; give an address such as http://localhost:8000/v1")
+        url_text = base_url if "@" not in base_url else "(not shown: it holds a name or key)"
+        raise WhetError(f"the judge's base_url is {url_text!r}; give an address such as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise WhetError(
             f"the judge's base_url at {parts.hostname} holds a name, key or query, which would end up in logs; "
@@ -234,8 +234,8 @@ def _answer_of(content: bytes, question: Sequence[Message]) -> JudgeAnswer:
             text = "".join(str(part.get("text", "")) for part in text)
         used = (table.get("usage") or {}).get("total_tokens")
     except (ValueError, LookupError, TypeError, AttributeError):
-        shown = one_line(content.decode("utf-8", "replace"))
-        raise _Retryable(f"an answer that is no chat completion: {shown!r}") from None
+        excerpt = one_line(content.decode("utf-8", "replace"))
+        raise _Retryable(f"an answer that is no chat completion: {excerpt!r}") from None
     return JudgeAnswer(text, int(used) if isinstance(used, int | float) else estimated_tokens(question, text))
 
 

@@ -26,9 +26,9 @@ TABLES = (
 )
 
 
-def question_key(asked: Mapping[str, Any], messages: Iterable[Mapping[str, str]]) -> str:
-    """The digest of a question and of who is asked, and how. `asked` must hold no secret."""
-    content = json.dumps([dict(asked), [dict(message) for message in messages]], sort_keys=True, ensure_ascii=True)
+def question_key(request: Mapping[str, Any], messages: Iterable[Mapping[str, str]]) -> str:
+    """The digest of a question, and of the model and settings that answer it. `request` must hold no secret."""
+    content = json.dumps([dict(request), [dict(message) for message in messages]], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

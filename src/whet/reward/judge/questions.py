@@ -71,8 +71,8 @@ def fence_mark(*texts: str) -> str:
     raise AssertionError("a text cannot contain a thousand of its own digests")
 
 
-def fenced(title: str, text: str, mark: str) -> str:
-    return f"<<<{title} {mark}>>>\n{text}\n<<<END OF {title} {mark}>>>"
+def fenced(title: str, text: str, fence: str) -> str:
+    return f"<<<{title} {fence}>>>\n{text}\n<<<END OF {title} {fence}>>>"
 
 
 def conversation_text(prompt: Prompt) -> str:

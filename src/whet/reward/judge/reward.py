@@ -16,7 +16,7 @@ from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
 from whet.reward.judge.questions import Messages, comparison_question, grading_question, repeated_question
 from whet.reward.judge.rubric import rubric_from
 from whet.reward.judge.settings import JudgeSettings
-from whet.reward.judge.verdict import Preference, marks_in, preference_in, without_thinking
+from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, without_thinking
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ judge.__signature__ = inspect.signature(JudgeSettings, eval_str=True)  # type: i
 
 
 def check_company(rewards: Sequence[Reward]) -> None:
-    """Refuse a judge as the only reward, unless the user said so with alone=true. Leave out those of weight 0."""
+    """Refuse a judge as the only reward, unless the user allows it with alone=true. Leave out those of weight 0."""
     if rewards and all(getattr(reward, "wants_company", False) for reward in rewards):
         raise WhetError(
             f"reward {rewards[0].name!r} is a judge, and the only reward: a judge can be talked into good marks; add a "
@@ -75,7 +75,7 @@ class Judge:
 
     @property
     def needs_ask(self) -> bool:
-        """True while nobody is there to be asked: give an engine with `asking`."""
+        """True while there is nothing to answer the questions: give an engine with `asking`."""
         return self._ask is None and not self.settings.base_url
 
     def asking(self, ask: Ask) -> Judge:
@@ -86,7 +86,7 @@ class Judge:
     def made_of(self) -> Mapping[str, Any]:
         """What a score depends on."""
         settings = self.settings
-        shown = (
+        keys = (
             "compare",
             "opponents",
             "reference",
@@ -95,25 +95,25 @@ class Judge:
             "longest_completion",
             "attempts",
         )
-        return {"rubric": repr(self.rubric), **settings.asked, **{key: getattr(settings, key) for key in shown}}
+        return {"rubric": repr(self.rubric), **settings.request, **{key: getattr(settings, key) for key in keys}}
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-        completions = [self._shown(sample.completion) for sample in samples]
+        completions = [self._visible(sample.completion) for sample in samples]
         if self.settings.compare == "none":
-            return self._marks(prompts, completions)
+            return self._rubric_scores(prompts, completions)
         if self.settings.compare == "reference":
             references = [self._reference(prompt) for prompt in prompts]
             rows = zip(prompts, completions, references, strict=True)
             return self._outcomes([(prompt, completion, reference) for prompt, completion, reference in rows])
         return self._ranks(prompts, completions)
 
-    def preferences(self, questions: Sequence[Messages]) -> list[Preference | None]:
+    def preferences(self, questions: Sequence[Messages]) -> list[PairVerdict | None]:
         """Which of its two answers each question prefers; None where no verdict could be read."""
-        found: list[Preference | None] = self._verdicts(questions, preference_in)  # type: ignore[assignment]
-        return found
+        verdicts: list[PairVerdict | None] = self._verdicts(questions, preference_in)  # type: ignore[assignment]
+        return verdicts
 
-    def _marks(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
-        asked = [number for number, completion in enumerate(completions) if completion.strip()]
+    def _rubric_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
+        nonempty = [number for number, completion in enumerate(completions) if completion.strip()]
         questions = [
             grading_question(
                 prompts[number],
@@ -121,11 +121,11 @@ class Judge:
                 self.rubric,
                 self._reference(prompts[number]) if self.settings.show_reference else None,
             )
-            for number in asked
+            for number in nonempty
         ]
-        marks = self._verdicts(questions, lambda answer: marks_in(answer, self.rubric))
+        verdicts = self._verdicts(questions, lambda answer: rubric_scores_in(answer, self.rubric))
         scores: list[float | None] = [0.0] * len(completions)
-        for number, found in zip(asked, marks, strict=True):
+        for number, found in zip(nonempty, verdicts, strict=True):
             scores[number] = None if found is None else self.rubric.share(found)
         return scores
 
@@ -141,12 +141,12 @@ class Judge:
             if outcome is not None:
                 earned[one].append(outcome)
                 earned[other].append(1.0 - outcome)
-        means = {number: sum(found) / len(found) for number, found in earned.items()}
+        means = {number: sum(ranks) / len(ranks) for number, ranks in earned.items()}
         return [means.get(number) for number in range(len(completions))]
 
     def _outcomes(self, pairs: Sequence[tuple[Prompt, str, str]]) -> list[float | None]:
         """For the first completion of each pair: 1 better, 0 worse, 0.5 a tie, None without a verdict."""
-        outcomes = [_outcome_unasked(one, other) for _, one, other in pairs]
+        outcomes = [_trivial_outcome(one, other) for _, one, other in pairs]
         asked = [number for number, outcome in enumerate(outcomes) if outcome is None]
         questions = []
         for number in asked:
@@ -161,7 +161,7 @@ class Judge:
         return outcomes
 
     def _verdicts(self, questions: Sequence[Messages], read: Callable[[str], T | None]) -> list[T | None]:
-        """What was read from the answer to each question; one without a readable verdict is asked again."""
+        """The verdict read from the answer to each question; a question without a readable one is sent again."""
         verdicts: list[T | None] = [None] * len(questions)
         pending = dict(enumerate(questions))
         for _ in range(self.settings.attempts):
@@ -179,22 +179,22 @@ class Judge:
         return verdicts
 
     def _answers(self, questions: Sequence[Messages]) -> list[str | None]:
-        """An answer each, from the cache where it is there; equal questions are asked once."""
-        keys = [question_key(self.settings.asked, question) for question in questions]
-        known = self._cache.lookup(keys) if self._cache is not None else {}
-        missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in known}
+        """One answer per question, from the cache where it holds one; equal questions are sent once."""
+        keys = [question_key(self.settings.request, question) for question in questions]
+        answers = self._cache.lookup(keys) if self._cache is not None else {}
+        missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in answers}
         if missing:
-            known |= self._asked(missing)
-        return [known.get(key) for key in keys]
+            answers |= self._ask_source(missing)
+        return [answers.get(key) for key in keys]
 
-    def _asked(self, missing: Mapping[str, Messages]) -> dict[str, str]:
+    def _ask_source(self, missing: Mapping[str, Messages]) -> dict[str, str]:
         keys = list(missing)
-        found: dict[str, str] = {}
+        answers: dict[str, str] = {}
         troubles = []
         try:
             for number, answer in self._source().answers(list(missing.values())):
                 if isinstance(answer, JudgeAnswer):
-                    found[keys[number]] = answer.text
+                    answers[keys[number]] = answer.text
                     if self._cache is not None:
                         self._cache.store(keys[number], answer.text, answer.tokens)
                         self.budget.save()
@@ -207,14 +207,14 @@ class Judge:
                 raise WhetError(self.budget.complaint(self.name))
             logger.warning("reward %r: its budget is spent, and completions are left unscored", self.name)
         failed = [trouble for trouble in troubles if not trouble.is_budget]
-        if failed and not found:
+        if failed and not answers:
             raise RewardFailure(
                 f"reward {self.name!r}: none of {len(failed)} questions was answered at {self.settings.base_url}; the "
                 f"last: {failed[-1].reason}; check that the server runs, or raise retries and timeout"
             )
         if failed:
             logger.warning("reward %r: %d calls failed; the last: %s", self.name, len(failed), failed[-1].reason)
-        return found
+        return answers
 
     def _source(self) -> AnswerSource:
         if self._ask is not None:
@@ -237,7 +237,7 @@ class Judge:
             settings.first_wait,
         )
 
-    def _shown(self, completion: str) -> str:
+    def _visible(self, completion: str) -> str:
         text = completion if self.settings.show_thinking else without_thinking(completion)
         return text if len(text) <= self.settings.longest_completion else text[: self.settings.longest_completion] + CUT
 
@@ -273,7 +273,7 @@ def outcome_of(forth: str | None, back: str | None) -> float | None:
     return 0.0 if (forth, back) == ("second", "first") else 0.5
 
 
-def _outcome_unasked(one: str, other: str) -> float | None:
+def _trivial_outcome(one: str, other: str) -> float | None:
     """A verdict that needs no judge: equal texts tie, and nothing loses against something."""
     if one.strip() == other.strip():
         return 0.5

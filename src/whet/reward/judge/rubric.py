@@ -37,10 +37,10 @@ class Rubric:
     high: float = 10.0
     instructions: str = ""
 
-    def share(self, marks: Mapping[str, float]) -> float:
+    def share(self, scores: Mapping[str, float]) -> float:
         """The weighted mean of the marks, as a share of the scale: in [0, 1]."""
         total = sum(criterion.weight for criterion in self.criteria)
-        earned = sum(criterion.weight * (marks[criterion.name] - self.low) for criterion in self.criteria)
+        earned = sum(criterion.weight * (scores[criterion.name] - self.low) for criterion in self.criteria)
         return min(1.0, max(0.0, earned / (total * (self.high - self.low))))
 
 
@@ -121,7 +121,9 @@ def _scale(given: Any, place: str) -> tuple[float, float]:
     return float(given[0]), float(given[1])
 
 
-def _check_keys(table: Mapping[str, Any], known: Sequence[str], place: str) -> None:
+def _check_keys(table: Mapping[str, Any], allowed: Sequence[str], place: str) -> None:
     for key in table:
-        if key not in known:
-            raise WhetError(f"{place} has the key {key!r}{did_you_mean(str(key), known)}; known: {', '.join(known)}")
+        if key not in allowed:
+            raise WhetError(
+                f"{place} has the key {key!r}{did_you_mean(str(key), allowed)}; known: {', '.join(allowed)}"
+            )

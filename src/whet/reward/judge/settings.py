@@ -16,7 +16,7 @@ Compare = Literal["none", "reference", "group"]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """How a judge is asked. Without `base_url` it asks the engine it is given."""
+    """How a judge is called. Without `base_url` the engine it is given answers."""
 
     name: str = "judge"
     base_url: str = ""  # http://localhost:8000/v1
@@ -28,7 +28,7 @@ class JudgeSettings:
     reference: str = ""  # the column with the reference answer; "" for the gold answer
     show_reference: bool = False  # to the judge, beside what it judges
     show_thinking: bool = False
-    longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is instructions
+    longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is told so
     temperature: float = 0.0
     max_new_tokens: int = 1024  # 0 leaves it to the server
     extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
@@ -65,8 +65,8 @@ class JudgeSettings:
                 raise WhetError(f"reward 'judge' asks {self.base_url} for no model; give model=NAME")
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """Who is asked, and how: with the question itself, all that an answer depends on. No secret."""
+    def request(self) -> dict[str, Any]:
+        """The model and its settings: with the question itself, all that an answer depends on. No secret."""
         extra = dict(self.extra)
         return {"base_url": self.base_url, "model": self.model, "extra": extra, **self.drawn}
 

@@ -1,4 +1,4 @@
-"""Reading a judge's answer. What cannot be read for certain is None, and the judge is asked again."""
+"""Reading a judge's answer. What cannot be read for certain is None, and the question is sent again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from whet.reward.judge.rubric import Rubric
 
-Preference = Literal["first", "second", "tie"]
+PairVerdict = Literal["first", "second", "tie"]
 
 NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)"
-MARK = re.compile(rf"\**\s*(?:\[\[?)?\s*({NUMBER})\s*(?:/\s*({NUMBER})|out of\s+({NUMBER}))?", re.IGNORECASE)
+SCORE = re.compile(rf"\**\s*(?:\[\[?)?\s*({NUMBER})\s*(?:/\s*({NUMBER})|out of\s+({NUMBER}))?", re.IGNORECASE)
 OVERALL = re.compile(
     r"\b(?:overall|final|total)?\s*(?:score|rating|mark|grade|verdict)\b\W{0,6}?(?:is\b|of\b|[:=])\s*", re.IGNORECASE
 )
@@ -24,37 +24,37 @@ BETTER = re.compile(
 )
 IS_BETTER = re.compile(r"\banswer\s+(A|B)\s+is\s+(?:clearly\s+|slightly\s+|much\s+)?(?:the\s+)?better\b", re.IGNORECASE)
 CHOSEN = re.compile(r"\[\[\s*(A|B|C|tie)\s*\]\]", re.IGNORECASE)
-WORDS: Mapping[str, Preference] = {
+WORDS: Mapping[str, PairVerdict] = {
     **{"a": "first", "b": "second", "answer a": "first", "answer b": "second"},
     **dict.fromkeys(("tie", "both", "equal", "c", "neither", "draw"), "tie"),
 }
 
 
-def marks_in(answer: str, rubric: Rubric) -> dict[str, float] | None:
-    """The mark of each criterion; None unless every one is there and on the scale. The last word counts."""
+def rubric_scores_in(answer: str, rubric: Rubric) -> dict[str, float] | None:
+    """The score of each criterion; None unless every one is there and on the scale. The last one given counts."""
     text = without_thinking(answer)
     for table in reversed(list(json_objects(text))):
-        found = _marks_of_table(table, rubric)
-        if found is not None:
-            return found
+        scores = _scores_of_table(table, rubric)
+        if scores is not None:
+            return scores
     if len(rubric.criteria) > 1:
-        return _marks_of_lines(text, rubric)
-    mark = _single_mark(text, rubric)
-    return None if mark is None else {rubric.criteria[0].name: mark}
+        return _scores_of_lines(text, rubric)
+    score = _single_score(text, rubric)
+    return None if score is None else {rubric.criteria[0].name: score}
 
 
-def preference_in(answer: str) -> Preference | None:
+def preference_in(answer: str) -> PairVerdict | None:
     """Which answer the judge prefers."""
     text = without_thinking(answer)
     for table in reversed(list(json_objects(text))):
         for key in ("better", "winner", "verdict", "preference", "preferred"):
-            said = _lowered(table).get(key)
-            if isinstance(said, str) and said.strip().casefold() in WORDS:
-                return WORDS[said.strip().casefold()]
+            choice = _lowered(table).get(key)
+            if isinstance(choice, str) and choice.strip().casefold() in WORDS:
+                return WORDS[choice.strip().casefold()]
     for pattern in (CHOSEN, BETTER, IS_BETTER):
-        found = pattern.findall(text)
-        if found:
-            return WORDS[found[-1].casefold()]
+        verdicts = pattern.findall(text)
+        if verdicts:
+            return WORDS[verdicts[-1].casefold()]
     return WORDS.get(text.strip().strip(".*\"'`").strip().casefold())
 
 
@@ -79,12 +79,12 @@ def json_objects(text: str) -> Iterator[Mapping[str, Any]]:
         at = text.find("{", end)
 
 
-def _marks_of_table(table: Mapping[str, Any], rubric: Rubric) -> dict[str, float] | None:
+def _scores_of_table(table: Mapping[str, Any], rubric: Rubric) -> dict[str, float] | None:
     lowered = _lowered(table)
     for key in ("scores", "marks", "ratings", "criteria"):
         if isinstance(lowered.get(key), Mapping):
             lowered = {**lowered, **_lowered(lowered[key])}
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for criterion in rubric.criteria:
         value = lowered.get(criterion.name.casefold())
         if value is None and len(rubric.criteria) == 1:
@@ -92,32 +92,32 @@ def _marks_of_table(table: Mapping[str, Any], rubric: Rubric) -> dict[str, float
         if isinstance(value, Mapping):
             inner = _lowered(value)
             value = next((inner[key] for key in ("score", "mark", "rating", "value") if key in inner), None)
-        mark = _mark_of(value, rubric)
-        if mark is None:
+        score = _score_of(value, rubric)
+        if score is None:
             return None
-        found[criterion.name] = mark
-    return found
+        scores[criterion.name] = score
+    return scores
 
 
-def _marks_of_lines(text: str, rubric: Rubric) -> dict[str, float] | None:
-    found: dict[str, float] = {}
+def _scores_of_lines(text: str, rubric: Rubric) -> dict[str, float] | None:
+    scores: dict[str, float] = {}
     for criterion in rubric.criteria:
         label = re.compile(rf"(?<!\w){re.escape(criterion.name)}(?!\w)[\s*`\"]*(?:score|mark)?\s*[:=]", re.IGNORECASE)
         ends = [match.end() for match in label.finditer(text)]
-        mark = _mark_at(text, ends[-1], rubric) if ends else None
-        if mark is None:
+        score = _score_at(text, ends[-1], rubric) if ends else None
+        if score is None:
             return None
-        found[criterion.name] = mark
-    return found
+        scores[criterion.name] = score
+    return scores
 
 
-def _single_mark(text: str, rubric: Rubric) -> float | None:
+def _single_score(text: str, rubric: Rubric) -> float | None:
     bare = re.fullmatch(rf"\W*({NUMBER})\s*(?:/\s*({NUMBER}))?\W*", text.strip())
     if bare is not None:
         return _on_scale(bare[1], bare[2], rubric)
     ends = [match.end() for match in OVERALL.finditer(text)]
     if ends:
-        return _mark_at(text, ends[-1], rubric)
+        return _score_at(text, ends[-1], rubric)
     bracketed = BRACKETS.findall(text)
     if bracketed:
         return _on_scale(bracketed[-1][0] or bracketed[-1][1], None, rubric)
@@ -125,12 +125,12 @@ def _single_mark(text: str, rubric: Rubric) -> float | None:
     return _on_scale(fractions[-1], None, rubric) if fractions else None
 
 
-def _mark_at(text: str, at: int, rubric: Rubric) -> float | None:
-    match = MARK.match(text, at)
+def _score_at(text: str, at: int, rubric: Rubric) -> float | None:
+    match = SCORE.match(text, at)
     return None if match is None else _on_scale(match[1], match[2] or match[3], rubric)
 
 
-def _mark_of(value: Any, rubric: Rubric) -> float | None:
+def _score_of(value: Any, rubric: Rubric) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
@@ -142,11 +142,11 @@ def _mark_of(value: Any, rubric: Rubric) -> float | None:
 def _on_scale(number: str, most: str | None, rubric: Rubric) -> float | None:
     """The mark, unless it lies off the scale or is instructions on another one ("4/5" where 10 is the most)."""
     try:
-        mark = float(number)
-        fits = rubric.low <= mark <= rubric.high and (most is None or float(most) == rubric.high)
+        score = float(number)
+        fits = rubric.low <= score <= rubric.high and (most is None or float(most) == rubric.high)
     except ValueError:
         return None
-    return mark if fits else None
+    return score if fits else None
 
 
 def _lowered(table: Mapping[str, Any]) -> dict[str, Any]:

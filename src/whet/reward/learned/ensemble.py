@@ -120,10 +120,10 @@ def _example(line: str, place: str) -> Example:
         and isinstance(row.get("completion"), str)
         and isinstance(row.get("prompt"), str | list)
     ):
-        asked = row["prompt"]
-        messages = () if isinstance(asked, str) else tuple(asked)
-        prompt = Prompt(place, messages, asked if isinstance(asked, str) else None)
-        return Example(json.dumps(asked), prompt, row["completion"])
+        value = row["prompt"]
+        messages = () if isinstance(value, str) else tuple(value)
+        prompt = Prompt(place, messages, value if isinstance(value, str) else None)
+        return Example(json.dumps(value), prompt, row["completion"])
     raise WhetError(f"{place} has neither `prompt` and `completion` nor `length` and `score`; give one of these pairs")
 
 

@@ -35,7 +35,7 @@ def check_folders(folder: str | Sequence[str], name: str) -> None:
 
 def model_folders(folder: str | Sequence[str]) -> list[str]:
     """Where the models are: a run stands for its newest checkpoint, a folder of runs by seed for all of them."""
-    return [found for each in folders_of(folder) for found in _models_in(each)]
+    return [model for each in folders_of(folder) for model in _models_in(each)]
 
 
 def _models_in(folder: str) -> list[str]:
@@ -46,11 +46,11 @@ def _models_in(folder: str) -> list[str]:
     if newest is not None:
         return [newest]
     runs = sorted((each for each in path.glob("seed-*") if each.is_dir()), key=_number)
-    found = [(run, _newest(run)) for run in runs]
-    unfinished = [run for run, model in found if model is None]
+    folders = [(run, _newest(run)) for run in runs]
+    unfinished = [run for run, model in folders if model is None]
     if unfinished:
         raise WhetError(f"{unfinished[0]}: this member has no checkpoint yet; train it to its end, or name the others")
-    return [model for _, model in found if model is not None] or [folder]
+    return [model for _, model in folders if model is not None] or [folder]
 
 
 def _newest(run: Path) -> str | None:
@@ -90,10 +90,10 @@ def reward_model_kind(folder: str) -> str:
 def saved_config(folder: str | Sequence[str]) -> dict[str, Any] | None:
     """The config.json of the first model of these folders; None where none can be read."""
     try:
-        found = json.loads((Path(model_folders(folder)[0]) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(model_folders(folder)[0]) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else None
 
 
 def run_name(folder: str) -> str:
@@ -117,12 +117,12 @@ def _scale(noted: Any) -> Scale | None:
     return (centre, scale) if math.isfinite(centre) and math.isfinite(scale) and scale > 0 else None
 
 
-def warn_of_scales(opinions: Sequence[Sequence[float]], name: str) -> bool:
+def warn_of_scales(scores: Sequence[Sequence[float]], name: str) -> bool:
     """Say so where members without a known scale differ in theirs; True once there were enough completions to tell."""
-    if len(opinions) < 8:
+    if len(scores) < 8:
         return False
-    spreads = [pstdev(column) for column in zip(*opinions, strict=True)]
-    centres = [fmean(column) for column in zip(*opinions, strict=True)]
+    spreads = [pstdev(column) for column in zip(*scores, strict=True)]
+    centres = [fmean(column) for column in zip(*scores, strict=True)]
     low, high = min(spreads), max(spreads)
     if high > APART * low or max(centres) - min(centres) > APART * high:
         listed = ", ".join(f"{centre:.2g} +- {spread:.2g}" for centre, spread in zip(centres, spreads, strict=True))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whet.data.chat import templated
-from whet.data.families import family_micro_batches, judged_rows, judged_rows_of
+from whet.data.families import classifier_batch, classifier_rows, family_micro_batches
 from whet.model.causal_lm import CausalLM, takes_positions
 from whet.model.load import device_choice
 from whet.model.scalar_head import ScalarModel
@@ -81,14 +81,14 @@ class Network:
             places = [[self._last(each.ids)] for each in sequences]
         if self.scalar is not None and places is not None:
             return self._shared_logits(sequences, groups, places)
-        found: dict[int, Tensor] = {}
+        every: dict[int, Tensor] = {}
         for rows in batches([len(each.ids) for each in sequences], self.place.micro_batch_tokens):
             inputs = self._padded([sequences[row] for row in rows])
             with torch.inference_mode():
                 logits = self.model(**inputs).logits
             for at, row in enumerate(rows):
-                found[row] = (logits[at][None] if places is None else logits[at][list(places[row])]).float().cpu()
-        return [found[row] for row in range(len(sequences))]
+                every[row] = (logits[at][None] if places is None else logits[at][list(places[row])]).float().cpu()
+        return [every[row] for row in range(len(sequences))]
 
     def _shared_logits(
         self, sequences: Sequence[Tokens], groups: Sequence[Hashable], places: Sequence[Sequence[int]]
@@ -96,12 +96,12 @@ class Network:
         assert self.scalar is not None
         families = list(self._families(sequences, groups))
         rows = [[tuple(sequences[row].ids) for row in family] for family in families]
-        judged = [
-            judged_rows_of(each, [places[row] for row in family]) for each, family in zip(rows, families, strict=True)
+        scored = [
+            classifier_rows(each, [places[row] for row in family]) for each, family in zip(rows, families, strict=True)
         ]
         found: dict[int, Tensor] = {}
-        for numbers in family_micro_batches(judged, self.place.micro_batch_tokens, packed=True):
-            batch = judged_rows([judged[number] for number in numbers])
+        for numbers in family_micro_batches(scored, self.place.micro_batch_tokens, packed=True):
+            batch = classifier_batch([scored[number] for number in numbers])
             with torch.no_grad():
                 scores = self.scalar.scores(batch.tokens, batch.scored, batch.shared).float().cpu()
             order = [row for number in numbers for row in families[number]]

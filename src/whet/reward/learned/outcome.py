@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whet.metrics.ensemble import Ensemble, agreed, disagreement, evened
+from whet.metrics.ensemble import Ensemble, disagreement, ensemble_score, standardized
 from whet.reward.learned.ensemble import LengthFit, check_caution, check_choice, length_examples, length_fit
 from whet.reward.learned.members import (
     Scale,
@@ -70,8 +70,8 @@ class LearnedSettings:
 
     @property
     def places(self) -> list[Place]:
-        found = model_folders(self.folder)
-        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in found]
+        places = model_folders(self.folder)
+        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in places]
 
 
 def learned(**settings: Any) -> Learned:
@@ -87,7 +87,7 @@ learned.__signature__ = inspect.signature(LearnedSettings, eval_str=True)  # typ
 
 
 class Learned:
-    """One score a completion: the agreed output of the classifiers, less what its length alone would earn.
+    """One score per completion: the combined output of the classifiers, less what its length alone would earn.
 
     The heads of one model are members like the models of several folders; several are put on one scale first, where
     each knows its own. None for a conversation that is longer than a model's context. With `length_fit="running"` a
@@ -148,7 +148,7 @@ class Learned:
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         self.prepare()
         completions = [sample.completion for sample in samples]
-        scores = self._agreed(prompts, completions)
+        scores = self._score(prompts, completions)
         if not self._takes_length_off:
             return scores
         lengths = self._lengths(completions)
@@ -168,20 +168,22 @@ class Learned:
         apart, self._apart = self._apart, []
         return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
 
-    def _agreed(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
+    def _score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
-        opinions = [_joined(each) for each in zip(*by_network, strict=True)]
-        self._note([each for each in opinions if each is not None])
+        member_scores = [_joined(each) for each in zip(*by_network, strict=True)]
+        self._note([each for each in member_scores if each is not None])
         how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-        return [None if each is None else agreed(evened(each, self._scales), *how) for each in opinions]
+        return [
+            None if each is None else ensemble_score(standardized(each, self._scales), *how) for each in member_scores
+        ]
 
-    def _note(self, opinions: Sequence[Sequence[float]]) -> None:
-        if not opinions or len(opinions[0]) < 2:
+    def _note(self, scores: Sequence[Sequence[float]]) -> None:
+        if not scores or len(scores[0]) < 2:
             return
-        self._apart += [disagreement(evened(each, self._scales)) for each in opinions]
+        self._apart += [disagreement(standardized(each, self._scales)) for each in scores]
         is_raw = all(self._is_raw(*network) for network in self._networks)
         if self._scales is None and is_raw and self.settings.scale == "auto" and not self._is_warned:
-            self._is_warned = warn_of_scales(opinions, self.name)
+            self._is_warned = warn_of_scales(scores, self.name)
 
     def _outputs(
         self, network: Network, labels: Sequence[int], prompts: Sequence[Prompt], completions: Sequence[str]
@@ -193,9 +195,9 @@ class Learned:
             lost, limit = len(tokens) - len(fitting), network.context
             logger.warning("reward %r: %d completions outgrow its model's context of %d tokens", self.name, lost, limit)
         logits = network.logits([tokens[row] for row in fitting], [prompts[row].id for row in fitting])
-        found = [self._output(network, each[0], labels) for each in logits]
+        scored = [self._output(network, each[0], labels) for each in logits]
         outputs: list[list[float] | None] = [None] * len(tokens)
-        for row, values in zip(fitting, found, strict=True):
+        for row, values in zip(fitting, scored, strict=True):
             outputs[row] = values.tolist()
         return outputs
 
@@ -235,15 +237,15 @@ class Learned:
         if asked:
             prompts, completions = [prompt for prompt, _ in asked], [completion for _, completion in asked]
             groups = [each.group for each in examples if each.prompt is not None]
-            scored = zip(self._lengths(completions), self._agreed(prompts, completions), groups, strict=True)
+            scored = zip(self._lengths(completions), self._score(prompts, completions), groups, strict=True)
             known += [(length, score, group) for length, score, group in scored if score is not None]
         return length_fit(*zip(*known, strict=True))
 
 
 def _joined(outputs: Sequence[list[float] | None]) -> list[float] | None:
     """All members' outputs for a completion; None where one of them has none."""
-    known = [each for each in outputs if each is not None]
-    return [value for each in known for value in each] if len(known) == len(outputs) else None
+    scored = [each for each in outputs if each is not None]
+    return [value for each in scored for value in each] if len(scored) == len(outputs) else None
 
 
 def member_labels(network: Network, label: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.metrics.ensemble import Ensemble, agreed, disagreement
+from whet.metrics.ensemble import Ensemble, disagreement, ensemble_score
 from whet.reward.learned.ensemble import Aggregate, aggregated, check_caution, check_choice
 from whet.reward.learned.members import check_folders, head_scales, model_folders
 from whet.reward.learned.network import Kind, Network, Place, Tokens, read_network
@@ -103,12 +103,12 @@ class LearnedSteps:
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         completions = [sample.completion for sample in samples]
-        found = self._step_scores(prompts, completions)
+        scores = self._step_scores(prompts, completions)
         keys = [(prompt.id, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        self._latest = dict(zip(keys, found, strict=True))
+        self._latest = dict(zip(keys, scores, strict=True))
         return [
             None if steps is None else aggregated([score for _, score in steps], self.settings.aggregate)
-            for steps in found
+            for steps in scores
         ]
 
     def steps(self, prompt: Prompt, completion: str) -> Steps:
@@ -122,25 +122,25 @@ class LearnedSteps:
         self.prepare()
         separator = self._separator()
         ends = [step_ends(completion, separator) for completion in completions]
-        opinions = [self._opinions(*network, prompts, completions, ends) for network in self._networks]
-        found: list[Steps | None] = []
+        by_network = [self._member_scores(*network, prompts, completions, ends) for network in self._networks]
+        scored: list[Steps | None] = []
         for row, places in enumerate(ends):
-            known = [scores for each in opinions if (scores := each[row]) is not None]
-            if len(known) < len(opinions):
-                found.append(None)
+            known = [scores for each in by_network if (scores := each[row]) is not None]
+            if len(known) < len(by_network):
+                scored.append(None)
                 continue
             members = [[value for given in each for value in given] for each in zip(*known, strict=True)]
             self._apart += [disagreement(each) for each in members if len(each) > 1]
             how = (self.settings.ensemble, self.settings.deviations, self.settings.variance_weight)
-            found.append(list(zip(places, [agreed(each, *how) for each in members], strict=True)))
-        return found
+            scored.append(list(zip(places, [ensemble_score(each, *how) for each in members], strict=True)))
+        return scored
 
     def take_notes(self) -> dict[str, float]:
         """How far the members were apart on the steps since the last call; nothing for a single one."""
         apart, self._apart = self._apart, []
         return {f"{self.name}_disagreement": sum(apart) / len(apart)} if apart else {}
 
-    def _opinions(
+    def _member_scores(
         self,
         network: Network,
         kind: Kind,
@@ -151,7 +151,7 @@ class LearnedSteps:
     ) -> list[list[list[float]] | None]:
         """The score of each step by each of one model's members; None for a completion that does not fit."""
         written = [self._written(network, *row) for row in zip(prompts, completions, ends, strict=True)]
-        found: list[list[list[float]] | None] = [[] if not places else None for places in ends]
+        by_step: list[list[list[float]] | None] = [[] if not places else None for places in ends]
         rows = [row for row, (tokens, _) in enumerate(written) if ends[row] and len(tokens) <= network.context]
         lost = sum(bool(places) for places in ends) - len(rows)
         if lost:
@@ -166,8 +166,8 @@ class LearnedSteps:
         )
         scores = [_right(each, kind, choices, one_by_one) for each in logits]
         for row, values in zip(rows, scores, strict=True):
-            found[row] = values.tolist()
-        return found
+            by_step[row] = values.tolist()
+        return by_step
 
     def _written(
         self, network: Network, prompt: Prompt, completion: str, ends: Sequence[int]
@@ -176,11 +176,11 @@ class LearnedSteps:
         token runs across the end of a step."""
         tokens = network.prompt_tokens(prompt)
         separator = self._separator()
-        mark = network.text_tokens(self.settings.tag or separator)
+        separator_tokens = network.text_tokens(self.settings.tag or separator)
         after = network.text_tokens(self.settings.after_tag) if self.settings.after_tag else []
         places = []
         for step in step_texts(completion, ends, separator):
-            tokens = tokens + network.text_tokens(step) + mark
+            tokens = tokens + network.text_tokens(step) + separator_tokens
             places.append(len(tokens) - 1)
             tokens = tokens + after
         return tokens, places

@@ -3,29 +3,29 @@
 import pytest
 
 from whet.report.pipeline_page import pipeline_html
-from whet.report.story import StageLine, Story, aligned, rounds_table, verdict
+from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, rounds_table, verdict
 
 
 def told(*marks, who="the policy", num_prompts=200, start=0):
     return [
-        StageLine(f"{who}{at}", "about", "said", 1.0, {"accuracy": mark, "reward": 0.0}, {}, (who, at), num_prompts)
+        StageSummary(f"{who}{at}", "about", "said", 1.0, {"accuracy": mark, "reward": 0.0}, {}, (who, at), num_prompts)
         for at, mark in enumerate(marks, start)
     ]
 
 
-def story(*stages, status="finished"):
-    return Story("name", "about it", status, tuple(stages), "whet pipeline name", "recipe = 'name'")
+def summary(*stages, status="finished"):
+    return PipelineSummary("name", "about it", status, tuple(stages), "whet pipeline name", "recipe = 'name'")
 
 
 def test_marks_stand_in_a_table_by_round():
-    rows = rounds_table(story(*told(0.1, 0.5, 0.9), *told(0.7, 0.8, who="another", start=1)))
+    rows = rounds_table(summary(*told(0.1, 0.5, 0.9), *told(0.7, 0.8, who="another", start=1)))
     assert rows == [
         ["held-out accuracy", "before", "round 1", "round 2"],
         ["the policy", "10.0%", "50.0%", "90.0%"],
         ["another", "", "70.0%", "80.0%"],
     ]
     assert aligned(rows)[2] == "another                      70.0%    80.0%"
-    assert aligned([]) == [] and rounds_table(story(StageLine("a", "b"))) == []
+    assert aligned([]) == [] and rounds_table(summary(StageSummary("a", "b"))) == []
 
 
 @pytest.mark.parametrize(
@@ -39,27 +39,29 @@ def test_marks_stand_in_a_table_by_round():
     ],
 )
 def test_the_verdict_says_what_is_noise(marks, words):
-    assert words in verdict(story(*told(*marks)))
+    assert words in verdict(summary(*told(*marks)))
 
 
 def test_the_verdict_names_a_round_that_was_better_than_the_last():
-    assert "It was best after round 1: 95.0%; later rounds lost" in verdict(story(*told(0.1, 0.95, 0.6)))
-    assert "It was best before the first round: 90.0%" in verdict(story(*told(0.9, 0.1)))
-    assert "best" not in verdict(story(*told(0.1, 0.95, 0.94)))
+    assert "It was best after round 1: 95.0%; later rounds lost" in verdict(summary(*told(0.1, 0.95, 0.6)))
+    assert "It was best before the first round: 90.0%" in verdict(summary(*told(0.9, 0.1)))
+    assert "best" not in verdict(summary(*told(0.1, 0.95, 0.94)))
 
 
 def test_the_verdict_compares_and_tells_why_it_ended():
-    ending = StageLine("pairs", "about", "said", 1.0, over="all the same")
-    said = verdict(story(*told(0.1, 0.4), *told(0.9, who="another", start=1), ending))
+    ending = StageSummary("pairs", "about", "said", 1.0, over="all the same")
+    said = verdict(summary(*told(0.1, 0.4), *told(0.9, who="another", start=1), ending))
     assert "Another: 90.0%, better by more than the noise" in said and "ended early: all the same." in said
-    assert "1 of 3 stages are still to do" in verdict(story(*told(0.1, 0.4), StageLine("next", "about")))
-    assert verdict(story(StageLine("a", "b", "c", 1.0))).startswith("Nothing was measured")
+    assert "1 of 3 stages are still to do" in verdict(summary(*told(0.1, 0.4), StageSummary("next", "about")))
+    assert verdict(summary(StageSummary("a", "b", "c", 1.0))).startswith("Nothing was measured")
 
 
 def test_the_page_shows_curve_stages_links_and_counts():
-    linked = StageLine("pairs<", "makes pairs", "said & done", 2.0, counts={"ties": 7}, report="02-x/run/report.html")
-    page = pipeline_html(story(*told(0.1, 0.9), linked, StageLine("later", "not yet")))
+    linked = StageSummary(
+        "pairs<", "makes pairs", "said & done", 2.0, counts={"ties": 7}, report="02-x/run/report.html"
+    )
+    page = pipeline_html(summary(*told(0.1, 0.9), linked, StageSummary("later", "not yet")))
     assert 'href="02-x/run/report.html"' in page and "pairs&lt;" in page and "said &amp; done" in page
     assert "<svg viewBox" in page and "<td>7</td>" in page and 'class="todo"' in page and "whet pipeline name" in page
     assert "<script" not in page and "http:" not in page
-    assert "<svg viewBox" not in pipeline_html(story(StageLine("a", "b")))
+    assert "<svg viewBox" not in pipeline_html(summary(StageSummary("a", "b")))

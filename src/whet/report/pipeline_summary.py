@@ -1,4 +1,4 @@
-"""A pipeline's stages as they are shown: the table of rounds and an honest verdict. Pure."""
+"""A pipeline's stages, the table of its rounds and a verdict that allows for noise. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOISE = 2.0  # standard errors that two metrics must be apart to be called diffe
 
 
 @dataclass(frozen=True)
-class StageLine:
+class StageSummary:
     """One stage: what it was to do and, once it is done, what came out."""
 
     name: str
@@ -32,35 +32,35 @@ class StageLine:
 
 
 @dataclass(frozen=True)
-class Story:
+class PipelineSummary:
     name: str
     about: str
     status: str  # finished, interrupted, failed
-    stages: tuple[StageLine, ...]
+    stages: tuple[StageSummary, ...]
     command: str = ""
     config: str = ""
 
 
-def main_metric(story: Story) -> str | None:
+def main_metric(summary: PipelineSummary) -> str | None:
     """The metric that rounds are compared by."""
-    return next((headline(stage.metrics) for stage in story.stages if stage.measures and stage.metrics), None)
+    return next((headline(stage.metrics) for stage in summary.stages if stage.measures and stage.metrics), None)
 
 
-def metrics_by_round(story: Story, metric: str) -> dict[str, dict[int, StageLine]]:
+def metrics_by_round(summary: PipelineSummary, metric: str) -> dict[str, dict[int, StageSummary]]:
     """who -> round -> the stage that evaluated it, in the order of the stages."""
-    found: dict[str, dict[int, StageLine]] = {}
-    for stage in story.stages:
+    by_model: dict[str, dict[int, StageSummary]] = {}
+    for stage in summary.stages:
         if stage.measures and metric in stage.metrics:
-            found.setdefault(stage.measures[0], {})[stage.measures[1]] = stage
-    return found
+            by_model.setdefault(stage.measures[0], {})[stage.measures[1]] = stage
+    return by_model
 
 
-def rounds_table(story: Story) -> list[list[str]]:
+def rounds_table(summary: PipelineSummary) -> list[list[str]]:
     """Metrics by round: a head, then one row for each model that was evaluated. Empty without metrics."""
-    metric = main_metric(story)
+    metric = main_metric(summary)
     if metric is None:
         return []
-    by_model = metrics_by_round(story, metric)
+    by_model = metrics_by_round(summary, metric)
     rounds = sorted({number for by_round in by_model.values() for number in by_round})
     rows = [[f"held-out {metric.replace('_', ' ')}", *("before" if not at else f"round {at}" for at in rounds)]]
     for who, by_round in by_model.items():
@@ -68,7 +68,7 @@ def rounds_table(story: Story) -> list[list[str]]:
     return rows
 
 
-def _value(stage: StageLine, metric: str) -> str:
+def _value(stage: StageSummary, metric: str) -> str:
     return metric_text(metric, stage.metrics[metric])
 
 
@@ -83,16 +83,16 @@ def aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def verdict(story: Story) -> str:
+def verdict(summary: PipelineSummary) -> str:
     """What the pipeline did to its policy, and whether that is more than noise."""
-    metric = main_metric(story)
-    ended = next((f" It ended early: {stage.over}." for stage in story.stages if stage.over), "")
-    left = sum(not stage.is_done for stage in story.stages)
+    metric = main_metric(summary)
+    ended = next((f" It ended early: {stage.over}." for stage in summary.stages if stage.over), "")
+    left = sum(not stage.is_done for stage in summary.stages)
     if left and not ended:
-        ended = f" {left} of {len(story.stages)} stages are still to do."
+        ended = f" {left} of {len(summary.stages)} stages are still to do."
     if metric is None:
         return f"Nothing was measured: there are no held-out prompts with a reward to score them.{ended}"
-    by_model = metrics_by_round(story, metric)
+    by_model = metrics_by_round(summary, metric)
     who, by_round = next(iter(by_model.items()))
     first, last = by_round[min(by_round)], by_round[max(by_round)]
     name = metric.replace("_", " ")
@@ -108,7 +108,7 @@ def verdict(story: Story) -> str:
     return text + ended
 
 
-def _peak(by_round: Mapping[int, StageLine], metric: str) -> str:
+def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:
     """The round that was better than the last, where that is more than noise."""
     best = max(by_round, key=lambda at: by_round[at].metrics[metric])
     words = _difference(by_round[best], by_round[max(by_round)], metric)
@@ -118,8 +118,8 @@ def _peak(by_round: Mapping[int, StageLine], metric: str) -> str:
     return f" It was best {when}: {_value(by_round[best], metric)}; later rounds lost some of that."
 
 
-def _difference(one: StageLine, two: StageLine, metric: str) -> str:
-    """How the second value stands to the first, in words."""
+def _difference(one: StageSummary, two: StageSummary, metric: str) -> str:
+    """How the second value compares with the first, in words."""
     gap = two.metrics[metric] - one.metrics[metric]
     num_prompts = min(one.num_prompts, two.num_prompts)
     shares = (one.metrics[metric], two.metrics[metric])
