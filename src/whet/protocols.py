@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from whet.types import Message, Prompt, Request, Sample, Sampling, StepReport
@@ -48,8 +49,7 @@ class Reward(Protocol):
 class Callback(Protocol):
     """Follows a run. The console, the record on disk and trackers are callbacks.
 
-    A callback is any object with any subset of these methods, and of `saved(step, checkpoint)`, which is called when a
-    checkpoint is complete. Inherit from this class to get methods that do nothing.
+    A callback is any object with any subset of these methods. Inherit from this class to get methods that do nothing.
     """
 
     def started(self, summary: Mapping[str, Any]) -> None:
@@ -62,6 +62,10 @@ class Callback(Protocol):
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
         """After each evaluation; step 0 is before the first step, and `name` is "eval"."""
+        return
+
+    def saved(self, step: int, checkpoint: Path) -> None:
+        """After each checkpoint, when it is complete."""
         return
 
     def finished(self, summary: Mapping[str, Any]) -> None:

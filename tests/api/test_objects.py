@@ -48,7 +48,7 @@ def loaded():
     return AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
 
 
-def test_a_model_object_trains_as_its_files_do_and_is_not_changed(tmp_path, loaded):
+def test_a_model_object_trains_as_its_files_do_and_is_not_changed(tmp_path, loaded, capfd):
     import torch
 
     model, tokenizer = loaded
@@ -59,6 +59,7 @@ def test_a_model_object_trains_as_its_files_do_and_is_not_changed(tmp_path, load
     assert lines(given.folder) == lines(named.folder) and lines(given.folder, "samples.jsonl")
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert given.config["model"]["name"] == str(given.folder / "start")
+    assert capfd.readouterr() == ("", "")  # no progress bar of transformers'
 
 
 def test_a_model_object_is_resumed_from_the_shell_to_the_same_bytes(tmp_path, loaded):
@@ -84,6 +85,12 @@ def test_a_run_and_a_path_are_models(tmp_path, run):
         ({"model": "whetstone", "tokenizer": object()}, r"tokenizer has no effect"),
         ({"data": {"train": ROWS, "test": ROWS}}, r"give one split, as data\['train'\]"),
         ({"data": 3}, r"data is an int; give a path, rows"),
+        ({"eval_data": 3}, r"data is an int; give a path, rows"),
+        ({"reward_funcs": [len]}, r"whet.train has no argument 'reward_funcs'; in whet it is reward=\.\.\."),
+        ({"reward": lambda completion: 1.0}, r"give it one: reward=\{'NAME': \(f, 1\.0\)\}"),
+        ({"callbacks": print}, r"callbacks is a .*; give a list"),
+        ({"callbacks": [dict]}, r"callback dict is a class; give an object of it: dict\(\)"),
+        ({"callbacks": [object()]}, r"callback an object has none of the methods a run calls: started, stepped, "),
     ],
 )
 def test_a_wrong_object_is_one_line(tmp_path, changes, message):
@@ -154,6 +161,7 @@ def test_samples_of_a_step_in_order(run):
 def test_a_folder_is_loaded_and_its_status_is_true(run, tmp_path):
     again = whet.load(run.folder)
     assert again == run and (again.status, again.steps, again.total_steps) == ("finished", 4, 4)
+    assert repr(again) == f"Run({run.folder}: reinforce, finished, step 4/4)"
     with pytest.raises(WhetError, match="not a run folder"):
         whet.load(tmp_path)
     killed = tmp_path / "killed"
@@ -213,3 +221,68 @@ def test_whet_is_not_found_from_the_folder_above_a_clone(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).name == "__init__.py"  # of the installed package, not a namespace
     assert not (root / "__init__.py").exists() and not (root / "whet").exists()
+
+
+def test_eval_data_is_anything_that_data_is(tmp_path):
+    run = train(tmp_path / "run", eval_data=ROWS[:2], config={key: SMALL[key] for key in SMALL if key != "eval"})
+    assert [json.loads(line) for line in (run.folder / "eval.jsonl").read_text().splitlines()] == ROWS[:2]
+    assert run.before.keys() == run.after.keys() >= {"accuracy", "reward"}
+    again = whet.evaluate(run)
+    assert again["prompts"] == 2 and {name: again[name] for name in run.after} == run.after
+    # what the run keeps in its folder is found there, wherever the folder and the caller are
+    moved = run.folder.rename(tmp_path / "moved")
+    assert whet.evaluate(moved).metrics == again.metrics
+    assert whet.load(moved).config["data"]["source"] == str(moved / "data.jsonl")
+    file = tmp_path / "held_out.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:3]))
+    named = train(tmp_path / "named", eval_data=file, eval={"prompts": 1})
+    assert named.config["eval"]["source"] == str(file) and named.config["eval"]["prompts"] == 1
+
+
+def test_a_mistake_leaves_no_folder_above_the_run_either(tmp_path):
+    with pytest.raises(WhetError, match="no reward is called"):
+        train(tmp_path / "runs" / "deep" / "run", reward="nothing_like_it")
+    assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import sys
+import whet
+
+def mine(prompt, completion):
+    return float(len(completion))
+
+print("began")
+config = {"model": {"device": "cpu", "threads": 1}, "batch": {"prompts_per_step": 2, "group_size": 2},
+          "sampling": {"max_new_tokens": 4}}
+rows = [{"prompt": "1+1", "answer": "2"}, {"prompt": "1+2", "answer": "3"}]
+run = whet.train("reinforce", data=rows, eval_data=rows, reward=mine, config=config, steps=1, console=False,
+                 folder=sys.argv[1])
+print(whet.evaluate(run)["prompts"])
+"""
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path):
+    """Its reward is found in the running script; from elsewhere importing it would train again, and is refused."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, script.name, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["began", "2.0"]
+    assert whet.load(tmp_path / "run").config["reward"]["parts"][0]["reward"] == f"{script}:mine"
+    command = [sys.executable, "-m", "whet", "resume", str(tmp_path / "run"), "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and '`if __name__ == "__main__":`' in done.stderr and done.stderr.count("\n") == 1
+    assert whet.load(tmp_path / "run").steps == 1
+
+
+def test_the_display_of_a_notebook_draws_the_curve(run):
+    from whet.api.notebook import NotebookDisplay
+
+    display = NotebookDisplay()
+    display._show = lambda: None  # there is no notebook here
+    display.started(run.summary)
+    assert "<svg" not in display.html()
+    display.finished({"status": "finished"})
+    assert display.html().count("<svg") == 1

@@ -55,3 +55,14 @@ def test_runs_or_methods_but_not_both(words):
 
 def test_the_old_flag_is_refused_with_the_new_name():
     assert "--components" in str(CliRunner().invoke(app, ["algorithms", "--rows"]).exception)
+
+
+def test_a_run_without_an_evaluation_shows_what_was_trained(runs):
+    folder = runs / "one"
+    summary = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**summary, "before": {}, "after": {}}))
+    line = {"step": 1, "policy_version": 1, "reward": {"total": 0.25}, "metrics": {}, "counts": {}, "seconds": {}}
+    steps = [{**line, "health": []}, {**line, "step": 2, "reward": {"total": 0.75}, "health": []}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
+    text = listing_text([run for run in listed_runs(runs) if run.folder == str(folder)])
+    assert "training reward 0.250 -> 0.750" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.data import Row, demonstration_tokens, demonstrations_from
+from whet.data import Row, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
 from whet.types import Demonstration, Prompt, WhetError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -146,3 +146,27 @@ def test_mistakes_name_the_line_and_the_fix(row, expected):
     with pytest.raises(WhetError) as error:
         demonstrations_from(rows(row))
     assert str(error.value).startswith("a.jsonl:1: ") and expected in str(error.value)
+
+
+def test_the_tools_of_a_prompt_reach_the_model_and_the_rewards():
+    row = {"prompt": [{"role": "user", "content": "a"}], "tools": TOOLS}
+    (prompt,) = prompts_from(rows(row))
+    assert prompt.tools == tuple(TOOLS) and prompt.meta["tools"] == TOOLS
+    tokenizer = built(WITH_TOOLS)
+    assert '"parameters"' in tokenizer.decode(prompt_tokens(tokenizer, prompt))
+    with pytest.raises(WhetError, match="does not write the column 'tools'"):
+        prompt_tokens(built(CHATML), prompt)
+
+
+def test_a_conversation_with_tool_results_needs_a_template_that_writes_them():
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}]
+    (prompt,) = prompts_from(rows({"prompt": [*turns, {"role": "tool", "content": "5"}]}))
+    with pytest.raises(WhetError, match="does not write tool_calls"):
+        prompt_tokens(built(CHATML), prompt)
+    tokenizer = built(WITH_TOOLS)
+    assert "<call>add" in tokenizer.decode(prompt_tokens(tokenizer, prompt))
+
+
+def test_plain_text_is_sent_as_it_is_and_its_tools_are_for_the_rewards():
+    (prompt,) = prompts_from(rows({"prompt": "a", "tools": TOOLS}))
+    assert prompt.text == "a" and not prompt.tools and prompt.meta["tools"] == TOOLS

@@ -107,7 +107,11 @@ def test_an_eval_file_leaves_the_training_data_free(run, tmp_path):
 
 
 def test_without_any_eval_the_reward_is_compared(run):
-    comparison = compare_runs([run("one", accuracy=None, size=0), run("other", accuracy=None, size=0, steps=7)])
+    folders = [run("one", accuracy=None, size=0), run("other", accuracy=None, size=0, steps=7)]
+    line = {"step": 1, "policy_version": 1, "reward": {"total": 0.5}, "metrics": {}, "counts": {}, "seconds": {}}
+    for folder in folders:
+        (folder / "metrics.jsonl").write_text(json.dumps({**line, "health": []}) + "\n")
+    comparison = compare_runs(folders)
     assert comparison.incomparable == "" and "Nothing was held out" in " ".join(notes(comparison))
 
 
@@ -135,3 +139,37 @@ def test_the_page_links_the_runs_wherever_they_are(run, tmp_path):
 def test_what_cannot_be_compared_is_refused(run, make, fix):
     with pytest.raises(WhetError, match=fix):
         compare_runs(make(run))
+
+
+def test_runs_that_only_repeat_a_config_stand_side_by_side(run):
+    """There is nothing to compare one entry with, and two runs of one seed are no two draws."""
+    seeds = compare_runs([run("one", accuracy=0.5), run("two", accuracy=0.8, seed=1)])
+    assert seeds.methods == ("one", "two") and standings(seeds)["one"].words.startswith("below two beyond noise")
+    repeated = compare_runs([run("a"), run("b"), run("c", accuracy=0.9, steps=7)])
+    assert repeated.methods == ("a", "b", "c")
+
+
+def test_the_lowest_loss_is_the_best(run):
+    (low, high) = (run(name, "sft", loss, 0, metric="loss", data={"source": "a.jsonl"}, steps=steps)
+                   for name, loss, steps in (("low", 0.5, 3), ("high", 2.0, 4)))  # fmt: skip
+    comparison = compare_runs([low, high])
+    assert standings(comparison)["low"].words == "lowest"
+    assert standings(comparison)["high"].words == "above low, noise unknown"
+    assert verdict(comparison).startswith("low has the lowest held-out loss, 0.500.")
+
+
+def test_runs_without_anything_to_compare_by_say_so(run):
+    folders = [run(f"run-{steps}", "sft", None, 0, data={"source": "a.jsonl"}, steps=steps) for steps in (3, 4)]
+    comparison = compare_runs(folders)
+    assert verdict(comparison) == (
+        "Nothing was evaluated on held-out data, and these runs have no reward: nothing can be compared."
+    )
+    assert notes(comparison) == []
+
+
+def test_differing_rewards_and_costs_are_put_into_words(run, tmp_path):
+    one, other = run("one"), run("other", reward={"parts": [{"reward": "runs/rm", "weight": 2.0}]}, steps=7)
+    replace_summary(other, {**json.loads((other / "run.json").read_text()), "tokens": 900})
+    comparison = compare_runs([one, other])
+    assert comparison.unequal["reward.parts"] == "one the task's own, other 2.0 x runs/rm"
+    assert any(note.startswith("The cost differs: other") for note in notes(comparison))  # 40 steps against 7

@@ -86,9 +86,9 @@ VERDICTS = {
     RL: "Accuracy rose from 10.0% to 60.0%",
 }
 ALONE = {
-    PREFERENCE: "Accuracy went from 75.0% to 75.0%",
-    SFT: "Loss went from 1.25 to 1.25",
-    REWARD_MODEL: "Accuracy went from 80.0% to 80.0%",
+    PREFERENCE: "Training accuracy went from 75.0% to 75.0%",
+    SFT: "Training loss went from 1.25 to 1.25",
+    REWARD_MODEL: "Training accuracy went from 80.0% to 80.0%",
     RL: "Mean reward went from 0.250 to 0.250",
 }
 FIGURES = {

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from whet.protocols import Callback
+from whet.api.inputs import check_callbacks
 from whet.report import Console
 from whet.report.text import duration, metric_text, number, quantity, sparkline
 from whet.types import StepReport
@@ -59,7 +59,7 @@ def watch(console: Console, health: tuple[str, ...] = ()) -> None:
 
 
 def test_console_is_a_reporter() -> None:
-    assert isinstance(Console(io.StringIO()), Callback)
+    check_callbacks([Console(io.StringIO())])
 
 
 def test_a_run_of_less_than_a_second_says_where_its_time_went() -> None:

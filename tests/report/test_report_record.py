@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.protocols import Callback
+from whet.api.inputs import check_callbacks
 from whet.report import RunRecorder, eval_records, read_metrics, read_samples, read_summary, step_reports
 from whet.report.record import recorded_samples
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
@@ -32,7 +32,7 @@ def report(step: int, **metrics: float) -> StepReport:
 
 
 def test_record_is_a_reporter(tmp_path: Path) -> None:
-    assert isinstance(RunRecorder(tmp_path), Callback)
+    check_callbacks([RunRecorder(tmp_path)])
 
 
 def test_step_round_trips_exactly(tmp_path: Path) -> None:

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.api.inputs import (
-    START,
     check_tokenizer,
-    data_rows,
     data_source,
     made_rewards,
     model_name,
     reward_parts,
     reward_section,
+    rows_in_memory,
+    save_object,
 )
 from whet.config.config import EvaluationConfig, merged, resolved_evaluation
-from whet.config.run_folder import ROWS, read_values, write_rows
+from whet.config.run_folder import ROWS, START, read_values, write_rows
 from whet.data.source import parse_source
+from whet.reward.find import refuse_while_importing_a_reward
 
 if TYPE_CHECKING:
     from whet.types import Group
@@ -53,6 +54,7 @@ def evaluate(
     """
     from whet.evaluate.evaluation import evaluate_groups, group_metrics
 
+    refuse_while_importing_a_reward("whet.evaluate")
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
     values = dict(settings or {})
@@ -62,12 +64,11 @@ def evaluate(
         name = model_name(model)
         if name is None:
             name = str(Path(scratch) / START)
-            model.save_pretrained(name)
-            tokenizer.save_pretrained(name)
-        source = None if data is None else data_source(data)
-        if data is not None and source is None:
+            save_object(model, tokenizer, Path(name))
+        source, rows = data_source(data), rows_in_memory(data)
+        if rows is not None:
             source = str(Path(scratch) / ROWS)
-            write_rows(Path(source), data_rows(data))
+            write_rows(Path(source), rows)
         groups = evaluate_groups(evaluation_config(name, source, values), samples, made_rewards(parts))
     return EvalResult(group_metrics(groups, samples), tuple(_completions(groups)))
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import FROM_PYTHON, Config
-from whet.config.run_folder import CONFIG
-from whet.protocols import Reward
+from whet.config.run_folder import CONFIG, START
+from whet.protocols import Callback, Reward
 from whet.types import WhetError
 
 RewardLike = str | Callable[..., Any] | Reward
 Weight = float | tuple[tuple[float, float], ...]  # or points that it moves between during training
-START = "start"  # in a run folder: the weights of a model that was given as an object
 
 
 def model_name(model: Any) -> str | None:
@@ -54,8 +53,7 @@ def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Ite
         return
     place = folder / START
     try:
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
+        save_object(model, tokenizer, place)
         yield config.model_copy(update={"model": config.model.model_copy(update={"name": str(place)})})
     except BaseException:
         if not (folder / CONFIG).exists():  # the run never began: its folder must not look used
@@ -63,9 +61,23 @@ def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Ite
         raise
 
 
+def save_object(model: Any, tokenizer: Any, place: Path) -> None:
+    """Write a model object's weights and its tokenizer, without a progress bar of transformers'."""
+    from whet.model.pretrained import quiet_transformers
+
+    with quiet_transformers():
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+
+
 def data_source(data: Any) -> str | None:
     """The source that a config has for data; None where the data is rows in memory."""
     return str(data) if isinstance(data, str | Path) else None
+
+
+def rows_in_memory(data: Any) -> list[Mapping[str, Any]] | None:
+    """The rows of data that has no source of its own; None where there is no data, or a config can name it."""
+    return None if data is None or data_source(data) is not None else data_rows(data)
 
 
 def data_rows(data: Any) -> list[Mapping[str, Any]]:
@@ -96,6 +108,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return _plain(value.tolist()) if type(value).__module__ == "numpy" else value
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """A callback has at least one method that a run calls: one without would watch in vain."""
+    if not isinstance(callbacks, Sequence):
+        raise WhetError(f"callbacks is {_kind(callbacks)}; give a list: callbacks=[...]")
+    events = [name for name in vars(Callback) if not name.startswith("_")]
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise WhetError(f"callback {callback.__name__} is a class; give an object of it: {callback.__name__}()")
+        if not any(hasattr(callback, event) for event in events):
+            raise WhetError(f"callback {_kind(callback)} has none of the methods a run calls: {', '.join(events)}")
 
 
 def reward_parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
@@ -143,7 +167,7 @@ def _path_of(reward: RewardLike, name: str) -> str:
     function = getattr(reward, "__qualname__", "")
     # a file's function comes back under its own name: under another one the reports would change it in midrun
     if code is not None and function.isidentifier() and name in ("", function) and Path(code.co_filename).is_file():
-        return f"{code.co_filename}:{function}"
+        return f"{Path(code.co_filename).absolute()}:{function}"
     return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
 
 

@@ -7,10 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whet.api.run import Run
 from whet.config.run_folder import CONFIG
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from whet.report.run import RunRecord
 
 HEADS = ("run", "method", "model", "step", "status", "metric", "age")
 HIDDEN = ("checkpoints", "start", "evals")  # folders inside a run that hold no runs
@@ -26,7 +30,7 @@ class ListedRun:
     step: int
     total_steps: int
     status: str
-    metric: str  # the headline metric; empty where nothing was metric_text
+    metric: str  # the headline metric; empty where nothing was measured
     before: float | None
     after: float | None
     started: float  # seconds since 1970; 0: unknown
@@ -46,28 +50,27 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _listed(folder: Path) -> ListedRun:
-    from whet.report.text import headline
+    from whet.report.run import read_run
 
     run = Run(folder)
     try:
-        config, summary = run.config, run.summary
-        before, after = run.before, run.after
-        name = headline(after or before) or ""
-        model = str(config.get("model", {}).get("name", ""))
-        return ListedRun(
-            str(folder),
-            run.method,
-            model,
-            run.steps,
-            run.total_steps,
-            run.status,
-            name,
-            before.get(name),
-            after.get(name),
-            float(summary.get("started") or 0),
-        )
+        model = str(run.config.get("model", {}).get("name", ""))
+        record = read_run(folder)
+        name, before, after = record.gain() or _trained(record)
+        started = float(run.summary.get("started") or 0)
+        steps = (run.steps, run.total_steps)
+        return ListedRun(str(folder), run.method, model, *steps, run.status, name, before, after, started)
     except WhetError:
         return ListedRun(str(folder), "", "", 0, 0, "damaged", "", None, None, 0.0)
+
+
+def _trained(record: RunRecord) -> tuple[str, float | None, float | None]:
+    """What was trained in the first and the last step of a run that is not evaluated; an empty name before any."""
+    if not record.steps:
+        return "", None, None
+    main = record.kind.main[0]
+    first, last = (main.measure(step) for step in (record.steps[0], record.steps[-1]))
+    return f"training {main.label}", first, last
 
 
 def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:

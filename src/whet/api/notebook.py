@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -19,16 +20,21 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
+DRAWING_SHARE = 0.02  # at most this share of the time goes into drawing the curve
+
+
 class NotebookDisplay:
-    """A callback that keeps one output of a cell up to date."""
+    """A callback that keeps one output of a cell up to date: progress, the newest numbers, and the curve so far."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._title, self._total, self._step = "", 0, 0
         self._lines: dict[str, str] = {}  # by what they are about, so that the newest stands for the older ones
         self._ended = ""
+        self._folder, self._figure, self._draw_at = "", "", 0.0
 
     def started(self, summary: Mapping[str, Any]) -> None:
+        self._folder = str((summary.get("facts") or {}).get("folder") or "")
         self._title, self._total = str(summary.get("title") or "run"), int(summary.get("total_steps") or 0)
         self._show()
 
@@ -39,6 +45,8 @@ class NotebookDisplay:
         self._lines["step"] = step_text(report, self._total, None)
         for finding in report.health[:3]:
             self._lines[f"health: {finding.partition(':')[0]}"] = f"health: {finding}"
+        if time.monotonic() >= self._draw_at:
+            self._draw()
         self._show()
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
@@ -50,6 +58,7 @@ class NotebookDisplay:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._ended = f"{summary.get('status') or 'finished'}: {summary.get('report') or ''}"
+        self._draw()
         self._show()
 
     def close(self) -> None:
@@ -61,7 +70,15 @@ class NotebookDisplay:
         bar = f'<progress value="{self._step}" max="{max(1, self._total)}" style="width:20em"></progress>'
         lines = "".join(f"<div>{escape(line)}</div>" for line in [*self._lines.values(), self._ended] if line)
         title = f"<b>whet {escape(self._title)}</b> step {self._step}/{self._total}"
-        return f'<div style="font-family:monospace">{title}<br>{bar}{lines}</div>'
+        return f'<div style="font-family:monospace">{title}<br>{bar}{lines}</div>{self._figure}'
+
+    def _draw(self) -> None:
+        """Draw the curve from the run's log, which has every step by now; a long log is drawn less often."""
+        from whet.report.card import run_figure
+
+        began = time.monotonic()
+        self._figure = run_figure(self._folder) if self._folder else ""
+        self._draw_at = time.monotonic() + (time.monotonic() - began) / DRAWING_SHARE
 
     def _show(self) -> None:
         from IPython.display import HTML, display

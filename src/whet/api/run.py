@@ -32,7 +32,7 @@ class RunFigure:
         return self.svg
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run folder: finished, failed, interrupted, or still running in another process.
 
@@ -40,6 +40,12 @@ class Run:
     """
 
     folder: Path
+
+    def __repr__(self) -> str:
+        try:
+            return f"Run({self.folder}: {self.method}, {self.status}, step {self.steps}/{self.total_steps})"
+        except WhetError:
+            return f"Run({self.folder}: damaged)"
 
     @property
     def summary(self) -> Mapping[str, Any]:

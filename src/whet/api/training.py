@@ -11,27 +11,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.api.inputs import (
-    START,
     RewardLike,
+    check_callbacks,
     check_tokenizer,
-    data_rows,
     data_source,
     made_rewards,
     model_name,
     reward_parts,
     reward_section,
+    rows_in_memory,
     saved_start,
 )
 from whet.api.run import Run
-from whet.config.config import FROM_PYTHON, Config, read_toml, resolved
-from whet.config.run_folder import ROWS, claimed_folder, locked, read_config, refuse_resume_of_0_1, write_config
-from whet.protocols import Callback
+from whet.config.config import FROM_PYTHON, Config, merged, read_toml, resolved
+from whet.config.run_folder import (
+    EVAL_ROWS,
+    ROWS,
+    START,
+    claimed_folder,
+    locked,
+    read_config,
+    refuse_resume_of_0_1,
+    write_config,
+)
+from whet.reward.find import refuse_while_importing_a_reward
 from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
     from whet.train.run import TrainingResult
 
+TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
+TRL_ARGUMENTS |= {"processing_class": "tokenizer"}
 Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
 
@@ -41,6 +52,7 @@ def train(
     model: Any = None,
     tokenizer: Any = None,
     data: Any = None,
+    eval_data: Any = None,
     reward: Rewards | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     callbacks: Sequence[Any] = (),
@@ -52,26 +64,33 @@ def train(
 
     `model` is a name or path as on the command line, a `Run`, or a transformers model with its `tokenizer`. That object
     is not changed: its weights are copied into the run folder, and the run trains the copy. `data` is a source as on
-    the command line, a path, rows as dictionaries, a Dataset or a DataFrame. `reward` is a built-in name, a function
+    the command line, a path, rows as dictionaries, a Dataset or a DataFrame, and so is `eval_data`, which the run is
+    evaluated on. `reward` is a built-in name, a function
     `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
     `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
     beside the console; `console=False` silences that.
     """
-    layer = dict(settings)
+    refuse_while_importing_a_reward("whet.train")
+    for name in settings.keys() & TRL_ARGUMENTS.keys():
+        raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
+    check_callbacks(callbacks)
     check_tokenizer(model, tokenizer)
-    rows = None if data is None or data_source(data) is not None else data_rows(data)
+    layer = dict(settings)
+    rows, eval_rows = rows_in_memory(data), rows_in_memory(eval_data)
     parts = reward_parts(reward)
     if model is not None:
         layer["model"] = {"name": model_name(model) or START}
     if data is not None:
         layer["data"] = {"source": data_source(data) or ROWS}
+    if eval_data is not None:
+        layer = merged({"eval": {"source": data_source(eval_data) or EVAL_ROWS}}, layer)
     if parts is not None:
         layer["reward"] = reward_section(parts)
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     resolved_config = resolved(method, base, layer)
     with (
-        claimed_folder(resolved_config, rows) as (folder, claimed),
+        claimed_folder(resolved_config, rows, eval_rows) as (folder, claimed),
         saved_start(claimed, folder, model, tokenizer) as final,
     ):
         named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
@@ -95,6 +114,8 @@ def resume(
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
     from whet.report import read_summary
 
+    refuse_while_importing_a_reward("whet.resume")
+    check_callbacks(callbacks)
     path = folder.folder if isinstance(folder, Run) else Path(folder)
     config = read_config(path)
     refuse_resume_of_0_1(path)
@@ -235,7 +256,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, c
     }
 
 
-def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[Callback]:
+def _reviewers(config: Config, folder: Path, reward_hash: str) -> list[object]:
     """Who picks completions for a person to look at, where there is a reward."""
     from whet.report.review import Review, ReviewPlan
 

@@ -26,4 +26,6 @@ def data_summary(config: Config, prompts: Sequence[Prompt], eval_prompts: Sequen
     numbers = [f"{len(prompts)} prompts"] if prompts else []
     numbers += [f"{len(eval_prompts)} held out"] if eval_prompts else []
     numbers += left_out_phrases(prompts, eval_prompts)
+    if any(prompt.text is not None and prompt.meta.get("tools") for prompt in (*prompts, *eval_prompts)):
+        numbers.append("plain text: the column tools goes to the rewards only; data.as_chat=true shows it to the model")
     return f"{data.source}{about} ({', '.join(numbers) or 'demonstrations'})"

@@ -156,12 +156,11 @@ def _keep(request: EvalRequest, result: Any) -> Path:
 
 
 def _print_metrics(metrics: Mapping[str, float]) -> None:
-    """In the units of `whet train`: shares as per cent."""
-    from whet.report.text import metric_text
+    """In the words and units of `whet train`."""
+    from whet.report.text import metric_text, words
 
     for name, value in metrics.items():
-        is_share = name.startswith("pass@")
-        typer.echo(f"{name:18} {metric_text('accuracy' if is_share else name, value)}")
+        typer.echo(f"{words(name):18} {metric_text(name, value)}")
 
 
 def _run_reranking(request: EvalRequest, values: dict[str, Any]) -> None:

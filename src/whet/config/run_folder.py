@@ -14,13 +14,14 @@ from whet.config.config import Config, differing_keys, read_toml, resolved, toml
 from whet.config.names import translated
 from whet.types import WhetError
 
-CONFIG, ROWS = "config.toml", "data.jsonl"
+CONFIG, ROWS, EVAL_ROWS = "config.toml", "data.jsonl", "eval.jsonl"
+START = "start"  # the weights of a model that was given as an object
 
 
 def read_config(folder: Path) -> Config:
     """The config a run was started with."""
     if not (folder / CONFIG).is_file():
-        raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `ls runs` lists yours")
+        raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `whet runs` lists yours")
     values = read_values(folder)
     return resolved(str(values.get("method")), values)
 
@@ -36,8 +37,18 @@ def refuse_resume_of_0_1(folder: Path) -> None:
 
 
 def read_values(folder: Path) -> dict[str, Any]:
-    """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file."""
-    return translated(read_toml(folder / CONFIG)) if (folder / CONFIG).is_file() else {}
+    """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file.
+
+    What the run keeps in its own folder is found there, also from another working directory and after a move.
+    """
+    if not (folder / CONFIG).is_file():
+        return {}
+    values = translated(read_toml(folder / CONFIG))
+    for section, key, name in (("data", "source", ROWS), ("eval", "source", EVAL_ROWS), ("model", "name", START)):
+        own = str(Path(str(values.get("folder", ""))) / name)
+        if values.get(section, {}).get(key) == own and (folder / name).exists():
+            values[section][key] = str(folder / name)
+    return values
 
 
 def write_config(folder: Path, config: Config) -> None:
@@ -47,8 +58,12 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Path, Config]]:
-    """The run's own folder, made and locked; never one that already holds a run."""
+def claimed_folder(
+    config: Config,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    eval_rows: Sequence[Mapping[str, Any]] | None = None,
+) -> Iterator[tuple[Path, Config]]:
+    """The run's own folder, made and locked, with the rows given from Python; never one that already holds a run."""
     folder = Path(config.folder) if config.folder else next_free_folder(config.method)
     if (folder / CONFIG).exists():
         there = read_config(folder)
@@ -57,7 +72,7 @@ def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = No
         raise WhetError(f"{folder} already holds a run {about}; `whet resume {folder}`, or give another --folder")
     if folder.is_dir() and any(path.name != "lock" for path in folder.iterdir()):
         raise WhetError(f"{folder} is not empty and not a run; give an empty or new --folder")
-    is_new = not folder.exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]  # the innermost first
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
@@ -66,17 +81,18 @@ def claimed_folder(config: Config, rows: Sequence[Mapping[str, Any]] | None = No
     try:
         with locked(folder):
             values: dict[str, Any] = {"folder": str(folder)}
-            if rows is not None:
-                source = folder / ROWS
-                write_rows(source, rows)
-                values["data"] = config.data.model_copy(update={"source": str(source)})
+            for name, section, given in ((ROWS, "data", rows), (EVAL_ROWS, "eval", eval_rows)):
+                if given is not None:
+                    write_rows(folder / name, given)
+                    values[section] = getattr(config, section).model_copy(update={"source": str(folder / name)})
             yield folder, config.model_copy(update=values)
     except BaseException:
         if not (folder / CONFIG).exists():  # a mistake found before the run began leaves nothing behind
-            for name in ("lock", ROWS):
+            for name in ("lock", ROWS, EVAL_ROWS):
                 (folder / name).unlink(missing_ok=True)
-            if is_new:
-                folder.rmdir()
+            with contextlib.suppress(OSError):  # somebody else's run came to stand there meanwhile
+                for place in made:
+                    place.rmdir()
         raise
 
 

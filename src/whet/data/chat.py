@@ -30,6 +30,8 @@ class _Turn(NamedTuple):
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[int, ...]:
     """[prompt length]: what the model sees before its completion."""
     if prompt.text is None:
+        if prompt.tools or any(each["role"] == "tool" or each.get("tool_calls") for each in prompt.messages):
+            _require_tool_support(tokenizer, prompt.messages, prompt)
         write = partial(templated, tokenizer, prompt.messages, prompt.id, tools=prompt.tools)
         return tuple(write(open_completion=True, tokenize=True))
     tokens = tuple(tokenizer(prompt.text)["input_ids"])
@@ -73,13 +75,21 @@ def demonstration_tokens(
 
 
 def check_context(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_new_tokens: int, context: int) -> None:
-    """Raise unless every prompt of `lengths` tokens leaves room for its completion in the model's context."""
+    """Raise unless every prompt of `lengths` tokens leaves room for its completion in the model's context.
+
+    With `max_new_tokens` 0 the lengths are those of whole rows, completions included.
+    """
     room = context - max_new_tokens
     too_long = [(length, prompt) for prompt, length in zip(prompts, lengths, strict=True) if length > room]
     if not too_long:
         return
     length, prompt = max(too_long, key=lambda pair: pair[0])
     others = f" (and {len(too_long) - 1} more)" if len(too_long) > 1 else ""
+    if not max_new_tokens:
+        raise WhetError(
+            f"row {prompt.id!r}{others}: has {length} tokens; expected at most the model's context of {context}; "
+            "shorten or drop the row, or use a model with a longer context"
+        )
     fix = "shorten or drop the prompt, or use a model with a longer context"
     if length < context:
         fix = f"lower max_new_tokens to {context - length}, {fix}"

@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from whet.data.rows import BadRow, Row, mistake
@@ -119,7 +119,7 @@ def _demonstration(row: Row, as_chat: bool, *also_used: str) -> Demonstration:
         raise _missing(row, "completion") if _has(row, "prompt") else _missing(row, "prompt", "messages")
     *before, last = _conversation(row, "messages", row.values["messages"])
     _require_completion(row, "messages", last)
-    prompt = replace(_prompt(row, tuple(before), "messages", "tools", *also_used), tools=_tools(row))
+    prompt = _prompt(row, tuple(before), "messages", "tools", *also_used)
     return Demonstration(prompt, last["content"], tuple(last.get("tool_calls", ())))
 
 
@@ -300,7 +300,9 @@ def _prompt(row: Row, opening: Opening, *used: str, field: str | None = None) ->
     text, messages = (opening, ()) if isinstance(opening, str) else (None, opening)
     read = {*used, "answer", "id"}
     meta = {name: value for name, value in row.values.items() if name not in read}
-    return Prompt(_id(row), messages, text, row.values.get("answer"), meta)
+    # a chat template shows the tools; plain text is sent as it is, and the column stays for the rewards
+    tools = () if isinstance(opening, str) else _tools(row)
+    return Prompt(_id(row), messages, text, row.values.get("answer"), meta, tools=tools)
 
 
 def _id(row: Row) -> str:

@@ -122,7 +122,7 @@ def _jsonl_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
             continue
         where = f"{name}:{number}"
         try:
-            value = json.loads(line)
+            value = json.loads(line.rstrip("\r\n"))
         except json.JSONDecodeError as error:
             raise WhetError(
                 f"{where}: column {error.colno}: not valid JSON ({error.msg}); expected one JSON object on each line; "

@@ -287,7 +287,8 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
     groups: dict[tuple[str, ...], list[int]] = {}
     for at, each in enumerate(settings):
         groups.setdefault(tuple(repr(each.get(path)) for path in differing), []).append(at)
-    labels = _labels(list(groups.values()), places, configs)
+    entries = [at for group in groups.values() for at in _entries(group, configs, alone=len(groups) == 1)]
+    labels = _labels(entries, places, configs)
     results = [
         result_of(places[at], labels[at], configs[at].seed, str(places[at].resolve())) for at in range(len(places))
     ]
@@ -298,7 +299,7 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
         tuple(results),
         {path: str(settings[0][path]) for path in SHOWN_EQUAL if settings[0].get(path) and path not in differing},
         {
-            path: ", ".join(f"{label} {each.get(path)}" for label, each in values.items())
+            path: ", ".join(f"{label} {_setting_text(path, each.get(path))}" for label, each in values.items())
             for path in differing
             if path != "method"
         },
@@ -310,6 +311,21 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
 
 
 SHOWN_EQUAL = ("method", "model.name", "data.source", "eval.source", "steps")
+
+
+def _entries(group: Sequence[int], configs: Sequence[Config], alone: bool) -> list[list[int]]:
+    """Runs of one config as one entry with several seeds; each on its own where nothing else is there to compare, or
+    where seeds repeat: equal runs are no independent draws."""
+    if alone or len({configs[at].seed for at in group}) < len(group):
+        return [[at] for at in group]
+    return [list(group)]
+
+
+def _setting_text(path: str, value: Any) -> str:
+    if path == "reward.parts":
+        parts = [f"{part['weight']} x {part['reward']}" for part in value or ()]
+        return " + ".join(parts) or "the task's own"
+    return str(value)
 
 
 def _labels(groups: Sequence[Sequence[int]], places: Sequence[Path], configs: Sequence[Config]) -> list[str]:

@@ -21,7 +21,8 @@ from whet.report.text import ABSENT, ACCURACY_NAMES, duration, headline, metric_
 BEYOND_NOISE = 0.05  # p below which a difference counts
 NOTEWORTHY_COST = 1.1  # ratio of generated tokens from which a difference in cost is put into words
 LAST_QUARTER = "reward, last quarter"
-NO_RUN, HIGHEST = "no finished run", "highest"
+NO_RUN, BEST = "no finished run", ("highest", "lowest")
+LOWER_IS_BETTER = frozenset({"loss", "calibration_error", "step_calibration_error", "squared_error", "truncated"})
 COLUMNS = ("method", "runs", "before", "after", LAST_QUARTER, "tokens per run", "time per run", "verdict")
 SHORT_HEADS = ("method", "runs", "before", "after", "reward", "tokens", "time")
 
@@ -164,7 +165,8 @@ def compared_by(row: MethodRow, name: str | None) -> Estimate:
 
 def best_row(table: Sequence[MethodRow], name: str | None) -> MethodRow | None:
     rows_with_values = [row for row in table if compared_by(row, name).values]
-    return max(rows_with_values, key=lambda row: compared_by(row, name).mean or 0.0) if rows_with_values else None
+    choose = min if name in LOWER_IS_BETTER else max
+    return choose(rows_with_values, key=lambda row: compared_by(row, name).mean or 0.0) if rows_with_values else None
 
 
 def standings(comparison: MethodComparison) -> dict[str, Standing]:
@@ -183,11 +185,15 @@ def standings(comparison: MethodComparison) -> dict[str, Standing]:
         if row.method != best.method and (p := _p(compared_by(row, name), compared_by(best, name))) is not None
     }
     tested = dict(zip(raw, corrected(list(raw.values()), len(others)), strict=True))
-    against_best = {method: standing(values, top, best.method, tested.get(method)) for method, values in others.items()}
+    is_low = name in LOWER_IS_BETTER
+    against_best = {
+        method: standing(values, top, best.method, tested.get(method), "above" if is_low else "below")
+        for method, values in others.items()
+    }
     rivals = [against_best[method] for method, values in others.items() if values]
-    relation = HIGHEST if rivals else "nothing to compare with"
+    relation = BEST[is_low] if rivals else "nothing to compare with"
     if rivals and all(each.p is not None and each.p >= BEYOND_NOISE for each in rivals):
-        relation = f"{HIGHEST}, within noise"
+        relation = f"{BEST[is_low]}, within noise"
     return {row.method: against_best.get(row.method, Standing(relation)) for row in table}
 
 
@@ -198,18 +204,20 @@ def _p(one: Estimate, best: Estimate) -> float | None:
     return welch_p(one.values, best.values)
 
 
-def standing(values: Sequence[float], best_values: Sequence[float], best: str, p: float | None) -> Standing:
-    """One method against the best; `p` is None where Welch's test cannot be made."""
+def standing(
+    values: Sequence[float], best_values: Sequence[float], best: str, p: float | None, side: str = "below"
+) -> Standing:
+    """One method against the best; `p` is None where Welch's test cannot be made, `side` is where worse ones are."""
     if not values:
         return Standing(NO_RUN)
     level = math.isclose(fmean(values), fmean(best_values), rel_tol=1e-12)
     if p is None and (len(values) < 2 or len(best_values) < 2):
-        return Standing("level with {}, noise unknown" if level else "below {}, noise unknown", best)
+        return Standing("level with {}, noise unknown" if level else f"{side} {{}}, noise unknown", best)
     if p is None and level:
         return Standing("within noise of {}", best, "equal in every seed", 1.0)
     if p is None:
-        return Standing("below {} in every seed", best, "no spread to test against")
-    return Standing("below {} beyond noise" if p < BEYOND_NOISE else "within noise of {}", best, p_text(p), p)
+        return Standing(f"{side} {{}} in every seed", best, "no spread to test against")
+    return Standing(f"{side} {{}} beyond noise" if p < BEYOND_NOISE else "within noise of {}", best, p_text(p), p)
 
 
 def p_text(p: float) -> str:
@@ -220,6 +228,8 @@ def verdict(comparison: MethodComparison) -> str:
     """The comparison in a few short sentences."""
     name, table = metric_name(comparison.results), rows(comparison)
     best = best_row(table, name)
+    if best is None and comparison.results:
+        return "Nothing was evaluated on held-out data, and these runs have no reward: nothing can be compared."
     if best is None:
         return "No run has finished yet."
     what = f"held-out {name.replace('_', ' ')}" if name else f"mean {LAST_QUARTER}"
@@ -241,14 +251,14 @@ def verdict(comparison: MethodComparison) -> str:
             f"{row.method} ({each.detail})" if each.detail else row.method
         )
     sentences = [f"{relation[0].upper()}{relation[1:]}: {', '.join(names)}." for relation, names in alike.items()]
-    return " ".join([f"{best.method} has the highest {what}, {reached}.", *sentences])
+    return " ".join([f"{best.method} has the {BEST[name in LOWER_IS_BETTER]} {what}, {reached}.", *sentences])
 
 
 def notes(comparison: MethodComparison) -> list[str]:
     """What a reader must know to trust the table."""
     name, table = metric_name(comparison.results), rows(comparison)
     sentences = list(comparison.remarks)
-    if comparison.results and name is None:
+    if not any(run.after for run in comparison.results) and any(row.reward.values for row in table):
         sentences.append("Nothing was held out: methods are compared by the reward they were trained on.")
     if len(comparison.methods) > 1 and name in ACCURACY_NAMES and all(set(row.after.values) == {1.0} for row in table):
         sentences.append(
@@ -263,8 +273,10 @@ def notes(comparison: MethodComparison) -> list[str]:
             f"Each is a single run: intervals (95%) and p tell how far {tested[0].eval_size} eval prompts can be "
             "trusted. They say nothing of what another seed would change; for that, train several seeds."
         )
+    elif comparison.results and best_row(table, name) is None:
+        pass  # nothing was measured: the verdict says so, and noise is no question
     elif len(comparison.seeds) < 2:
-        sentences.append("One seed: nothing can be said about noise. Give --seeds 3 or more.")
+        sentences.append("One seed: nothing can be said about noise. Train each with three seeds or more.")
     elif sum(len(compared_by(row, name).values) > 1 for row in table) < min(2, len(table)):
         sentences.append("Too few runs are finished: nothing can be said about noise yet.")
     elif len(comparison.methods) > 1:
@@ -277,9 +289,10 @@ def notes(comparison: MethodComparison) -> list[str]:
         )
     costs = sorted((row.tokens.mean, row.method) for row in table if row.tokens.mean)
     if len(costs) > 1 and costs[-1][0] > NOTEWORTHY_COST * costs[0][0]:
+        equal = "The cost differs" if "steps" in comparison.unequal else "The steps are equal, the cost is not"
+        verb = "generated" if any(row.reward.values for row in table) else "trained on"
         sentences.append(
-            f"The steps are equal, the cost is not: {costs[-1][1]} generated {costs[-1][0] / costs[0][0]:.2g} times "
-            f"the tokens of {costs[0][1]}."
+            f"{equal}: {costs[-1][1]} {verb} {costs[-1][0] / costs[0][0]:.2g} times the tokens of {costs[0][1]}."
         )
     return sentences
 

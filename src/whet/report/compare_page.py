@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from whet.report.charts import LEAST_SMOOTHED, NUM_TONES, BandSeries, band_chart, smoothed
-from whet.report.compare import HIGHEST, MethodComparison, cells, heads, notes, rows, standings, verdict
+from whet.report.compare import BEST, MethodComparison, cells, heads, notes, rows, standings, verdict
 from whet.report.pages import Figure, LegendEntry, render
 from whet.report.run_page import REPORT
 from whet.report.text import number
@@ -66,7 +66,7 @@ def table_rows(comparison: MethodComparison) -> list[dict[str, Any]]:
     return [
         {
             "method": row.method,
-            "is_best": best[row.method].relation.startswith(HIGHEST),
+            "is_best": best[row.method].relation.startswith(BEST),
             "links": [(run.seed, f"{quote(run.folder)}/{REPORT}") for run in row.results if run.folder],
             "cells": [_held_together(text) for text in texts[1:]],
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.report.kinds import RunKind, kind_of
+from whet.report.kinds import RL, RunKind, kind_of
 from whet.report.record import (
     SAMPLES,
     EvalRecord,
@@ -139,7 +139,8 @@ def _outcome(run: RunRecord) -> tuple[str, str]:
     if gain is None:
         goal = run.kind.main[0]
         ends = [metric_text(goal.name, goal.measure(step)) for step in (run.steps[0], run.steps[-1])]
-        return f"{goal.title.lower()} went from {ends[0]} to {ends[1]}", " (nothing was evaluated)"
+        what = goal.title.lower() if run.kind.name == RL else f"training {goal.title.lower()}"
+        return f"{what} went from {ends[0]} to {ends[1]}", " (nothing was evaluated)"
     name, before, after = gain
     label = words(name)
     if after is None:

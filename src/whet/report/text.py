@@ -14,6 +14,7 @@ RATES = frozenset(
     | {"errors_found", "step_calibration_error", "reweighted", "unscorable"}
 )
 NATS = frozenset({"kl", "kl_old", "kl_completion", "entropy", "drift", "sampler_gap", "sampler_gap_max"})
+COUNTS = frozenset({"prompts", "pairs", "rows"})
 PHASES = ("start_up", "rollout", "reward", "reference", "train", "evaluate", "save")
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.:-=+*#"
@@ -89,6 +90,8 @@ def metric_text(name: str, value: float | None) -> str:
         return f"{number(value)} nats"
     if last.endswith("_length"):
         return f"{number(value)} tokens"
+    if last in COUNTS:
+        return f"{value:,.0f}"
     return number(value)
 
 

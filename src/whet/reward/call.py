@@ -190,7 +190,7 @@ def _own_name(function: Callable[..., Any]) -> str:
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
     if name == "<lambda>":
-        raise WhetError("a lambda has no name to report its scores under; give one: as_reward(f, name='...')")
+        raise WhetError("a lambda has no name to report its scores under; give it one: reward={'NAME': (f, 1.0)}")
     return str(name)
 
 

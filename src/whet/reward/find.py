@@ -118,6 +118,18 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
     return reward_with(getattr(module, attribute), settings, attribute)
 
 
+_importing: list[str] = []  # files being imported for their rewards, the innermost last
+
+
+def refuse_while_importing_a_reward(what: str) -> None:
+    """Raise where a file that is imported for its reward begins to train: a script without a guard would run again."""
+    if _importing:
+        raise WhetError(
+            f"{_importing[-1]}: importing it for its reward calls {what} again; put the code that trains under "
+            '`if __name__ == "__main__":`, or the reward in a file of its own'
+        )
+
+
 def _unknown(name: str) -> str:
     if name.rstrip(":").endswith(".py"):
         return f"reward {name!r} names a file but no function; add it, as in {name.rstrip(':')}:my_reward"
@@ -145,6 +157,9 @@ def _file_module(source: str) -> ModuleType:
         near = sorted(str(other.name) for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         there = f"{path.parent} has: {', '.join(near)}" if near else f"{path.parent} has no .py files"
         raise WhetError(f"there is no reward file {source}{did_you_mean(path.name, near)}; {there}; correct the path")
+    main = sys.modules.get("__main__")
+    if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == path:
+        return main  # the running script: imported a second time it would train again
     name = f"whet_reward:{path}"
     if name in sys.modules:  # two parts may come from one file
         return sys.modules[name]
@@ -154,11 +169,17 @@ def _file_module(source: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     _make_importable(path.parent)
+    _importing.append(source)
     try:
         spec.loader.exec_module(module)
+    except WhetError:
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         raise _broken(source, error, str(path)) from error
+    finally:
+        _importing.pop()
     return module
 
 

@@ -135,11 +135,11 @@ def run_training(
         timer = PhaseTimer()
         with timer.phase("evaluate"):
             result = trainer.evaluate()
-        _add(progress.seconds, timer.seconds)
         if step == 0:
             progress.before = result
         progress.after, progress.evaluated_at = result, step
-        if result:
+        if result:  # nothing to evaluate on takes no time worth a line
+            _add(progress.seconds, timer.seconds)
             notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
 
     def save(step: int) -> None:
