@@ -57,8 +57,8 @@ def model_called(name: str | None) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()  # type: ignore[arg-type]
 
 
-def requests_of(split: CausalLM, prompts: int, group: int, length: int) -> list[Request]:
-    tokens = torch.randint(5, split.vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
+def requests_of(lm: CausalLM, prompts: int, group: int, length: int) -> list[Request]:
+    tokens = torch.randint(5, lm.vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
     return [Request(tuple(row.tolist()), 100 * place + n) for place, row in enumerate(tokens) for n in range(group)]
 
 
@@ -80,9 +80,9 @@ def transformers_side(model: Any, requests: list[Request], group: int, budget: i
     return int(found[:, rows.shape[1] :].numel())
 
 
-def own_cache(split: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> Completions:
+def own_cache(lm: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> Completions:
     job = decode_job(requests, sampling, StopRule(torch.tensor([], dtype=torch.long), lambda tokens: ""))
-    return DecodeScheduler(OwnCacheBackend(split, job, rows), job).run()
+    return DecodeScheduler(OwnCacheBackend(lm, job, rows), job).run()
 
 
 def taken(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
@@ -112,27 +112,27 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = model_called(options.model)
-    split = causal_lm(model)
+    lm = causal_lm(model)
     rows = options.prompts * options.group
-    requests = requests_of(split, options.prompts, options.group, options.prompt_length)
+    requests = requests_of(lm, options.prompts, options.group, options.prompt_length)
     sampling = Sampling(max_new_tokens=options.new)
     limit = options.prompt_length + options.new
 
     def written(engine: TorchEngine, wanted: list[Request]) -> int:
         return sum(sample.num_actions for sample in engine.generate(wanted, sampling))
 
-    engine = TorchEngine(split, Silent(), (), context=limit)
+    engine = TorchEngine(lm, Silent(), (), context=limit)
     sides: dict[str, Callable[[], int]] = {
         "transformers": lambda: transformers_side(model, requests, options.group, options.new),
-        "whet, the model's own cache": lambda: sum(own_cache(split, requests, sampling, rows).count),
+        "whet, the model's own cache": lambda: sum(own_cache(lm, requests, sampling, rows).count),
         "whet": lambda: written(engine, requests),
     }
     if options.ragged:
-        many = requests_of(split, 4 * options.prompts, options.group, options.prompt_length)
-        fixed = TorchEngine(split, Silent(), (), context=limit, rows_per_batch=rows)
+        many = requests_of(lm, 4 * options.prompts, options.group, options.prompt_length)
+        fixed = TorchEngine(lm, Silent(), (), context=limit, rows_per_batch=rows)
         # of random weights every token is about equally likely: each step ends one row in fifty
-        ends = tuple(range(split.vocabulary // 50))
-        ragged = TorchEngine(split, Silent(), ends, context=limit, rows_per_batch=rows)
+        ends = tuple(range(lm.vocabulary // 50))
+        ragged = TorchEngine(lm, Silent(), ends, context=limit, rows_per_batch=rows)
         sides["whet, a queue of fixed lengths"] = lambda: written(fixed, many)
         sides["whet, a queue of ragged lengths"] = lambda: written(ragged, many)
     rates = taken(sides, options.rounds)

@@ -25,8 +25,8 @@ TRL = "trl==1.16.0"
 
 def add_common_flags(parser: Any) -> None:
     parser.add_argument("--models", default="byte,words49k,smollm2", help="of bench_models.py, or folders")
-    parser.add_argument("--steps", type=int, default=3, help="quiet steps a side")
-    parser.add_argument("--most", type=int, default=8, help="steps a side, contended and warm-up ones included")
+    parser.add_argument("--steps", type=int, default=3, help="quiet steps per side")
+    parser.add_argument("--most", type=int, default=8, help="steps per side, contended and warm-up ones included")
     add_run_flags(parser)
 
 

@@ -32,10 +32,10 @@ SHORTER: dict[str, dict[str, Any]] = {
 def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
     """One budget for all: STEPS steps of PROMPTS prompts and GROUP completions.
 
-    A row that is nothing with one update a batch gets two, at half the learning rate, and one that trains on
+    A row that is nothing with one update per batch gets two, at half the learning rate, and one that trains on
     completions of an older policy has half the rate as well. Adam forgets the gradient's scale, so one rate serves
     rows that divide
-    by a budget and rows that divide by a length alike. `updates` asks for that many updates a batch of every row.
+    by a budget and rows that divide by a length alike. `updates` asks for that many updates per batch of every row.
     """
     preset = PRESETS[name]
     batch = preset.run.get("batch", {})
@@ -94,7 +94,7 @@ def line(name: str, results: list[dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=0, help="optimizer updates a batch; 0: what the row asks for")
+    parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: what the row asks for")
     parser.add_argument("--folder", type=Path, default=Path("rows"))
     parser.add_argument("--methods", default=",".join(PRESETS))
     chosen = parser.parse_args()

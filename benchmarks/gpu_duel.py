@@ -58,9 +58,9 @@ class Sizes:
     rows: int = 100_000  # of the file, at most
     most_tokens: int = 1024
     rows_per_step: int = 128
-    batch_rows: int = 32  # a pass of the peer where it pads
+    batch_rows: int = 32  # per pass of the peer where it pads
     micro_batch_tokens: int = 16384  # of whet
-    pack_tokens: tuple[int, ...] = (4096,)  # a pass of the peer where it packs
+    pack_tokens: tuple[int, ...] = (4096,)  # per pass of the peer where it packs
     supervised_steps: tuple[int, int, int] = (8, 16, 3)
     pairs_per_step: int = 64
     pairs_per_pass: int = 16  # of the peer
@@ -99,7 +99,7 @@ def policy_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
     }
     title = (
         f"grpo, {sizes.model}: {num_prompts} prompts x {group_size}, {prompt_tokens} + {completion_tokens} tokens, "
-        f"{sizes.sequences_per_pass} sequences a pass"
+        f"{sizes.sequences_per_pass} sequences per pass"
     )
     peers = {
         named("trl", {"writing": (writing, "plain"), "weights": (weights, "float32")}): {
@@ -131,7 +131,7 @@ def supervised_case(chosen: Any, sizes: Sizes, work: Path) -> Case:
         **step_counts(sizes.supervised_steps),
     }
     spread = f"{facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
-    title = f"sft, {sizes.model}: {facts['rows']} rows of {spread}, {sizes.rows_per_step} a step"
+    title = f"sft, {sizes.model}: {facts['rows']} rows of {spread}, {sizes.rows_per_step} per step"
     peers: dict[str, dict[str, Any]] = {}
     for layout in chosen.layouts.split(","):
         for tokens in sizes.pack_tokens if layout in PACKING else (0,):
@@ -149,7 +149,7 @@ def pair_case(part: str, chosen: Any, sizes: Sizes, work: Path) -> Case:
         **{"rows_per_step": sizes.pairs_per_step, "batch_rows": sizes.pairs_per_pass},
     )
     job, facts = pair_job(part, made["folder"], wanted, work, SHAPES[sizes.model][1]["vocab_size"])
-    title = f"{part}, {sizes.model}: {told_pairs(facts)}, {sizes.pairs_per_step} a step"
+    title = f"{part}, {sizes.model}: {told_pairs(facts)}, {sizes.pairs_per_step} per step"
     title += ", reference stored" if job["stored"] else ""
     peers = {f"trl {layout}": {"layout": layout} for layout in chosen.layouts.split(",") if layout not in PACKING}
     return Case(title, {**job, **counts}, peers, lambda sides: rate_lines(sides, 1.0))
@@ -232,8 +232,8 @@ def main() -> None:
     parser.add_argument("--writing", default="plain", help=f"how the peer writes completions: {', '.join(WRITING)}")
     parser.add_argument("--peer-weights", default="float32", help=f"the peer's own: {', '.join(WEIGHTS)}")
     parser.add_argument("--layouts", default="padded,packed", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
-    parser.add_argument("--batch-rows", type=int, help="rows a pass of the peer where it pads")
-    parser.add_argument("--pack-tokens", help="tokens a pass of the peer where it packs, e.g. 4096 or 4096,8192")
+    parser.add_argument("--batch-rows", type=int, help="rows per pass of the peer where it pads")
+    parser.add_argument("--pack-tokens", help="tokens per pass of the peer where it packs, e.g. 4096 or 4096,8192")
     parser.add_argument("--tokens-per-pass", type=int, help="of whet's passes over rows and pairs")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, in fp32 unless said otherwise")
     parser.set_defaults(precision=None, patience=10.0)

@@ -80,7 +80,7 @@ class Sizes:
     pack: int = 8192
     seconds: float = 8.0  # of timed steps, besides the warm-up
     slots: int = 256  # rows that write side by side in the ragged part
-    tree: tuple[int, int, int] = (2048, 64, 16)  # tokens of the prompt, of a completion, completions
+    prefix: tuple[int, int, int] = (2048, 64, 16)  # tokens of the prompt, of a completion, completions
     long: int = 32768
 
 
@@ -233,9 +233,9 @@ def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, An
     }
 
 
-def part_tree(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+def part_prefix(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
     """A pass over completions that share a long prompt, beside as many full rows of their own."""
-    prompt, completion, group = sizes.tree
+    prompt, completion, group = sizes.prefix
     device, seconds = machine.policy.device, {}
     stream = torch.Generator().manual_seed(0)
     for kind in ("shared", "separate"):
@@ -253,7 +253,7 @@ def part_tree(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
             taken.append(time.perf_counter() - start)
         seconds[kind] = median(taken[2:])
     return {
-        "name": f"tree {name}",
+        "name": f"shared prefix {name}",
         "shape": f"{group} completions of {completion} tokens to one prompt of {prompt}",
         **{f"{kind}_s": value for kind, value in seconds.items()},
         "separate_over_shared": seconds["separate"] / seconds["shared"],
@@ -280,19 +280,19 @@ def part_long(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
 
 
 PARTS = {
-    "tree": part_tree,
+    "prefix": part_prefix,
     "long": part_long,
     "step": part_step,
     "rollout": part_rollout,
     "ragged": part_ragged,
     "train": part_train,
 }
-MODELS = {"step": "135m", "rollout": "135m", "ragged": "135m", "train": "1.5b", "tree": "1.5b", "long": "1.5b"}
+MODELS = {"step": "135m", "rollout": "135m", "ragged": "135m", "train": "1.5b", "prefix": "1.5b", "long": "1.5b"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="step,rollout,ragged,train,tree,long")
+    parser.add_argument("--parts", default="step,rollout,ragged,train,prefix,long")
     parser.add_argument("--model", choices=sorted(SHAPES), help="default: 135m, and 1.5b for the training pass")
     parser.add_argument("--sequences", help="of the rollout, e.g. 256 or 256,1024")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))

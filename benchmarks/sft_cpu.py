@@ -3,7 +3,7 @@
     WHET_DATA=data python benchmarks/sft_cpu.py --models smollm2 --json sft.json
 
 Reads WHET_DATA/sft/alpaca_en_demo.jsonl.gz (instruction, input, output), or --rows FILE of the same columns. Both sides
-train on the same tokens, encoded once by whet; what counts is useful tokens a second, padding left out. TRL pads rows
+train on the same tokens, encoded once by whet; what counts is useful tokens per second, padding left out. TRL pads rows
 of a batch to the longest, as it does unless told otherwise.
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
     parser.add_argument("--most-tokens", type=int, default=1024, help="longer rows are left out on both sides")
     parser.add_argument("--rows-per-step", type=int, default=32)
-    parser.add_argument("--batch-rows", type=int, default=8, help="rows a pass of the peer: its own default")
+    parser.add_argument("--batch-rows", type=int, default=8, help="rows per pass of the peer: its own default")
     parser.add_argument("--tokens-per-pass", type=int, default=4096, help="of whet")
     parser.add_argument("--padded", action="store_true", help="whet pads as well instead of packing")
     parser.add_argument("--encode", nargs=3, metavar=("MODEL", "ROWS", "TARGET"), help=argparse.SUPPRESS)
@@ -59,7 +59,7 @@ def main() -> None:
             }
             sides = duel(chosen, job)
             spread = f"{facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
-            title = f"{name}: {facts['rows']} rows of {spread}, {chosen.rows_per_step} a step, {chosen.precision}"
+            title = f"{name}: {facts['rows']} rows of {spread}, {chosen.rows_per_step} per step, {chosen.precision}"
             results[title] = sides
             print(ratio_table(f"{title}, {chosen.threads} threads", sides))
             print(rate_lines(sides, facts["tokens_a_trained_token"]), flush=True)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def rate_lines(sides: dict[str, dict[str, Any]], tokens_a_trained_token: float) -> str:
-    """Useful tokens a second, prompts included: rows differ between the sides' steps, so rates are compared."""
+    """Useful tokens per second, prompts included: rows differ between the sides' steps, so rates are compared."""
     rates = {name: side["trained_per_second"] * tokens_a_trained_token for name, side in sides.items()}
     for name, rate in rates.items():
         sides[name]["useful_tokens_per_second"] = rate

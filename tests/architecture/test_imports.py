@@ -53,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("config", "build", "api", "pipeline"),
     ),
     "cli": (
-        *("types", "report", "reward", "explain", "advise", "config"),
+        *("types", "registry", "report", "reward", "explain", "advise", "config"),
         *("evaluate", "label", "workbench", "bench", "api", "pipeline", "experiments", "__init__"),
     ),
     "__main__": ("cli",),

@@ -72,6 +72,18 @@ def test_sharegpt_conversations_with_system_and_tools():
     assert found.completion == "It is 5." and found.prompt.tools == ({"name": "add"},)
 
 
+@pytest.mark.parametrize("text", ['{"status": "done"}', "[1, 2]", "adding"])
+def test_a_call_without_a_name_stays_text(text):
+    turns = [
+        {"from": "human", "value": "2 + 3?"},
+        {"from": "function_call", "value": text},
+        {"from": "observation", "value": "5"},
+        {"from": "gpt", "value": "It is 5."},
+    ]
+    (found,) = demonstrations_from(rows({"conversations": turns}))
+    assert found.prompt.messages[1] == {"role": "assistant", "content": text}
+
+
 def test_plain_text_learns_every_token():
     (found,) = demonstrations_from(rows({"text": "it is five", "source": "book"}))
     assert found == Demonstration(Prompt("a.jsonl:1", (), "", None, {"source": "book"}), "it is five")

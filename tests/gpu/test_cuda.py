@@ -74,7 +74,7 @@ def test_logp_is_that_of_the_cpu():
 
 @pytest.mark.parametrize("precision", GAPS)
 def test_a_shared_prompt_is_computed_once(precision):
-    """The tree against padded rows: values and gradients as near as two paddings are to each other."""
+    """A shared-prefix batch against padded rows: values and gradients as near as two paddings are to each other."""
     dtype, tolerance = GAPS[precision]
     policy, _, _ = engine_on("cuda", dtype)
     tokens = (torch.arange(60, device="cuda")[None] * 7 + torch.arange(12, device="cuda")[:, None]) % 30 + 2
@@ -116,10 +116,10 @@ def test_ragged_kernels_round_as_padded_ones_do(monkeypatch):
         action[row, prompt : prompt + completion] = True
 
     def outcome(dtype, packed=True):
-        split = causal_lm(model, dtype)
-        assert shared_prefix_works(split)
+        lm = causal_lm(model, dtype)
+        assert shared_prefix_works(lm)
         model.zero_grad()
-        logp = token_logp(split, tokens, action, details=Details(packed=packed)).logp
+        logp = token_logp(lm, tokens, action, details=Details(packed=packed)).logp
         (logp * torch.linspace(-1, 2, action.numel(), device="cuda").reshape(action.shape)).sum().backward()
         return torch.cat([logp.detach()[action], *(each.grad.flatten() for each in model.parameters())])
 

@@ -136,11 +136,11 @@ def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, tempera
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Sampling
 
-    split = causal_lm(tiny(kind, tie_word_embeddings=kind != "Qwen2"))
+    lm = causal_lm(tiny(kind, tie_word_embeddings=kind != "Qwen2"))
     sampling = Sampling(max_new_tokens=40, temperature=temperature)
     requests = requests_of((5, 70, 33, 12, 20), copies=7)
-    fast = TorchEngine(split, Silent(), [7, 11], context=512, rows_per_batch=rows_per_batch)
-    plain = TorchEngine(split, Silent(), [7, 11], context=512, fast=False)
+    fast = TorchEngine(lm, Silent(), [7, 11], context=512, rows_per_batch=rows_per_batch)
+    plain = TorchEngine(lm, Silent(), [7, 11], context=512, fast=False)
     written, expected = fast.generate(requests, sampling), plain.generate(requests, sampling)
     assert fast.uses_graphs and not plain.uses_graphs
     same = sum(torch.equal(one.tokens, two.tokens) for one, two in zip(written, expected, strict=True))
@@ -159,12 +159,12 @@ def test_equal_prompts_that_are_no_neighbours(copies):
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Request, Sampling
 
-    split, sampling = causal_lm(tiny("Llama")), Sampling(max_new_tokens=24)
+    lm, sampling = causal_lm(tiny("Llama")), Sampling(max_new_tokens=24)
     prompts = [request.tokens for request in requests_of((9, 21, 5), copies=1)]
     requests = [Request(prompts[number % 3], number) for number in range(3 * copies)]
-    fast = TorchEngine(split, Silent(), [7], context=512)
+    fast = TorchEngine(lm, Silent(), [7], context=512)
     written = fast.generate(requests, sampling)
-    expected = TorchEngine(split, Silent(), [7], context=512, fast=False).generate(requests, sampling)
+    expected = TorchEngine(lm, Silent(), [7], context=512, fast=False).generate(requests, sampling)
     assert fast.uses_graphs and str(fast.decode_path) == "CUDA graphs"
     same = sum(torch.equal(one.tokens, two.tokens) for one, two in zip(written, expected, strict=True))
     assert same >= 0.95 * len(requests)
@@ -175,16 +175,16 @@ def test_new_weights_are_taken_over():
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Sampling
 
-    split = causal_lm(tiny("Llama"))
+    lm = causal_lm(tiny("Llama"))
     requests, sampling = requests_of((9, 21), copies=4), Sampling(max_new_tokens=24)
-    fast = TorchEngine(split, Silent(), [7], context=512)
+    fast = TorchEngine(lm, Silent(), [7], context=512)
     before = fast.generate(requests, sampling)
     with torch.no_grad():
-        for parameter in split.model.parameters():
+        for parameter in lm.model.parameters():
             parameter.mul_(0.9)
-    fast.load(split.model.state_dict(), 1)
+    fast.load(lm.model.state_dict(), 1)
     after = fast.generate(requests, sampling)
-    expected = TorchEngine(split, Silent(), [7], context=512, fast=False).generate(requests, sampling)
+    expected = TorchEngine(lm, Silent(), [7], context=512, fast=False).generate(requests, sampling)
     assert sum(torch.equal(one.tokens, two.tokens) for one, two in zip(after, expected, strict=True)) >= 7
     assert sum(torch.equal(one.tokens, two.tokens) for one, two in zip(after, before, strict=True)) < 7
 
@@ -198,7 +198,7 @@ def test_a_model_of_another_build_is_left_to_the_plain_engine():
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=300, n_positions=128, n_embd=64, n_layer=2, n_head=2)
-    split = causal_lm(transformers.GPT2LMHeadModel(config).cuda().eval())
-    engine = TorchEngine(split, Silent(), [7], context=128)
+    lm = causal_lm(transformers.GPT2LMHeadModel(config).cuda().eval())
+    engine = TorchEngine(lm, Silent(), [7], context=128)
     assert len(engine.generate(requests_of((9,), copies=3), Sampling(max_new_tokens=8))) == 3
     assert not engine.uses_graphs and "the trunk has no embed_tokens" in engine.decode_path.reason

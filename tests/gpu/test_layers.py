@@ -83,13 +83,13 @@ def test_trunk(family, precision, recompute):
         num_key_value_heads=2, head_dim=32,
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config).cuda()
-    split = causal_lm(model, DTYPES[precision][0])
-    assert fused_works(split)
-    tree = shared_prefix_batch(*trial_rows(97, split.device))
+    lm = causal_lm(model, DTYPES[precision][0])
+    assert fused_works(lm)
+    batch = shared_prefix_batch(*trial_rows(97, lm.device))
     gradients = []
     for states in (shared_prefix_states, fused_states):
         model.zero_grad(set_to_none=True)
-        found = states(replace(split, recompute=recompute) if states is fused_states else split, tree)
+        found = states(replace(lm, recompute=recompute) if states is fused_states else lm, batch)
         (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()

@@ -41,23 +41,23 @@ def model_of(family, **settings):
     return model
 
 
-def gradients(states, split, batch):
-    split.model.zero_grad(set_to_none=True)
-    found = states(split, batch)
+def gradients(states, lm, batch):
+    lm.model.zero_grad(set_to_none=True)
+    found = states(lm, batch)
     weights = torch.linspace(-3, 3, found.numel()).sin().view_as(found)
     (found * weights).sum().backward()
-    return found.detach(), {name: each.grad for name, each in split.model.named_parameters() if each.grad is not None}
+    return found.detach(), {name: each.grad for name, each in lm.model.named_parameters() if each.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_and_gradients_are_the_models_own(family, recompute, dtype):
-    split = causal_lm(model_of(family), dtype)
-    assert fused_works(split)
-    batch = shared_prefix_batch(*trial_rows(97, split.device))
-    theirs, their_grads = gradients(shared_prefix_states, split, batch)
-    ours, our_grads = gradients(fused_states, replace(split, recompute=recompute), batch)
+    lm = causal_lm(model_of(family), dtype)
+    assert fused_works(lm)
+    batch = shared_prefix_batch(*trial_rows(97, lm.device))
+    theirs, their_grads = gradients(shared_prefix_states, lm, batch)
+    ours, our_grads = gradients(fused_states, replace(lm, recompute=recompute), batch)
     exact = dtype == torch.float32
     assert (ours - theirs).norm() <= (1e-6 if exact else 1e-2) * theirs.norm()
     assert our_grads.keys() == their_grads.keys() and len(our_grads) > 20
@@ -103,13 +103,13 @@ def test_turning_back_is_the_transpose_of_turning():
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_the_same():
-    split = causal_lm(model_of("llama"))
-    batch = shared_prefix_batch(*trial_rows(97, split.device))
-    _, whole = gradients(fused_states, split, batch)
-    frozen = split.model.model.layers[1]
+    lm = causal_lm(model_of("llama"))
+    batch = shared_prefix_batch(*trial_rows(97, lm.device))
+    _, whole = gradients(fused_states, lm, batch)
+    frozen = lm.model.model.layers[1]
     frozen.requires_grad_(False)
-    split.model.model.layers[0].self_attn.k_proj.requires_grad_(False)
-    _, rest = gradients(fused_states, split, batch)
+    lm.model.model.layers[0].self_attn.k_proj.requires_grad_(False)
+    _, rest = gradients(fused_states, lm, batch)
     assert set(whole) - set(rest) == {
         "model.layers.0.self_attn.k_proj.weight",
         *(f"model.layers.1.{name}" for name, _ in frozen.named_parameters()),
@@ -119,14 +119,14 @@ def test_frozen_weights_get_no_gradient_and_the_others_the_same():
 
 
 def test_prompts_hand_over_their_keys_and_values():
-    split = causal_lm(model_of("qwen2"))
+    lm = causal_lm(model_of("qwen2"))
     prompts = [(5, 6, 7, 8, 9), (11, 12), (13, 14, 15, 16)]
-    batch, kept = prompt_batch(prompts, split.device), {}
+    batch, kept = prompt_batch(prompts, lm.device), {}
     with torch.no_grad():
-        states = fused_states(split, batch, lambda number, key, value: kept.update({number: (key, value)}))
+        states = fused_states(lm, batch, lambda number, key, value: kept.update({number: (key, value)}))
         for row, prompt in enumerate(prompts):
             cache = transformers.DynamicCache()
-            hidden = split.hidden(torch.tensor([prompt]), cache=cache)
+            hidden = lm.hidden(torch.tensor([prompt]), cache=cache)
             torch.testing.assert_close(states[row], hidden[0, -1], rtol=1e-4, atol=1e-5)
             for number, (key, value) in kept.items():
                 at = batch.layout.prompt_index[row, : len(prompt)]
@@ -139,15 +139,15 @@ def test_prompts_hand_over_their_keys_and_values():
 
 def test_the_copy_follows_a_fused_optimizer():
     """Such an optimizer changes weights without a trace in their version counters."""
-    split = causal_lm(model_of("llama"), torch.bfloat16)
-    before = fused_weights(blocks_of(split), torch.bfloat16).blocks[0].down.clone()
-    optimizer = torch.optim.AdamW(split.model.parameters(), lr=0.1, fused=True)
-    tokens, action = trial_rows(97, split.device)
-    token_logp(split, tokens, action).logp.sum().backward()
+    lm = causal_lm(model_of("llama"), torch.bfloat16)
+    before = fused_weights(blocks_of(lm), torch.bfloat16).blocks[0].down.clone()
+    optimizer = torch.optim.AdamW(lm.model.parameters(), lr=0.1, fused=True)
+    tokens, action = trial_rows(97, lm.device)
+    token_logp(lm, tokens, action).logp.sum().backward()
     optimizer.step()
-    copies = fused_weights(blocks_of(split), torch.bfloat16)
+    copies = fused_weights(blocks_of(lm), torch.bfloat16)
     assert not torch.equal(copies.blocks[0].down, before)
-    assert torch.equal(copies.blocks[0].down, split.model.model.layers[0].mlp.down_proj.weight.bfloat16())
+    assert torch.equal(copies.blocks[0].down, lm.model.model.layers[0].mlp.down_proj.weight.bfloat16())
 
 
 REASONS = {
@@ -157,6 +157,7 @@ REASONS = {
     "double": "the weights are float64, and models compute their norms in float32",
     "experts": "model.layers.0.mlp is a mixture of experts",
     "bias": "model.layers.0.mlp.gate_proj has a bias",
+    "one bias": "model.layers.0.self_attn has a bias on some of queries, keys and values only",
     "activation": "the activation is gelu, not silu",
     "rotation": "the rotary embedding is of type dynamic, which depends on the length of the text",
     "gpt2": "gpt2: the trunk has no embed_tokens",
@@ -190,19 +191,25 @@ def test_a_model_that_is_not_taken_has_a_reason(change):
         model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
     if change == "double":
         model.double()
-    split = causal_lm(model.eval())
-    assert fused_refusal(split) == REASONS[change] and not fused_works(split)
-    described = describe_blocks(split)
-    assert isinstance(described, BlockStack) if change == "double" else str(described) == REASONS[change]
+    if change == "one bias":
+        query = model.model.layers[0].self_attn.q_proj
+        query.bias = torch.nn.Parameter(torch.ones(query.out_features))
+    lm = causal_lm(model.eval())
+    assert fused_refusal(lm) == REASONS[change] and not fused_works(lm)
+    described = describe_blocks(lm)
+    if change in ("double", "bias", "one bias"):  # decoders take it
+        assert isinstance(described, BlockStack)
+    else:
+        assert str(described) == REASONS[change]
 
 
 def test_a_mistake_is_told_from_rounding(monkeypatch):
     """A layer that is off by a thousandth is found and named; one that rounds differently is taken."""
-    split = causal_lm(model_of("llama"))
-    layer = split.model.model.layers[1]
+    lm = causal_lm(model_of("llama"))
+    layer = lm.model.model.layers[1]
     forward = layer.mlp.forward
     layer.mlp.forward = lambda x: forward(x) * 1.001
-    assert fused_refusal(split).startswith("the written-out layer 1 differs from the model's own by ")
+    assert fused_refusal(lm).startswith("the written-out layer 1 differs from the model's own by ")
     other = causal_lm(model_of("llama"))
     inner = other.model.model.layers[1].mlp
     plain = inner.forward
@@ -213,13 +220,13 @@ def test_a_mistake_is_told_from_rounding(monkeypatch):
 def test_a_norm_that_is_left_out_or_misplaced_is_found(monkeypatch):
     from whet.model import block
 
-    split = causal_lm(model_of("olmo2"))
+    lm = causal_lm(model_of("olmo2"))
     monkeypatch.setitem(
         block.FAMILIES,
         "olmo2",
-        block.Family(before_attention="post_attention_layernorm", before_mlp="post_feedforward_layernorm"),
+        block.BlockFamily(before_attention="post_attention_layernorm", before_mlp="post_feedforward_layernorm"),
     )
-    assert "layer 0 differs" in fused_refusal(split)
-    assert not isinstance(describe_blocks(split), NotDescribed)
+    assert "layer 0 differs" in fused_refusal(lm)
+    assert not isinstance(describe_blocks(lm), NotDescribed)
     with torch.no_grad():
-        assert "layer 0 differs" in _layers_refusal(split, blocks_of(split))
+        assert "layer 0 differs" in _layers_refusal(lm, blocks_of(lm))

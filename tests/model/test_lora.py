@@ -85,13 +85,13 @@ def test_gradients_are_autograds_in_double_precision(make_llama: Any, exact: Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype: torch.dtype) -> None:
     model = trained(model_of(family))
-    split = causal_lm(model, dtype)
-    assert fused_works(split)
+    lm = causal_lm(model, dtype)
+    assert fused_works(lm)
     tree = shared_prefix_batch(*rows())
     found = {}
     for name, states, chosen in (
-        ("theirs", shared_prefix_states, split),
-        ("ours", fused_states, replace(split, recompute=recompute)),
+        ("theirs", shared_prefix_states, lm),
+        ("ours", fused_states, replace(lm, recompute=recompute)),
     ):
         model.zero_grad(set_to_none=True)
         values = states(chosen, tree)
@@ -110,11 +110,11 @@ def test_the_written_out_layers_find_the_same(family: str, recompute: Any, dtype
 def test_some_matrices_only() -> None:
     model = trained(model_of("llama"), matrices=("q_proj", "up_proj"))
     assert sorted({name.rpartition(".")[2] for name in adapted_layers(model)}) == ["q_proj", "up_proj"]
-    split, tree = causal_lm(model), shared_prefix_batch(*rows())
+    lm, tree = causal_lm(model), shared_prefix_batch(*rows())
     grads = []
     for states in (shared_prefix_states, fused_states):
         model.zero_grad(set_to_none=True)
-        states(split, tree).square().sum().backward()
+        states(lm, tree).square().sum().backward()
         grads.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
     assert grads[0].keys() == grads[1].keys() and len(grads[0]) == 8
     for name, grad in grads[0].items():
@@ -135,14 +135,14 @@ def test_before_the_first_step_it_is_the_base() -> None:
 def test_the_reference_is_the_base_bit_for_bit(narrow: torch.dtype) -> None:
     """Weights that fit into half the bytes are kept in them."""
     model = model_of("llama").to(narrow).float()
-    split = causal_lm(model)
+    lm = causal_lm(model)
     first = weights_digest(model)
-    known = token_logp(split, *rows()).logp.detach()
+    known = token_logp(lm, *rows()).logp.detach()
     trained(model)
     assert {layer.base.dtype for layer in adapted_layers(model).values()} == {narrow}
-    now, moved = weights_digest(model), token_logp(split, *rows()).logp.detach()
+    now, moved = weights_digest(model), token_logp(lm, *rows()).logp.detach()
     assert now != first and (moved - known).abs().max() > 1e-3
-    with AdapterFreeReference(split).open() as reference, torch.no_grad():
+    with AdapterFreeReference(lm).open() as reference, torch.no_grad():
         assert weights_digest(model) == first
         assert torch.equal(token_logp(reference, *rows()).logp, known)
     assert weights_digest(model) == now
@@ -152,9 +152,9 @@ def test_the_reference_is_the_base_bit_for_bit(narrow: torch.dtype) -> None:
 
 
 def test_samplers_keep_their_written_out_step() -> None:
-    split = causal_lm(trained(model_of("llama")))
+    lm = causal_lm(trained(model_of("llama")))
     with torch.no_grad():
-        decoder = hooked_decoder(split)
+        decoder = hooked_decoder(lm)
         assert decoder is not None and fused_decoder(decoder) is not None
 
 

@@ -45,8 +45,8 @@ def test_a_held_reference_follows_the_policy_by_the_share_it_does_not_keep(llama
     reference.follow(policy, kept=0.0)
     now = reference.tensors()
     assert all(torch.equal(now[name], parameter) for name, parameter in policy.model.named_parameters())
-    with reference.open() as split:
-        assert not any(parameter.requires_grad for parameter in split.model.parameters())
+    with reference.open() as lm:
+        assert not any(parameter.requires_grad for parameter in lm.model.parameters())
 
 
 def test_a_held_reference_is_restored(llama: Any) -> None:
@@ -65,6 +65,6 @@ def test_a_reloaded_reference_is_read_anew_each_time_and_cannot_learn(llama: Any
     reference = ReloadedReference(load)
     assert not reads
     for _ in range(2):
-        with reference.open() as split:
-            assert not split.model.training and not any(each.requires_grad for each in split.model.parameters())
+        with reference.open() as lm:
+            assert not lm.model.training and not any(each.requires_grad for each in lm.model.parameters())
     assert len(reads) == 2

@@ -122,11 +122,59 @@ def test_long_prompts_and_short_windows_are_left_to_the_shared_keys():
 
 
 def test_models_it_does_not_serve_say_why():
-    torch.manual_seed(5)
-    biased = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, mlp_bias=True)).eval()
-    assert str(fused_decoder(hooked_decoder(causal_lm(biased)))) == "model.layers.0.mlp.gate_proj has a bias"
     halves = hooked_decoder(causal_lm(model_of("llama"), torch.bfloat16))
-    assert RingDecoder.refusal(halves) == "not everything is float32"
+    assert RingDecoder.refusal(halves, blocks_of(halves.lm)) == "not everything is float32"
+    base = hooked_decoder(causal_lm(model_of("biased")))
+    assert not RingDecoder.refusal(base, blocks_of(base.lm))
+    base.lm.model.lm_head.bias = torch.nn.Parameter(torch.zeros(61))
+    assert "the vocabulary head has a bias" in RingDecoder.refusal(base, blocks_of(base.lm))
+    base.lm.model.lm_head.bias = None
+    base.lm.model.model.layers[1].self_attn.k_proj.bias = None
+    assert "layers.1.self_attn has a bias on some of" in RingDecoder.refusal(base, blocks_of(base.lm))
+
+
+BIASED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_on_any_one_product_is_decoded_by_the_written_out_step(name):
+    model = model_of("llama")
+    for path, module in model.named_modules():
+        if path.endswith(name):
+            module.bias = torch.nn.Parameter(torch.randn(module.out_features))
+    decoder = fused_decoder(hooked_decoder(causal_lm(model)))
+    assert isinstance(decoder, FusedDecoder) and not disagreement(decoder)
+    assert decoder.suited(BatchShape(2, 1, 5, 4)) is decoder  # the ring takes q, k and v together, and no others
+    # the biases are those of now, and each counts
+    shape = BatchShape(1, 1, 3, 2)
+    logits = []
+    for factor in (1.0, 0.0):
+        for path, module in model.named_modules():
+            if path.endswith(name):
+                module.bias.mul_(factor)
+        state = decoder.state(shape)
+        with decoder.running():
+            decoder.prefill(torch.tensor([[4, 5, 6]]), (3,), (0,), state)
+            state.enter((0,), (0,))
+            state.seat((0,), 3)
+            state.completion_width = 1
+            logits.append(decoder.step(torch.tensor([7]), state))
+        theirs = model(input_ids=torch.tensor([[4, 5, 6, 7]])).logits[:, -1]
+        assert (logits[-1] - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_a_model_with_every_bias_is_decoded_by_the_written_out_step():
+    config = transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(config).eval()
+    for path, values in model.named_parameters():
+        if path.endswith("bias"):
+            values.normal_()
+    decoder = fused_decoder(hooked_decoder(causal_lm(model)))
+    assert isinstance(decoder, FusedDecoder) and not disagreement(decoder)
 
 
 @torch.no_grad()
@@ -135,5 +183,5 @@ def test_no_product_needs_an_operator_of_one_library(monkeypatch):
     monkeypatch.delattr(torch.ops, "mkldnn", raising=False)
     with torch.backends.mkldnn.flags(enabled=False):
         base = hooked_decoder(causal_lm(model_of("llama")))
-        stack = blocks_of(base.split)
+        stack = blocks_of(base.lm)
         assert not disagreement(FusedDecoder(base, stack)) and not disagreement(RingDecoder(base, stack))

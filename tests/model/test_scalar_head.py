@@ -67,7 +67,7 @@ def test_steps_are_scored_by_a_token_classifier(make_llama, tmp_path):
 
 def test_sharing_an_opening_changes_no_score_and_no_gradient(language):
     judge = scalar_model(language, "sequence", seed=5)
-    assert packs(judge.split)
+    assert packs(judge.lm)
     gradients = []
     for shared in (SHARED, torch.ones_like(SHARED), torch.zeros_like(SHARED)):
         judge.model.zero_grad()

@@ -81,18 +81,18 @@ def batch():
     return tokens, action
 
 
-def outcome(split, packed, more=False):
+def outcome(lm, packed, more=False):
     """Scores, and the gradient of a sum in which every action counts differently."""
     tokens, action = batch()
     details = Details(packed=packed, entropy_gradient=more, num_top=2 * more, states=True)
-    split.model.zero_grad()
-    found = token_logp(split, tokens, action, 0.8, details=details)
+    lm.model.zero_grad()
+    found = token_logp(lm, tokens, action, 0.8, details=details)
     weight = torch.linspace(-1, 2, action.numel()).reshape(action.shape).to(found.logp)
     loss = (found.logp * weight).sum() + found.states.square().sum() * 0.1
     if more:
         loss = loss + (found.entropy * weight).sum() + (found.top_logp * weight[..., None]).sum()
     loss.backward()
-    gradient = torch.cat([each.grad.flatten() for each in split.model.parameters() if each.grad is not None])
+    gradient = torch.cat([each.grad.flatten() for each in lm.model.parameters() if each.grad is not None])
     return found.logp.detach(), found.entropy.detach(), gradient
 
 
@@ -116,10 +116,10 @@ def near(one, two):
 
 @pytest.mark.parametrize("kind", WORKS)
 def test_a_tree_teaches_what_padded_rows_teach(exact, sizes, kind):
-    split = causal_lm(model_of(WORKS[kind]()))
-    assert shared_prefix_works(split)
+    lm = causal_lm(model_of(WORKS[kind]()))
+    assert shared_prefix_works(lm)
     sizes.clear()
-    ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
+    ours, theirs = outcome(lm, packed=True), outcome(lm, packed=False)
     assert sizes == [(1, 7 + 3 + 4 + 0 + 5 + 8 + 8 + 1 + 8), (8, 16)]
     for mine, other in zip(ours, theirs, strict=True):
         assert near(mine, other) < 1e-10
@@ -127,18 +127,18 @@ def test_a_tree_teaches_what_padded_rows_teach(exact, sizes, kind):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_what_else_a_method_wants_comes_from_the_tree_too(exact, kind):
-    split = causal_lm(model_of(WORKS[kind]()))
-    for mine, other in zip(outcome(split, True, more=True), outcome(split, False, more=True), strict=True):
+    lm = causal_lm(model_of(WORKS[kind]()))
+    for mine, other in zip(outcome(lm, True, more=True), outcome(lm, False, more=True), strict=True):
         assert near(mine, other) < 1e-10
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_a_tree_cannot_carry_keeps_to_padded_rows(sizes, kind):
     model = model_of(REFUSED[kind]()).float()
-    split = causal_lm(model)
-    assert not shared_prefix_works(split)
+    lm = causal_lm(model)
+    assert not shared_prefix_works(lm)
     sizes.clear()
-    ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
+    ours, theirs = outcome(lm, packed=True), outcome(lm, packed=False)
     assert sizes == [(8, 16), (8, 16)]
     assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
     assert ours[0].abs().sum() > 1
@@ -157,24 +157,24 @@ def test_a_window_that_a_model_keeps_to_itself_is_found(monkeypatch):
 
 
 def test_a_model_without_positions_keeps_to_padded_rows():
-    split = causal_lm(model_of(WORKS["llama"]()))
-    assert shared_prefix_works(split) and not shared_prefix_works(replace(split, takes_positions=False))
+    lm = causal_lm(model_of(WORKS["llama"]()))
+    assert shared_prefix_works(lm) and not shared_prefix_works(replace(lm, takes_positions=False))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_the_models_own_attention_is_back_afterwards(kind, monkeypatch):
     model = model_of(WORKS[kind]())
-    split = causal_lm(model)
+    lm = causal_lm(model)
     before = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     tree = shared_prefix_batch(*batch())
-    shared_prefix_states(split, tree)
+    shared_prefix_states(lm, tree)
 
     def broken(*arguments, **settings):
         raise AttentionRefused("for a test")
 
     monkeypatch.setattr(shared_prefix_attention, "_picked", broken)
     with pytest.raises(AttentionRefused):
-        shared_prefix_states(split, tree)
+        shared_prefix_states(lm, tree)
     after = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
     assert after == before and shared_prefix_attention.NAME not in after and len(after) > 3
     assert shared_prefix_attention._CURRENT.get() is None
@@ -192,14 +192,14 @@ def test_the_check_leaves_training_as_it_was():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_layers_computed_again_in_the_backward_pass_find_the_tree(exact, reentrant):
     model = model_of(WORKS["mistral"]())
-    split = causal_lm(model)
-    plain = outcome(split, packed=True)
+    lm = causal_lm(model)
+    plain = outcome(lm, packed=True)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     model.train()
     runs = []
     model.model.layers[0].self_attn.register_forward_hook(lambda *_: runs.append(1))
-    again = outcome(split, packed=True)
+    again = outcome(lm, packed=True)
     assert len(runs) == 2
     assert near(again[2], plain[2]) < 1e-12
     assert all(
@@ -209,25 +209,25 @@ def test_layers_computed_again_in_the_backward_pass_find_the_tree(exact, reentra
 
 def test_half_precision_stays_near():
     model = model_of(WORKS["qwen3"]()).float()
-    split = causal_lm(model, torch.bfloat16)
-    ours, theirs = outcome(split, packed=True), outcome(split, packed=False)
+    lm = causal_lm(model, torch.bfloat16)
+    ours, theirs = outcome(lm, packed=True), outcome(lm, packed=False)
     assert near(ours[0], theirs[0]) < 0.02 and near(ours[2], theirs[2]) < 0.1
 
 
 def test_little_to_save_is_left_padded(sizes):
-    split = causal_lm(model_of(WORKS["llama"]()))
-    shared_prefix_works(split)
+    lm = causal_lm(model_of(WORKS["llama"]()))
+    shared_prefix_works(lm)
     tokens = torch.arange(60).reshape(2, 30)
     action = torch.ones(2, 30, dtype=torch.bool)
     action[:, 0] = False
     sizes.clear()
-    states_before(split, tokens, action)
-    states_before(split, tokens, action & (torch.arange(30) < torch.tensor([[30], [9]])))
+    states_before(lm, tokens, action)
+    states_before(lm, tokens, action & (torch.arange(30) < torch.tensor([[30], [9]])))
     assert sizes == [(2, 30), (1, 29 + 8)]
 
 
 def test_rows_without_any_action_give_nothing():
-    split = causal_lm(model_of(WORKS["llama"]()))
+    lm = causal_lm(model_of(WORKS["llama"]()))
     tokens, action = batch()
-    found = token_logp(split, tokens, torch.zeros_like(action))
+    found = token_logp(lm, tokens, torch.zeros_like(action))
     assert not found.logp.any() and found.logp.shape == tokens.shape

@@ -54,13 +54,13 @@ def plain(model, tokens, action, temperature):
 def test_values_and_gradients_equal_the_plain_ones(exact, kind, temperature, chunk, monkeypatch):
     monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", chunk)
     model = model_of(kind)
-    split = causal_lm(model)
-    assert not split.whole
+    lm = causal_lm(model)
+    assert not lm.whole
     tokens, action = batch()
     weights = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     gradients = []
     for scores in (
-        lambda: token_logp(split, tokens, action, temperature),
+        lambda: token_logp(lm, tokens, action, temperature),
         lambda: plain(model, tokens, action, temperature),
     ):
         model.zero_grad()
@@ -79,15 +79,15 @@ def test_values_and_gradients_equal_the_plain_ones(exact, kind, temperature, chu
 def test_logits_are_built_a_chunk_at_a_time(monkeypatch, whole):
     """[N, T, V] never exists: the largest logits tensor stays within the bound, also in the backward pass."""
     monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 61 * 7)
-    split = causal_lm(model_of())
+    lm = causal_lm(model_of())
     sizes = []
     tokens, action = batch()
     if whole:  # what wants more of the distribution takes the other path
-        monkeypatch.setattr(type(split), "logits", lambda self, hidden: sizes.append(len(hidden)) or self.head(hidden))
+        monkeypatch.setattr(type(lm), "logits", lambda self, hidden: sizes.append(len(hidden)) or self.head(hidden))
     else:
         logits = vocabulary._Chunks.logits
         monkeypatch.setattr(vocabulary._Chunks, "logits", lambda self, rows: _noted(logits(self, rows), sizes))
-    token_logp(split, tokens, action, details=Details(entropy_gradient=whole)).logp.sum().backward()
+    token_logp(lm, tokens, action, details=Details(entropy_gradient=whole)).logp.sum().backward()
     assert max(sizes) == 7 and sum(sizes) == 2 * int(action.sum())
 
 
@@ -98,13 +98,13 @@ def _noted(logits, sizes):
 
 def test_a_support_is_renormalised_on():
     model = model_of()
-    split = causal_lm(model)
+    lm = causal_lm(model)
     tokens, action = batch()
     support = torch.full((*tokens.shape, 4), -1, dtype=torch.int32)
     support[..., 0] = tokens
     support[..., 1] = (tokens + 7) % 61
     support[..., 2] = (tokens + 20) % 61
-    found = token_logp(split, tokens, action, 0.9, support).logp
+    found = token_logp(lm, tokens, action, 0.9, support).logp
     logits = model(input_ids=tokens).logits / 0.9
     for row, column in action.nonzero().tolist():
         kept = support[row, column][:3].long()
@@ -122,11 +122,11 @@ def test_a_model_that_does_more_behind_its_trunk_keeps_its_head():
         return output
 
     model.forward = stranger
-    split = causal_lm(model)
-    assert split.whole
+    lm = causal_lm(model)
+    assert lm.whole
     tokens, action = batch()
     expected = plain(lambda input_ids: stranger(input_ids=input_ids), tokens, action, 1.0)[0]
-    torch.testing.assert_close(token_logp(split, tokens, action).logp, expected)
+    torch.testing.assert_close(token_logp(lm, tokens, action).logp, expected)
 
 
 def test_the_first_token_cannot_be_an_action():

@@ -25,7 +25,7 @@ from whet.report.review import (
     with_marks,
     write_review,
 )
-from whet.report.reward_page import rescore_page, trial_page
+from whet.report.reward_page import rescore_page, trial_page, trial_tiles
 from whet.report.run_page import spread_figures
 from whet.report.trial import PartFacts, RepeatDifference, ScoredAnswer, Trial, trial_record, trial_text
 from whet.types import Group, Prompt, Sample, StepReport, StopReason, WhetError
@@ -139,6 +139,13 @@ def test_the_scores_of_a_reward_model_are_not_held_against_gold_answers():
     from whet.reward.learned.outcome import Learned
 
     assert not Learned.says_right
+
+
+def test_a_tile_says_whether_scores_stay_the_same():
+    states = {"not checked": None, "yes": (), "no": a_trial().differences}
+    for text, differences in states.items():
+        tiles = {tile.name: tile.value for tile in trial_tiles(replace(a_trial(), differences=differences))}
+        assert tiles["deterministic"] == text
 
 
 def test_a_trial_in_the_terminal_and_as_json():

@@ -411,9 +411,9 @@ def test_completions_that_share_a_prompt_score_as_they_do_alone(tmp_path, kind):
 def test_a_shared_prompt_is_computed_once(scalar, monkeypatch):
     network, _ = read_network(Place(scalar[1]), ["sequence"])
     computed = []
-    original = network.scalar.split.trunk.forward
+    original = network.scalar.lm.trunk.forward
     monkeypatch.setattr(
-        network.scalar.split.trunk,
+        network.scalar.lm.trunk,
         "forward",
         lambda *given, **named: computed.append(named["input_ids"].numel()) or original(*given, **named),
     )

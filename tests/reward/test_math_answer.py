@@ -118,6 +118,8 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
         ("288\\pi", r"\boxed{288pi}", {}, 1.0),
         ("120", "Final Answer: The volume of $ABCD$ is 120. I hope it is correct.", {}, 1.0),
         ("121", "Final Answer: The volume of $ABCD$ is 120. I hope it is correct.", {}, 0.0),
+        ("4\\pi", "Final Answer: The area of the disc is $4\\pi$.", {}, 1.0),
+        ("4", "Final Answer: The area of the disc is $4\\pi$.", {}, 0.0),
         ("3", "Final answer: Jane started growing Sphere 3 hours ago.", {}, 1.0),
         ("7", "The answer is not 7", {}, 0.0),
         ("7", "The answer is either 5 or 7", {}, 0.0),

@@ -208,9 +208,9 @@ def written_with(decoder_or_model, requests, sampling, stop, rows):
 
 def ways(model: torch.nn.Module):
     """Every way of decoding the model, as requests, sampling, stop rule, rows -> completions."""
-    split = causal_lm(model)
-    hooked = hooked_decoder(split)
-    for way in (split, hooked, FusedDecoder(hooked, blocks_of(split)), fused_decoder(hooked)):
+    lm = causal_lm(model)
+    hooked = hooked_decoder(lm)
+    for way in (lm, hooked, FusedDecoder(hooked, blocks_of(lm)), fused_decoder(hooked)):
         assert not isinstance(way, NotDescribed)
         yield torch.no_grad()(lambda *job, way=way: written_with(way, *job))
 
@@ -323,11 +323,11 @@ def test_the_models_own_cache_drops_finished_rows():
     model = model_of("gemma2")
     requests = [Request((5, 9, 2), n) for n in range(16)]
     ending = StopRule(torch.arange(0, 97, 5), Letters().decode)
-    split, shapes = causal_lm(model), []
+    lm, shapes = causal_lm(model), []
     model.model.register_forward_pre_hook(
         lambda _, args, more: shapes.append(more["input_ids"].shape[0]), with_kwargs=True
     )
-    completions = written_with(split, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
+    completions = written_with(lm, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
     assert shapes == [1, *(sum(count > n for count in completions.count) for n in range(1, max(completions.count)))]
 
 
@@ -359,11 +359,11 @@ def test_any_number_of_prompts_and_completions(num_prompts, copies):
     from whet.model import load_model
 
     loaded = load_model("whetstone")
-    split = causal_lm(loaded.model)
+    lm = causal_lm(loaded.model)
     tokens = tuple(range(5, 20))
     requests = [Request(tokens[: 15 - row], 10 * row + copy) for row in range(num_prompts) for copy in range(copies)]
     written = [
-        TorchEngine(split, loaded.tokenizer, loaded.end_tokens, context=loaded.context, fast=fast).generate(
+        TorchEngine(lm, loaded.tokenizer, loaded.end_tokens, context=loaded.context, fast=fast).generate(
             requests, Sampling(max_new_tokens=16)
         )
         for fast in (True, False)

@@ -20,7 +20,7 @@ from whet.build.rows import (
     task_rows,
     too_long_note,
 )
-from whet.build.runtime import encode_prompts, optimizer_settings, sampling_from
+from whet.build.runtime import decode_facts, encode_prompts, optimizer_settings, sampling_from
 from whet.config.config import PreferenceConfig, flattened
 from whet.data import LabelledCompletion, PreferencePair, Row
 from whet.data.pairs import labelled_completions_from, preferences_from
@@ -87,9 +87,10 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     """The trainer on completions of the policy's own."""
     objective, sampling, runtime = preference_objective(config), sampling_from(config.sampling), inputs.runtime
     reward = RewardContext(build_scorer(config, inputs.parts, inputs.failures), {}, partial(take_notes, inputs.parts))
+    tokens = encode_prompts(runtime, inputs.prompts, sampling)
     collector = RolloutCollector(
         runtime.engine,
-        PromptDataset(inputs.prompts, encode_prompts(runtime, inputs.prompts, sampling)),
+        PromptDataset(inputs.prompts, tokens),
         lambda progress: reward,
         RolloutSpec(config.batch.rows_per_step, config.preference.online, sampling, greedy=False, keep=Everything()),
         PromptOrder(len(inputs.prompts), config.seed),
@@ -98,7 +99,8 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     settings, optimizer = _settings(config), optimizer_settings(config)
     trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator)
     data = data_summary(config, inputs.prompts, inputs.eval_prompts)
-    return Built(trainer, {"data": data, "reward": reward_summary(inputs.parts)})
+    facts = decode_facts(runtime, sampling, tokens)
+    return Built(trainer, {**facts, "data": data, "reward": reward_summary(inputs.parts)})
 
 
 def _settings(config: PreferenceConfig) -> PreferenceSettings:

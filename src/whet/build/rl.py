@@ -19,7 +19,7 @@ from whet.build.rewards import (
     sandbox_summary,
     take_notes,
 )
-from whet.build.runtime import Runtime, encode_prompts, optimizer_settings, sampling_from
+from whet.build.runtime import Runtime, decode_facts, encode_prompts, optimizer_settings, sampling_from
 from whet.config.config import PolicyConfig, flattened
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -65,12 +65,14 @@ def describe_rl(config: PolicyConfig, parts: Sequence[RewardPart]) -> tuple[str,
 def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
     objective, runtime = build_objective(config, inputs.parts), inputs.runtime
     check_rewards(objective, inputs.parts)
-    tokens = encode_prompts(runtime, inputs.prompts, sampling_from(config.sampling))
+    sampling = sampling_from(config.sampling)
+    tokens = encode_prompts(runtime, inputs.prompts, sampling)
     dataset = PromptDataset(inputs.prompts, tokens)
     reward_at = build_reward_at(config, inputs, objective)
     trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
     data = data_summary(config, inputs.prompts, inputs.eval_prompts)
-    return Built(trainer, {"data": data, "reward": reward_summary(inputs.parts), **sandbox_summary(inputs.parts)})
+    facts = {"data": data, "reward": reward_summary(inputs.parts), **sandbox_summary(inputs.parts)}
+    return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts})
 
 
 def build_reward_at(

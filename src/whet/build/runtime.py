@@ -102,6 +102,14 @@ def sampling_from(section: SamplingSection) -> Sampling:
     )
 
 
+def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
+    """How completions to these prompts are written, and why not faster."""
+    engine = runtime.engine
+    if not isinstance(engine, TorchEngine) or not prompts:
+        return {}
+    return {"decode path": str(engine.path_for(sampling, max(map(len, prompts))))}
+
+
 def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
     """Tokens of each prompt; one that cannot fit with its completion is an error."""
     tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]

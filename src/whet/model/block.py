@@ -7,7 +7,8 @@ is a claim: whoever computes from it compares its results with the model's own f
     h = x + after_attention(o(attention(rotate(norm(q(n))), rotate(norm(k(n))), v(n))))    n = before_attention(x)
     y = h + after_mlp(down(silu(gate(m)) * up(m)))                                        m = before_mlp(h)
 
-Every norm is an RMS norm, and each may be absent. Those of queries and keys act on each head or on all heads at once.
+Every product may have a bias. Every norm is an RMS norm, and each may be absent. Those of queries and keys act on each
+head or on all heads at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UNKNOWN_SETTINGS = ("attn_logit_softcapping", "attention_chunk_size", "residual_
 
 
 @dataclass(frozen=True)
-class Family:
+class BlockFamily:
     """The names of a layer's norms; None where there is none."""
 
     before_attention: str | None = None
@@ -41,13 +42,13 @@ class Family:
         return {name for name in vars(self).values() if name is not None}
 
 
-LLAMA = Family(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+LLAMA = BlockFamily(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
 FAMILIES = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
-    "olmo2": Family(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
+    "olmo2": BlockFamily(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
 }  # a family that is not named here is taken to be built like Llama, if its parts have Llama's names
 
 
@@ -74,6 +75,12 @@ class Block:
     @property
     def products(self) -> tuple[nn.Linear, ...]:
         return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """The names of the products that have a bias."""
+        names = [f"{part}.{name}" for part, each in PRODUCTS.items() for name in each]
+        return tuple(name for name, each in zip(names, self.products, strict=True) if has_bias(each))
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,18 @@ class BlockStack:
     @property
     def windows(self) -> tuple[int | None, ...]:
         return tuple(block.window for block in self.blocks)
+
+    @property
+    def bias_refusal(self) -> str:
+        """For a path that takes a bias on queries, keys and values together only: what is biased besides; or empty."""
+        entering = {f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}
+        for number, block in enumerate(self.blocks):
+            biased = set(block.biased)
+            if more := [name for name in block.biased if name not in entering]:
+                return f"model.layers.{number}.{more[0]} has a bias"
+            if biased and biased != entering:
+                return f"model.layers.{number}.self_attn has a bias on some of queries, keys and values only"
+        return ""
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine at int64 [S] positions, [S, head size] each, at least float32, as the model makes them."""
@@ -188,8 +207,8 @@ def _check(lm: CausalLM) -> None:
         raise _Other(f"the embedding is a {type(parts.embed_tokens).__name__}")
     _check_norm("the last norm", parts.norm)
     head = _vocabulary_head(model)
-    if head is not None and (type(head) is not nn.Linear or head.bias is not None):
-        raise _Other(f"the vocabulary head is a {type(head).__name__} with a bias or of its own")
+    if head is not None and type(head) is not nn.Linear:
+        raise _Other(f"the vocabulary head is a {type(head).__name__}, not a linear layer")
     layer_windows(config, len(parts.layers))
     for number, layer in enumerate(parts.layers):
         _check_block(f"model.layers.{number}", layer, FAMILIES.get(kind, LLAMA))
@@ -225,7 +244,7 @@ def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _check_block(path: str, layer: Any, family: Family) -> None:
+def _check_block(path: str, layer: Any, family: BlockFamily) -> None:
     _check_parts(path, layer, {"self_attn", "mlp", *family.norms})
     attention, mlp = layer.self_attn, layer.mlp
     normed = {"q_norm", "k_norm"} if hasattr(attention, "q_norm") else set()
@@ -236,17 +255,13 @@ def _check_block(path: str, layer: Any, family: Family) -> None:
             module = getattr(getattr(layer, part), name)
             if not is_linear(module):
                 raise _Other(f"{path}.{part}.{name} is a {type(module).__name__}, not a linear layer")
-            if module.bias is not None and name not in ("q_proj", "k_proj", "v_proj"):
-                raise _Other(f"{path}.{part}.{name} has a bias")
-    if len({each.bias is None for each in (attention.q_proj, attention.k_proj, attention.v_proj)}) > 1:
-        raise _Other(f"{path}.self_attn has a bias on some of queries, keys and values only")
     for name in family.norms:
         _check_norm(f"{path}.{name}", getattr(layer, name))
     for name in normed:
         _check_norm(f"{path}.self_attn.{name}", getattr(attention, name))
 
 
-def _block(layer: Any, family: Family, window: int | None) -> Block:
+def _block(layer: Any, family: BlockFamily, window: int | None) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(name: str | None) -> nn.Module | None:
@@ -287,6 +302,10 @@ def _check_norm(path: str, module: nn.Module) -> None:
         raise _Other(f"{path} is a {name}, not an RMS norm")
     if {each for each, _ in module.named_parameters()} != {"weight"}:
         raise _Other(f"{path} is a {name} with other parameters than a weight")
+
+
+def has_bias(layer: nn.Linear) -> bool:
+    return layer.bias is not None  # which torch's annotations deny
 
 
 def norm_weight(norm: nn.Module | None) -> Tensor | None:

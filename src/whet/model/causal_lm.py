@@ -100,13 +100,13 @@ def _head(model: Any) -> VocabularyHead | None:
 
 
 @torch.no_grad()
-def _agrees(split: CausalLM) -> bool:
-    device = split.device
-    tokens = (torch.arange(1, 7, device=device) % split.vocabulary)[None]
+def _agrees(lm: CausalLM) -> bool:
+    device = lm.device
+    tokens = (torch.arange(1, 7, device=device) % lm.vocabulary)[None]
     try:
-        ours = split.head(split.hidden(tokens)[0])
+        ours = lm.head(lm.hidden(tokens)[0])
     except (TypeError, AttributeError, RuntimeError):
         return False
-    theirs = split.model(input_ids=tokens).logits[0]
+    theirs = lm.model(input_ids=tokens).logits[0]
     tolerance = 1e-4 if ours.dtype == torch.float32 else 5e-2
     return ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance)

@@ -12,7 +12,7 @@ from whet.model.fused_weights import FusedWeights
 
 @dataclass(frozen=True)
 class Caches:
-    """Keys and values: of prompts, once each, and of what rows have written. A list entry a layer."""
+    """Keys and values: of prompts, once each, and of what rows have written. One list entry per layer."""
 
     tables: tuple[Tensor, Tensor]  # cosine and sine of every position, float32 [context, D]
     prompt_k: list[Tensor]  # [P, K, L, D]

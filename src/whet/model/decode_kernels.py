@@ -199,6 +199,6 @@ def _sample(logits, uniform, token_out, logp_out, width, inverse_temperature, bl
 
 
 def sample(logits: Tensor, uniform: Tensor, temperature: float, token: Tensor, logp: Tensor) -> None:
-    """Draw one token a row by inverting the cumulative distribution at `uniform` [B]; its log-probability too."""
+    """Draw one token per row by inverting the cumulative distribution at `uniform` [B]; its log-probability too."""
     rows, width = logits.shape
     _sample[(rows,)](logits, uniform, token, logp, width, 1.0 / temperature, 4096, num_warps=8)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.model.block import Block, BlockStack, NotDescribed, describe_blocks, norm_weight
+from whet.model.block import Block, BlockStack, NotDescribed, describe_blocks, has_bias, norm_weight
 from whet.model.decode_state import BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder, disagreement
 from whet.model.ring_decode import RingDecoder
@@ -42,12 +42,12 @@ class FusedDecoder(HookedDecoder):
     inference = True
 
     def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
-        super().__init__(base.split, base.attended)
+        super().__init__(base.lm, base.attended)
         self._stack = stack
         self._num_queries = stack.sizes.num_heads
         self._layers: list[_StepWeights] = []
-        self._head: Product = base.split.logits
-        self._eps = torch.full((1,), stack.sizes.epsilon, device=base.split.device)
+        self._head: Product = base.lm.logits
+        self._eps = torch.full((1,), stack.sizes.epsilon, device=base.lm.device)
         self._rotation = torch.empty(0)
         self._by_row: RingDecoder | None = None
 
@@ -66,12 +66,13 @@ class FusedDecoder(HookedDecoder):
             self._layers = [self._gathered(block) for block in stack.blocks]
             # as it is: a copy of the largest matrix takes longer than it saves
             weight: Tensor = stack.head.weight.detach().to(dtype)
+            bias = stack.head.bias.detach().to(dtype) if has_bias(stack.head) else None
             last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
-            self._head = lambda x: F.linear((x * last_norm).to(dtype), weight)
+            self._head = lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
             with super().running(num_steps):
                 yield
         finally:
-            self._layers, self._head = [], self.split.logits
+            self._layers, self._head = [], self.lm.logits
 
     def _gathered(self, block: Block) -> _StepWeights:
         dtype, scale = self.attended.dtype, self._stack.sizes.scale
@@ -97,7 +98,7 @@ class FusedDecoder(HookedDecoder):
         )
 
     def state(self, shape: BatchShape) -> DecodeState:
-        positions = torch.arange(shape.prompt_width + shape.completion_width, device=self.split.device)
+        positions = torch.arange(shape.prompt_width + shape.completion_width, device=self.lm.device)
         cosine, sine = self._stack.rotation(positions)
         # the half that a rotation subtracts carries its sign here; [positions, 2, 1, 2 halves, half a head]
         halves = torch.stack([cosine, sine], 1).unflatten(-1, (1, 2, -1))
@@ -146,7 +147,7 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
     """The written-out decoder for a model that has a description and gives the same logits, or why there is none."""
     if base.attended.dtype == torch.float64:
         return NotDescribed("the weights are float64, and models compute their norms in float32")
-    stack = describe_blocks(base.split)
+    stack = describe_blocks(base.lm)
     if isinstance(stack, NotDescribed):
         return stack
     if stack.head is None:
@@ -154,7 +155,7 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
     decoder = FusedDecoder(base, stack)
     if gap := disagreement(decoder):
         return NotDescribed(f"the written-out step: {gap}")
-    if not RingDecoder.refusal(base) and not disagreement(by_row := RingDecoder(base, stack)):
+    if not RingDecoder.refusal(base, stack) and not disagreement(by_row := RingDecoder(base, stack)):
         decoder.use(by_row)
     return decoder
 
@@ -168,13 +169,13 @@ def _product(
     """x -> the outputs of several linear layers side by side, of x times `before`, each times its scale."""
     weight = torch.cat([layer.weight.detach() * scale for layer, scale in zip(layers, scales, strict=False)])
     weight = (weight if before is None else weight.mul_(before.detach())).to(dtype)
-    biases = [layer.bias.detach() * scale for layer, scale in zip(layers, scales, strict=False) if _has_bias(layer)]
-    bias = torch.cat(biases).to(dtype) if biases else None
+    bias = None
+    if any(map(has_bias, layers)):
+        each = [
+            layer.bias.detach() if has_bias(layer) else layer.weight.new_zeros(len(layer.weight)) for layer in layers
+        ]
+        bias = torch.cat([values * scale for values, scale in zip(each, scales, strict=False)]).to(dtype)
     across = weight.t().contiguous() if weight.device.type == "cpu" else weight.t()
     if bias is None:
         return lambda x: torch.mm(x.to(dtype), across)
     return lambda x: torch.addmm(bias, x.to(dtype), across)
-
-
-def _has_bias(layer: nn.Linear) -> bool:
-    return layer.bias is not None

@@ -68,7 +68,7 @@ class _LayerPlan:
     keep: Callable[[Tensor, Tensor], None] | None = None  # is given keys and values
 
     @property
-    def split(self) -> list[int]:
+    def head_counts(self) -> list[int]:
         """Heads of queries, keys and values."""
         return [self.heads, self.key_heads, self.key_heads]
 
@@ -153,6 +153,8 @@ def _refusal(lm: CausalLM) -> str:
     stack = describe_blocks(lm)
     if isinstance(stack, NotDescribed):
         return stack.reason
+    if stack.bias_refusal:
+        return stack.bias_refusal
     if weights == torch.float64:
         return "the weights are float64, and models compute their norms in float32"
     try:
@@ -344,7 +346,7 @@ class _FusedLayer(torch.autograd.Function):
         unnormed = None
         if query_norm is not None:
             unnormed, heads = heads, _head_norms(heads, (query_norm, key_norm), plan)
-        query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.split, 1)
+        query, key, value = rotated(heads, plan.heads + plan.key_heads, plan.tables).split(plan.head_counts, 1)
         if plan.keep is not None:
             plan.keep(key, value)
         mixed, kept, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
@@ -431,7 +433,7 @@ def _attended(
 
 def _head_norms(heads: Tensor, norms: Sequence[Tensor], plan: _LayerPlan) -> Tensor:
     """Queries and keys normed, head by head or all heads at once: as long as the weight is; values as they are."""
-    *parts, value = heads.split(plan.split, 1)
+    *parts, value = heads.split(plan.head_counts, 1)
     normed = [
         added_and_normed(_norm_rows(part, weight), None, weight, plan.epsilon, plan.dtype)[1].view(part.shape)
         for part, weight in zip(parts, norms, strict=True)
@@ -447,8 +449,8 @@ def _norm_rows(heads: Tensor, weight: Tensor) -> Tensor:
 def _head_norm_grads(
     heads: Tensor, norms: Sequence[Tensor], grad: Tensor, plan: _LayerPlan
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    query, key, value = grad.split(plan.split, 1)
-    pairs = zip(heads.split(plan.split, 1)[:2], norms, (query, key), strict=True)
+    query, key, value = grad.split(plan.head_counts, 1)
+    pairs = zip(heads.split(plan.head_counts, 1)[:2], norms, (query, key), strict=True)
     found = [
         norm_grad(_norm_rows(part, weight), weight, plan.epsilon, _norm_rows(pull, weight), None)
         for part, weight, pull in pairs

@@ -84,18 +84,18 @@ class HookedDecoder:
 
     inference = False  # whether everything it calls may run in torch's inference mode
 
-    def __init__(self, split: CausalLM, attended: AttentionShape) -> None:
-        self.split, self.attended = split, attended
-        self._configs = _configs(split.trunk)
+    def __init__(self, lm: CausalLM, attended: AttentionShape) -> None:
+        self.lm, self.attended = lm, attended
+        self._configs = _configs(lm.trunk)
 
     def suited(self, shape: BatchShape) -> HookedDecoder:
         """The quickest decoder of the same model for a batch of this shape."""
         return self
 
     def state(self, shape: BatchShape) -> DecodeState:
-        split = self.split
-        size = split.vocabulary if split.whole else int(split.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
-        return DecodeState(shape, self.attended, size, split.device)
+        lm = self.lm
+        size = lm.vocabulary if lm.whole else int(lm.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
+        return DecodeState(shape, self.attended, size, lm.device)
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:
@@ -110,56 +110,56 @@ class HookedDecoder:
         positions = torch.arange(tokens.shape[1], device=device)[None].expand(tokens.shape)
         state.filling = slot
         with _doing(_Prefill(state)):
-            hidden = self.split.hidden(tokens.to(device), None, positions)
+            hidden = self.lm.hidden(tokens.to(device), None, positions)
         state.prompt_state[slot] = hidden[torch.arange(len(slot), device=device), length - 1].to(state.prompt_state)
         state.prompt_length[slot] = length
 
     def first_logits(self, slots: Tensor, state: DecodeState) -> Tensor:
         """[len(slots), V]: of the first token of a completion to the prompts in these slots."""
-        return self.split.logits(state.prompt_state.index_select(0, slots))
+        return self.lm.logits(state.prompt_state.index_select(0, slots))
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        """Read one token a row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""
+        """Read one token per row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""
         state.begin_step()
         with _doing(state):
-            hidden = self.split.hidden(tokens[:, None], None, state.positions[:, None])
-        return self.split.logits(hidden[:, -1])
+            hidden = self.lm.hidden(tokens[:, None], None, state.positions[:, None])
+        return self.lm.logits(hidden[:, -1])
 
 
 @torch.no_grad()
-def hooked_decoder(split: CausalLM) -> HookedDecoder | NotDescribed:
+def hooked_decoder(lm: CausalLM) -> HookedDecoder | NotDescribed:
     """A decoder through the attention interface, or why the model cannot be decoded like this."""
-    if not split.takes_positions:
+    if not lm.takes_positions:
         return NotDescribed("the model takes no position_ids")
     try:
-        decoder = HookedDecoder(split, attention_shape(split))
+        decoder = HookedDecoder(lm, attention_shape(lm))
         gap = disagreement(decoder)
         return NotDescribed(gap) if gap else decoder
     except (UnknownAttention, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         return NotDescribed(f"{type(error).__name__}: {error}")
 
 
-def attention_shape(split: CausalLM) -> AttentionShape:
+def attention_shape(lm: CausalLM) -> AttentionShape:
     """The model's attention layers; `UnknownAttention` where they differ from each other or from the config."""
     seen = _AttentionProbe()
-    tokens = torch.arange(1, 4, device=split.device)[None] % split.vocabulary
-    with _attention(_configs(split.trunk)), _doing(seen):
-        split.hidden(tokens, None, torch.arange(3, device=split.device)[None])
+    tokens = torch.arange(1, 4, device=lm.device)[None] % lm.vocabulary
+    with _attention(_configs(lm.trunk)), _doing(seen):
+        lm.hidden(tokens, None, torch.arange(3, device=lm.device)[None])
     layers = [seen.layers[number] for number in range(len(seen.layers))]
     if not layers or len({(heads, size) for heads, size, _ in layers}) != 1:
         raise UnknownAttention("the layers have keys of different shapes")
     windows = tuple(window for _, _, window in layers)
     # a check against short tries: a window that only a mask knows of would show in long completions alone
-    if windows != layer_windows(split.model.config, len(layers)):
+    if windows != layer_windows(lm.model.config, len(layers)):
         raise UnknownAttention("the config and the layers name different windows")
-    halves = split.dtype in (torch.float32, torch.float64)
-    return AttentionShape(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else split.dtype)
+    halves = lm.dtype in (torch.float32, torch.float64)
+    return AttentionShape(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else lm.dtype)
 
 
 def disagreement(decoder: HookedDecoder) -> str:
     """How two prompts of different length, three completions of three tokens, miss the model's own logits; or empty."""
-    split, device = decoder.split, decoder.split.device
-    tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % split.vocabulary
+    lm, device = decoder.lm, decoder.lm.device
+    tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % lm.vocabulary
     lengths, slots = (5, 3), (0, 0, 1)
     tokens[1, :5] = tokens[0, :5]
     prompts = torch.stack([tokens[0, :5], tokens[2, :5]])
@@ -179,8 +179,8 @@ def disagreement(decoder: HookedDecoder) -> str:
     worst = 0.0
     for row, slot in enumerate(slots):
         start = lengths[slot]
-        hidden = split.hidden(tokens[row : row + 1, : start + 3])
-        theirs = split.logits(hidden[0, start - 1 :])
+        hidden = lm.hidden(tokens[row : row + 1, : start + 3])
+        theirs = lm.logits(hidden[0, start - 1 :])
         mine = torch.stack([logits[row] for logits in ours])
         gap = float((mine - theirs).abs().max() / theirs.abs().max())
         worst = max(worst, gap if math.isfinite(gap) else math.inf)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.model.block import Block, BlockStack, norm_weight
+from whet.model.block import Block, BlockStack, has_bias, norm_weight
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder
 
@@ -168,7 +168,7 @@ class RingDecoder(HookedDecoder):
     inference = True
 
     def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
-        super().__init__(base.split, base.attended)
+        super().__init__(base.lm, base.attended)
         self._stack = stack
         self._num_queries = stack.sizes.num_heads
         self._root = float(stack.sizes.width) ** 0.5
@@ -179,15 +179,19 @@ class RingDecoder(HookedDecoder):
         self._buffers: _StepBuffers | None = None
 
     @staticmethod
-    def refusal(base: HookedDecoder) -> str:
+    def refusal(base: HookedDecoder, stack: BlockStack) -> str:
         """Why a described model is not decoded like this; empty where it is."""
-        if base.split.device.type != "cpu":
+        if stack.bias_refusal:
+            return stack.bias_refusal
+        if stack.head is None or has_bias(stack.head):
+            return "the vocabulary head has a bias, or there is none"
+        if base.lm.device.type != "cpu":
             return "the device is no CPU"
         if base.attended.dtype != torch.float32 or any(
-            weight.dtype != torch.float32 for weight in base.split.model.parameters()
+            weight.dtype != torch.float32 for weight in base.lm.model.parameters()
         ):
             return "not everything is float32"
-        width = base.split.model.config.hidden_size  # type: ignore[union-attr]
+        width = base.lm.model.config.hidden_size  # type: ignore[union-attr]
         return "the width is odd" if int(width) % 2 else ""  # type: ignore[arg-type]
 
     def suits(self, shape: BatchShape) -> bool:
@@ -200,7 +204,7 @@ class RingDecoder(HookedDecoder):
         cosine, sine = self._stack.rotation(torch.arange(shape.prompt_width + shape.completion_width))
         half = self.attended.head_size // 2
         self._rotation = torch.complex(cosine[:, :half], sine[:, :half])
-        return RingState(shape, self.attended, self._stack.sizes.width, self.split.device)
+        return RingState(shape, self.attended, self._stack.sizes.width, self.lm.device)
 
     @contextmanager
     def running(self, num_steps: int = 0) -> Iterator[None]:

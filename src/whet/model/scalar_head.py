@@ -31,10 +31,10 @@ MEMBERS = "score_members"  # of the config: [centre, scale] of each head, or Non
 
 @dataclass(frozen=True)
 class ScalarModel:
-    """`model` is what is trained and saved; `split` walks its trunk."""
+    """`model` is what is trained and saved; `lm` walks its trunk."""
 
     model: Any  # transformers' classifier of K labels
-    split: CausalLM
+    lm: CausalLM
     head: nn.Linear  # hidden -> K
 
     @property
@@ -54,7 +54,7 @@ class ScalarModel:
         column = torch.arange(wide.shape[1], device=tokens.device)
         opens = (column == shared.clamp(min=1)[:, None]) & after.any(-1, keepdim=True)
         action = after | opens
-        states = states_before(self.split, wide, action)
+        states = states_before(self.lm, wide, action)
         # places, not flags: to count flags on a device is to wait for it
         wanted = states[to_device(after[action].nonzero()[:, 0], states.device)]
         return self.head(wanted.to(self.head.weight.dtype))

@@ -55,26 +55,26 @@ _CURRENT: ContextVar[_ForwardPass | None] = ContextVar("whet_shared_prefix", def
 _CHECKED: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = weakref.WeakKeyDictionary()
 
 
-def shared_prefix_states(split: CausalLM, tree: SharedPrefixBatch) -> Tensor:
+def shared_prefix_states(lm: CausalLM, tree: SharedPrefixBatch) -> Tensor:
     """The hidden state before each action, in row order: [A, D]."""
-    return _run_packed(split, tree)[0]
+    return _run_packed(lm, tree)[0]
 
 
-def shared_prefix_works(split: CausalLM) -> bool:
+def shared_prefix_works(lm: CausalLM) -> bool:
     """True where a tree gives the hidden states of padded rows: tried out once a model."""
-    if not split.takes_positions:
+    if not lm.takes_positions:
         return False
-    known = _CHECKED.setdefault(split.trunk, {})
-    if split.dtype not in known:
+    known = _CHECKED.setdefault(lm.trunk, {})
+    if lm.dtype not in known:
         # half precision takes kernels of its own, and is too coarse to show a small mistake
-        known[split.dtype] = all(_agrees(replace(split, dtype=each)) for each in {torch.float32, split.dtype})
-    return known[split.dtype]
+        known[lm.dtype] = all(_agrees(replace(lm, dtype=each)) for each in {torch.float32, lm.dtype})
+    return known[lm.dtype]
 
 
-def _run_packed(split: CausalLM, tree: SharedPrefixBatch) -> tuple[Tensor, _ForwardPass]:
+def _run_packed(lm: CausalLM, tree: SharedPrefixBatch) -> tuple[Tensor, _ForwardPass]:
     walk = _ForwardPass(tree)
-    with _hooked(split.trunk, walk):
-        hidden = split.hidden(tree.tokens, position_ids=tree.position_ids)
+    with _hooked(lm.trunk, walk):
+        hidden = lm.hidden(tree.tokens, position_ids=tree.position_ids)
     # several completions read the last state of their prompt: a lookup, whose backward pass sums in a fixed order
     return F.embedding(tree.states, hidden[0]), walk
 
@@ -256,27 +256,27 @@ def _mask(look: AttentionOptions, name: str, seen: Tensor, query: Tensor) -> Ten
 
 
 @torch.no_grad()
-def _agrees(split: CausalLM) -> bool:
+def _agrees(lm: CausalLM) -> bool:
     """A small tree against padded rows."""
-    tokens, action = trial_rows(split.vocabulary, split.device)
+    tokens, action = trial_rows(lm.vocabulary, lm.device)
     tree = shared_prefix_batch(tokens, action)
     assert tree is not None
-    training = [module for module in split.trunk.modules() if module.training]
+    training = [module for module in lm.trunk.modules() if module.training]
     try:
-        split.trunk.eval()
-        ours, walk = _run_packed(split, tree)
-        theirs = split.hidden(tokens)[:, :-1][action[:, 1:]]
+        lm.trunk.eval()
+        ours, walk = _run_packed(lm, tree)
+        theirs = lm.hidden(tokens)[:, :-1][action[:, 1:]]
     except Exception:  # whatever a model stumbles over on a tree, padded rows are still right
         return False
     finally:
         for module in training:
             module.training = True
     # a layer without attention mixes tokens in a way of its own, and a window that no short row reaches must be known
-    layers = getattr(split.model.config.get_text_config(), "num_hidden_layers", None)  # type: ignore[union-attr,operator]
+    layers = getattr(lm.model.config.get_text_config(), "num_hidden_layers", None)  # type: ignore[union-attr,operator]
     if walk.calls != layers or walk.masked_windows != walk.attended_windows:
         return False
     error, size = (ours - theirs).float().abs().amax(-1), theirs.float().abs().amax(-1)
-    if split.dtype.itemsize >= 4 and torch.finfo(theirs.dtype).eps < 1e-6:
+    if lm.dtype.itemsize >= 4 and torch.finfo(theirs.dtype).eps < 1e-6:
         return bool((error <= 1e-5 * size.max()).all())
     # rounding may send a token to another expert, but not most of them
     return bool((error / size).median() <= 5e-2)

@@ -48,7 +48,7 @@ class TokenScores:
 
 
 def token_logp(
-    split: CausalLM,
+    lm: CausalLM,
     tokens: Tensor,  # int64 [N, T], right-padded: a causal trunk never looks at padding that comes later
     action: Tensor,  # bool [N, T]
     temperature: float = 1.0,
@@ -60,21 +60,21 @@ def token_logp(
     Rows may be given on the CPU: then nothing here waits for the device, and the scores come on the device.
     """
     details = details or Details()
-    device = split.device
-    batch = _packed_rows(split, tokens, action) if details.packed else None
+    device = lm.device
+    batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
     kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
-    states = _states(split, tokens, action, batch)
+    states = _states(lm, tokens, action, batch)
     others = None
     if details.reference is not None:
         with torch.no_grad():
             others = _states(details.reference, tokens, action, batch)
     found: tuple[Tensor, ...]
-    head = split.head
+    head = lm.head
     if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
-        found = chunked_logp(head, states, targets, temperature, split.dtype, details.coefficient)
+        found = chunked_logp(head, states, targets, temperature, lm.dtype, details.coefficient)
     else:
-        found = _scores(_Head(split, temperature, details), states, targets, kept, others)
+        found = _scores(_Head(lm, temperature, details), states, targets, kept, others)
 
     flags = to_device(action, device)
 
@@ -93,35 +93,35 @@ def token_logp(
     )
 
 
-def packs(split: CausalLM) -> bool:
+def packs(lm: CausalLM) -> bool:
     """True where rows that share a prompt compute it once, and padding costs nothing."""
-    return fused_works(split) or shared_prefix_works(split)
+    return fused_works(lm) or shared_prefix_works(lm)
 
 
-def states_before(split: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
+def states_before(lm: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
     """The trunk's hidden state before each action, in row order."""
-    return _states(split, tokens, action, _packed_rows(split, tokens, action))
+    return _states(lm, tokens, action, _packed_rows(lm, tokens, action))
 
 
-def _packed_rows(split: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
+def _packed_rows(lm: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
     """The rows packed, where that saves work."""
-    if not packs(split):
+    if not packs(lm):
         return None
-    batch = shared_prefix_batch(tokens, action, split.device)
-    if fused_works(split):
+    batch = shared_prefix_batch(tokens, action, lm.device)
+    if fused_works(lm):
         return batch
     return batch if batch is not None and batch.size <= WORTHWHILE * tokens.numel() else None
 
 
-def _states(split: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBatch | None) -> Tensor:
+def _states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBatch | None) -> Tensor:
     if bool(action[:, 0].any()):
         raise ValueError("the first token of a row has no prefix: it cannot be an action")
-    if batch is not None and fused_works(split):
-        return fused_states(split, batch)
-    if batch is not None and shared_prefix_works(split):
-        return shared_prefix_states(split, batch)
-    tokens, action = tokens.to(split.device), action.to(split.device)
-    return split.hidden(tokens)[:, :-1][action[:, 1:]]
+    if batch is not None and fused_works(lm):
+        return fused_states(lm, batch)
+    if batch is not None and shared_prefix_works(lm):
+        return shared_prefix_states(lm, batch)
+    tokens, action = tokens.to(lm.device), action.to(lm.device)
+    return lm.hidden(tokens)[:, :-1][action[:, 1:]]
 
 
 def _wants_more(details: Details) -> bool:
@@ -130,12 +130,12 @@ def _wants_more(details: Details) -> bool:
 
 @dataclass(frozen=True)
 class _Head:
-    split: CausalLM
+    lm: CausalLM
     temperature: float
     details: Details
 
-    def logits(self, split: CausalLM, states: Tensor, kept: Tensor | None) -> Tensor:
-        logits = split.logits(states) / self.temperature
+    def logits(self, lm: CausalLM, states: Tensor, kept: Tensor | None) -> Tensor:
+        logits = lm.logits(states) / self.temperature
         if kept is None:
             return logits
         return logits.gather(-1, kept.clamp(min=0).long()).masked_fill(kept < 0, float("-inf"))
@@ -144,7 +144,7 @@ class _Head:
 def _scores(
     head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
 ) -> tuple[Tensor, ...]:
-    rows = chunk_rows(head.split.vocabulary, states.device)
+    rows = chunk_rows(head.lm.vocabulary, states.device)
     parts = []
     for start in range(0, max(len(targets), 1), rows):
         window = slice(start, start + rows)
@@ -160,9 +160,9 @@ def _chunk(
     head: _Head, states: Tensor, targets: Tensor, kept: Tensor | None, others: Tensor | None
 ) -> tuple[Tensor, ...]:
     """logp, entropy, the likeliest tokens' logp, whether the target is one of them, KL; empty where not wanted."""
-    whole = head.split.logits(states) / head.temperature
+    whole = head.lm.logits(states) / head.temperature
     picked = whole.gather(-1, targets[:, None])[:, 0]
-    logits = whole if kept is None else head.logits(head.split, states, kept)
+    logits = whole if kept is None else head.logits(head.lm, states, kept)
     norm = logits.logsumexp(-1)
     if head.details.entropy_gradient:
         entropy = _entropy(logits - norm[:, None])

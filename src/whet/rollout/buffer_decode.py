@@ -25,7 +25,7 @@ class BufferBackend:
     prefills_ahead = False
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int) -> None:
-        self._sampling, self._device = job.sampling, decoder.split.device
+        self._sampling, self._device = job.sampling, decoder.lm.device
         self._budget = job.sampling.max_new_tokens
         self.num_rows = min(rows, len(job.requests))
         self._num_steps = self._budget * -(-len(job.requests) // self.num_rows)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.model.block import blocks_of
+from whet.model.block import blocks_of, has_bias
 from whet.model.causal_lm import CausalLM
 from whet.model.cuda_step import Caches, Workspace, decode_step, workspace
 from whet.model.fused_trunk import fused_refusal, fused_states
@@ -55,13 +55,13 @@ class GraphBackend:
         self._sampling = Sampling()
         self._active = 0  # rows of the graph in use
 
-    def refusal(self, requests: Sequence[Request], sampling: Sampling) -> str:
-        """Why these requests are left to another backend; empty where they are taken."""
+    def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
+        """Why prompts of so many tokens are left to another backend; empty where they are taken."""
         if sampling.truncates:
             return "top_k, top_p and min_p are drawn outside of the graph"
         if sampling.stop:
             return "stop texts are looked for token by token"
-        longest = max(len(request.tokens) for request in requests) + sampling.max_new_tokens
+        longest = longest_prompt + sampling.max_new_tokens
         if any(window is not None and window < longest for window in self._windows):
             return f"the kernels read every key, and {longest} tokens exceed a layer's sliding window"
         return ""
@@ -239,6 +239,8 @@ def graph_backend(lm: CausalLM, stop: StopRule, context: int) -> GraphBackend | 
     stack = blocks_of(lm)
     if stack.head is None:
         return "the model has no vocabulary head"
+    if has_bias(stack.head):
+        return "the vocabulary head has a bias"
     if stack.sizes.head_size not in HEAD_SIZES:
         return f"the kernels take heads of {', '.join(map(str, HEAD_SIZES))} numbers, not {stack.sizes.head_size}"
     gap = _logp_gap(backend := GraphBackend(lm, stop, context), lm, context)

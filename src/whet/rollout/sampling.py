@@ -1,4 +1,4 @@
-"""Drawing one token a row: pure functions on logits.
+"""Drawing one token per row: pure functions on logits.
 
 Sampling inverts the cumulative distribution at a uniform number that belongs to the request and the position, so a
 completion does not depend on its neighbours in the batch. That is also the fastest way to sample on a CPU. Nothing here

@@ -126,6 +126,7 @@ class TokenLog:
     def __init__(self, rows: int, budget: int, ends: Tensor, device: torch.device) -> None:
         self._stride = budget + 1
         self._base = torch.arange(rows, device=device) * self._stride  # the place of each row's first token
+        self._final = self._base + (budget - 1)  # and of the last that its budget allows
         self._random = torch.zeros(rows * self._stride, device=device)
         self._tokens = torch.zeros(rows * self._stride, dtype=torch.long, device=device)
         self._logp = torch.zeros(rows * self._stride, device=device)
@@ -141,7 +142,7 @@ class TokenLog:
         return self.last, self.done, self._cursor
 
     def counts(self, rows: int | Tensor) -> Tensor:
-        """int64: how many tokens the first rows, or these, have drawn; of a free row, the whole budget."""
+        """int64: how many tokens the first rows, or these, have drawn; of a free row, any number."""
         if isinstance(rows, Tensor):
             return self._cursor[rows] - self._base[rows]
         return self._cursor[:rows] - self._base[:rows]
@@ -153,6 +154,7 @@ class TokenLog:
         self.done[rows] = False
 
     def close(self, rows: Sequence[int]) -> None:
+        """End rows that no token has ended."""
         if rows:
             where = torch.tensor(rows, device=self.done.device)
             self.done[where], self._cursor[where] = True, self._base[where] + self._stride - 1
@@ -167,7 +169,7 @@ class TokenLog:
         self._tokens.index_copy_(0, cursor, drawn.token)
         self._logp.index_copy_(0, cursor, drawn.logp)
         self.last[rows] = drawn.token
-        ended = cursor - self._base[rows] >= self._stride - 2
+        ended = cursor >= self._final[rows]
         if self._end_tokens is not None:
             ended |= (drawn.token[:, None] == self._end_tokens).any(-1)
         cursor += ~done
@@ -178,8 +180,8 @@ class TokenLog:
     def written(self, rows: Sequence[int]) -> tuple[list[int], Tensor, Tensor]:
         """Counts, tokens [rows, budget] and log-probabilities of what these rows wrote, on the CPU."""
         where = torch.tensor(rows, device=self.done.device)
-        tokens, logp = (each.view(-1, self._stride)[where, :-1].cpu() for each in (self._tokens, self._logp))
-        return self.counts(where).tolist(), tokens, logp
+        tokens, logp = (each.view(-1, self._stride).index_select(0, where) for each in (self._tokens, self._logp))
+        return self.counts(where).tolist(), tokens[:, :-1].cpu(), logp[:, :-1].cpu()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Row n becomes what row `rows[n]` was; the rows behind are closed."""
@@ -221,7 +223,7 @@ class DecodeScheduler:
         self._tokens = torch.zeros(len(seeds), budget, dtype=torch.long)
         self._logp = torch.zeros(len(seeds), budget)
         self._count = [0] * len(seeds)
-        self._stop = [StopReason.LENGTH] * len(seeds)
+        self._stopped_by_text: set[int] = set()  # requests
         self._support: list[list[Tensor]] = [[] for _ in seeds]
         # texts and supports are looked at token by token
         every_token = bool(job.sampling.stop) or job.sampling.truncates
@@ -235,7 +237,20 @@ class DecodeScheduler:
                     for _ in range(self._steps_per_look):
                         self._note(self._backend.step(), range(len(self._rows)))
                     self._leave(range(len(self._rows)))
-        return Completions(self._tokens, self._logp, self._count, self._stop, self._support)
+        return self._completions()
+
+    def _completions(self) -> Completions:
+        count = torch.tensor(self._count)
+        final = self._tokens[torch.arange(len(count)), count - 1].tolist()
+        stop = [
+            StopReason.TEXT if request in self._stopped_by_text
+            else StopReason.END if token in self._log.ends
+            else StopReason.LENGTH
+            for request, token in enumerate(final)
+        ]  # fmt: skip
+        behind = torch.arange(self._tokens.shape[1])[None] >= count[:, None]
+        tokens, logp = self._tokens.masked_fill_(behind, 0), self._logp.masked_fill_(behind, 0)
+        return Completions(tokens, logp, self._count, stop, self._support)
 
     def _note(self, drawn: Draw | None, rows: Sequence[int]) -> None:
         """Keep what could have been drawn, where sampling truncates."""
@@ -257,9 +272,10 @@ class DecodeScheduler:
                 return
             seated = [row for place in taken if (row := self._rows[place])]
             rows = torch.tensor(taken, device=self._log.last.device)
-            self._log.open(rows, self._streams[[row.request for row in seated]])
+            requests = torch.tensor([row.request for row in seated], device=rows.device)
+            self._log.open(rows, self._streams.index_select(0, requests))
             logits = self._backend.enter(taken, [row.slot for row in seated])
-            drawn = draw(logits, self._log.uniform(rows), self._job.sampling)
+            drawn = draw(logits, self._log.uniform(rows), self._job.sampling, spend=True)
             self._log.record(rows, drawn)
             self._note(drawn, taken)
             self._seat()
@@ -303,20 +319,22 @@ class DecodeScheduler:
         gone = [place for place, row in enumerate(self._rows) if row is not None and (done[place] or place in by_text)]
         if not gone:
             return
-        for place, count, tokens, logp in zip(gone, *self._log.written(gone), strict=True):
-            row = self._rows[place]
-            assert row is not None
-            self._tokens[row.request, :count], self._logp[row.request, :count] = tokens[:count], logp[:count]
+        leaving = [row for place in gone if (row := self._rows[place])]
+        counts, tokens, logp = self._log.written(gone)
+        where = torch.tensor([row.request for row in leaving])
+        self._tokens.index_copy_(0, where, tokens)
+        self._logp.index_copy_(0, where, logp)
+        for place, row, count in zip(gone, leaving, counts, strict=True):
             self._count[row.request] = count
-            if place in by_text:
-                self._stop[row.request] = StopReason.TEXT
-            elif int(tokens[count - 1]) in self._log.ends:
-                self._stop[row.request] = StopReason.END
             self._unfinished[row.prompt] -= 1
             if not self._unfinished[row.prompt]:
                 self._slots[row.slot] = None
             self._rows[place] = None
-        self._log.close(gone)
+        if by_text:
+            self._stopped_by_text.update(
+                row.request for place, row in zip(gone, leaving, strict=True) if place in by_text
+            )
+            self._log.close(sorted(by_text))
         if any(self._rows):
             self._move_together()
             self._seat()

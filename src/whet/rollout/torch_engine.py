@@ -26,13 +26,15 @@ from whet.rollout.own_cache import OwnCacheBackend
 from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
 from whet.types import Request, Sample, Sampling, Support, WhetError
 
+OWN_CACHE = "the model's own forward and cache"
+
 
 class TorchEngine:
     """Generates with the model it is given; `load` only notes the policy's version."""
 
     def __init__(
         self,
-        split: CausalLM,
+        lm: CausalLM,
         tokenizer: Any,
         end_tokens: Sequence[int],
         *,
@@ -44,15 +46,16 @@ class TorchEngine:
 
         `rows_per_batch` completions are written side by side; 0 is 1,024 on a GPU and 512 elsewhere.
         """
-        self._split = split
+        self._lm = lm
         self._tokenizer = tokenizer
         self._stop = StopRule(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
         self._context = context
-        self._rows_per_batch = rows_per_batch or (1024 if split.device.type == "cuda" else 512)
+        self._rows_per_batch = rows_per_batch or (1024 if lm.device.type == "cuda" else 512)
         self._version = 0
         self._decoder: HookedDecoder | None = None
         self._graphs: GraphBackend | None = None
-        self._path = None if fast else FastPath("the model's own forward and cache", "fast=False")
+        self._kind_without_graphs = OWN_CACHE
+        self._path = None if fast else FastPath(OWN_CACHE, "fast=False")
 
     @property
     def uses_graphs(self) -> bool:
@@ -63,29 +66,36 @@ class TorchEngine:
     def decode_path(self) -> FastPath:
         """How completions are written, and why not faster; tried out when it is first asked for."""
         if self._path is None:
-            was_training = self._split.model.training
-            self._split.model.eval()
+            was_training = self._lm.model.training
+            self._lm.model.eval()
             try:
                 with torch.no_grad():
                     self._path = self._choose_path()
             finally:
-                self._split.model.train(was_training)
+                self._lm.model.train(was_training)
         return self._path
 
+    def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
+        """How completions to such prompts are written: CUDA graphs leave some settings to whet's buffers."""
+        path = self.decode_path
+        reason = "" if self._graphs is None else self._graphs.refusal(longest_prompt, sampling)
+        return FastPath(self._kind_without_graphs, reason) if reason else path
+
     def _choose_path(self) -> FastPath:
-        graphs = graph_backend(self._split, self._stop, self._context)
-        hooked = hooked_decoder(self._split)
+        graphs = graph_backend(self._lm, self._stop, self._context)
+        hooked = hooked_decoder(self._lm)
         fused = hooked if isinstance(hooked, NotDescribed) else fused_decoder(hooked)
         self._graphs = graphs if isinstance(graphs, GraphBackend) else None
         if not isinstance(hooked, NotDescribed):
             self._decoder = hooked if isinstance(fused, NotDescribed) else fused
-        if isinstance(graphs, GraphBackend):
-            return FastPath("CUDA graphs")
         if isinstance(hooked, NotDescribed):
-            return FastPath("the model's own forward and cache", str(hooked))
-        if isinstance(fused, NotDescribed):
-            return FastPath("the model's own layers on whet's buffers", str(fused))
-        return FastPath("fused decoder", graphs if self._split.device.type == "cuda" else "")
+            path = FastPath(OWN_CACHE, str(hooked))
+        elif isinstance(fused, NotDescribed):
+            path = FastPath("the model's own layers on whet's buffers", str(fused))
+        else:
+            path = FastPath("fused decoder", str(graphs) if self._lm.device.type == "cuda" else "")
+        self._kind_without_graphs = path.kind
+        return path if self._graphs is None else FastPath("CUDA graphs")
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         self._version = version
@@ -100,21 +110,22 @@ class TorchEngine:
                 )
         if not requests:
             return []
-        was_training = self._split.model.training
-        self._split.model.eval()
+        was_training = self._lm.model.training
+        self._lm.model.eval()
         try:
             completions = self._completions(requests, sampling)
         finally:
-            self._split.model.train(was_training)
+            self._lm.model.train(was_training)
         return [self._sample(request, completions, number) for number, request in enumerate(requests)]
 
     def _completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
+        longest_prompt = max(len(request.tokens) for request in requests)
         self.decode_path  # noqa: B018  tried out once
-        if self._graphs is not None and not self._graphs.refusal(requests, sampling):
+        if self._graphs is not None and not self._graphs.refusal(longest_prompt, sampling):
             return self._graphs.generate(requests, sampling, self._rows_per_batch)
         job = decode_job(requests, sampling, self._stop)
         if self._decoder is None:
-            return DecodeScheduler(OwnCacheBackend(self._split, job, self._rows_per_batch), job).run()
+            return DecodeScheduler(OwnCacheBackend(self._lm, job, self._rows_per_batch), job).run()
         # inference_mode(False) would switch gradients on again
         with torch.inference_mode() if self._decoder.inference else nullcontext():
             return DecodeScheduler(BufferBackend(self._decoder, job, self._rows_per_batch), job).run()

@@ -157,7 +157,7 @@ class RewardModelTrainer(RowTrainer):
         _check(objective, dataset)
         super().__init__(reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed)
         self._reward_model, self._objective, self._dataset, self._settings = reward_model, objective, dataset, settings
-        self._packed = settings.packed and packs(reward_model.split)
+        self._packed = settings.packed and packs(reward_model.lm)
         self._has_margins = any(row.margin for row in dataset.rows)
         self._is_soft = any(row.preference < 1 for row in dataset.rows)
 
