@@ -3,7 +3,7 @@
 A prompt has a few possible completions; the first token chooses one, the rest of it is forced. Every group of G
 completions is enumerated with its probability and sent through the real `Objective.advantage` and `Objective.loss`.
 What comes out is
-the expected gradient on the logits of the choice, which nothing but the row decides: there is no sampling.
+the expected gradient on the logits of the choice, which nothing but the method decides: there is no sampling.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def group_counts(kinds: int, size: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def expected_push(row: Objective, completions: Sequence[Completion], group_size: int = GROUP_SIZE) -> list[float]:
-    """The expected gradient of the row's objective on the logit of each completion."""
+def expected_push(objective: Objective, completions: Sequence[Completion], group_size: int = GROUP_SIZE) -> list[float]:
+    """The expected gradient of the method's objective on the logit of each completion."""
     counts = list(group_counts(len(completions), group_size))
     chance = torch.tensor(
         [
@@ -67,15 +67,15 @@ def expected_push(row: Objective, completions: Sequence[Completion], group_size:
     action = torch.arange(max(completion.length for completion in completions)) < length[:, None]
     reward = torch.tensor([completion.reward for completion in completions], dtype=torch.float64)[kind]
     group = torch.arange(len(counts)).repeat_interleave(group_size)
-    batch, _ = row.advantage(TokenBatch(torch.zeros_like(action).long(), action, group, reward), {})
+    batch, _ = objective.advantage(TokenBatch(torch.zeros_like(action).long(), action, group, reward), {})
     policy = torch.tensor([completion.chance for completion in completions], dtype=torch.float64)
     logp = torch.zeros(action.shape, dtype=torch.float64)
     logp[:, 0] = policy.log()[kind]
     logp.requires_grad_()
     totals = Totals(tokens=1, sequences=group_size, max_new_tokens=LENGTHS[-1])
-    (slope,) = torch.autograd.grad(row.loss(batch, logp, totals).value, logp)
+    (gradient,) = torch.autograd.grad(objective.loss(batch, logp, totals).value, logp)
     pull = torch.zeros(len(completions), dtype=torch.float64)
-    pull.index_add_(0, kind, -slope[:, 0] * chance.repeat_interleave(group_size))
+    pull.index_add_(0, kind, -gradient[:, 0] * chance.repeat_interleave(group_size))
     return (pull - policy * pull.sum()).tolist()
 
 
@@ -90,32 +90,33 @@ def bare(name: str, **changes: str) -> Objective:
     return with_changes(PRESETS[name].objective, {"kl": "none", **changes})
 
 
-def length_bias(length: int, row: Objective | None = None) -> list[float]:
+def length_bias(length: int, objective: Objective | None = None) -> list[float]:
     """How hard the right, the wrong and the other wrong completion are pushed, as a share of the exact gradient.
 
-    The three are equally likely; the last has `length` tokens, the others USUAL_LENGTH. The unit is what the row does
+    The three are equally likely; the last has `length` tokens, the others USUAL_LENGTH. The unit is what a method does
     where all three are of one length, so that its constant factors drop out.
     """
-    row = bare("grpo") if row is None else row
+    objective = bare("grpo") if objective is None else objective
 
     def relative(last: int) -> list[float]:
         sizes = ((USUAL_LENGTH, 1.0), (USUAL_LENGTH, 0.0), (last, 0.0))
         completions = [Completion(1 / 3, size, reward) for size, reward in sizes]
         return [
-            one / other for one, other in zip(expected_push(row, completions), exact_push(completions), strict=True)
+            one / other
+            for one, other in zip(expected_push(objective, completions), exact_push(completions), strict=True)
         ]
 
     return [one / other for one, other in zip(relative(length), relative(USUAL_LENGTH), strict=True)]
 
 
-def prompt_weight(row: Objective, rate: float, group_size: int = GROUP_SIZE) -> float:
+def prompt_weight(objective: Objective, rate: float, group_size: int = GROUP_SIZE) -> float:
     """What a prompt solved at this rate counts, as a multiple of its exact gradient."""
     completions = [Completion(rate, 1, 1.0), Completion(1 - rate, 1, 0.0)]
-    return expected_push(row, completions, group_size)[0] / exact_push(completions)[0]
+    return expected_push(objective, completions, group_size)[0] / exact_push(completions)[0]
 
 
-def weighing_rows() -> dict[str, Objective]:
-    """The rows of the second figure, their completions counted whole: what differs is how a prompt is weighed."""
+def weighing_methods() -> dict[str, Objective]:
+    """The methods of the second figure, their completions counted whole: what differs is how a prompt is weighed."""
     return {name: bare(name, aggregate="sequence_sum") for name in ("grpo", "dr_grpo", "maxrl")}
 
 
@@ -143,10 +144,12 @@ def length_figure() -> str:
 
 
 def difficulty_figure() -> str:
-    tones = dict(zip(weighing_rows(), (1, 0, 2), strict=True))
+    tones = dict(zip(weighing_methods(), (1, 0, 2), strict=True))
     curves = [
-        PlottedCurve(PRESETS[name].title, (tuple((rate, prompt_weight(row, rate)) for rate in RATES),), tones[name])
-        for name, row in weighing_rows().items()
+        PlottedCurve(
+            PRESETS[name].title, (tuple((rate, prompt_weight(objective, rate)) for rate in RATES),), tones[name]
+        )
+        for name, objective in weighing_methods().items()
     ]
     rare = PlottedCurve("1/p", (tuple((rate, 1 / rate) for rate in RATES),), QUIET, dashed=True)
     level = PlottedCurve("exact, RLOO", (((0.0, 1.0), (1.0, 1.0)),), QUIET)

@@ -11,14 +11,24 @@ from whet.types import Message, Prompt, Request, Sample, Sampling, StepReport
 
 @runtime_checkable
 class Engine(Protocol):
-    """Writes completions. The one in `whet.rollout.torch_engine` shares the trainer's weights."""
+    """Writes completions. The one in `whet.rollout.torch_engine` shares the trainer's weights.
+
+    `whet.register("engine", maker, name="mine")` and `sampling.engine=mine` choose another. `maker` is a class or a
+    function, called once per run as `maker(policy, tokenizer, end_tokens, context=context)`: the `CausalLM` that is
+    trained (`policy.model` is its torch module, and `policy.logits(policy.hidden(tokens))` its output), the model's
+    tokenizer, the ids that end a completion, and the most tokens that prompt and completion may have together. The
+    policy has its first weights by then; an engine that copies them gets the later ones by `load`.
+    """
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         """One sample per request, in order. Requests with equal tokens next to each other share one prefill."""
         ...
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
-        """Take over the policy's weights. An engine that shares them only notes the version."""
+        """Take over the policy's weights. An engine that shares them only notes the version.
+
+        Called after each step that completions follow, before an evaluation, and when a run is resumed.
+        """
         ...
 
 

@@ -19,8 +19,9 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
 from typing import Any, Literal, TypeVar, get_args, overload
 
 from whet.types import WhetError, did_you_mean
@@ -59,7 +60,12 @@ KINDS: tuple[str, ...] = get_args(Kind)
 GROUP = "whet.plugins"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # where the built-in things of a kind are: importing the module opens their shelves. An axis has the objective's.
-HOMES = {"reward": "whet.reward.find", "environment": "", "engine": "", "pipeline": "whet.pipeline.registry"}
+HOMES = {
+    "reward": "whet.reward.find",
+    "environment": "",
+    "engine": "whet.rollout.engines",
+    "pipeline": "whet.pipeline.registry",
+}
 # what may be registered under another name than its own
 NAMED_FREELY = ("preset", "reward", "environment", "engine")
 OBJECTIVE = "whet.objective"
@@ -71,6 +77,7 @@ class Shelf:
 
     things: MutableMapping[str, Any]
     refusal: Callable[[Any], str]
+    registered: dict[str, str] = field(default_factory=dict)  # what is not built in, and the module that added it
 
 
 def _not_callable(thing: Any) -> str:
@@ -79,7 +86,6 @@ def _not_callable(thing: Any) -> str:
 
 # several shelves where two families of methods have an axis of the same name: a component goes where it fits
 _SHELVES: dict[str, list[Shelf]] = {kind: [Shelf({}, _not_callable)] for kind, home in HOMES.items() if not home}
-_ADDED: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # what users and plugins registered
 _LOADED: set[EntryPoint] = set()
 _SEARCHED: set[tuple[str, ...]] = set()  # states of sys.path: reading the metadata of every package takes time
 
@@ -90,26 +96,28 @@ def open_shelf(kind: str, things: MutableMapping[str, Any], refusal: Callable[[A
 
 
 @overload
-def register(kind: Kind, thing: Registered, *, name: str | None = None) -> Registered:
+def register(kind: Kind, thing: Registered, *, name: str | None = None, replace: bool = False) -> Registered:
     """Add the thing and return it."""
 
 
 @overload
-def register(kind: Kind, *, name: str | None = None) -> Callable[[Registered], Registered]:
+def register(kind: Kind, *, name: str | None = None, replace: bool = False) -> Callable[[Registered], Registered]:
     """A decorator that adds what it is put on."""
 
 
-def register(kind: Kind, thing: Any = None, *, name: str | None = None) -> Any:
+def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace: bool = False) -> Any:
     """Add a component of an axis, a preset, a reward, an environment, an engine or a pipeline; also a decorator.
 
     `whet.register("clip", MyClip)`, `@whet.register("reward")`, `whet.register("preset", Preset(...))`. Its name is
-    its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A name
-    that is taken and a thing of the wrong shape are refused.
+    its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A thing
+    of the wrong shape is refused, and so is a name that is taken: a notebook's cell that is run again replaces what it
+    registered before, `replace=True` replaces anything that was registered, and nothing replaces what is built in.
+    No training runs an environment yet: it can be registered and looked up.
     """
     if kind not in KINDS:
         raise WhetError(f"nothing of kind {kind!r} can be registered{did_you_mean(kind, KINDS)}; {_listed(KINDS)}")
     if thing is None:
-        return lambda decorated: register(kind, decorated, name=name)
+        return lambda decorated: register(kind, decorated, name=name, replace=replace)
     chosen = name or _own_name(kind, thing)
     if not NAME.fullmatch(chosen):
         raise WhetError(f"the name of the {kind} is {chosen!r}; give one like my_{kind}: small letters, digits and _")
@@ -124,12 +132,19 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None) -> Any:
     if not fitting:
         raise WhetError(f"{kind} {chosen!r} cannot be registered: {refusals[0]}")
     # a method's name is free among all methods, a component's on its own axis
-    taken = [shelf.things[chosen] for shelf in (shelves if kind == "preset" else fitting) if chosen in shelf.things]
-    if taken and not _same(taken[0], thing):
-        raise WhetError(f"a {kind} called {chosen!r} exists already{_source(taken[0])}; give yours another name")
+    module = _calling_module()
+    for shelf in shelves if kind == "preset" else fitting:
+        if chosen in shelf.things and not _same(taken := shelf.things[chosen], thing):
+            is_built_in = chosen not in shelf.registered
+            if is_built_in or not (replace or shelf.registered[chosen] == module == "__main__"):
+                raise WhetError(
+                    f"a {kind} called {chosen!r} exists already{_source(taken)}; give yours another name"
+                    f"{'' if is_built_in else ', or replace=True'}"
+                )
     for shelf in fitting:
-        shelf.things[chosen] = thing
-    _ADDED[kind][chosen] = thing
+        if chosen not in shelf.things or chosen in shelf.registered:  # a built-in that is given again stays built in
+            shelf.things[chosen] = thing
+            shelf.registered[chosen] = module
     return thing
 
 
@@ -156,7 +171,7 @@ def names(kind: Kind) -> list[str]:
 def added(kind: Kind) -> dict[str, Any]:
     """What users and plugins have registered; nothing that is built in, and nothing of it imported."""
     load_plugins()
-    return dict(_ADDED[kind])
+    return {name: shelf.things[name] for shelf in _SHELVES.get(kind, []) for name in shelf.registered}
 
 
 def load_plugins() -> None:
@@ -195,8 +210,16 @@ def _own_name(kind: str, thing: Any) -> str:
     return found
 
 
+def _calling_module() -> str:
+    """The name of the module that registers: `__main__` for a script, a console or a notebook."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
 def _same(taken: Any, thing: Any) -> bool:
-    """A notebook's cell that is run again replaces the class or function it defined before."""
+    """True for the same class or function, also where its module was loaded again."""
     if hasattr(taken, "__qualname__") and hasattr(thing, "__qualname__"):
         return (taken.__module__, taken.__qualname__) == (thing.__module__, thing.__qualname__)
     return bool(taken == thing)

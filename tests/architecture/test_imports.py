@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sandbox": ("types",),
     "report": ("types", "metrics"),
     "reward": ("types", "registry", "protocols", "data", "model", "metrics", "sandbox"),
-    "rollout": ("types", "protocols", "data", "model", "metrics"),
+    "rollout": ("types", "registry", "protocols", "data", "model", "metrics"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),

@@ -44,7 +44,7 @@ def test_every_target_of_a_foreign_name_exists(name):
         ("grpo", "per_device_train_batch_size=4", "in whet it is batch.prompts_per_step"),
         ("sft", "model.target_modules=q_proj", "in whet it is model.lora.target_modules"),
         ("sft", "num_generations=4", "it is whet's batch.group_size, which this kind of run does not have"),
-        ("grpo", "use_vllm=true", "there is no engine to switch on"),
+        ("grpo", "use_vllm=true", "chosen with sampling.engine"),
         ("grpo", "learning_rate=0.1", "did you mean 'optimizer.learning_rate'?"),
         ("grpo", "batch.groupsize=4", "did you mean 'batch.group_size'?"),
         ("grpo", "objective.clipp=1", "did you mean 'clip'"),

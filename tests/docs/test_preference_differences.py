@@ -1,4 +1,4 @@
-"""The gaps that docs/differences.md states between whet's preference rows and those that equal a peer's."""
+"""The gaps that docs/differences.md states between whet's preference methods and those that equal a peer's."""
 
 import re
 import sys
@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 from preference_batches import random_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
-# the page's word: whet's row, the row that equals the peer's and its changes
-ROWS = {
+# the page's word: whet's method, the method that equals the peer's and its changes
+METHODS = {
     "IPO": ("ipo", "ipo_mean", {}),
     "SimPO": ("simpo", "simpo", {"imitate": "per_token"}),
     "Label smoothing": ("cdpo", "dpo", {}),
@@ -42,13 +42,13 @@ def gradient(name, changes):
     return objective.grad(batch, logp, totals, extras)[0]
 
 
-def test_every_gap_has_its_rows():
-    assert set(stated()) == set(ROWS)
+def test_every_gap_has_its_methods():
+    assert set(stated()) == set(METHODS)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_gap_is_what_the_page_says(name):
-    own, other, changes = ROWS[name]
+    own, other, changes = METHODS[name]
     mine, theirs = gradient(own, {}), gradient(other, changes)
     assert mine.norm() > 1e-4
     assert float((theirs - mine).norm() / mine.norm()) == pytest.approx(stated()[name], rel=6e-3)

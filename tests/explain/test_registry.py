@@ -29,14 +29,11 @@ GRPO = PRESETS["grpo"]
 @pytest.fixture(autouse=True)
 def as_it_was():
     """Whatever a test registers is gone after it."""
-    before = {kind: dict(things) for kind, things in registry._ADDED.items()}
+    before = [(shelf, dict(shelf.registered)) for shelves in registry._SHELVES.values() for shelf in shelves]
     yield
-    for kind, things in registry._ADDED.items():
-        for name in [name for name in things if name not in before[kind]]:
-            del things[name]
-            for shelf in registry._SHELVES[kind]:
-                if name in shelf.things:
-                    del shelf.things[name]
+    for shelf, registered in before:
+        for name in [name for name in shelf.registered if name not in registered]:
+            del shelf.things[name], shelf.registered[name]
 
 
 def narrow_rule(own_name="narrow"):
@@ -97,10 +94,55 @@ def test_a_component_goes_to_the_family_that_it_fits():
     assert AXES["imitate"]["half"] is HalfRight and PAIR_AXES["imitate"]["half"] is Half
 
 
-def test_a_cell_that_is_run_again_replaces_its_own():
+def test_a_module_that_is_loaded_again_replaces_its_own():
     whet.register("clip", narrow_rule())
     again = narrow_rule()
     assert whet.register("clip", again) is AXES["clip"]["narrow"] is again
+
+
+CELL = """
+import whet
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from whet.objective import PRESETS
+from whet.objective.clip import PPOClip
+
+@whet.register("clip")
+@dataclass(frozen=True)
+class {name}(PPOClip):
+    low: float = {low}
+    name: ClassVar[str] = "cell_clip"
+
+grpo = PRESETS["grpo"]
+whet.register("preset", replace(grpo, objective=replace(grpo.objective, name="cell_grpo", clip={name}()), title="Cell"))
+"""
+
+
+def test_a_notebooks_cell_that_is_changed_and_run_again_replaces_what_it_registered():
+    cell = {"__name__": "__main__"}
+    exec(CELL.format(name="First", low=0.1), cell)
+    exec(CELL.format(name="Second", low=0.3), cell)
+    assert AXES["clip"]["cell_clip"] is cell["Second"] and PRESETS["cell_grpo"].objective.clip.low == 0.3
+    with pytest.raises(WhetError, match=r"a clip called 'cell_clip' exists already, in __main__; .*, or replace=True"):
+        exec(CELL.format(name="Third", low=0.2), {"__name__": "another_module"})
+    with pytest.raises(WhetError, match=r"a clip called 'ppo_clip' exists already, in whet.objective.clip; .*name$"):
+        exec(CELL.format(name="Fourth", low=0.2).replace("cell_clip", "ppo_clip"), cell)
+
+
+def test_replace_takes_the_place_of_what_was_registered_and_of_nothing_built_in():
+    @dataclass(frozen=True)
+    class Other(PPOClip):
+        name: ClassVar[str] = "narrow"
+
+    whet.register("clip", narrow_rule())
+    with pytest.raises(WhetError, match="give yours another name, or replace=True"):
+        whet.register("clip", Other)
+    assert whet.register("clip", replace=True)(Other) is AXES["clip"]["narrow"]
+    with pytest.raises(WhetError, match=r"'ppo_clip' exists already, in whet.objective.clip; give yours another name$"):
+        whet.register("clip", narrow_rule("ppo_clip"), replace=True)
+    whet.register("clip", PPOClip)  # and giving it as it is does not make it replaceable
+    with pytest.raises(WhetError, match="'ppo_clip' exists already"):
+        whet.register("clip", narrow_rule("ppo_clip"), replace=True)
 
 
 class WithState(PPOClip):
@@ -124,6 +166,10 @@ class Wordy(PPOClip):
 
     def __post_init__(self):
         pass
+
+
+def no_engine(policy):
+    """Takes too little."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +216,12 @@ class Crashing(PPOClip):
         ("preset", replace(GRPO, objective=replace(GRPO.objective, name="dpo")), "a preset called 'dpo' exists"),
         ("reward", 3, "the reward 3 has no name; give it one: whet.register('reward', ..., name='my_reward')"),
         ("engine", 3, "the engine 3 has no name"),
+        ("engine", Mutable, "Mutable has no generate and no load; give it both methods of whet.protocols.Engine"),
+        (
+            "engine",
+            no_engine,
+            "it is called with (policy, tokenizer, end_tokens, context=...): too many positional arguments; take these",
+        ),
         (
             "clop",
             PPOClip,
@@ -179,13 +231,12 @@ class Crashing(PPOClip):
 )
 def test_what_cannot_be_registered_is_refused_in_one_line(kind, thing, said):
     if said is None:
-        assert whet.register(kind, thing) is thing  # the same class again changes nothing
-        registry._ADDED[kind].clear()
+        assert whet.register(kind, thing) is thing and registry.added(kind) == {}  # a built-in stays built in
         return
     with pytest.raises(WhetError) as error:
         whet.register(kind, thing)
     assert said in str(error.value) and "\n" not in str(error.value)
-    assert not any(registry._ADDED.values())
+    assert not any(registry.added(each) for each in registry.KINDS)
 
 
 def test_a_second_name_for_a_component_is_refused():
@@ -208,6 +259,8 @@ def test_a_reward_an_engine_and_an_environment_by_name():
         return float(len(completion) < 5)
 
     class Remote:
+        def __init__(self, policy, tokenizer, end_tokens, *, context): ...
+
         def generate(self, requests, sampling): ...
 
         def load(self, weights, version): ...
@@ -216,7 +269,9 @@ def test_a_reward_an_engine_and_an_environment_by_name():
     whet.register("environment", lambda: None, name="maze")
     assert find_reward("short_answer").name == "short_answer"
     assert registry.lookup("engine", "remote") is Remote and registry.names("environment") == ["maze"]
-    with pytest.raises(WhetError, match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: remote"):
+    with pytest.raises(
+        WhetError, match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: torch, remote"
+    ):
         registry.lookup("engine", "remot")
     with pytest.raises(WhetError, match="a reward called 'math_answer' exists already"):
         whet.register("reward", short_answer, name="math_answer")
@@ -246,6 +301,15 @@ def load():
     @whet.register("reward")
     def full_stop(prompt, completion):
         return float("." in completion)
+
+    from whet.rollout.torch_engine import TorchEngine
+
+    class LoudEngine(TorchEngine):
+        def generate(self, requests, sampling):
+            print("the plugin's engine writes")
+            return super().generate(requests, sampling)
+
+    whet.register("engine", LoudEngine, name="loud")
 """
 
 
@@ -283,10 +347,11 @@ def test_a_package_adds_methods_components_and_rewards(plugin, tmp_path):
         "eval.prompts=2",
     ]
     own = ["--set", "objective.clip=thin_clip", "--set", "batch.updates_per_step=2"]
-    for method, further in (("thin_grpo", []), ("grpo", own)):
+    for method, further in (("thin_grpo", ["--set", "sampling.engine=loud"]), ("grpo", own)):
         done = command(plugin, tmp_path, "train", method, "--reward", "full_stop", "--folder", method, *small, *further)
         assert done.returncode == 0, done.stdout + done.stderr
         assert (tmp_path / method / "report.html").is_file()
+        assert ("the plugin's engine writes" in done.stdout) == (method == "thin_grpo")
         assert done.stderr.count("warning:") == 1
         warned = "warning: the whet plugin 'broken' of whet-thin 1.2 was not loaded: ModuleNotFoundError: No module"
         assert warned in done.stderr

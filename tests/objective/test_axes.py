@@ -89,7 +89,7 @@ def test_the_description_says_when_the_ratio_is_always_one():
     assert not any("pi_old" in line for line in description(PRESETS["reinforce"].objective))
 
 
-def test_the_table_has_every_row_with_its_numbers():
+def test_the_table_has_every_method_with_its_numbers():
     found = {name: record(each) for name, each in catalogue.methods("policy").items()}
     assert list(found) == list(PRESETS)
     assert found["grpo"]["clip"] == "ppo_clip(low=0.2, high=0.2)" and found["grpo"]["kl"] == "k3(beta=0.04)"
@@ -117,7 +117,7 @@ def test_the_explanation_of_an_unknown_method_names_the_nearest():
         explanation("reinforced")
 
 
-def test_every_axis_of_a_row_has_names_and_every_preset_is_made_of_them():
+def test_every_axis_of_a_method_has_names_and_every_preset_is_made_of_them():
     for preset in PRESETS.values():
         for axis, kinds in AXES.items():
             component = getattr(preset.objective, axis)

@@ -1,4 +1,4 @@
-"""Every refusal of a row in a run it cannot work in, each with its fix; and the settings that are let through."""
+"""Every refusal of a method in a run it cannot work in, each with its fix; and the settings that are let through."""
 
 import pytest
 
@@ -88,8 +88,8 @@ def test_settings_that_work_are_let_through(name, changes, setting):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_row_works_in_some_run(name):
+def test_every_method_works_in_some_run(name):
     """With updates where it needs them, or none where it ignores the ratio."""
-    row = PRESETS[name].objective
-    updates = 4 if row.clip.uses_ratio else 1
-    check_setting(row, RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000), {})
+    objective = PRESETS[name].objective
+    updates = 4 if objective.clip.uses_ratio else 1
+    check_setting(objective, RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000), {})

@@ -142,9 +142,9 @@ def test_step_delta_credits_what_a_step_changed():
 
 
 def test_process_rewards_are_earned_only_where_tokens_are_credited():
-    """A row that judges completions does not see them; one that credits tokens adds them to the outcome."""
-    row = replace(PRESETS["reinforce_pp"].objective, scale=NoScale(), kl=PRESETS["dr_grpo"].objective.kl)
-    found, _ = row.advantage(STEP_BATCH, {})
+    """A method that judges completions does not see them; one that credits tokens adds them to the outcome."""
+    objective = replace(PRESETS["reinforce_pp"].objective, scale=NoScale(), kl=PRESETS["dr_grpo"].objective.kl)
+    found, _ = objective.advantage(STEP_BATCH, {})
     assert found.advantage.tolist() == near([[10, 10, 9, 9], [9.5] * 4])
     plain = replace(PRESETS["dr_grpo"].objective)
     assert (plain.advantage(STEP_BATCH, {})[0].advantage == 0).all()

@@ -463,10 +463,10 @@ def test_old_log_probabilities_are_those_of_the_sampling_policy_where_given():
 
 def test_a_cost_goes_into_the_reward_or_straight_into_the_advantage():
     """Rewards 1 and 0 pay 0.3 and -0.05: 0.7 and 0.05, compared with their mean; or each token pays for itself."""
-    row = replace(GRPO, scale=NoScale(), kl=K1Reward(0.1))
-    found, _ = row.advantage(sampled_batch(), {})
+    objective = replace(GRPO, scale=NoScale(), kl=K1Reward(0.1))
+    found, _ = objective.advantage(sampled_batch(), {})
     assert found.advantage.tolist() == near([[0, 0.325, 0.325], [0, -0.325, 0]])
-    found, _ = replace(row, kl=K1Immediate(0.1)).advantage(sampled_batch(), {})
+    found, _ = replace(objective, kl=K1Immediate(0.1)).advantage(sampled_batch(), {})
     assert found.advantage.tolist() == near([[0, 0.4, 0.3], [0, -0.45, 0]])
 
 

@@ -1,4 +1,4 @@
-"""What a row carries from step to step: controllers, moving means, trackers and the learned share, by hand."""
+"""What a method carries from step to step: controllers, moving means, trackers and the learned share, by hand."""
 
 import math
 import sys
@@ -44,10 +44,10 @@ def test_running_mean_forgets_everything_with_decay_zero_and_learns_nothing_from
 
 
 def test_a_sample_is_never_in_its_own_running_mean():
-    row = PRESETS["reinforce"].objective
-    batch, memory = row.advantage(batch_of(1.0, 1.0), {})
+    objective = PRESETS["reinforce"].objective
+    batch, memory = objective.advantage(batch_of(1.0, 1.0), {})
     assert batch.advantage.abs().max() == 1 and memory["running_mass"] == pytest.approx(0.1)
-    batch, _ = row.advantage(batch_of(1.0, 1.0), memory)
+    batch, _ = objective.advantage(batch_of(1.0, 1.0), memory)
     assert batch.advantage.abs().max() == 0
 
 
@@ -63,8 +63,8 @@ def test_prompt_tracker_over_two_visits():
 
 
 def test_the_tracker_is_used_before_it_is_changed():
-    row = with_changes(PRESETS["spo"].objective, {"scale": "none"})
-    batch, memory = row.advantage(batch_of(1.0, 0.0, prompt=torch.tensor([1, 2])), {"other": 3.0})
+    objective = with_changes(PRESETS["spo"].objective, {"scale": "none"})
+    batch, memory = objective.advantage(batch_of(1.0, 0.0, prompt=torch.tensor([1, 2])), {"other": 3.0})
     assert batch.advantage[:, 0].tolist() == [0.5, -0.5]
     assert memory["other"] == 3.0 and memory["prompt/1/w"] == pytest.approx(1.45)
 
@@ -139,26 +139,26 @@ def test_numbers_that_make_no_sense(component, numbers):
 # tuned and learned
 
 
-def test_a_row_is_tuned_by_its_memory_only_where_it_has_a_controller():
-    row = with_changes(GRPO, {"control": "proportional"})
-    assert row.tuned({}).kl == K3(0.04) and row.tuned({"beta": 0.7}).kl == K3(0.7)
+def test_a_method_is_tuned_by_its_memory_only_where_it_has_a_controller():
+    objective = with_changes(GRPO, {"control": "proportional"})
+    assert objective.tuned({}).kl == K3(0.04) and objective.tuned({"beta": 0.7}).kl == K3(0.7)
     assert GRPO.tuned({"beta": 0.7}).kl == K3(0.04)
     assert PRESETS["ppo_penalty"].objective.tuned({"beta": 0.25}).kl == K3Old(0.25)
 
 
 def test_a_tuned_beta_is_the_one_rewards_pay():
-    row = with_changes(PRESETS["rloo"].objective, {"control": "proportional"})
+    objective = with_changes(PRESETS["rloo"].objective, {"control": "proportional"})
     batch, _ = random_batch(0)
-    before, after = (row.advantage(batch, memory)[0].token_reward for memory in ({}, {"beta": 0.06}))
+    before, after = (objective.advantage(batch, memory)[0].token_reward for memory in ({}, {"beta": 0.06}))
     torch.testing.assert_close(after, 2 * before)
 
 
-def test_learned_writes_what_each_part_of_a_row_learns():
-    row = with_changes(
+def test_learned_writes_what_each_part_of_a_method_learns():
+    objective = with_changes(
         PRESETS["lambda_grpo"].objective, {"kl": "k3", "control": "doubling", "entropy": "bonus_to_target"}
     )
     metrics = {"kl_old": 1.0, "kl_completion": 3.0, "entropy": 0.1, "share_grad": 0.5}
-    memory = row.learned({"running_sum": 1.0}, metrics, 8)
+    memory = objective.learned({"running_sum": 1.0}, metrics, 8)
     assert memory == pytest.approx(
         {"running_sum": 1.0, "beta": 0.08, "entropy_weight": 0.005, "entropy_low": 1.0, "length_power": 0.05}
     )
@@ -175,11 +175,11 @@ def test_the_bonus_to_a_target_by_hand():
     assert weights == pytest.approx([0.005, 0.01, 0.01, 0.0, 0.0, 0.0, 0.005])
 
 
-def test_a_bonus_acts_only_in_the_tuned_row():
-    row = with_changes(GRPO, {"entropy": "bonus_to_target"})
-    assert row.tuned({}).entropy == NoBonus()
-    assert row.tuned({"entropy_weight": 0.03, "entropy_low": 1.0}).entropy == Bonus(0.03)
-    assert row.tuned({"entropy_weight": 0.03, "entropy_low": 0.0}).entropy == NoBonus()
+def test_a_bonus_acts_only_in_the_tuned_method():
+    objective = with_changes(GRPO, {"entropy": "bonus_to_target"})
+    assert objective.tuned({}).entropy == NoBonus()
+    assert objective.tuned({"entropy_weight": 0.03, "entropy_low": 1.0}).entropy == Bonus(0.03)
+    assert objective.tuned({"entropy_weight": 0.03, "entropy_low": 0.0}).entropy == NoBonus()
     assert with_changes(GRPO, {"entropy": "bonus"}).tuned({}).entropy == Bonus(0.01)
 
 
@@ -187,13 +187,13 @@ def test_a_bonus_acts_only_in_the_tuned_row():
 @pytest.mark.parametrize("changes", [{}, {"mismatch": "truncate"}, {"select": "top_entropy"}])
 def test_the_grad_of_the_learned_share_is_the_derivative_of_the_objective(power, changes):
     """Moved by a little, the power changes J by its grad; J is what the policy's loss is the gradient of."""
-    row = with_changes(PRESETS["lambda_grpo"].objective, changes)
+    objective = with_changes(PRESETS["lambda_grpo"].objective, changes)
     batch, logp = random_batch(3, group_size=4)
-    batch, extras = asked_for(batch, row), random_extras(3, batch)
+    batch, extras = asked_for(batch, objective), random_extras(3, batch)
 
     def metrics(at):
-        known, _ = row.advantage(batch, {"length_power": at})
-        return row.loss(known, logp, step_totals(known, 16), extras).metrics
+        known, _ = objective.advantage(batch, {"length_power": at})
+        return objective.loss(known, logp, step_totals(known, 16), extras).metrics
 
     small = 1e-5
     grad = (metrics(power + small)["surrogate"] - metrics(power - small)["surrogate"]) / (2 * small)
@@ -202,8 +202,8 @@ def test_the_grad_of_the_learned_share_is_the_derivative_of_the_objective(power,
 
 
 def test_the_learned_share_climbs_its_grad():
-    row = PRESETS["lambda_grpo"].objective
-    assert row.learned({}, {"share_grad": 2.0}, 4) == pytest.approx({"length_power": 0.2})
-    assert row.learned({"length_power": -1.0}, {"share_grad": -2.0}, 4) == pytest.approx({"length_power": -1.2})
-    started = replace(row, aggregate=replace(row.aggregate, start=0.5, rate=1.0))
+    objective = PRESETS["lambda_grpo"].objective
+    assert objective.learned({}, {"share_grad": 2.0}, 4) == pytest.approx({"length_power": 0.2})
+    assert objective.learned({"length_power": -1.0}, {"share_grad": -2.0}, 4) == pytest.approx({"length_power": -1.2})
+    started = replace(objective, aggregate=replace(objective.aggregate, start=0.5, rate=1.0))
     assert started.learned({}, {"share_grad": 0.25}, 4) == pytest.approx({"length_power": 0.75})

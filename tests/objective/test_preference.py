@@ -30,7 +30,7 @@ from whet.objective.preference import (
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
 from whet.types import WhetError
 
-ROWS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
+METHODS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
 
 
 def pairs(chosen, rejected, ref=(0.0, 0.0), lengths=(2, 4)):
@@ -41,7 +41,7 @@ def pairs(chosen, rejected, ref=(0.0, 0.0), lengths=(2, 4)):
 
 def value(name, *arguments, changes=None, **given):
     batch, logp = pairs(*arguments, **given)
-    return float(with_changes(ROWS[name], changes or {}).loss(batch, logp, pair_totals(batch)).value)
+    return float(with_changes(METHODS[name], changes or {}).loss(batch, logp, pair_totals(batch)).value)
 
 
 def test_losses_by_hand():
@@ -61,7 +61,7 @@ def test_losses_by_hand():
 
 def test_both_sides_of_a_pair_are_pulled_with_the_same_weight():
     batch, logp = pairs(-1.0, -4.0, (-3.0, -2.0))
-    grad, _ = ROWS["dpo"].grad(batch, logp, pair_totals(batch))
+    grad, _ = METHODS["dpo"].grad(batch, logp, pair_totals(batch))
     weight = 0.1 / (1 + math.exp(0.4))
     assert grad.tolist() == [[pytest.approx(-weight), pytest.approx(weight)]]
 
@@ -71,10 +71,10 @@ def test_a_larger_beta_ties_tighter():
     for beta in (0.1, 0.5):
         margin = math.log(9) / beta
         batch, logp = pairs(margin, 0.0)
-        row = with_changes(ROWS["cdpo"], {"curve.beta": beta})
-        grad, _ = row.grad(batch, logp, pair_totals(batch))
+        method = with_changes(METHODS["cdpo"], {"curve.beta": beta})
+        grad, _ = method.grad(batch, logp, pair_totals(batch))
         assert abs(float(grad[0, 0])) < 1e-12
-        assert float(row.grad(batch, logp - torch.tensor([[0.5, 0.0]]), pair_totals(batch))[0][0, 0]) < -1e-4
+        assert float(method.grad(batch, logp - torch.tensor([[0.5, 0.0]]), pair_totals(batch))[0][0, 0]) < -1e-4
 
 
 def test_unflipped_is_the_clean_loss_on_average():
@@ -86,14 +86,14 @@ def test_unflipped_is_the_clean_loss_on_average():
 
 def test_a_blend_pushes_a_margin_of_zero_the_wrong_way():
     batch, logp = pairs(0.0, 0.0)
-    grad, _ = ROWS["discopop"].grad(batch, logp, pair_totals(batch))
+    grad, _ = METHODS["discopop"].grad(batch, logp, pair_totals(batch))
     assert float(grad[0, 0]) > 0
 
 
 def test_shift_moves_over_the_run():
-    row = with_changes(ROWS["dpo_shift"], {"contrast.factor": 0.8, "contrast.final": 1.0})
-    assert [row.tuned(progress).contrast.factor for progress in (0, 0.5, 1, 2)] == pytest.approx([0.8, 0.9, 1, 1])
-    assert ROWS["dpo"].tuned(0.5) == ROWS["dpo"] and ROWS["dpo_shift"].tuned(0.7) == ROWS["dpo_shift"]
+    method = with_changes(METHODS["dpo_shift"], {"contrast.factor": 0.8, "contrast.final": 1.0})
+    assert [method.tuned(progress).contrast.factor for progress in (0, 0.5, 1, 2)] == pytest.approx([0.8, 0.9, 1, 1])
+    assert METHODS["dpo"].tuned(0.5) == METHODS["dpo"] and METHODS["dpo_shift"].tuned(0.7) == METHODS["dpo_shift"]
 
 
 def test_a_completion_as_likely_as_its_distribution_has_weight_one():
@@ -101,14 +101,14 @@ def test_a_completion_as_likely_as_its_distribution_has_weight_one():
     logp = torch.full((1, 2, 3), -math.log(8), dtype=torch.float64)
     action = torch.ones(1, 2, 3, dtype=torch.bool)
     batch = PairBatch(action.sum(-1), logp, action=action)
-    plain = ROWS["dpo"].loss(batch, logp, pair_totals(batch)).value
-    assert ROWS["wpo"].loss(batch, logp, pair_totals(batch), PairExtras(logp)).value == pytest.approx(plain)
-    less = ROWS["wpo"].loss(batch, logp - 1.0, pair_totals(batch), PairExtras(logp)).value
+    plain = METHODS["dpo"].loss(batch, logp, pair_totals(batch)).value
+    assert METHODS["wpo"].loss(batch, logp, pair_totals(batch), PairExtras(logp)).value == pytest.approx(plain)
+    less = METHODS["wpo"].loss(batch, logp - 1.0, pair_totals(batch), PairExtras(logp)).value
     assert less == pytest.approx(plain * math.exp(-2))
 
 
 def test_reference_rules_say_when():
-    soft, hard = ROWS["tr_dpo"].reference, ROWS["tr_dpo_hard"].reference
+    soft, hard = METHODS["tr_dpo"].reference, METHODS["tr_dpo_hard"].reference
     assert [soft.kept_after(step) for step in (511, 512, 1024)] == [1.0, 0.4, 0.4]
     assert [hard.kept_after(step) for step in (511, 512, 513)] == [1.0, 0.0, 1.0]
 
@@ -119,7 +119,7 @@ def test_metrics_by_hand():
     logp = torch.tensor([[-1.0, -4.0], [-6.0, -3.0], [-9.0, -9.0]])
     batch = PairBatch(lengths, ref)
     assert pair_totals(batch) == PairTotals(2, 2, 2, 8, 7)
-    found = ROWS["dpo"].loss(batch, logp, pair_totals(batch)).metrics
+    found = METHODS["dpo"].loss(batch, logp, pair_totals(batch)).metrics
     expected = {
         "chosen_logp": -3.5,
         "rejected_logp": -3.5,
@@ -151,11 +151,11 @@ def test_length_correlation_is_pearsons():
     lengths = torch.randint(1, 50, (40, 2), generator=draw)
     logp = -torch.rand(40, 2, generator=draw, dtype=torch.float64) * lengths
     batch = PairBatch(lengths, torch.zeros(40, 2, dtype=torch.float64))
-    found = length_correlation(ROWS["dpo"].loss(batch, logp, pair_totals(batch)).metrics)
+    found = length_correlation(METHODS["dpo"].loss(batch, logp, pair_totals(batch)).metrics)
     both = torch.stack([(lengths[:, 0] - lengths[:, 1]).double(), logp[:, 0] - logp[:, 1]])
     assert found == pytest.approx(float(torch.corrcoef(both)[0, 1]), rel=1e-9) and found < -0.3
     same = replace(batch, lengths=torch.full((40, 2), 3))
-    assert length_correlation(ROWS["dpo"].loss(same, logp, pair_totals(same)).metrics) is None
+    assert length_correlation(METHODS["dpo"].loss(same, logp, pair_totals(same)).metrics) is None
     assert length_correlation({"margin": 1.0}) is None
 
 
@@ -177,7 +177,7 @@ def test_totals_are_added_before_the_anchor_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("row", "changes", "said"),
+    ("method", "changes", "said"),
     [
         ("dpo", {"curvy": "hinge"}, "no axis is called 'curvy' .did you mean 'curve'"),
         ("dpo", {"curve": "logistics"}, "did you mean 'logistic'"),
@@ -198,34 +198,34 @@ def test_totals_are_added_before_the_anchor_is_taken():
         ("robust_dpo", {"curve.flipped": 0.5}, "give a share in"),
     ],
 )
-def test_what_has_no_effect_or_no_meaning_is_refused(row, changes, said):
+def test_what_has_no_effect_or_no_meaning_is_refused(method, changes, said):
     with pytest.raises(WhetError, match=said) as error:
-        with_changes(ROWS[row], changes)
+        with_changes(METHODS[method], changes)
     assert "\n" not in str(error.value)
 
 
 def test_columns_that_a_curve_does_not_look_at_are_refused():
     batch, logp = pairs(-1.0, -2.0)
-    for name, row in (("preference", "ipo"), ("margin", "apo_zero"), ("preference", "robust_dpo")):
+    for name, method in (("preference", "ipo"), ("margin", "apo_zero"), ("preference", "robust_dpo")):
         with pytest.raises(WhetError, match=f"states a {name} for each pair"):
-            ROWS[row].loss(replace(batch, **{name: torch.ones(1)}), logp, pair_totals(batch))
+            METHODS[method].loss(replace(batch, **{name: torch.ones(1)}), logp, pair_totals(batch))
 
 
-def test_what_a_row_needs_is_asked_for():
+def test_what_a_method_needs_is_asked_for():
     batch, logp = pairs(-1.0, -2.0)
     totals = pair_totals(batch)
-    for row, missing in (("ld_dpo", "of each token"), ("wpo", "log_square"), ("pairwise_cringe", "rival_logp")):
+    for method, missing in (("ld_dpo", "of each token"), ("wpo", "log_square"), ("pairwise_cringe", "rival_logp")):
         with pytest.raises(ValueError, match=missing):
-            ROWS[row].loss(batch, logp, totals)
+            METHODS[method].loss(batch, logp, totals)
     with pytest.raises(ValueError, match="no ref_logp"):
-        ROWS["dpo"].loss(replace(batch, ref_logp=None), logp, totals)
+        METHODS["dpo"].loss(replace(batch, ref_logp=None), logp, totals)
     with pytest.raises(ValueError, match="needs pairs"):
-        ROWS["dpo"].loss(replace(batch, label=torch.ones(1, 2)), logp, totals)
+        METHODS["dpo"].loss(replace(batch, label=torch.ones(1, 2)), logp, totals)
     with pytest.raises(ValueError, match="rows of 2 completions"):
-        ROWS["dpo"].loss(batch, logp[:, :1], totals)
-    assert ROWS["dpo"].needs() == {"pairs", "ref_logp"} and ROWS["simpo"].needs() == {"pairs"}
-    assert ROWS["kto"].needs() == {"ref_logp", "mismatched_logp"}
-    assert ROWS["pairwise_cringe"].needs() == {"pairs", "token_logp", "rival_logp"}
+        METHODS["dpo"].loss(batch, logp[:, :1], totals)
+    assert METHODS["dpo"].needs() == {"pairs", "ref_logp"} and METHODS["simpo"].needs() == {"pairs"}
+    assert METHODS["kto"].needs() == {"ref_logp", "mismatched_logp"}
+    assert METHODS["pairwise_cringe"].needs() == {"pairs", "token_logp", "rival_logp"}
 
 
 def test_names():
@@ -237,16 +237,16 @@ def test_names():
             preset_named(name)
 
 
-def test_a_changed_row_says_so():
-    row = with_changes(ROWS["dpo"], {"curve": "hinge", "curve.beta": 0.5, "imitate": "per_completion"})
-    assert differences(row) == {"curve": "logistic -> hinge", "imitate": "none -> per_completion"}
-    assert title(row) == "DPO*" and title(ROWS["dpo"]) == "DPO"
-    said = "\n".join(description(row))
+def test_a_changed_method_says_so():
+    method = with_changes(METHODS["dpo"], {"curve": "hinge", "curve.beta": 0.5, "imitate": "per_completion"})
+    assert differences(method) == {"curve": "logistic -> hinge", "imitate": "none -> per_completion"}
+    assert title(method) == "DPO*" and title(METHODS["dpo"]) == "DPO"
+    said = "\n".join(description(method))
     assert "changed: curve logistic -> hinge" in said and "max(0, 1 - 0.5 (s_w - s_l)) - 1/n_w log pi(y_w)" in said
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_row_is_explained(name):
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_explained(name):
     said = explanation(name)
     preset = PAIR_PRESETS[name]
     assert all(each in said for each in (preset.title, preset.paper, preset.formula, preset.fixes, preset.breaks))
@@ -257,7 +257,7 @@ def test_every_row_is_explained(name):
     )
 
 
-def test_the_page_holds_every_row_and_axis():
+def test_the_page_holds_every_method_and_axis():
     page = markdown_page("preference")
     assert all(f"## {preset.title}" in page for preset in PAIR_PRESETS.values())
     assert all(axis.question in axes_table("preference") for axis in PREFERENCE.axes.values())
@@ -277,10 +277,10 @@ def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
     totals = pair_totals(batch)
     assert totals.pairs == int((lengths > 0).all(-1).sum()) > 4000
     assert totals.desirable_tokens == int(lengths[(lengths > 0).all(-1), 0].sum())
-    summed = ROWS["cpo"].loss(batch, logp, totals).metrics
+    summed = METHODS["cpo"].loss(batch, logp, totals).metrics
     assert length_correlation(summed) == pytest.approx(-1.0, abs=1e-9)
     assert summed["accuracy"] < 0.5 < summed["chosen_is_longer"] + 0.05
-    assert ROWS["simpo"].loss(batch, logp, totals).metrics["accuracy"] == 0.5
+    assert METHODS["simpo"].loss(batch, logp, totals).metrics["accuracy"] == 0.5
 
 
 def test_the_page_of_methods_is_current():

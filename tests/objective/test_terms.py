@@ -49,7 +49,9 @@ def test_stale_mask_drops_bad_completions_the_policy_has_left():
 
 
 def test_a_mismatch_factor_multiplies_the_policys_term_and_not_the_kl():
-    row = with_changes(PRESETS["grpo"].objective, {"mismatch": "truncate", "kl": "k2", "kl.beta": 0.5, "scale": "none"})
+    objective = with_changes(
+        PRESETS["grpo"].objective, {"mismatch": "truncate", "kl": "k2", "kl.beta": 0.5, "scale": "none"}
+    )
     logp = torch.zeros(2, 3).double().requires_grad_()
     batch = batch_of(
         *(1.0, 0.0),
@@ -58,8 +60,8 @@ def test_a_mismatch_factor_multiplies_the_policys_term_and_not_the_kl():
         behavior_logp=-LOG_RHO,
         ref_logp=torch.full((2, 3), -2.0).double(),
     )
-    batch, _ = row.advantage(batch, {})
-    loss = row.loss(batch, logp, TOTALS)
+    batch, _ = objective.advantage(batch, {})
+    loss = objective.loss(batch, logp, TOTALS)
     loss.value.backward()
     by_hand = [[0, 0.25 * (2 * 0.5 - 1), 0.25 * (0.5 * 0.5 - 1)], [0, 0.5 * (1.5 * -0.5 - 1), 0]]
     assert (-logp.grad).tolist() == near(by_hand)
@@ -70,9 +72,9 @@ def test_a_mismatch_factor_multiplies_the_policys_term_and_not_the_kl():
 
 
 def test_finished_leaves_the_cut_off_out_of_everything_but_the_statistics():
-    row = with_changes(PRESETS["dr_grpo"].objective, {"select": "finished"})
+    objective = with_changes(PRESETS["dr_grpo"].objective, {"select": "finished"})
     batch = batch_of(1.0, 0.0, action=ACTION, finished=torch.tensor([True, False]))
-    found, _ = row.advantage(batch, {})
+    found, _ = objective.advantage(batch, {})
     assert found.action.tolist() == [ACTION[0].tolist(), [False] * 3]
     assert found.advantage[0].tolist() == [0.0, 0.5, 0.5]
     assert Finished()(batch).action.sum() == 2
@@ -133,8 +135,8 @@ def test_soft_overlong_by_hand():
 
 
 def test_a_shaped_reward_is_compared_and_the_scored_one_is_kept():
-    row = with_changes(PRESETS["dr_grpo"].objective, {"shape": "clip", "shape.low": 0.0, "shape.high": 0.5})
-    found, _ = row.advantage(batch_of(1.0, 0.0, action=ACTION), {})
+    objective = with_changes(PRESETS["dr_grpo"].objective, {"shape": "clip", "shape.low": 0.0, "shape.high": 0.5})
+    found, _ = objective.advantage(batch_of(1.0, 0.0, action=ACTION), {})
     assert found.advantage[:, 1].tolist() == [0.25, -0.25] and found.reward.tolist() == [1.0, 0.0]
 
 
@@ -176,8 +178,8 @@ def test_the_critics_error_by_hand():
     assert SquaredError().error(value, batch)[ACTION].tolist() == pytest.approx([0.125, 0.0, 0.08])
     # held to 0.2, 0.2 and 0.3: errors 0.8^2/2, 1.8^2/2 and the larger 0.4^2/2
     assert ClippedError(width=0.2).error(value, batch)[ACTION].tolist() == pytest.approx([0.32, 1.62, 0.08])
-    row = PRESETS["ppo"].objective
-    loss = row.critic_loss(batch, value, TOTALS)
+    objective = PRESETS["ppo"].objective
+    loss = objective.critic_loss(batch, value, TOTALS)
     assert float(loss.value) == pytest.approx(0.1 * 0.205 / 3) and loss.metrics["value_error"] == pytest.approx(
         0.205 / 3
     )
@@ -202,23 +204,25 @@ def test_smoothing_by_hand():
 
 
 def test_the_pull_on_the_sampled_and_the_top_tokens_sums_to_the_usual_one():
-    row = with_changes(PRESETS["simko"].objective, {"scale": "none", "smooth.share": 0.25, "smooth.quantile": 0.0})
+    objective = with_changes(
+        PRESETS["simko"].objective, {"scale": "none", "smooth.share": 0.25, "smooth.quantile": 0.0}
+    )
     action = torch.ones(2, 2, dtype=torch.bool)
-    batch, _ = row.advantage(batch_of(1.0, 0.0, action=action, parts=double([1], [0])), {})
+    batch, _ = objective.advantage(batch_of(1.0, 0.0, action=action, parts=double([1], [0])), {})
     logp = torch.zeros(2, 2).double().requires_grad_()
     top = torch.zeros(2, 2, 3).double().requires_grad_()
     extras = Extras(entropy=double([1, 2], [1, 2]), top_logp=top, chose_top=torch.zeros(2, 2, dtype=torch.bool))
-    row.loss(batch, logp, Totals(4, 2, 4), extras).value.backward()
+    objective.loss(batch, logp, Totals(4, 2, 4), extras).value.backward()
     assert (-logp.grad).tolist() == near([[0.125, 0.75 * 0.125], [-0.125, -0.125]])
     assert (-top.grad)[0, 1].tolist() == pytest.approx([0.25 * 0.125 / 3] * 3)
     assert top.grad[1].abs().max() == 0
 
 
 def test_the_entropy_bonus_has_the_rows_shares():
-    row = with_changes(PRESETS["dr_grpo"].objective, {"entropy": "bonus", "entropy.weight": 0.5})
-    batch, _ = row.advantage(batch_of(1.0, 0.0, action=ACTION), {})
+    objective = with_changes(PRESETS["dr_grpo"].objective, {"entropy": "bonus", "entropy.weight": 0.5})
+    batch, _ = objective.advantage(batch_of(1.0, 0.0, action=ACTION), {})
     entropy = torch.ones(2, 3).double().requires_grad_()
-    row.loss(batch, torch.zeros(2, 3).double(), TOTALS, Extras(entropy=entropy)).value.backward()
+    objective.loss(batch, torch.zeros(2, 3).double(), TOTALS, Extras(entropy=entropy)).value.backward()
     assert (-entropy.grad).tolist() == near([[0, 0.5 / 8, 0.5 / 8], [0, 0.5 / 8, 0]])
 
 

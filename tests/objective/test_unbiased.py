@@ -1,7 +1,7 @@
 """What the estimators estimate, exactly: every completion of a toy language model is enumerated, and so is every group.
 
-The model is a table of logits, one row a state (prompt and prefix): three tokens, the last ends a completion, at most
-three tokens a completion. The expected gradient of a row is the sum over all G-tuples of completions of their
+The model is a table of logits, one row per state (prompt and prefix): three tokens, the last ends a completion, at most
+three tokens per completion. The expected gradient of a method is the sum over all G-tuples of completions of their
 probability
 times the gradient of the real `Objective.loss`; nothing is sampled, so equal means equal to 1e-12.
 """
@@ -47,7 +47,7 @@ def logits(seed):
 
 
 THETA, REFERENCE, OLDER = logits(1), logits(2), logits(1) + 0.4 * logits(3)
-# any reward, and one of 0 and 1 for the rows that are defined for those only; they differ from prompt to prompt
+# any reward, and one of 0 and 1 for the methods that are defined for those only; they differ from prompt to prompt
 GRADED = torch.randn(PROMPTS, len(COMPLETIONS), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 BINARY = torch.stack([GRADED[0] > 0.3, GRADED[1] > 0.6]).double()
 
@@ -131,8 +131,8 @@ def every_group(group_size, reward, sampler=THETA):
     return batch, prompt, completion
 
 
-def expected_gradient(row, group_size, reward, sampler=None, memory=None, **annotated):
-    """What ascent on the row's loss follows on average over the groups it could draw.
+def expected_gradient(objective, group_size, reward, sampler=None, memory=None, **annotated):
+    """What ascent on the method's loss follows on average over the groups it could draw.
 
     All groups go through one call: a step is one group of each prompt, so its totals are those of PROMPTS groups, and
     the loss, linear in the groups, gives each its gradient before the probabilities weigh them.
@@ -143,12 +143,12 @@ def expected_gradient(row, group_size, reward, sampler=None, memory=None, **anno
     if off_policy:
         batch = replace(batch, old_logp=batch.behavior_logp)
     batch = replace(batch, **{name: values[prompt, completion] for name, values in annotated.items()})
-    batch, _ = row.advantage(batch, memory or {})
+    batch, _ = objective.advantage(batch, memory or {})
     table = THETA.clone().requires_grad_()
     logp = all_logp(table)[prompt, completion]
     leaf = logp.detach().requires_grad_()
     totals = Totals(tokens=1, sequences=PROMPTS * group_size, max_new_tokens=LONGEST)
-    grad = gradient(row.loss(batch, leaf, totals).value, leaf)
+    grad = gradient(objective.loss(batch, leaf, totals).value, leaf)
     chance = chances(sampler)[prompt, completion].reshape(-1, group_size).prod(-1).repeat_interleave(group_size)
     return -gradient((chance[:, None] * grad * logp).sum(), table)
 
@@ -162,7 +162,7 @@ def critic_values():
     return found
 
 
-def row_of(name, **changes):
+def objective_of(name, **changes):
     """A preset with its completions counted whole: share 1 / N and, unless told otherwise, no KL."""
     return with_changes(PRESETS[name].objective, {"aggregate": "sequence_sum", "kl": "none", **changes})
 
@@ -192,17 +192,17 @@ def test_the_toy_is_a_language_model():
 
 
 def test_all_groups_at_once_are_the_groups_one_by_one():
-    row, group_size = row_of("grpo", aggregate="sequence_mean"), 2
+    objective, group_size = objective_of("grpo", aggregate="sequence_mean"), 2
     table = THETA.clone().requires_grad_()
     logp, chance, total = all_logp(table), chances(THETA), 0.0
     whole, prompts, drawn = every_group(group_size, BINARY)
     for first in range(0, len(prompts), group_size):
         rows = torch.arange(first, first + group_size)
-        batch, _ = row.advantage(whole.select(rows), {})
+        batch, _ = objective.advantage(whole.select(rows), {})
         totals = Totals(int(batch.lengths.sum()), PROMPTS * group_size, LONGEST)
-        loss = row.loss(batch, logp[prompts[rows], drawn[rows]], totals).value
+        loss = objective.loss(batch, logp[prompts[rows], drawn[rows]], totals).value
         total = total - chance[prompts[rows], drawn[rows]].prod() * loss
-    torch.testing.assert_close(gradient(total, table), expected_gradient(row, group_size, BINARY), **CLOSE)
+    torch.testing.assert_close(gradient(total, table), expected_gradient(objective, group_size, BINARY), **CLOSE)
 
 
 # unbiased
@@ -211,13 +211,13 @@ def test_all_groups_at_once_are_the_groups_one_by_one():
 @pytest.mark.parametrize("group_size", [1, 2])
 @pytest.mark.parametrize("memory", [{}, {"running_sum": 0.35, "running_mass": 0.5}])
 def test_reinforce_is_unbiased_whatever_it_remembers(group_size, memory):
-    found = expected_gradient(row_of("reinforce"), group_size, GRADED, memory=memory)
+    found = expected_gradient(objective_of("reinforce"), group_size, GRADED, memory=memory)
     torch.testing.assert_close(found, exact(expected_reward(GRADED)), **CLOSE)
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
 def test_rloo_is_unbiased(group_size):
-    found = expected_gradient(row_of("rloo"), group_size, GRADED)
+    found = expected_gradient(objective_of("rloo"), group_size, GRADED)
     torch.testing.assert_close(found, exact(expected_reward(GRADED)), **CLOSE)
 
 
@@ -230,8 +230,8 @@ def test_remax_is_unbiased(group_size):
         while len(completion) < LONGEST and completion[-1:] != (END,):
             completion = (*completion, int(greedy[STATES[prompt, completion]]))
         found.append(GRADED[prompt, COMPLETIONS.index(completion)].expand(len(COMPLETIONS)))
-    row = row_of("remax")
-    estimate = expected_gradient(row, group_size, GRADED, greedy_reward=torch.stack(found))
+    objective = objective_of("remax")
+    estimate = expected_gradient(objective, group_size, GRADED, greedy_reward=torch.stack(found))
     torch.testing.assert_close(estimate, exact(expected_reward(GRADED)), **CLOSE)
 
 
@@ -239,17 +239,17 @@ def test_any_critic_is_unbiased_with_lam_1_and_a_wrong_one_is_not_below():
     value = critic_values()
     for name in ("ppo", "vtrace"):
         changes = {"scale": "none", "clip": "on_policy"} | ({"baseline.lam": 1.0} if name == "ppo" else {})
-        found = expected_gradient(row_of(name, **changes), 1, GRADED, value=value)
+        found = expected_gradient(objective_of(name, **changes), 1, GRADED, value=value)
         torch.testing.assert_close(found, exact(expected_reward(GRADED)), **CLOSE)
-    short = row_of("ppo", scale="none", clip="on_policy")
+    short = objective_of("ppo", scale="none", clip="on_policy")
     assert apart(expected_gradient(short, 1, GRADED, value=value), exact(expected_reward(GRADED))) > DIFFERENT
 
 
 def test_the_product_ratio_is_unbiased_on_completions_of_an_older_policy_and_the_token_ratio_is_not():
     right = exact(expected_reward(GRADED))
-    product = row_of("rloo", clip="unclipped", ratio="sequence_product")
+    product = objective_of("rloo", clip="unclipped", ratio="sequence_product")
     torch.testing.assert_close(expected_gradient(product, 2, GRADED, sampler=OLDER), right, **CLOSE)
-    token = row_of("rloo", clip="unclipped")
+    token = objective_of("rloo", clip="unclipped")
     assert apart(expected_gradient(token, 2, GRADED, sampler=OLDER), right) > DIFFERENT
 
 
@@ -259,9 +259,9 @@ def test_the_product_ratio_is_unbiased_on_completions_of_an_older_policy_and_the
 @pytest.mark.parametrize("group_size", [2, 3])
 def test_a_mean_with_the_completion_itself_in_it_shrinks_the_gradient(group_size):
     shrunk = (group_size - 1) / group_size * exact(expected_reward(GRADED))
-    row = row_of("dr_grpo")
-    torch.testing.assert_close(expected_gradient(row, group_size, GRADED), shrunk, **CLOSE)
-    fixed = replace(row, aggregate=PRESETS["dr_grpo"].objective.aggregate)
+    objective = objective_of("dr_grpo")
+    torch.testing.assert_close(expected_gradient(objective, group_size, GRADED), shrunk, **CLOSE)
+    fixed = replace(objective, aggregate=PRESETS["dr_grpo"].objective.aggregate)
     torch.testing.assert_close(expected_gradient(fixed, group_size, GRADED), shrunk / LONGEST, **CLOSE)
 
 
@@ -273,7 +273,7 @@ def test_maxrl_climbs_the_log_of_success_to_order_group_size_less_one(group_size
         failure = 1 - expected_reward(BINARY)(table)
         return -sum(failure**k / k for k in range(1, group_size))
 
-    found = expected_gradient(row_of("maxrl"), group_size, BINARY)
+    found = expected_gradient(objective_of("maxrl"), group_size, BINARY)
     torch.testing.assert_close(found, exact(series), **CLOSE)
 
 
@@ -296,8 +296,8 @@ def test_what_the_marginal_form_of_pass_at_k_estimates(group_size, k):
     def fewer(table):
         return (1 - (1 - expected_reward(BINARY)(table)) ** (k - 1)) / (k - 1)
 
-    row = row_of("pass_at_k", baseline="pass_at_k_marginal", **{"baseline.k": k})
-    found = expected_gradient(row, group_size, BINARY)
+    objective = objective_of("pass_at_k", baseline="pass_at_k_marginal", **{"baseline.k": k})
+    found = expected_gradient(objective, group_size, BINARY)
     torch.testing.assert_close(found, exact(climbed), **CLOSE)
     if k == group_size:
         torch.testing.assert_close(found, exact(fewer), **CLOSE)
@@ -305,8 +305,8 @@ def test_what_the_marginal_form_of_pass_at_k_estimates(group_size, k):
 
 def test_one_over_the_length_turns_the_gradient():
     right = exact(expected_reward(BINARY))
-    assert cosine(expected_gradient(row_of("dr_grpo"), 2, BINARY), right) == pytest.approx(1, abs=1e-12)
-    mean = row_of("dr_grpo", aggregate="sequence_mean")
+    assert cosine(expected_gradient(objective_of("dr_grpo"), 2, BINARY), right) == pytest.approx(1, abs=1e-12)
+    mean = objective_of("dr_grpo", aggregate="sequence_mean")
     assert 0.5 < cosine(expected_gradient(mean, 2, BINARY), right) < 0.99
 
 
@@ -317,7 +317,7 @@ def test_one_over_the_length_turns_the_gradient():
     ("name", "changes"), [("rloo", {}), ("reinforce", {}), ("reinforce", {"baseline": "return_to_go"})]
 )
 def test_k1_in_the_reward_is_the_kl_of_whole_completions(name, changes):
-    tied = row_of(name, **changes, kl="k1_reward", **{"kl.beta": BETA})
+    tied = objective_of(name, **changes, kl="k1_reward", **{"kl.beta": BETA})
     found = expected_gradient(tied, 2, GRADED)
     aim = exact(lambda table: expected_reward(GRADED)(table) - BETA * completion_kl(table))
     torch.testing.assert_close(found, aim, **CLOSE)
@@ -325,14 +325,14 @@ def test_k1_in_the_reward_is_the_kl_of_whole_completions(name, changes):
 
 
 def test_k1_off_each_tokens_own_advantage_is_the_kl_at_fixed_states():
-    row = row_of("reinforce", kl="k1_immediate", **{"kl.beta": BETA})
+    objective = objective_of("reinforce", kl="k1_immediate", **{"kl.beta": BETA})
     aim = exact(lambda table: expected_reward(GRADED)(table) - BETA * state_kl(table))
-    torch.testing.assert_close(expected_gradient(row, 1, GRADED), aim, **CLOSE)
+    torch.testing.assert_close(expected_gradient(objective, 1, GRADED), aim, **CLOSE)
 
 
 def test_k2_in_the_loss_is_the_kl_at_fixed_states():
-    row = row_of("rloo", kl="k2", **{"kl.beta": BETA})
-    found = expected_gradient(row, 2, torch.zeros_like(GRADED))
+    objective = objective_of("rloo", kl="k2", **{"kl.beta": BETA})
+    found = expected_gradient(objective, 2, torch.zeros_like(GRADED))
     torch.testing.assert_close(found, exact(lambda table: -BETA * state_kl(table)), **CLOSE)
     # what is left out: earlier tokens choose the states of later ones
     assert apart(found, exact(lambda table: -BETA * completion_kl(table))) > DIFFERENT
@@ -340,8 +340,8 @@ def test_k2_in_the_loss_is_the_kl_at_fixed_states():
 
 def test_k3_in_the_loss_is_the_forward_kl_at_fixed_states():
     """On a softmax: pi - ref at each state, as often as it is visited."""
-    row = row_of("rloo", kl="k3", **{"kl.beta": BETA})
-    found = expected_gradient(row, 2, torch.zeros_like(GRADED))
+    objective = objective_of("rloo", kl="k3", **{"kl.beta": BETA})
+    found = expected_gradient(objective, 2, torch.zeros_like(GRADED))
     pull = REFERENCE.softmax(-1) - THETA.softmax(-1)
     torch.testing.assert_close(found, BETA / PROMPTS * visits(THETA)[:, None] * pull, **CLOSE)
     assert apart(found, exact(lambda table: -BETA * state_kl(table))) > DIFFERENT
@@ -352,16 +352,16 @@ def test_k1_in_the_loss_would_tie_to_nothing():
     k1 = (chances(THETA) * (all_logp(table) - all_logp(REFERENCE)).sum(-1)).sum()
     assert k1.item() > 0.1 and gradient(k1, table).abs().max() < 1e-12
     with pytest.raises(WhetError, match="expected gradient is 0"):
-        row_of("rloo", kl="k1")
+        objective_of("rloo", kl="k1")
 
 
 def test_corrected_k3_is_the_kl_at_fixed_states_on_completions_of_an_older_policy():
     nothing = torch.zeros_like(GRADED)
-    row = row_of("rloo", kl="k3_corrected", **{"kl.beta": BETA})
-    found = expected_gradient(row, 2, nothing, sampler=OLDER)
+    objective = objective_of("rloo", kl="k3_corrected", **{"kl.beta": BETA})
+    found = expected_gradient(objective, 2, nothing, sampler=OLDER)
     aim = exact(lambda table: -BETA * state_kl(table, sampler=OLDER))
     torch.testing.assert_close(found, aim, **CLOSE)
-    plain = row_of("rloo", kl="k2", **{"kl.beta": BETA})
+    plain = objective_of("rloo", kl="k2", **{"kl.beta": BETA})
     assert apart(expected_gradient(plain, 2, nothing, sampler=OLDER), aim) > DIFFERENT
 
 
@@ -391,14 +391,14 @@ def test_vtrace_on_its_own_completions_aims_at_the_returns_of_gae():
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "maxrl", "pass_at_k"])
 def test_a_prompt_counts_what_the_figure_says(name):
     changes = {"baseline.k": 2} if name == "pass_at_k" else {}
-    row = row_of(name, **changes)
+    objective = objective_of(name, **changes)
 
     def weighed(table):
         p = expected_reward(BINARY)(table)
-        counts = [bias_plots.prompt_weight(row, rate, group_size=3) for rate in p.tolist()]
+        counts = [bias_plots.prompt_weight(objective, rate, group_size=3) for rate in p.tolist()]
         return p * torch.tensor(counts, dtype=torch.float64)
 
-    torch.testing.assert_close(expected_gradient(row, 3, BINARY), exact(weighed), **CLOSE)
+    torch.testing.assert_close(expected_gradient(objective, 3, BINARY), exact(weighed), **CLOSE)
 
 
 @pytest.mark.parametrize("length", [2, 8, 13, 32])
@@ -412,23 +412,23 @@ def test_the_length_bias_by_hand(length):
 
 def test_the_difficulty_bias_by_hand():
     """As p -> 0 a group holds one success at most: A = (7/8) / sqrt(1/8), and 7 for the mean instead of the std."""
-    rows = bias_plots.weighing_rows()
+    methods = bias_plots.weighing_methods()
     for p in (0.05, 0.5, 0.8):
-        assert bias_plots.prompt_weight(rows["dr_grpo"], p) == pytest.approx(7 / 8, abs=1e-12)
-        assert bias_plots.prompt_weight(rows["maxrl"], p) == pytest.approx((1 - (1 - p) ** 7) / p, abs=1e-12)
-        mirrored = bias_plots.prompt_weight(rows["grpo"], 1 - p)
-        assert bias_plots.prompt_weight(rows["grpo"], p) == pytest.approx(mirrored, abs=1e-12)
-    assert bias_plots.prompt_weight(rows["grpo"], 1e-7) == pytest.approx(7 / 8**0.5, abs=1e-5)
-    assert bias_plots.prompt_weight(rows["maxrl"], 1e-7) == pytest.approx(7, abs=1e-5)
+        assert bias_plots.prompt_weight(methods["dr_grpo"], p) == pytest.approx(7 / 8, abs=1e-12)
+        assert bias_plots.prompt_weight(methods["maxrl"], p) == pytest.approx((1 - (1 - p) ** 7) / p, abs=1e-12)
+        mirrored = bias_plots.prompt_weight(methods["grpo"], 1 - p)
+        assert bias_plots.prompt_weight(methods["grpo"], p) == pytest.approx(mirrored, abs=1e-12)
+    assert bias_plots.prompt_weight(methods["grpo"], 1e-7) == pytest.approx(7 / 8**0.5, abs=1e-5)
+    assert bias_plots.prompt_weight(methods["maxrl"], 1e-7) == pytest.approx(7, abs=1e-5)
 
 
 def test_the_numbers_of_the_page_are_measured():
     page = " ".join((DOCS / "bias.md").read_text(encoding="utf-8").split())
-    rows = bias_plots.weighing_rows()
+    methods = bias_plots.weighing_methods()
     for p in (0.02, 0.1, 0.5, 0.9, 0.98):
-        cells = [p, *(bias_plots.prompt_weight(row, p) for row in rows.values()), 1 / p]
+        cells = [p, *(bias_plots.prompt_weight(objective, p) for objective in methods.values()), 1 / p]
         assert f"| {' | '.join(f'{cell:.3f}' for cell in cells)} |" in page
-    edge, middle = (bias_plots.prompt_weight(rows["grpo"], p) for p in (0.02, 0.5))
+    edge, middle = (bias_plots.prompt_weight(methods["grpo"], p) for p in (0.02, 0.5))
     assert f"{edge / middle:.2f} times as much as the middle" in page
     _, short, long = bias_plots.length_bias(32)
     assert f"wrong completion of 32 tokens, where the others have 8, is pushed down {long:.2f} times" in page

@@ -1,4 +1,4 @@
-"""Ragged random batches in float64, for the oracle and the properties: every field a row may ask for is filled."""
+"""Ragged random batches in float64, for the oracle and the properties: every field a method may ask for is filled."""
 
 from dataclasses import fields, replace
 
@@ -85,7 +85,7 @@ def _segments(action, chance, stream):
 
 
 def random_extras(seed: int, batch: TokenBatch) -> Extras:
-    """What a forward pass could give besides logp: all fields, none of it consistent with logp, which no row needs."""
+    """What a forward pass could give besides logp: all fields, none consistent with logp, which no method needs."""
     stream = torch.Generator().manual_seed(1000 + seed)
     shape = tuple(batch.action.shape)
 
@@ -113,7 +113,7 @@ def chosen(extras: Extras, rows, width: int) -> Extras:
 
 
 def asked_for(batch: TokenBatch, objective) -> TokenBatch:
-    """The batch without process rewards, unless the row is about them: where they are given they are earned."""
+    """The batch without process rewards, unless the method is about them: where they are given they are earned."""
     about_steps = objective.baseline.needs & {"step_reward", "segment"}
     return batch if about_steps else replace(batch, step_reward=None)
 

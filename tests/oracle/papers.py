@@ -1,7 +1,7 @@
 """The papers' objectives, transcribed naively: loops over completions and tokens, torch's own gradient.
 
 Each takes a `Case` (ragged lists of the trained tokens) and returns the objective J to maximise; CRITICS hold the loss
-of the rows with a critic. Nothing here is shared with whet.objective.
+of the methods with a critic. Nothing here is shared with whet.objective.
 """
 
 from itertools import combinations
@@ -45,7 +45,7 @@ from papers_credit import (
     ppo_penalty,
     squared_error,
     vapo,
-    vtrace_row,
+    vtrace_paper,
     vtraced,
 )
 
@@ -435,7 +435,7 @@ PAPERS = {
     "ppo_dual": ppo_dual,
     "ppo_penalty": ppo_penalty,
     "vapo": vapo,
-    "vtrace": vtrace_row,
+    "vtrace": vtrace_paper,
     "gdpo": gdpo,
     "spo": spo,
     "grpo_process": grpo_process,

@@ -162,7 +162,7 @@ def vtraced(case, **numbers):
     return found
 
 
-def vtrace_row(case, **numbers):
+def vtrace_paper(case, **numbers):
     """IMPALA (1802.01561): the advantage carries the truncated ratio already."""
     return token_mean(score_function(case, [advantage for _, advantage in vtraced(case, **numbers)]))
 

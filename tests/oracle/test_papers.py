@@ -1,4 +1,4 @@
-"""Every row's gradient equals the gradient of its paper's formula, on ragged random batches in float64."""
+"""Every method's gradient equals the gradient of its paper's formula, on ragged random batches in float64."""
 
 import sys
 from dataclasses import fields
@@ -12,8 +12,8 @@ from whet.objective import AXES, PRESETS, step_totals
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import asked_for, random_batch, random_extras, with_leaves
 from case import case_of
+from methods import MEMORY, METHODS, SEEDS, example, gradients, objective_of, relative
 from papers import CRITICS, PAPERS, lambda_grpo
-from rows import MEMORY, ROWS, SEEDS, example, gradients, objective_of, relative
 from variations import VARIATIONS, Variation
 
 
@@ -29,16 +29,16 @@ def whet_gradients(objective, batch, logp, extras, budget):
     return prepared, gradients(leaf, extras)
 
 
-def paper_gradients(row, batch, logp, extras, learns):
+def paper_gradients(method, batch, logp, extras, learns):
     leaf, extras = logp.clone().requires_grad_(), with_leaves(extras)
     case = case_of(batch, leaf, extras, MEMORY, learns)
-    row.paper(case).backward()
-    if row.critic is not None:
-        row.critic(case).backward()
+    method.paper(case).backward()
+    if method.critic is not None:
+        method.critic(case).backward()
     return gradients(leaf, extras)
 
 
-def test_every_row_has_a_paper_and_every_critic_one():
+def test_every_method_has_a_paper_and_every_critic_one():
     assert set(PAPERS) == set(PRESETS)
     assert set(CRITICS) == {name for name in PRESETS if PRESETS[name].objective.value.needs}
     for name, variation in VARIATIONS.items():
@@ -46,32 +46,32 @@ def test_every_row_has_a_paper_and_every_critic_one():
 
 
 def test_every_component_that_shapes_a_gradient_has_a_paper():
-    used = {(axis, getattr(objective_of(row), axis).name) for row in ROWS.values() for axis in AXES}
+    used = {(axis, getattr(objective_of(method), axis).name) for method in METHODS.values() for axis in AXES}
     elsewhere = ("keep", "control", "reference")  # what the loop does with them is tested by hand numbers
     missing = {(axis, name) for axis in AXES if axis not in elsewhere for name in AXES[axis]} - used
     assert missing == set()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_gradient_equals_the_papers(name, seed):
-    row = ROWS[name]
-    objective, batch, logp, extras = example(row, seed)
+    method = METHODS[name]
+    objective, batch, logp, extras = example(method, seed)
     prepared, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
-    theirs = paper_gradients(row, batch, logp, extras, prepared.learns)
+    theirs = paper_gradients(method, batch, logp, extras, prepared.learns)
     assert theirs["logp"].norm() > 1e-4
     for tensor, gradient in theirs.items():
         assert relative(ours[tensor], gradient) < 1e-12, tensor
 
 
 @pytest.mark.parametrize("name", [name for name in VARIATIONS if VARIATIONS[name].changes])
-def test_a_variation_is_another_gradient_than_its_row(name):
+def test_a_variation_is_another_gradient_than_its_method(name):
     """Otherwise its agreement above would say nothing about what was varied."""
     found = 0.0
     for seed in SEEDS:
         objective, batch, logp, extras = example(VARIATIONS[name], seed)
         _, varied = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
-        plain = PRESETS[VARIATIONS[name].row].objective
+        plain = PRESETS[VARIATIONS[name].preset].objective
         _, usual = whet_gradients(plain, batch, logp, extras, batch.max_new_tokens)
         found = max(found, *(relative(varied[tensor], usual[tensor]) for tensor in usual))
     assert found > 1e-3
@@ -81,14 +81,14 @@ def bound_share(name, metric):
     """Mean over the seeds of a metric of the loss."""
     total = 0.0
     for seed in SEEDS:
-        objective, batch, logp, extras = example(ROWS[name], seed)
+        objective, batch, logp, extras = example(METHODS[name], seed)
         prepared, _ = objective.advantage(batch, MEMORY)
         loss = objective.tuned(MEMORY).loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras)
         total += loss.metrics[metric]
     return total / len(SEEDS)
 
 
-CLIPPED = [name for name in ROWS if objective_of(ROWS[name]).clip.name not in ("on_policy", "unclipped")]
+CLIPPED = [name for name in METHODS if objective_of(METHODS[name]).clip.name not in ("on_policy", "unclipped")]
 
 
 @pytest.mark.parametrize("name", CLIPPED)
@@ -97,14 +97,14 @@ def test_the_clip_binds_in_these_batches(name):
     gates = ("soft_gate", "gamma_gate", "geometric_mean")
     share = bound_share(name, "reweighted")
     assert share > 0.002
-    assert share < 0.9 or objective_of(ROWS[name]).clip.name in gates
+    assert share < 0.9 or objective_of(METHODS[name]).clip.name in gates
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if objective_of(ROWS[name]).mismatch.needs])
+@pytest.mark.parametrize("name", [name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
 def test_the_mismatch_rule_binds_in_these_batches(name):
-    row, changed, dropped, tokens = ROWS[name], 0, 0, 0
+    method, changed, dropped, tokens = METHODS[name], 0, 0, 0
     for seed in SEEDS:
-        objective, batch, logp, _ = example(row, seed)
+        objective, batch, logp, _ = example(method, seed)
         prepared, _ = objective.advantage(batch, MEMORY)
         mismatch, staleness = batch.old_logp - batch.behavior_logp, logp - batch.behavior_logp
         factor = objective.mismatch(mismatch, staleness, prepared.advantage, batch.action)[batch.action]
@@ -119,11 +119,11 @@ def test_the_mismatch_rule_binds_in_these_batches(name):
         assert changed == dropped and abs(bound_share(name, "mismatch_dropped") - dropped / tokens) < 0.05
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if objective_of(ROWS[name]).select.name != "all"])
+@pytest.mark.parametrize("name", [name for name in METHODS if objective_of(METHODS[name]).select.name != "all"])
 def test_the_choice_of_tokens_binds_in_these_batches(name):
     chosen, tokens = 0, 0
     for seed in SEEDS:
-        objective, batch, *_ = example(ROWS[name], seed)
+        objective, batch, *_ = example(METHODS[name], seed)
         prepared, _ = objective.advantage(batch, MEMORY)
         kept = prepared.tied if prepared.tied is not None else prepared.learns
         kept = prepared.action if kept is None else kept
@@ -137,7 +137,7 @@ def test_the_choice_of_tokens_binds_in_these_batches(name):
 def test_smoothing_binds_in_these_batches(name):
     moved = pushed = 0
     for seed in SEEDS:
-        objective, batch, _, extras = example(ROWS[name], seed)
+        objective, batch, _, extras = example(METHODS[name], seed)
         prepared, _ = objective.advantage(batch, MEMORY)
         moved += int((objective.smooth.spread(prepared, extras) > 0).sum())
         pushed += int((objective.smooth.pushed(prepared.advantage, prepared, extras) != prepared.advantage).sum())
@@ -145,7 +145,7 @@ def test_smoothing_binds_in_these_batches(name):
 
 
 def test_the_critics_error_is_held_in_these_batches():
-    objective, batch, _, extras = example(ROWS["clipped_error"], 0)
+    objective, batch, _, extras = example(METHODS["clipped_error"], 0)
     prepared, _ = objective.advantage(batch, MEMORY)
     plain = PRESETS["ppo"].objective.value.error(extras.value, prepared)
     differs = (objective.value.error(extras.value, prepared) != plain)[batch.action]
@@ -162,20 +162,20 @@ def has_surrogate(objective):
     return plain and objective.clip.name not in STOPPED and objective.ratio.name != "sequence_product"
 
 
-SURROGATES = [name for name in CLIPPED if has_surrogate(objective_of(ROWS[name]))]
+SURROGATES = [name for name in CLIPPED if has_surrogate(objective_of(METHODS[name]))]
 
 
 @pytest.mark.parametrize("name", SURROGATES)
 def test_the_reported_surrogate_is_the_papers_value(name):
     """Taken without the terms beside it: KL, entropy and imitation."""
-    row = ROWS[name]
-    objective = objective_of(row)
-    _, batch, logp, extras = example(row, 5)
+    method = METHODS[name]
+    objective = objective_of(method)
+    _, batch, logp, extras = example(method, 5)
     prepared, _ = objective.advantage(batch, MEMORY)
     tuned = objective.tuned(MEMORY)
     found = tuned.loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras).metrics["surrogate"]
     case = case_of(batch, logp, extras, MEMORY, prepared.learns)
-    value = float(row.paper(case))
+    value = float(method.paper(case))
     if "in the loss" in name or objective.kl.name == "k3":
         value += kl_value(tuned, prepared, logp, extras)
     assert found == pytest.approx(value, rel=1e-11)
@@ -193,7 +193,7 @@ def kl_value(objective, batch, logp, extras):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_grad_of_the_learned_share_is_the_papers(seed):
     """d J / d lambda, by torch's own gradient of the paper's J."""
-    objective, batch, logp, extras = example(ROWS["lambda_grpo"], seed)
+    objective, batch, logp, extras = example(METHODS["lambda_grpo"], seed)
     prepared, _ = objective.advantage(batch, MEMORY)
     found = objective.loss(prepared, logp, step_totals(prepared, batch.max_new_tokens), extras).metrics["share_grad"]
     power = torch.tensor(MEMORY["length_power"], dtype=torch.float64, requires_grad=True)

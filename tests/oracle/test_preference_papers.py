@@ -1,4 +1,4 @@
-"""Every preference row's loss and gradient equal those of its paper's formula, on ragged random batches in float64."""
+"""Every preference method: loss and gradient equal those of its paper's formula, on ragged batches in float64."""
 
 import sys
 from dataclasses import replace
@@ -23,7 +23,7 @@ def relative(one, two):
     return float((one - two).norm() / two.norm()) if two.norm() else float(one.norm())
 
 
-def row_of(name, changes=None):
+def objective_of(name, changes=None):
     return with_changes(PAIR_PRESETS[name].objective, changes or {})
 
 
@@ -57,7 +57,7 @@ def assert_equal(found, expected):
         assert relative(one, two) < CLOSE
 
 
-def test_every_row_has_a_paper():
+def test_every_method_has_a_paper():
     assert {*papers.PAPERS, *papers.STEPWISE} == set(PAIR_PRESETS)
 
 
@@ -65,7 +65,9 @@ def test_every_row_has_a_paper():
 @pytest.mark.parametrize("name", papers.PAPERS)
 def test_loss_and_gradient_equal_the_papers(name, seed):
     batch, logp, extras = random_rows(seed, empty=seed % 2 == 1)
-    assert_equal(ours(row_of(name), batch, logp, extras), theirs(batch, logp, extras, mean_of(papers.PAPERS[name])))
+    assert_equal(
+        ours(objective_of(name), batch, logp, extras), theirs(batch, logp, extras, mean_of(papers.PAPERS[name]))
+    )
 
 
 def far_apart(batch, logp):
@@ -96,17 +98,17 @@ VARIATIONS = {
 @pytest.mark.parametrize("seed", SEEDS[:3])
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_variations_equal_theirs(name, seed):
-    row, changes, paper = VARIATIONS[name]
+    preset, changes, paper = VARIATIONS[name]
     batch, logp, extras = random_rows(seed)
     batch = batch if name in ("alpha_forward", "gate") else far_apart(batch, logp)
-    assert_equal(ours(row_of(row, changes), batch, logp, extras), theirs(batch, logp, extras, mean_of(paper)))
+    assert_equal(ours(objective_of(preset, changes), batch, logp, extras), theirs(batch, logp, extras, mean_of(paper)))
 
 
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("seed", SEEDS[:3])
 def test_prospects_equal_the_papers_with_z_of_mismatched_completions(seed, paired):
     changes = {"curve.desirable": 1.3, "curve.undesirable": 0.7}
-    objective = row_of("kto", changes)
+    objective = objective_of("kto", changes)
     batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
     other, other_logp, other_extras = random_rows(seed + 100, num_rows=8, paired=False)
     other_logp = other_logp + 0.3  # else the mean is often negative and z is 0
@@ -124,14 +126,14 @@ def test_prospects_equal_the_papers_with_z_of_mismatched_completions(seed, paire
 
 
 def test_z_is_never_below_zero():
-    objective = row_of("kto")
+    objective = objective_of("kto")
     batch, logp, _ = random_rows(3, paired=False)
     assert objective.anchored(pair_totals(batch), objective.anchor_sums(batch, logp - 5), {})[0].anchor == 0
 
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_running_mean_shifts_rewards(paired):
-    objective, memory = row_of("bco"), {}
+    objective, memory = objective_of("bco"), {}
     means = []
     for seed in SEEDS[:3]:
         batch, logp, extras = random_rows(seed, num_rows=8, paired=paired)
@@ -172,7 +174,7 @@ def test_single_completions_are_averaged_class_by_class(name, good, bad):
         costs = {each: [(good if each else bad)(r.d) for (r,) in rows if r.good == each] for each in (True, False)}
         return sum(sum(values) / len(values) for values in costs.values())
 
-    assert_equal(ours(row_of(name), batch, logp, extras), theirs(batch, logp, extras, step))
+    assert_equal(ours(objective_of(name), batch, logp, extras), theirs(batch, logp, extras, step))
 
 
 def test_stated_preferences_and_margins_enter():
@@ -185,21 +187,21 @@ def test_stated_preferences_and_margins_enter():
         return sum(costs) / len(costs)
 
     given = replace(batch, preference=p, margin=margin)
-    assert_equal(ours(row_of("dpo"), given, logp, extras), theirs(batch, logp, extras, logistic))
+    assert_equal(ours(objective_of("dpo"), given, logp, extras), theirs(batch, logp, extras, logistic))
 
     def targets(rows):
         costs = [papers.sppo(w, r, 1e-3, p[i]) for i, (w, r) in enumerate(rows)]
         return sum(costs) / len(costs)
 
     given = replace(batch, preference=p)
-    assert_equal(ours(row_of("sppo"), given, logp, extras), theirs(batch, logp, extras, targets))
+    assert_equal(ours(objective_of("sppo"), given, logp, extras), theirs(batch, logp, extras, targets))
 
     def margins(rows):
         costs = [max(torch.zeros_like(w.d), 1 + margin[i] - 0.1 * (w.d - r.d)) for i, (w, r) in enumerate(rows)]
         return sum(costs) / len(costs)
 
     given = replace(batch, margin=margin)
-    assert_equal(ours(row_of("hinge"), given, logp, extras), theirs(batch, logp, extras, margins))
+    assert_equal(ours(objective_of("hinge"), given, logp, extras), theirs(batch, logp, extras, margins))
 
 
 def test_row_weights_and_the_mean_over_tokens_enter():
@@ -214,14 +216,17 @@ def test_row_weights_and_the_mean_over_tokens_enter():
         ]
         return sum(costs)
 
-    given, row = replace(batch, weight=weight), row_of("cpo", {"imitate": "per_token"})
-    assert_equal(ours(row, given, logp, extras), theirs(batch, logp, extras, step))
+    given, objective = replace(batch, weight=weight), objective_of("cpo", {"imitate": "per_token"})
+    assert_equal(ours(objective, given, logp, extras), theirs(batch, logp, extras, step))
 
 
 def test_every_component_that_shapes_a_gradient_has_a_paper():
-    rows = [*(preset.objective for preset in PAIR_PRESETS.values()), row_of("cpo", {"imitate": "per_token"})]
-    rows += [row_of(row, changes) for row, changes, _ in VARIATIONS.values()]
-    used = {(axis, getattr(row, axis).name) for row in rows for axis in PAIR_AXES}
+    objectives = [
+        *(preset.objective for preset in PAIR_PRESETS.values()),
+        objective_of("cpo", {"imitate": "per_token"}),
+    ]
+    objectives += [objective_of(preset, changes) for preset, changes, _ in VARIATIONS.values()]
+    used = {(axis, getattr(objective, axis).name) for objective in objectives for axis in PAIR_AXES}
     assert {(axis, name) for axis in PAIR_AXES for name in PAIR_AXES[axis]} == used
 
 

@@ -1,4 +1,4 @@
-"""Components that no preset uses, and other readings of a formula: each a changed row with its own naive form."""
+"""Components that no preset uses, and other readings of a formula: each a changed method with its own naive form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,14 +52,14 @@ from papers_credit import (
     steps_ahead,
     turn_returns,
     vapo,
-    vtrace_row,
+    vtrace_paper,
     vtraced,
 )
 
 
 @dataclass(frozen=True)
 class Variation:
-    row: str
+    preset: str
     changes: dict
     paper: Callable  # of a Case: J
     critic: Callable | None = None  # of a Case: the critic's loss
@@ -70,11 +70,11 @@ class Variation:
 VARIATIONS: dict[str, Variation] = {}
 
 
-def varied(name, row, changes, *, critic=None, steps=False, **batch):
+def varied(name, preset, changes, *, critic=None, steps=False, **batch):
     """Enter a naive form under a name of its own."""
 
     def enter(paper):
-        VARIATIONS[name] = Variation(row, changes, paper, critic, batch, steps)
+        VARIATIONS[name] = Variation(preset, changes, paper, critic, batch, steps)
         return paper
 
     return enter
@@ -193,7 +193,7 @@ TRACE = {"rho_bar": 1.5, "c_bar": 0.8, "lam": 0.9, "gamma": 0.95}
     critic=lambda case: squared_error(case, [v for v, _ in vtraced(case, **TRACE)]),
 )
 def truncated_traces(case):
-    return vtrace_row(case, **TRACE)
+    return vtrace_paper(case, **TRACE)
 
 
 def traced(case):
@@ -378,7 +378,7 @@ def clipped_reward(case):
 
 
 def corrected(name, factor, **numbers):
-    """The row's weight times a stopped factor; the KL term is left alone."""
+    """The method's weight times a stopped factor; the KL term is left alone."""
     changes = {"mismatch": name, **{f"mismatch.{key}": number for key, number in numbers.items()}}
 
     @varied(f"mismatch {name}", "grpo", changes)
@@ -420,7 +420,7 @@ corrected(
 corrected("stale_mask", lambda case, i, t, a: 0.0 if a < 0 and stale(case, i) > 0.05 else 1.0, limit=0.05)
 
 
-@varied("corrected on-policy row", "rloo", {"mismatch": "truncate", "mismatch.ceiling": 1.2, "kl": "none"})
+@varied("corrected on-policy method", "rloo", {"mismatch": "truncate", "mismatch.ceiling": 1.2, "kl": "none"})
 def corrected_rloo(case):
     advantage = []
     for i in case.completions():
@@ -481,7 +481,7 @@ def entropy_bonus(case):
 
 @varied("entropy bonus to a target", "grpo", {"entropy": "bonus_to_target", "kl": "none"})
 def entropy_target(case):
-    """The coefficient the controller has arrived at; it acts with the row's own shares."""
+    """The coefficient the controller has arrived at; it acts with the method's own shares."""
     terms = clipped(case, on_tokens(case, standardised(case)))
     return sequence_mean(plus(terms, case.entropy, case.memory["entropy_weight"]))
 

@@ -11,9 +11,9 @@ from compared import (
     each_completion,
     gap,
     measured,
+    method,
     oracle_batch,
     prepared,
-    row,
     same,
     size,
 )
@@ -57,48 +57,48 @@ def _verl(name, objective, verl, beta=0.0, **more):
 
 @same()
 def verl_grpo_advantage(verl):
-    return _verl("grpo", row("grpo"), verl)
+    return _verl("grpo", method("grpo"), verl)
 
 
 @same(SINGLE)
 def verl_grpo_vectorized_advantage(verl):
-    return _verl("grpo_vectorized", row("grpo"), verl)
+    return _verl("grpo_vectorized", method("grpo"), verl)
 
 
 @same()
 def verl_unscaled_advantage(verl):
-    return _verl("grpo", row("dr_grpo"), verl, settings={"norm_adv_by_std_in_grpo": False})
+    return _verl("grpo", method("dr_grpo"), verl, settings={"norm_adv_by_std_in_grpo": False})
 
 
 @same()
 def verl_rloo_advantage(verl):
-    return _verl("rloo", row("rloo"), verl, beta=0.03)
+    return _verl("rloo", method("rloo"), verl, beta=0.03)
 
 
 @same()
 def verl_rloo_vectorized_advantage(verl):
-    return _verl("rloo_vectorized", row("rloo"), verl, beta=0.03)
+    return _verl("rloo_vectorized", method("rloo"), verl, beta=0.03)
 
 
 @same()
 def verl_opo_advantage(verl):
-    return _verl("opo", row("opo"), verl)
+    return _verl("opo", method("opo"), verl)
 
 
 @same(WHITENED)
 def verl_reinforce_pp_advantage(verl):
-    return _verl("reinforce_plus_plus", row("reinforce_pp", {"kl.beta": 0.1}), verl, beta=0.1)
+    return _verl("reinforce_plus_plus", method("reinforce_pp", {"kl.beta": 0.1}), verl, beta=0.1)
 
 
 @same(WHITENED)
 def verl_reinforce_pp_baseline_whitened(verl):
-    objective = row("reinforce_pp_baseline", {"scale": "whiten_tokens", "kl": "none"})
+    objective = method("reinforce_pp_baseline", {"scale": "whiten_tokens", "kl": "none"})
     return _verl("reinforce_plus_plus_baseline", objective, verl)
 
 
 @same()
 def verl_passk_advantage(verl):
-    objective = row("pass_at_k", {"baseline": "best_minus_second", "scale": "group_std"})
+    objective = method("pass_at_k", {"baseline": "best_minus_second", "scale": "group_std"})
     return _verl("grpo_passk", objective, verl)
 
 
@@ -109,7 +109,7 @@ def _remax(verl, batch, objective, beta):
 
 @same()
 def verl_remax_advantage(verl):
-    return _remax(verl, oracle_batch()[0], row("remax", {"kl": "none"}), beta=0.0)
+    return _remax(verl, oracle_batch()[0], method("remax", {"kl": "none"}), beta=0.0)
 
 
 def _parts(verl, batch, objective):
@@ -127,7 +127,7 @@ def _parts(verl, batch, objective):
 
 @same(WHITENED)
 def verl_gdpo_over_tokens(verl):
-    return _parts(verl, oracle_batch()[0], row("gdpo", {"scale": "whiten_tokens"}))
+    return _parts(verl, oracle_batch()[0], method("gdpo", {"scale": "whiten_tokens"}))
 
 
 def _trl(trl, batch, trainer="grpo", columns=None, weights=None, **settings):
@@ -148,7 +148,7 @@ def _trl(trl, batch, trainer="grpo", columns=None, weights=None, **settings):
 @same()
 def trl_rloo_advantage(trl):
     batch, _ = oracle_batch()
-    objective = row("rloo", {"kl.beta": 0.05})
+    objective = method("rloo", {"kl.beta": 0.05})
     return _trl(trl, batch, trainer="rloo", beta=0.05), each_completion(prepared(objective, batch))
 
 
@@ -159,13 +159,13 @@ def trl_unscaled_advantage(trl):
     reward = batch.reward.clone()
     reward[3] = torch.nan
     batch = replace(batch, reward=reward)
-    return _trl(trl, batch, scale_rewards="none"), each_completion(prepared(row("dr_grpo"), batch))
+    return _trl(trl, batch, scale_rewards="none"), each_completion(prepared(method("dr_grpo"), batch))
 
 
 @same()
 def trl_soft_overlong(trl):
     batch, _ = oracle_batch()
-    objective = row("dapo", {"shape.tail": 0.25})
+    objective = method("dapo", {"shape.tail": 0.25})
     theirs = trl(
         "overlong", lengths=batch.lengths.tolist(), budget=batch.max_new_tokens, tail=batch.max_new_tokens // 4
     )["reward"]
@@ -175,7 +175,7 @@ def trl_soft_overlong(trl):
 @measured
 def trl_std_floor(trl):
     batch, _ = steady_batch()
-    return gap(_trl(trl, batch), each_completion(prepared(row("grpo"), batch)))
+    return gap(_trl(trl, batch), each_completion(prepared(method("grpo"), batch)))
 
 
 @measured
@@ -183,7 +183,7 @@ def trl_std_floor_small_rewards(trl):
     """The same rewards in thousandths."""
     batch, _ = steady_batch()
     batch = replace(batch, reward=batch.reward / 1000)
-    return gap(_trl(trl, batch), each_completion(prepared(row("grpo"), batch)))
+    return gap(_trl(trl, batch), each_completion(prepared(method("grpo"), batch)))
 
 
 @measured
@@ -191,25 +191,25 @@ def trl_gdpo_advantage(trl):
     batch, _ = steady_batch()
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = _trl(trl, batch, columns=batch.parts, weights=batch.part_weight[0], **settings)
-    return gap(theirs, each_completion(prepared(row("gdpo"), batch)))
+    return gap(theirs, each_completion(prepared(method("gdpo"), batch)))
 
 
 @measured
 def verl_gdpo_advantage(verl):
-    return gap(*_parts(verl, steady_batch()[0], row("gdpo")))
+    return gap(*_parts(verl, steady_batch()[0], method("gdpo")))
 
 
 @measured
 def verl_reinforce_pp_baseline_advantage(verl):
     batch, _ = steady_batch()
-    objective = row("reinforce_pp_baseline", {"kl": "none"})
+    objective = method("reinforce_pp_baseline", {"kl": "none"})
     theirs = verl_advantage(verl, batch, "reinforce_plus_plus_baseline")["advantage"]
     return gap(theirs, prepared(objective, batch).advantage)
 
 
 @measured
 def verl_remax_kl(verl):
-    return gap(*_remax(verl, steady_batch()[0], row("remax"), beta=0.05))
+    return gap(*_remax(verl, steady_batch()[0], method("remax"), beta=0.05))
 
 
 @measured
@@ -226,7 +226,7 @@ def verl_passk_silent_groups(verl):
 def verl_gpg_advantage(verl):
     """Beside R - mean."""
     batch, _ = steady_batch()
-    return size(verl_advantage(verl, batch, "gpg")["advantage"], prepared(row("dr_grpo"), batch).advantage)
+    return size(verl_advantage(verl, batch, "gpg")["advantage"], prepared(method("dr_grpo"), batch).advantage)
 
 
 def _alone(verl, name):
@@ -261,7 +261,7 @@ def verl_noise_in_a_constant_group(verl):
     """The largest A of seven equal rewards of 0.7 in float32: their mean is not quite 0.7, their spread not quite 0."""
     batch, _ = steady_batch(num_groups=1, group_size=7)
     batch = replace(batch, reward=torch.full_like(batch.reward, 0.7, dtype=torch.float32))
-    assert not prepared(row("grpo"), batch).advantage.any()
+    assert not prepared(method("grpo"), batch).advantage.any()
     return float(verl_advantage(verl, batch, "grpo", rewards=on_last_token(batch))["advantage"].abs().max())
 
 

@@ -13,9 +13,9 @@ from compared import (
     cut,
     gap,
     measured,
+    method,
     oracle_batch,
     prepared,
-    row,
     same,
     size,
     step,
@@ -29,7 +29,7 @@ from steady import steady_batch
 def _shares(verl, mode, aggregate, divisor=None):
     batch, logp = oracle_batch()
     ones = replace(batch, advantage=batch.action.to(logp.dtype))
-    ours = whet_gradient(row("reinforce", {"aggregate": aggregate}), ones, logp)
+    ours = whet_gradient(method("reinforce", {"aggregate": aggregate}), ones, logp)
     answer = verl(
         "aggregate",
         mode=mode,
@@ -72,15 +72,15 @@ def trl_in_pieces(trl):
     """Every loss but bnpo, with pieces of equal size and no empty completion."""
     sequence = {"importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3}
     cases = [
-        (row("grpo", UNTIED), {"loss_type": "grpo"}),
-        (row("dr_grpo"), {"loss_type": "dr_grpo"}),
-        (row("grpo", TOKENS), {"loss_type": "dapo"}),
-        (row("cispo"), {"loss_type": "cispo", "epsilon_high": 5.0}),
-        (row("luspo"), {"loss_type": "luspo", **sequence}),
-        (row("sapo"), {"loss_type": "sapo"}),
-        (row("vespo"), {"loss_type": "vespo"}),
-        (row("gmpo"), {"trainer": "gmpo"}),
-        (row("rloo", WHOLE), {"trainer": "rloo", "drift": 0.1}),
+        (method("grpo", UNTIED), {"loss_type": "grpo"}),
+        (method("dr_grpo"), {"loss_type": "dr_grpo"}),
+        (method("grpo", TOKENS), {"loss_type": "dapo"}),
+        (method("cispo"), {"loss_type": "cispo", "epsilon_high": 5.0}),
+        (method("luspo"), {"loss_type": "luspo", **sequence}),
+        (method("sapo"), {"loss_type": "sapo"}),
+        (method("vespo"), {"loss_type": "vespo"}),
+        (method("gmpo"), {"trainer": "gmpo"}),
+        (method("rloo", WHOLE), {"trainer": "rloo", "drift": 0.1}),
     ]
     return _each_in_pieces(trl_gradient, trl, cases)
 
@@ -91,26 +91,26 @@ def verl_in_pieces(verl):
     narrow = {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"}
     fixed = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": BUDGET}
     cases = [
-        (row("grpo", TOKENS), NO_DUAL),
-        (row("dr_grpo"), {**fixed, **NO_DUAL}),
-        (row("gspo"), {"loss_mode": "gspo", **narrow}),
-        (row("cispo"), {"loss_mode": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 4.0}),
-        (row("sapo"), {"loss_mode": "sapo"}),
-        (row("opo"), {"loss_mode": "gpg"}),
+        (method("grpo", TOKENS), NO_DUAL),
+        (method("dr_grpo"), {**fixed, **NO_DUAL}),
+        (method("gspo"), {"loss_mode": "gspo", **narrow}),
+        (method("cispo"), {"loss_mode": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 4.0}),
+        (method("sapo"), {"loss_mode": "sapo"}),
+        (method("opo"), {"loss_mode": "gpg"}),
     ]
     return _each_in_pieces(verl_gradient, verl, cases)
 
 
 @measured
 def trl_bnpo_in_pieces(trl):
-    batch, logp, ours = step(row("grpo", TOKENS))
+    batch, logp, ours = step(method("grpo", TOKENS))
     return gap(trl_gradient(trl, batch, logp, pieces=PIECES, loss_type="bnpo"), ours)
 
 
 @measured
 def trl_dapo_two_steps(trl):
     """Rows generated together, trained in two optimizer steps: the step with the shorter half of the completions."""
-    objective = row("grpo", TOKENS)
+    objective = method("grpo", TOKENS)
     batch, logp = steady_batch(num_groups=32)
     batch = prepared(objective, batch)
     rows = batch.lengths.argsort(stable=True)[: len(logp) // 2]
@@ -121,7 +121,7 @@ def trl_dapo_two_steps(trl):
 
 def _filtered():
     """A quarter of the completions lose all their tokens, as an overlong filter does it."""
-    objective = row("grpo", UNTIED)
+    objective = method("grpo", UNTIED)
     batch, logp = steady_batch()
     completions = Completions.of(batch.action)
     batch = prepared(objective, batch)
@@ -146,7 +146,7 @@ def verl_empty_completions(verl):
 
 @measured
 def verl_geo_mean_in_pieces(verl):
-    batch, logp, ours = step(row("gmpo"))
+    batch, logp, ours = step(method("gmpo"))
     settings = {"loss_mode": "geo_mean", "clip_ratio_low": 0.4, "clip_ratio_high": 0.4}
     return size(verl_gradient(verl, batch, logp, pieces=PIECES, **settings), ours)
 
@@ -157,7 +157,7 @@ NORMED = {"loss_agg_mode": "seq-mean-token-sum-norm", **NO_DUAL}
 @measured
 def verl_dr_grpo_default(verl):
     """With a budget of four times the longest completion."""
-    objective = row("dr_grpo")
+    objective = method("dr_grpo")
     batch, logp, _ = step(objective)
     batch = replace(batch, max_new_tokens=4 * int(Completions.of(batch.action).length.max()))
     return size(verl_gradient(verl, batch, logp, **NORMED), whet_gradient(objective, batch, logp))
@@ -166,14 +166,14 @@ def verl_dr_grpo_default(verl):
 @measured
 def verl_dr_grpo_in_pieces(verl):
     """Beside verl's own gradient of the batch as a whole."""
-    batch, logp, _ = step(row("dr_grpo"))
+    batch, logp, _ = step(method("dr_grpo"))
     whole = verl_gradient(verl, batch, logp, **NORMED)
     return gap(verl_gradient(verl, batch, logp, pieces=PIECES, **NORMED), whole)
 
 
 def _choice_in_pieces(verl, loss_mode, choice, drift):
     """Beside verl's own gradient of the batch as a whole."""
-    batch, logp, _ = step(row("grpo", TOKENS), drift=drift)
+    batch, logp, _ = step(method("grpo", TOKENS), drift=drift)
     settings = {"loss_mode": loss_mode, "choice": choice}
     return gap(
         verl_gradient(verl, batch, logp, pieces=PIECES, **settings), verl_gradient(verl, batch, logp, **settings)
@@ -193,7 +193,7 @@ def verl_kl_cov_in_pieces(verl):
 @measured
 def trl_top_entropy_in_pieces(trl):
     """Each pass takes the top fifth of its own tokens, whet the top fifth of the batch."""
-    batch, logp, ours = step(row("grpo", {**TOKENS, "select": "top_entropy"}))
+    batch, logp, ours = step(method("grpo", {**TOKENS, "select": "top_entropy"}))
     settings = {"loss_type": "dapo", "top_entropy_quantile": 0.2}
     whole = trl_gradient(trl, batch, logp, **settings)
     assert ((whole != 0) != (ours != 0)).sum() <= 1, "as a whole the two differ by a token at the edge, at most"

@@ -11,9 +11,9 @@ from compared import (
     cut,
     gap,
     measured,
+    method,
     oracle_batch,
     prepared,
-    row,
     same,
     whet_gradient,
 )
@@ -84,28 +84,28 @@ def trl_ppo_advantage(trl_ppo):
     """Completions of one length, which end where the tensor ends."""
     batch, _, _ = with_critic(*oracle_batch(), ragged=False)
     completions, answer = trl_rollout(trl_ppo, batch, Completions.taken)
-    return completions.given_back(answer["advantage"]), prepared(row("ppo", TRL), batch).advantage
+    return completions.given_back(answer["advantage"]), prepared(method("ppo", TRL), batch).advantage
 
 
 @same()
 def trl_ppo_target(trl_ppo):
     batch, _, _ = with_critic(*oracle_batch(), ragged=False)
     completions, answer = trl_rollout(trl_ppo, batch, Completions.taken)
-    return completions.given_back(answer["target"]), prepared(row("ppo", TRL), batch).target
+    return completions.given_back(answer["target"]), prepared(method("ppo", TRL), batch).target
 
 
 @same()
 def trl_ppo_policy(trl_ppo):
     batch, logp, predicted = with_critic(*oracle_batch(), ragged=True)
-    batch = prepared(row("ppo", TRL), batch)
-    return trl_update(trl_ppo, batch, logp, predicted, wider)[0], whet_gradient(row("ppo", TRL), batch, logp)
+    batch = prepared(method("ppo", TRL), batch)
+    return trl_update(trl_ppo, batch, logp, predicted, wider)[0], whet_gradient(method("ppo", TRL), batch, logp)
 
 
 @same()
 def trl_ppo_critic(trl_ppo):
     batch, logp, predicted = with_critic(*oracle_batch(), ragged=False)
-    batch = prepared(row("ppo", TRL), batch)
-    ours = critic_gradient(row("ppo", TRL), batch, predicted)
+    batch = prepared(method("ppo", TRL), batch)
+    ours = critic_gradient(method("ppo", TRL), batch, predicted)
     return trl_update(trl_ppo, batch, logp, predicted, Completions.taken)[1], ours
 
 
@@ -123,12 +123,12 @@ def _gae(verl, which):
     """With tool output between the actions."""
     batch, _ = oracle_batch()
     found = verl_advantage(verl, batch, "gae", rewards=less_kl(batch, 0.02), values=batch.value, gamma=1.0, lam=0.95)
-    return found[which], torch.where(batch.action, getattr(prepared(row("ppo"), batch), which), 0.0)
+    return found[which], torch.where(batch.action, getattr(prepared(method("ppo"), batch), which), 0.0)
 
 
 @same()
 def verl_value_loss(verl):
-    objective = row("ppo", {"value": "clipped_error", "value.coefficient": 1.0, "value.width": 0.5})
+    objective = method("ppo", {"value": "clipped_error", "value.coefficient": 1.0, "value.width": 0.5})
     batch, _ = oracle_batch()
     batch = prepared(objective, batch)
     _, _, predicted = with_critic(*oracle_batch(), ragged=True)
@@ -142,30 +142,30 @@ def trl_ppo_ragged_advantage(trl_ppo):
     batch, _, _ = with_critic(*steady_batch(), ragged=True)
     completions, answer = trl_rollout(trl_ppo, batch, wider)
     theirs = completions.given_back(answer["advantage"][:, : int(completions.length.max())])
-    return gap(theirs, prepared(row("ppo", TRL), batch).advantage)
+    return gap(theirs, prepared(method("ppo", TRL), batch).advantage)
 
 
 @measured
 def trl_ppo_ragged_critic(trl_ppo):
     """The place behind the last token is in the critic's mean."""
     batch, logp, predicted = with_critic(*steady_batch(), ragged=True)
-    batch = prepared(row("ppo", TRL), batch)
+    batch = prepared(method("ppo", TRL), batch)
     theirs = trl_update(trl_ppo, batch, logp, predicted, wider)[1]
-    return gap(theirs, critic_gradient(row("ppo", TRL), batch, predicted))
+    return gap(theirs, critic_gradient(method("ppo", TRL), batch, predicted))
 
 
 @measured
 def trl_ppo_policy_in_pieces(trl_ppo):
     batch, logp, predicted = with_critic(*steady_batch(), ragged=True)
-    batch = prepared(row("ppo", TRL), batch)
+    batch = prepared(method("ppo", TRL), batch)
     theirs = trl_update(trl_ppo, batch, logp, predicted, wider, pieces=PIECES)[0]
-    return gap(theirs, whet_gradient(row("ppo", TRL), batch, logp))
+    return gap(theirs, whet_gradient(method("ppo", TRL), batch, logp))
 
 
 @measured
 def trl_ppo_critic_in_pieces(trl_ppo):
     """Beside TRL's own gradient of the batch as a whole."""
     batch, logp, predicted = with_critic(*steady_batch(), ragged=True)
-    batch = prepared(row("ppo", TRL), batch)
+    batch = prepared(method("ppo", TRL), batch)
     whole = trl_update(trl_ppo, batch, logp, predicted, wider)[1]
     return gap(trl_update(trl_ppo, batch, logp, predicted, wider, pieces=PIECES)[1], whole)

@@ -50,12 +50,12 @@ def oracle_batch(seed=0, *, drift=0.4):
     return replace(batch, old_logp=old, behavior_logp=old, step_reward=None), logp
 
 
-def row(name, changes=None):
+def method(name, changes=None):
     return with_changes(PRESETS[name].objective, changes or {})
 
 
 def prepared(objective, batch):
-    """The batch with the row's advantage."""
+    """The batch with the method's advantage."""
     return objective.advantage(batch, {})[0]
 
 

@@ -39,7 +39,7 @@ def trainers():
     peer.close()
 
 
-def row(name, changes=None):
+def method(name, changes=None):
     return with_changes(PAIR_PRESETS[name].objective, changes or {})
 
 
@@ -49,7 +49,7 @@ def assert_same(answer, value, gradient, tolerance):
     assert float(answer["loss"]) == pytest.approx(float(value), rel=tolerance)
 
 
-# whet's row, its changes, TRL's settings
+# whet's method, its changes, TRL's settings
 PAIRS = {
     "dpo": ("dpo", {}, {}),
     "robust": ("robust_dpo", {}, {"loss_type": ["robust"], "label_smoothing": 0.1}),
@@ -83,8 +83,8 @@ def test_pairs(trainers, name, seed):
     answer = trainers(
         "pairs", settings=settings, logp=logp, ref=batch.ref_logp, square=extras.log_square, mask=batch.action
     )
-    slope, loss = row(ours, changes).slope(batch, logp, pair_totals(batch), extras)
-    assert_same(answer, loss.value, slope, EXACT)
+    gradient, loss = method(ours, changes).grad(batch, logp, pair_totals(batch), extras)
+    assert_same(answer, loss.value, gradient, EXACT)
 
 
 def test_alpha_divergence_in_single_precision(trainers):
@@ -97,23 +97,23 @@ def test_alpha_divergence_in_single_precision(trainers):
         square=extras.log_square.float(),
         mask=batch.action,
     )
-    slope, loss = row("fdpo_alpha").slope(batch, logp, pair_totals(batch))
-    assert_same(answer, loss.value, slope, SINGLE)
+    gradient, loss = method("fdpo_alpha").grad(batch, logp, pair_totals(batch))
+    assert_same(answer, loss.value, gradient, SINGLE)
 
 
 def test_smoothing_is_ignored_by_its_sigmoid(trainers):
     batch, logp, extras = random_rows(0)
     asked = {"logp": logp, "ref": batch.ref_logp, "square": extras.log_square, "mask": batch.action}
     answer = trainers("pairs", settings={"label_smoothing": 0.1}, **asked)
-    slope, loss = row("dpo").slope(batch, logp, pair_totals(batch))
-    assert_same(answer, loss.value, slope, EXACT)
-    smoothed, _ = row("cdpo").slope(batch, logp, pair_totals(batch))
+    gradient, loss = method("dpo").grad(batch, logp, pair_totals(batch))
+    assert_same(answer, loss.value, gradient, EXACT)
+    smoothed, _ = method("cdpo").grad(batch, logp, pair_totals(batch))
     assert float((answer["gradient"] - smoothed).norm() / smoothed.norm()) > 0.1
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_labelled_replies(trainers, seed):
-    objective = row("kto", {"curve.desirable": 1.3, "curve.undesirable": 0.7})
+    objective = method("kto", {"curve.desirable": 1.3, "curve.undesirable": 0.7})
     batch, logp, _ = random_rows(seed, num_rows=9, paired=False)
     other, other_logp, _ = random_rows(seed + 50, num_rows=9, paired=False)
     other_logp = other_logp + 0.3
@@ -136,8 +136,8 @@ def test_labelled_replies(trainers, seed):
         other=total(other_logp),
         other_ref=total(other.ref_logp),
     )
-    slope, loss = objective.slope(batch, logp, totals)
-    assert_same({**answer, "gradient": answer["gradient"][:, None]}, loss.value, slope, EXACT)
+    gradient, loss = objective.grad(batch, logp, totals)
+    assert_same({**answer, "gradient": answer["gradient"][:, None]}, loss.value, gradient, EXACT)
 
 
 WITHOUT = {
@@ -150,7 +150,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-def test_rows_without_a_reference(trainers, name):
+def test_methods_without_a_reference(trainers, name):
     ours, changes, settings, averaged = WITHOUT[name]
     batch, tokens, _ = random_rows(1)
     logp = torch.where(batch.action, tokens, 0.0).sum(-1)
@@ -159,8 +159,8 @@ def test_rows_without_a_reference(trainers, name):
     known = {"loss_type": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "alpha": 0.0, **settings}
     chosen, rejected = (logp / divided).unbind(-1)
     answer = trainers("without_reference", settings=known, chosen=chosen, rejected=rejected)
-    slope, loss = row(ours, changes).slope(batch, logp, pair_totals(batch))
-    assert_same(answer, loss.value, slope * divided, EXACT)
+    gradient, loss = method(ours, changes).grad(batch, logp, pair_totals(batch))
+    assert_same(answer, loss.value, gradient * divided, EXACT)
 
 
 def test_odds(trainers):
@@ -169,8 +169,8 @@ def test_odds(trainers):
     batch = replace(batch, ref_logp=None, action=None)
     chosen, rejected = (logp / batch.lengths).unbind(-1)
     answer = trainers("odds", beta=0.1, chosen=chosen, rejected=rejected)
-    slope, loss = row("orpo", {"imitate": "none"}).slope(batch, logp, pair_totals(batch))
-    assert_same(answer, loss.value, slope * batch.lengths, SINGLE)
+    gradient, loss = method("orpo", {"imitate": "none"}).grad(batch, logp, pair_totals(batch))
+    assert_same(answer, loss.value, gradient * batch.lengths, SINGLE)
 
 
 @pytest.mark.parametrize("with_margin", [True, False])
@@ -207,10 +207,10 @@ def test_its_cuts_change_the_mean_over_tokens(trainers):
         "pairs", settings=settings, logp=logp, ref=batch.ref_logp, square=extras.log_square, mask=batch.action
     )["gradient"]
     assert float((theirs - whole).norm() / whole.norm()) > 0.05
-    row_now = row("dpo", {"imitate": "per_token"})
+    objective = method("dpo", {"imitate": "per_token"})
     ours = torch.zeros_like(logp)
     for rows in cut:
         part = PairExtras(extras.log_square[rows])
-        ours[rows] = row_now.slope(batch.select(rows), logp[rows], pair_totals(batch), part)[0]
-    expected, _ = row_now.slope(batch, logp, pair_totals(batch))
+        ours[rows] = objective.grad(batch.select(rows), logp[rows], pair_totals(batch), part)[0]
+    expected, _ = objective.grad(batch, logp, pair_totals(batch))
     assert torch.allclose(ours, expected, rtol=1e-12, atol=0)

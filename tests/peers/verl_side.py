@@ -101,7 +101,7 @@ def aggregate(*, mode, matrix, mask, pieces, divisor=None):
 
 
 def kl(*, kind, logp, ref):
-    """The value of a KL estimate and its slope in logp, token by token."""
+    """The value of a KL estimate and its gradient in logp, token by token."""
     leaf = logp.clone().requires_grad_()
     value = core_algos.kl_penalty(leaf, ref, kind)
     value.sum().backward()

@@ -34,7 +34,8 @@ COUNTING = Pipeline("counting", "counts, and trains nothing", CountingSettings, 
 def counting():
     yield whet.register("pipeline", COUNTING)
     PIPELINES.pop("counting")
-    registry._ADDED["pipeline"].clear()
+    for shelf in registry._SHELVES["pipeline"]:
+        shelf.registered.pop("counting", None)
 
 
 def test_it_is_listed_run_and_resumed_by_its_name(counting, tmp_path, capsys):

@@ -38,9 +38,9 @@ def scores(model, batch, packed):
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "dr_grpo", "simko"])
 def test_packed_and_padded_rows_teach_the_model_the_same(name, monkeypatch):
-    model, row = small_model(), PRESETS[name].objective
+    model, objective = small_model(), PRESETS[name].objective
     batch, _ = random_batch(1, num_groups=2, group_size=3)
-    batch = row.advantage(asked_for(batch, row), {})[0]
+    batch = objective.advantage(asked_for(batch, objective), {})[0]
     sizes, hidden = [], CausalLM.hidden
 
     def watched(self, tokens, **more):
@@ -53,7 +53,7 @@ def test_packed_and_padded_rows_teach_the_model_the_same(name, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(CausalLM, "hidden", watched)
             logp, extras = scores(model, batch, packed)
-        row.loss(batch, logp, step_totals(batch, 16), extras).value.backward()
+        objective.loss(batch, logp, step_totals(batch, 16), extras).value.backward()
         found.append((logp.detach(), [parameter.grad.clone() for parameter in model.parameters()]))
     assert sizes[-1][0] == 1 < batch.num_sequences
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-10, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The contract of the loss layer for every preference row: cutting, padding, order and ranks never change a gradient.
+"""The contract of every preference method: cutting, padding, order and ranks never change a gradient.
 
 Gradients are those of logp and of rival_logp. Numbers of the whole step come in as totals and anchor.
 """
@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 from preference_batches import random_rows
 
 CLOSE = 1e-12
-ROWS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
-SINGLE = [name for name in ROWS if "pairs" not in ROWS[name].needs()]
-TOKENWISE = [name for name in ROWS if ROWS[name].needs() & {"token_logp", "rival_logp"}]
-CASES = [*((name, True) for name in ROWS), *((name, False) for name in SINGLE)]
+METHODS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}
+SINGLE = [name for name in METHODS if "pairs" not in METHODS[name].needs()]
+TOKENWISE = [name for name in METHODS if METHODS[name].needs() & {"token_logp", "rival_logp"}]
+CASES = [*((name, True) for name in METHODS), *((name, False) for name in SINGLE)]
 CUTS = ([[0], [1], [2], [3], [4], [5], [6], [7]], [[6, 0, 3], [7, 5, 1, 4, 2]])
 
 
@@ -42,17 +42,17 @@ def close(mine, expected):
 
 
 def example(name, paired, seed=1):
-    """A step of eight rows, one with an empty completion and a weight each, and its totals with the row's anchor."""
+    """A step of eight rows, one with an empty completion and a weight each, and its totals with the method's anchor."""
     batch, logp, extras = random_rows(seed, num_rows=8, paired=paired, empty=True)
     batch = replace(batch, weight=torch.linspace(0.5, 2.0, 8, dtype=torch.float64))
     logp = logp + 0.2  # so that the anchors are not 0
-    totals, _ = ROWS[name].anchored(pair_totals(batch), ROWS[name].anchor_sums(batch, logp), {})
+    totals, _ = METHODS[name].anchored(pair_totals(batch), METHODS[name].anchor_sums(batch, logp), {})
     return batch, logp, extras, totals
 
 
 def found(name, batch, logp, extras, totals):
     logp, rival = logp.clone().requires_grad_(), extras.rival_logp.clone().requires_grad_()
-    loss = ROWS[name].loss(batch, logp, totals, PairExtras(extras.log_square, rival))
+    loss = METHODS[name].loss(batch, logp, totals, PairExtras(extras.log_square, rival))
     loss.value.backward()
     return loss, logp.grad, torch.zeros_like(rival) if rival.grad is None else rival.grad
 
@@ -87,7 +87,7 @@ def test_cuts_and_order_do_not_matter(name, paired, cut):
 
 @pytest.mark.parametrize(("name", "paired"), CASES)
 def test_the_anchor_does_not_depend_on_the_cut(name, paired):
-    objective = ROWS[name]
+    objective = METHODS[name]
     batch, logp, _, totals = example(name, paired)
     parts = [objective.anchor_sums(batch.select(rows), logp[rows]) for rows in CUTS[1]]
     again, _ = objective.anchored(pair_totals(batch), parts[0] + parts[1], {})
@@ -124,7 +124,7 @@ def test_sums_give_the_same_as_tokens(name, paired):
 
     bare = PairBatch(batch.lengths, total(batch.ref_logp), batch.label, weight=batch.weight)
     leaf = total(logp).requires_grad_()
-    loss = ROWS[name].loss(bare, leaf, totals, PairExtras(total(extras.log_square)))
+    loss = METHODS[name].loss(bare, leaf, totals, PairExtras(total(extras.log_square)))
     loss.value.backward()
     assert loss.metrics == pytest.approx(whole.metrics, rel=1e-11)
     assert relative(torch.where(batch.action, leaf.grad[..., None], 0.0), expected) < CLOSE
@@ -145,21 +145,21 @@ def test_a_row_with_an_empty_completion_counts_nowhere(name, paired):
 @pytest.mark.parametrize(("name", "paired"), CASES)
 def test_the_grad_is_the_gradient(name, paired):
     batch, logp, extras, totals = example(name, paired)
-    if "rival_logp" in ROWS[name].needs():
+    if "rival_logp" in METHODS[name].needs():
         with pytest.raises(ValueError, match="rival_logp"):
-            ROWS[name].grad(batch, logp, totals, extras)
+            METHODS[name].grad(batch, logp, totals, extras)
         return
     loss, expected, _ = found(name, batch, logp, extras, totals)
-    grad, same = ROWS[name].grad(batch, logp, totals, extras)
+    grad, same = METHODS[name].grad(batch, logp, totals, extras)
     assert close(grad, expected) and not same.value.requires_grad
     assert same.metrics == pytest.approx(loss.metrics, rel=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "ref_logp" in ROWS[name].needs()])
+@pytest.mark.parametrize("name", [name for name in METHODS if "ref_logp" in METHODS[name].needs()])
 def test_only_log_ratios_matter_where_there_is_a_reference(name):
     """Moving policy and reference of a token together changes nothing, imitation and own words apart."""
     batch, logp, extras, totals = example(name, True)
-    objective = ROWS[name]
+    objective = METHODS[name]
     if objective.imitate.name != "none" or objective.weigh.name != "alike":
         objective = with_changes(objective, {"imitate": "none", "weigh": "alike"})
     moved = torch.randn(logp.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -168,11 +168,13 @@ def test_only_log_ratios_matter_where_there_is_a_reference(name):
     assert expected.norm() > 1e-4 and relative(shifted, expected) < 1e-9
 
 
-SYMMETRIC = [name for name in ROWS if ROWS[name].curve.name in ("logistic", "unflipped", "squared", "blend", "hinge")]
+SYMMETRIC = [
+    name for name in METHODS if METHODS[name].curve.name in ("logistic", "unflipped", "squared", "blend", "hinge")
+]
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in SYMMETRIC if ROWS[n].imitate.name == "none" and ROWS[n].contrast.name == "difference"]
+    "name", [n for n in SYMMETRIC if METHODS[n].imitate.name == "none" and METHODS[n].contrast.name == "difference"]
 )
 def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
     """Margin 0, not grad 0: what one side gains the other loses, so shared tokens cancel in the weights."""
@@ -183,20 +185,20 @@ def test_an_identical_pair_pulls_its_two_sides_apart_alike(name):
         action=twin.action[:, :1].repeat(1, 2, 1),
     )
     same, square = (values[:1, :1].repeat(1, 2, 1) for values in (logp, extras.log_square))
-    grad, loss = ROWS[name].grad(twin, same, pair_totals(twin), PairExtras(square))
+    grad, loss = METHODS[name].grad(twin, same, pair_totals(twin), PairExtras(square))
     assert loss.metrics["margin"] == 0 and loss.metrics["accuracy"] == 0.5
     assert grad.norm() > 1e-6 and torch.allclose(grad[:, 0], -grad[:, 1], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_completions_far_from_the_reference_stay_finite(name, dtype):
     """A policy that has strayed by hundreds of nats, and one that is sure of every token."""
     batch, logp, extras, totals = example(name, True)
     ref = batch.ref_logp.float()
     for values in (logp * 300, torch.zeros_like(logp), logp / 1e9):
         leaf, rival = values.to(dtype).requires_grad_(), extras.rival_logp.float().requires_grad_()
-        loss = ROWS[name].loss(
+        loss = METHODS[name].loss(
             replace(batch, ref_logp=ref), leaf, totals, PairExtras(extras.log_square.float() * 0, rival)
         )
         loss.value.backward()
@@ -204,12 +206,12 @@ def test_completions_far_from_the_reference_stay_finite(name, dtype):
         assert all(number.isfinite() for number in loss.sums.values())
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].weigh.name == "alike"])
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].weigh.name == "alike"])
 def test_a_step_that_follows_the_grad_lowers_the_loss(name):
     """Rows whose weights move with the policy are left out: those have no gradient."""
     batch, logp, extras, totals = example(name, True)
-    grad, before = ROWS[name].grad(batch, logp, totals, extras)
-    after = ROWS[name].loss(batch, logp - 1e-4 * grad / grad.norm(), totals, extras)
+    grad, before = METHODS[name].grad(batch, logp, totals, extras)
+    after = METHODS[name].loss(batch, logp - 1e-4 * grad / grad.norm(), totals, extras)
     assert float(after.value) < float(before.value)
 
 

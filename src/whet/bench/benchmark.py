@@ -24,6 +24,7 @@ from whet.metrics.timer import PhaseTimer
 from whet.objective import PRESETS
 from whet.report.speed import Anatomy, Ceilings, RolloutShape, Speed, rollout_limit, training_operations
 from whet.rollout.collect import PromptDataset, RewardContext
+from whet.rollout.engines import build_engine
 from whet.rollout.seed import request_seed
 from whet.train.rl import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
@@ -55,7 +56,7 @@ def benchmark(
     config = bench_config(model, shape, settings)
     batch = config.batch
     shape = RolloutShape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
-    runtime = unending(load_runtime(config))
+    runtime = unending(load_runtime(config), config.sampling.engine)
     device, dtype = runtime.policy.device, runtime.policy.dtype
     kinds = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.bfloat16)}
     rates = {name: matrix_rate(device, kind, seconds / 4) for name, kind in kinds.items()}
@@ -130,11 +131,10 @@ def bench_config(
     return config
 
 
-def unending(runtime: Runtime) -> Runtime:
+def unending(runtime: Runtime, engine: str = "torch") -> Runtime:
     """The runtime with an engine that no token stops: every completion takes its whole budget."""
     loaded = runtime.loaded
-    engine = type(runtime.engine)(runtime.policy, loaded.tokenizer, (), context=loaded.context)
-    return replace(runtime, engine=engine)
+    return replace(runtime, engine=build_engine(engine, runtime.policy, loaded.tokenizer, (), loaded.context))
 
 
 def random_prompts(runtime: Runtime, shape: RolloutShape, seed: int) -> list[tuple[int, ...]]:

@@ -17,7 +17,10 @@ from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.fused_trunk import fused_works
+from whet.protocols import Engine
+from whet.registry import lookup
 from whet.rollout.collect import Score
+from whet.rollout.engines import build_engine
 from whet.rollout.torch_engine import TorchEngine
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
@@ -32,7 +35,7 @@ class Runtime:
 
     loaded: LoadedModel
     policy: CausalLM
-    engine: TorchEngine
+    engine: Engine
     facts: Mapping[str, str]
 
     @property
@@ -41,13 +44,14 @@ class Runtime:
 
 
 def load_runtime(config: Config | EvaluationConfig) -> Runtime:
+    lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
-    engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
+    engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     facts = {
@@ -56,6 +60,7 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
         "training path": str(fast_path(policy)),
+        **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
     }
     return Runtime(loaded, policy, engine, facts)
@@ -104,10 +109,10 @@ def sampling_from(section: SamplingSection) -> Sampling:
 
 def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
     """How completions to these prompts are written, and why not faster."""
-    engine = runtime.engine
-    if not isinstance(engine, TorchEngine) or not prompts:
+    path_for = getattr(runtime.engine, "path_for", None)  # an engine of one's own need not have it
+    if path_for is None or not prompts:
         return {}
-    return {"decode path": str(engine.path_for(sampling, max(map(len, prompts))))}
+    return {"decode path": str(path_for(sampling, max(map(len, prompts))))}
 
 
 def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:

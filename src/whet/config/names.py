@@ -100,7 +100,8 @@ FOREIGN: Mapping[str, Target] = {
 # names of things that whet does by itself
 NOT_A_KEY: Mapping[str, str] = {
     **dict.fromkeys(
-        ("vllm", "use_vllm", "vllm_mode"), "whet samples with the weights it trains; there is no engine to switch on"
+        ("vllm", "use_vllm", "vllm_mode"),
+        "whet samples with the weights it trains; an engine of your own is chosen with sampling.engine",
     ),
     **dict.fromkeys(("report_to", "logging_steps"), "every step is recorded in the run folder; give callbacks=[...]"),
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from whet.protocols import Engine
 from whet.rollout.collect import Score, draw_completions, score_groups
@@ -20,6 +21,10 @@ class Evaluator:
     prompt_tokens: Sequence[tuple[int, ...]]
     sampling: Sampling
     score: Score
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Hand the policy's new weights to the engine, where the trainer has not done it after its step."""
+        self.engine.load(weights, version)
 
     def evaluate(self, num_samples: int = 1, temperature: float = 0.0, seed: int = 0) -> list[Group]:
         """One scored group per prompt: a greedy completion, or `num_samples` drawn ones."""

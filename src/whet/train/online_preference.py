@@ -77,6 +77,7 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         super().restore(state, tensors)
         self._collector.restore(state["collector"], {})
+        self._collector.load_weights(self.model.state_dict(), self._version)
 
 
 def best_and_worst(group: Group) -> PreferenceRow | None:

@@ -223,7 +223,10 @@ class PreferenceTrainer(RowTrainer):
             context = self._step_context(self._dataset.eval_rows, 1.0, PhaseTimer())
             metrics = self._total_loss(context, 0, learn=False)
             result = {shown: metrics[name] for name, shown in EVAL_METRICS.items() if name in metrics}
-        return result if self._evaluator is None else {**result, **self._evaluator.metrics()}
+        if self._evaluator is None:
+            return result
+        self._evaluator.load_weights(self.model.state_dict(), self._version)
+        return {**result, **self._evaluator.metrics()}
 
     @property
     def checks(self) -> tuple[Check, ...]:

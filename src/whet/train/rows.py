@@ -47,6 +47,7 @@ class RowTrainer:
         self._optimizer_settings, self._steps = optimizer, steps
         self._optimizer = adamw(model, optimizer)
         self._cursor = Cursor(num_rows, seed)
+        self._version = 0  # of the weights: the steps taken
         model.train()
 
     def take_rows(self, count: int) -> list[int]:
@@ -73,15 +74,17 @@ class RowTrainer:
                 norm = optimizer_step(self.model, self._optimizer, self._optimizer_settings.max_gradient_norm)
             except NotFinite as error:
                 raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
+        self._version = number
         metrics = {**metrics, "gradient_norm": norm, "learning_rate": rate}
         return StepReport(number, number - 1, dict(counts), {}, metrics)
 
     def state(self) -> dict[str, Any]:
-        return {"position": self._cursor.position}
+        return {"position": self._cursor.position, "version": self._version}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {"optimizer": optimizer_tensors(self.model, self._optimizer)}
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._cursor = replace(self._cursor, position=state["position"])
+        self._version = state["version"]
         restore_optimizer(self.model, self._optimizer, tensors["optimizer"])

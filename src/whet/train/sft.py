@@ -66,7 +66,10 @@ class SFTTrainer(RowTrainer):
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         metrics = {"loss": self._total_loss(self._eval_rows, learn=False)} if self._eval_rows else {}
-        return metrics if self._evaluator is None else {**metrics, **self._evaluator.metrics()}
+        if self._evaluator is None:
+            return metrics
+        self._evaluator.load_weights(self.model.state_dict(), self._version)
+        return {**metrics, **self._evaluator.metrics()}
 
 
 def _equal_weights(logp: Tensor, window: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""The contract of the loss layer, for every row: cutting, padding, order and ranks never change a gradient.
+"""The contract of the loss layer, for every method: cutting, padding, order and ranks never change a gradient.
 
 Gradients are those of logp, of every tensor of the pass and of the critic's value.
 """
@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.data.packing import passes
+from whet.data.packing import token_micro_batches
 from whet.objective import AXES, PRESETS, step_totals
 from whet.objective.select import lottery
 from whet.types import TOKEN_FIELDS, Extras, Totals, WhetError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 from batches import EXTRA_TENSORS, chosen, random_extras, with_leaves
-from rows import MEMORY, ROWS, example, gradients, objective_of, relative
+from methods import MEMORY, METHODS, example, gradients, objective_of, relative
 
-PRESET_ROWS = list(PRESETS)
+PRESET_METHODS = list(PRESETS)
 CLOSE = 1e-12
 
 
@@ -68,12 +68,12 @@ def tensors_of(logp, extras):
     return {"logp": logp, **{name: getattr(extras, name) for name in EXTRA_TENSORS}}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
 def test_micro_batches_do_not_matter(name, micro_batch_tokens):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     batch = prepared(objective, batch)
-    parts = passes(batch, micro_batch_tokens)
+    parts = token_micro_batches(batch, micro_batch_tokens)
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
     found, metrics = in_parts(objective, batch, logp, extras, parts)
     assert_same(found, found_gradients(objective, batch, logp, extras))
@@ -81,11 +81,11 @@ def test_micro_batches_do_not_matter(name, micro_batch_tokens):
     assert metrics == pytest.approx(whole, rel=1e-6, abs=1e-14)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_number_of_ranks_does_not_matter(name, ranks):
     """Each rank sees only its rows and the summed totals; metrics are sums, so they add up over ranks too."""
-    objective, batch, logp, extras = example(ROWS[name], 2)
+    objective, batch, logp, extras = example(METHODS[name], 2)
     batch = prepared(objective, batch)
     shares = [list(range(rank, batch.num_sequences, ranks)) for rank in range(ranks)]
     counted = [step_totals(batch.select(rows), batch.max_new_tokens) for rows in shares]
@@ -98,7 +98,7 @@ def test_the_number_of_ranks_does_not_matter(name, ranks):
 
 def test_ranks_agree_on_the_grad_of_a_learned_share():
     """It is a sum over completions divided by the step's tokens: added over ranks it is the whole step's."""
-    objective, batch, logp, extras = example(ROWS["lambda_grpo"], 4)
+    objective, batch, logp, extras = example(METHODS["lambda_grpo"], 4)
     batch = prepared(objective, batch)
     totals = step_totals(batch, batch.max_new_tokens)
     whole = metrics_of(objective, batch, logp, extras, totals)["share_grad"]
@@ -110,9 +110,9 @@ def test_ranks_agree_on_the_grad_of_a_learned_share():
     )
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_order_does_not_matter(name):
-    objective, batch, logp, extras = example(ROWS[name], 3)
+    objective, batch, logp, extras = example(METHODS[name], 3)
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(0))
     shuffled = found_gradients(
         objective,
@@ -132,10 +132,10 @@ def spoiled(values, action, fill):
     return torch.where(mask, wide, torch.as_tensor(fill, dtype=wide.dtype))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), float("-inf")])
 def test_prompts_tool_output_and_padding_may_hold_anything(name, fill):
-    objective, batch, logp, extras = example(ROWS[name], 4)
+    objective, batch, logp, extras = example(METHODS[name], 4)
     whole = found_gradients(objective, prepared(objective, batch), logp, extras)
     fills = {"tokens": 11, "segment": 3, "anchor": 1, "action": False}
     given = {field: getattr(batch, field) for field in TOKEN_FIELDS if getattr(batch, field) is not None}
@@ -155,9 +155,9 @@ def test_prompts_tool_output_and_padding_may_hold_anything(name, fill):
         assert (gradient[~wide.action] == 0).all()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_untrained_tokens_get_exactly_no_gradient(name):
-    objective, batch, logp, extras = example(ROWS[name], 5)
+    objective, batch, logp, extras = example(METHODS[name], 5)
     batch = prepared(objective, batch)
     found = found_gradients(objective, batch, logp, extras)
     for gradient in found.values():
@@ -166,9 +166,9 @@ def test_untrained_tokens_get_exactly_no_gradient(name):
     assert (found["logp"][batch.action] != 0).double().mean() > min(silent, 0.1)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_sequence_without_a_trained_token_leaves_all_denominators(name):
-    objective, batch, logp, extras = example(ROWS[name], 6)
+    objective, batch, logp, extras = example(METHODS[name], 6)
     batch = prepared(objective, batch)
     silent = batch.action.clone()
     silent[[0, 7]] = False
@@ -184,10 +184,10 @@ def test_a_sequence_without_a_trained_token_leaves_all_denominators(name):
 PLAIN = {"kl": "none", "entropy": "none", "imitate": "none", "select": "all", "smooth": "none", "mismatch": "none"}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_at_ratio_one_the_weight_is_one(name):
     """With nothing moved the policy term is share * A, whatever the clip rule; rules that choose tokens are exempt."""
-    objective, batch, logp, extras = example(ROWS[name], 7)
+    objective, batch, logp, extras = example(METHODS[name], 7)
     batch = replace(batch, behavior_logp=logp)
     batch = prepared(objective, batch)
     objective = replace(objective, **{axis: AXES[axis][kind]() for axis, kind in PLAIN.items()})
@@ -204,9 +204,9 @@ def test_at_ratio_one_the_weight_is_one(name):
         assert loss.metrics["kl_old"] == 0
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if objective_of(ROWS[name]).mismatch.needs])
+@pytest.mark.parametrize("name", [name for name in METHODS if objective_of(METHODS[name]).mismatch.needs])
 def test_a_sampler_that_is_the_trainer_changes_nothing(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     batch = prepared(objective, replace(batch, behavior_logp=batch.old_logp))
     if objective.mismatch.name == "stale_mask":  # looks at the updates too
         batch = replace(batch, behavior_logp=logp)
@@ -220,10 +220,10 @@ def test_a_sampler_that_is_the_trainer_changes_nothing(name):
 REMEMBERS = {"reinforce", "remax", "reinforce_pp", "ppo", "ppo_dual", "ppo_penalty", "vapo", "vtrace", "spo", "gigpo"}
 
 
-@pytest.mark.parametrize("name", [name for name in PRESET_ROWS if name != "maxrl"])
+@pytest.mark.parametrize("name", [name for name in PRESET_METHODS if name != "maxrl"])
 def test_a_constant_added_to_a_groups_rewards(name):
     """Group baselines forget it, whatever it is; a baseline from elsewhere does not, and must not."""
-    objective, batch, logp, extras = example(ROWS[name], 0)
+    objective, batch, logp, extras = example(METHODS[name], 0)
     shift = torch.tensor([0.0, 3.0, -2.0, 100.0, 7.0], dtype=torch.float64)[batch.group]
     moved = replace(batch, reward=batch.reward + shift)
     if objective.baseline.name == "prompt_tracker":  # it counts successes: rewards stay within 0 to 1
@@ -239,20 +239,20 @@ def test_a_constant_added_to_a_groups_rewards(name):
 
 
 def test_rewards_that_are_no_verdicts_are_refused_by_the_rows_that_need_verdicts():
-    objective, batch, *_ = example(ROWS["maxrl"], 0)
+    objective, batch, *_ = example(METHODS["maxrl"], 0)
     with pytest.raises(WhetError, match="0 or 1"):
         prepared(objective, replace(batch, reward=batch.reward + 1))
-    objective, batch, *_ = example(ROWS["spo"], 0)
+    objective, batch, *_ = example(METHODS["spo"], 0)
     with pytest.raises(WhetError, match="within 0 to 1"):
         prepared(objective, replace(batch, reward=batch.reward - 1))
-    objective, batch, *_ = example(ROWS["pass_at_k"], 0)
+    objective, batch, *_ = example(METHODS["pass_at_k"], 0)
     with pytest.raises(WhetError, match="right or wrong"):
         prepared(objective, replace(batch, parts=batch.parts + 1))
 
 
 def test_a_constant_added_to_everything_is_forgotten_by_the_greedy_completion_and_by_whitening():
     for name in ("remax", "reinforce_pp"):
-        objective, batch, logp, extras = example(ROWS[name], 0)
+        objective, batch, logp, extras = example(METHODS[name], 0)
         moved = replace(batch, reward=batch.reward + 5, greedy_reward=batch.greedy_reward + 5)
         before, after = (objective.advantage(each, MEMORY)[0] for each in (batch, moved))
         assert_same(
@@ -260,10 +260,10 @@ def test_a_constant_added_to_everything_is_forgotten_by_the_greedy_completion_an
         )
 
 
-# rows whose advantage is 0 where a group agrees: group baselines whose reward pays no KL
+# methods whose advantage is 0 where a group agrees: group baselines whose reward pays no KL
 AGREE = [
     name
-    for name in PRESET_ROWS
+    for name in PRESET_METHODS
     if PRESETS[name].objective.baseline.smallest_group > 1
     and not PRESETS[name].objective.kl.name.endswith("_reward")
     and name != "gigpo"  # its steps have returns of their own, discounted by how far the end is
@@ -274,7 +274,7 @@ AGREE = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
     """Also when float noise makes its spread tiny but not zero."""
-    objective, batch, *_ = example(ROWS[name], 1)
+    objective, batch, *_ = example(METHODS[name], 1)
     noise = torch.zeros(batch.num_sequences, dtype=dtype)
     noise[::2] = 1e-9 if dtype == torch.float64 else 1.5e-8
     verdicts = name in ("maxrl", "pass_at_k")
@@ -289,18 +289,18 @@ def test_a_group_of_equal_rewards_teaches_nothing(name, dtype):
 SCALED = [("reinforce", "group_std"), ("reinforce", "token_std"), ("remax", "group_std"), ("reinforce_pp", "token_std")]
 
 
-@pytest.mark.parametrize(("row", "scale"), SCALED)
-def test_a_spread_of_nothing_never_blows_a_difference_up(row, scale):
+@pytest.mark.parametrize(("method", "scale"), SCALED)
+def test_a_spread_of_nothing_never_blows_a_difference_up(method, scale):
     """A baseline from outside the group leaves a difference where the group agrees: it must not be divided by 1e-6."""
-    _, batch, *_ = example(ROWS[row], 1)
-    objective = replace(PRESETS[row].objective, scale=AXES["scale"][scale](), kl=AXES["kl"]["none"]())
+    _, batch, *_ = example(METHODS[method], 1)
+    objective = replace(PRESETS[method].objective, scale=AXES["scale"][scale](), kl=AXES["kl"]["none"]())
     found = prepared(objective, replace(batch, reward=torch.ones_like(batch.reward))).advantage
     assert found.abs().max() <= 1
 
 
-@pytest.mark.parametrize("name", PRESET_ROWS)
+@pytest.mark.parametrize("name", PRESET_METHODS)
 def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
-    objective, batch, logp, extras = example(ROWS[name], 2)
+    objective, batch, logp, extras = example(METHODS[name], 2)
     batch = replace(batch, group=torch.arange(batch.num_sequences))
     found = prepared(objective, batch)
     assert found.advantage.isfinite().all() and found.advantage.abs().max() < 100
@@ -310,9 +310,9 @@ def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     reward = batch.reward.clone()
     reward[3] = float("nan")
     others = [row for row in range(batch.num_sequences) if row != 3]
@@ -333,7 +333,7 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_an_unscorable_sample_changes_no_covariance(name):
-    objective, batch, *_ = example(ROWS[name], 1)
+    objective, batch, *_ = example(METHODS[name], 1)
     reward = batch.reward.clone()
     reward[3] = float("nan")
     others = [row for row in range(batch.num_sequences) if row != 3]
@@ -344,32 +344,32 @@ def test_an_unscorable_sample_changes_no_covariance(name):
             assert torch.equal(getattr(found, field)[others], getattr(without, field))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_step_in_which_nothing_could_be_scored_is_silent(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     batch = prepared(objective, replace(batch, reward=torch.full_like(batch.reward, float("nan"))))
     assert (batch.advantage == 0).all()
     for gradient in found_gradients(objective, batch, logp, extras).values():
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_an_empty_step_is_a_zero_not_a_nan(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     batch = prepared(objective, replace(batch, action=torch.zeros_like(batch.action)))
     assert step_totals(batch, 16) == Totals(0, 0, 16)
     for gradient in found_gradients(objective, batch, logp, extras).values():
         assert (gradient == 0).all()
 
 
-# what the loop must annotate, by the name a row gives it: where it lives
+# what the loop must annotate, by the name a method gives it: where it lives
 IN_THE_PASS = {"entropy_gradient": "entropy", "top_logp": "top_logp", "divergence": "divergence"}
 MAY_BE_MISSING = {"old_logp"}  # without it the policy is the one that sampled
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_missing_field_is_named(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     with pytest.raises(ValueError, match=r"Objective\.advantage"):
         objective.loss(batch, logp, step_totals(batch, 16), extras)
     for need in objective.needs() - MAY_BE_MISSING:
@@ -385,9 +385,9 @@ def test_a_missing_field_is_named(name):
             objective.tuned(MEMORY).loss(known, logp, step_totals(known, 16), fewer)
 
 
-@pytest.mark.parametrize("name", PRESET_ROWS)
+@pytest.mark.parametrize("name", PRESET_METHODS)
 def test_what_a_row_does_not_need_does_not_change_it(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     with_it = found_gradients(objective, prepared(objective, batch), logp, extras)
     # the loop always gives these
     always = {"tokens", "action", "group", "reward", "behavior_logp", "parts", "part_weight", "max_new_tokens"}
@@ -401,7 +401,7 @@ def test_what_a_row_does_not_need_does_not_change_it(name):
 @pytest.mark.parametrize("name", ["clip_cov", "wide clip_cov"])
 def test_equal_tokens_and_positions_share_a_lot_and_no_others_do(name):
     """Cutting a batch cannot change the lottery: it looks at one completion at a time."""
-    _, batch, *_ = example(ROWS[name], 4)
+    _, batch, *_ = example(METHODS[name], 4)
     lots = lottery(batch)
     assert (lots >= 0).all() and len(set(lots[batch.action].tolist())) == int(batch.action.sum())
     for row in range(batch.num_sequences):
@@ -409,22 +409,22 @@ def test_equal_tokens_and_positions_share_a_lot_and_no_others_do(name):
 
 
 def test_the_extras_of_a_pass_are_what_a_row_may_ask_for():
-    _, batch, *_ = example(ROWS["simko"], 0)
+    _, batch, *_ = example(METHODS["simko"], 0)
     assert {field.name for field in fields(Extras)} == {"chose_top", *EXTRA_TENSORS}
     assert random_extras(0, batch).top_logp.shape[:2] == batch.action.shape
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_grad_known_beforehand_is_the_gradient(name):
-    objective, batch, logp, extras = example(ROWS[name], 1)
+    objective, batch, logp, extras = example(METHODS[name], 1)
     batch = replace(prepared(objective, batch), old_logp=None)
     totals = step_totals(batch, batch.max_new_tokens)
-    row = objective.tuned(MEMORY)
-    grad = row.grad(batch, totals)
-    looking = row.kl.needs | row.mismatch.needs | row.smooth.needs | row.entropy.needs
-    assert (grad is None) == bool(looking or row.ratio.against != "old_logp")
+    tuned = objective.tuned(MEMORY)
+    grad = tuned.grad(batch, totals)
+    looking = tuned.kl.needs | tuned.mismatch.needs | tuned.smooth.needs | tuned.entropy.needs
+    assert (grad is None) == bool(looking or tuned.ratio.against != "old_logp")
     if grad is not None:
         for place in (logp, logp - 1.5):
             leaf = place.clone().requires_grad_()
-            row.loss(batch, leaf, totals, extras).value.backward()
+            tuned.loss(batch, leaf, totals, extras).value.backward()
             assert relative(grad.double(), leaf.grad) < 1e-6

@@ -1,4 +1,4 @@
-"""Every row and variation as an objective with batches to try it on."""
+"""Every method and variation as an objective with batches to try it on."""
 
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ MEMORY = {
     **{"prompt/3/w": 2.0, "prompt/3/l": 0.5, "prompt/10/w": 0.4, "prompt/10/l": 1.7},
     **{"entropy_weight": 0.04, "entropy_low": 1.0},
 }
-# drifts at which the rule of a row binds often enough to be checked
+# drifts at which the rule of a method binds often enough to be checked
 DRIFT = {"gspo": 0.02, "gspo_token": 0.02, "luspo": 0.02, "cispo": 1.2, "grpo_r1": 1.5, "ppo_dual": 0.8}
-STEPS = ("grpo_process", "gigpo")  # rows about process rewards
+STEPS = ("grpo_process", "gigpo")  # methods about process rewards
 LARGE = {"pass_at_k": {"group_size": 9}}  # smaller groups are solved by every four of their completions
-ROWS = {
+METHODS = {
     **{
         name: Variation(name, {}, PAPERS[name], CRITICS.get(name), LARGE.get(name, {}), name in STEPS)
         for name in PAPERS
@@ -28,23 +28,23 @@ ROWS = {
 }
 
 
-def objective_of(row):
-    return with_changes(PRESETS[row.row].objective, row.changes)
+def objective_of(method):
+    return with_changes(PRESETS[method.preset].objective, method.changes)
 
 
-def example(row, seed):
-    """A batch for this row; in two of eight one completion could not be scored."""
-    objective = objective_of(row)
+def example(method, seed):
+    """A batch for this method; in two of eight one completion could not be scored."""
+    objective = objective_of(method)
     # defined for rewards of 0 or 1 only
     binary = objective.scale.name == "group_mean" or objective.baseline.name == "prompt_tracker"
     group_size = max(3, objective.baseline.smallest_group + 1) + seed % 3
-    settings = {"num_groups": 3 + seed % 3, "group_size": group_size, "drift": DRIFT.get(row.row, 0.4)}
-    batch, logp = random_batch(seed, binary=binary, **{**settings, **row.batch})
+    settings = {"num_groups": 3 + seed % 3, "group_size": group_size, "drift": DRIFT.get(method.preset, 0.4)}
+    batch, logp = random_batch(seed, binary=binary, **{**settings, **method.batch})
     if seed % 4 == 3:
         reward = batch.reward.clone()
         reward[seed % len(reward)] = float("nan")
         batch = replace(batch, reward=reward)
-    if not row.steps:
+    if not method.steps:
         batch = replace(batch, step_reward=None)
     return objective, batch, logp, random_extras(seed, batch)
 

@@ -1,7 +1,7 @@
 """Every row of `whet algorithms` on the built-in task: same prompts, same completions per step, same budget, several
 seeds.
 
-    python benchmarks/every_row.py --seeds 3 --folder rows
+    python benchmarks/every_method.py --seeds 3 --folder methods
 
 prints the table of docs/rows.md and writes it to FOLDER/rows.md. A row that is there already is not run again.
 """

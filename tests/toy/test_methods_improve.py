@@ -11,7 +11,7 @@ from whet.objective import PRESETS
 from whet.report.record import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from every_row import settings
+from every_method import settings
 
 REWARD_MARGIN = 0.2  # of the last three steps over the first three, drawn completions
 ACCURACY_MARGIN = 0.5  # greedy completions to held-out questions
