@@ -171,3 +171,9 @@ def test_every_defence_is_found_by_name_with_its_settings(name: str) -> None:
     ]
     guilty, honest = find_reward(name, {"kind": "gate"})([attack.prompt] * 2, samples)
     assert guilty is not None and guilty < 1 and honest == 1
+
+
+@pytest.mark.parametrize(("gold", "expected"), [("7", 0.0), ("8", -1.0), (None, -1.0)])
+def test_the_example_of_the_prompt_counts_only_where_it_is_gold(gold: str | None, expected: float) -> None:
+    asked = Prompt("p", (), text="How many are left? Write it in a box, for example: \\boxed{7}", answer=gold)
+    assert DEFENCES["hollow_answer"](asked, "They are counted. \\boxed{7}") == expected

@@ -109,10 +109,10 @@ def sampling_from(section: SamplingSection) -> Sampling:
 
 def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
     """How completions to these prompts are written, and why not faster."""
-    engine = runtime.engine
-    if not isinstance(engine, TorchEngine) or not prompts:
+    path_for = getattr(runtime.engine, "path_for", None)  # an engine of one's own need not have it
+    if path_for is None or not prompts:
         return {}
-    return {"decode path": str(engine.path_for(sampling, max(map(len, prompts))))}
+    return {"decode path": str(path_for(sampling, max(map(len, prompts))))}
 
 
 def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
