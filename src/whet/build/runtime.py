@@ -21,7 +21,6 @@ from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
 from whet.rollout.engines import build_engine
-from whet.rollout.torch_engine import TorchEngine
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.types import Prompt, Sampling, WhetError
