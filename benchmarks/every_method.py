@@ -1,9 +1,8 @@
-"""Every row of `whet algorithms` on the built-in task: same prompts, same completions per step, same budget, several
-seeds.
+"""Every RL method on the built-in task: same prompts, same completions per step, same budget, several seeds.
 
     python benchmarks/every_method.py --seeds 3 --folder methods
 
-prints the table of docs/rows.md and writes it to FOLDER/rows.md. A row that is there already is not run again.
+prints the table of docs/method-runs.md and writes it to FOLDER/methods.md. A run that is there already is not repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from whet.report.record import read_metrics
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4
 
-# Rows whose own numbers make no sense on 18 steps of completions of 40 tokens, and what they get instead.
+# Methods whose own numbers make no sense on 18 steps of completions of 40 tokens, and what they get instead.
 SHORTER: dict[str, dict[str, Any]] = {
     "vapo": {"objective": {"baseline": {"alpha": 1.0}, "value": {"warmup": 4}}},
 }
@@ -32,10 +31,10 @@ SHORTER: dict[str, dict[str, Any]] = {
 def settings(name: str, seed: int = 0, updates: int = 0) -> dict[str, Any]:
     """One budget for all: STEPS steps of PROMPTS prompts and GROUP completions.
 
-    A row that is nothing with one update per batch gets two, at half the learning rate, and one that trains on
+    A method that is nothing with one update per batch gets two, at half the learning rate, and one that trains on
     completions of an older policy has half the rate as well. Adam forgets the gradient's scale, so one rate serves
-    rows that divide
-    by a budget and rows that divide by a length alike. `updates` asks for that many updates per batch of every row.
+    methods that divide by a budget and methods that divide by a length alike. `updates` is the number of updates per
+    batch, for every method.
     """
     preset = PRESETS[name]
     batch = preset.run.get("batch", {})
@@ -69,7 +68,7 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
     first = steps[0]["reward"].get("exact_answer", steps[0]["reward"]["total"])
     last = [line["reward"].get("exact_answer", line["reward"]["total"]) for line in steps[-3:]]
     spent = sum(line["counts"].get("samples_spent", line["counts"]["samples"]) for line in steps)
-    found = {
+    metrics = {
         "before": run.before["accuracy"],
         "after": run.after["accuracy"],
         "first": first,
@@ -77,25 +76,25 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
         "completions": spent,
         "seconds": time.monotonic() - started,
     }
-    saved.write_text(json.dumps(found))
-    return found
+    saved.write_text(json.dumps(metrics))
+    return metrics
 
 
 def line(name: str, results: list[dict[str, float]]) -> str:
-    def told(key: str) -> str:
+    def cell(key: str) -> str:
         values = [each[key] for each in results]
         spread = f" ± {100 * stdev(values):.0f}" if len(values) > 1 else ""
         return f"{100 * fmean(values):.0f}{spread}"
 
     completions = f"{fmean([each['completions'] for each in results]):.0f}"
-    return f"| {name} | {told('before')} | {told('after')} | {told('first')} | {told('last')} | {completions} |"
+    return f"| {name} | {cell('before')} | {cell('after')} | {cell('first')} | {cell('last')} | {completions} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: what the row asks for")
-    parser.add_argument("--folder", type=Path, default=Path("rows"))
+    parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: the method's own")
+    parser.add_argument("--folder", type=Path, default=Path("methods"))
     parser.add_argument("--methods", default=",".join(PRESETS))
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,7 @@ def main() -> None:
     for name in chosen.methods.split(","):
         lines.append(line(name, [result(name, seed, chosen.folder, chosen.updates) for seed in range(chosen.seeds)]))
         print(lines[-1], flush=True)
-    (chosen.folder / "rows.md").write_text("\n".join(lines) + "\n")
+    (chosen.folder / "methods.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

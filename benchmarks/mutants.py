@@ -4,7 +4,8 @@
 
 A mutant is one small change: a comparison turned, a sign, an operator, a constant off by one, a condition negated.
 It is killed when a test fails (or hangs), and survives when all pass. The tests near a module are those of its room
-and those that import it. The tree is copied first: nothing of yours is changed. Ctrl-C prints what is known so far.
+(and of FURTHER) and those that import it. The
+tree is copied first: nothing of yours is changed. Ctrl-C prints what is known so far.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ COMPARISONS = {
     ast.IsNot: "is",
 }
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Pow: "*"}
+# rooms whose modules are tested through a front door, from other folders as well
+FURTHER = {"objective": ("oracle", "properties")}
 SKIPPED = ("kernels", "cuda", "gpu")  # run on a GPU only
 
 
@@ -124,8 +127,9 @@ def tests_near(module: Path) -> list[str]:
     )
     paths = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
     importing = [path for path in paths if pattern.search((ROOT / path).read_text("utf-8"))]
+    further = tuple(f"tests/{name}/" for name in (room, *FURTHER.get(room, ())))
     importing.sort(key=lambda path: not path.startswith(f"tests/{room}/"))  # the nearest fail first
-    return importing + [path for path in paths if path.startswith(f"tests/{room}/") and path not in importing]
+    return importing + [path for path in paths if path.startswith(further) and path not in importing]
 
 
 def survives(mutant: Mutant, copy: Path, seconds: float) -> bool:

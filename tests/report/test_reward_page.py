@@ -132,6 +132,15 @@ def test_a_trial_finds_what_is_wrong():
     assert not replace(kept, differences=unsteady).is_sound()
 
 
+def test_the_scores_of_a_reward_model_are_not_held_against_gold_answers():
+    trial = a_trial()
+    learned = replace(trial, parts=(replace(trial.parts[0], says_right=False), *trial.parts[1:]))
+    assert learned.gold_misses == [] and learned.gold_rate() is None and "gold = 1" not in trial_text(learned)
+    from whet.reward.learned.outcome import Learned
+
+    assert not Learned.says_right
+
+
 def test_a_tile_says_whether_scores_stay_the_same():
     states = {"not checked": None, "yes": (), "no": a_trial().differences}
     for text, differences in states.items():

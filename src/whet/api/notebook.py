@@ -50,9 +50,9 @@ class NotebookDisplay:
         self._show()
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
-        from whet.report.text import metric_text
+        from whet.report.text import metric_text, words
 
-        values = "  ".join(f"{key} {metric_text(key, value)}" for key, value in result.items())
+        values = "  ".join(f"{words(key)} {metric_text(key, value)}" for key, value in result.items())
         self._lines["eval, first" if step == 0 else "eval"] = f"eval at step {step}: {values}"
         self._show()
 

@@ -43,6 +43,7 @@ class PartFacts:
     weight: str
     hash: str
     deterministic: bool = True  # what it says of itself
+    says_right: bool = True  # 1 means right; the scores of a reward model have no such value
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ class Trial:
 
     @property
     def gold(self) -> list[ScoredAnswer]:
+        """Answers that the first part must give 1; none where its scores do not say what is right."""
+        if not self.parts[0].says_right:
+            return []
         return [each for each in self.scored if each.kind in GOLD]
 
     @property

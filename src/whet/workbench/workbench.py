@@ -113,6 +113,7 @@ def try_reward(
                 _weight_text(part),
                 reward_version(part.resolved_reward).hash,
                 is_deterministic(part.resolved_reward),
+                getattr(part.resolved_reward, "says_right", True),
             )
             for part in parts
         ),

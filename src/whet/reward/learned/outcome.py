@@ -94,6 +94,8 @@ class Learned:
     score depends on the completions before it; what was seen is not saved with a run, and a resumed one fits anew.
     """
 
+    says_right = False  # its scores have no value that stands for a right answer
+
     limits_itself = True  # nothing in a completion can make a forward pass hang
 
     def __init__(self, settings: LearnedSettings) -> None:
