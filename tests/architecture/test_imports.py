@@ -32,17 +32,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "advise": ("types", "explain"),
     "config": ("types", "data", "explain", "reward"),
     "build": (
-        *("types", "registry", "protocols", "objective", "data", "model", "metrics", "sandbox", "report", "reward"),
-        *("rollout", "train", "explain", "config"),
+        *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "train"),
+        "config",
     ),
-    "evaluate": (*("types", "protocols", "metrics", "report", "reward", "rollout", "train", "config", "build"),),
-    "label": (*("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),),
+    "evaluate": ("types", "protocols", "metrics", "report", "reward", "rollout", "train", "config", "build"),
+    "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
     "workbench": ("types", "data", "model", "report", "reward", "config", "build"),
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
-        *("types", "registry", "protocols", "data", "model", "metrics", "report", "reward", "train", "explain"),
-        *("config", "build", "evaluate", "workbench", "bench"),
+        *("types", "protocols", "data", "model", "report", "reward", "train", "config", "build", "evaluate"),
+        *("workbench", "bench"),
     ),
     "pipeline": (
         *("types", "registry", "objective", "data", "model", "metrics", "report", "reward", "rollout"),
@@ -58,7 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "__main__": ("cli",),
     # the front door: everything a user imports, when it is asked for
-    "__init__": ("registry", "types", "protocols", "api", "experiments", "train"),
+    "__init__": ("types", "registry", "protocols", "api", "experiments"),
 }
 
 
