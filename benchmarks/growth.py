@@ -19,7 +19,7 @@ from typing import Any
 from duel import add_common_flags, told
 
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "group": ("completions a prompt", (2, 4, 8, 16, 32)),
+    "group": ("completions per prompt", (2, 4, 8, 16, 32)),
     "length": ("tokens of a completion", (16, 32, 64, 128, 256)),
     "batch": ("prompts per step", (1, 2, 4, 8, 16)),
     "model": ("width of the model (4 layers)", (64, 128, 256, 384, 512)),

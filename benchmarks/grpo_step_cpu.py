@@ -18,7 +18,7 @@ from duel import HERE, add_common_flags, duel, name_contended, ratio_table, save
 SHAPES = {
     "short": (4, 8, 40, 64),
     "long": (2, 16, 512, 32),
-}  # prompts, completions a prompt, prompt and completion tokens
+}  # prompts, completions per prompt, prompt and completion tokens
 
 
 def main() -> None:

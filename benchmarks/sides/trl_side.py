@@ -1,7 +1,7 @@
 """TRL's side of a comparison: reads a job, trains with its own trainer, writes what its steps took.
 
 Runs in an environment of its own. Settings are those that make TRL fastest at equal work: gradient checkpointing off,
-logging and saving off, no second scoring of the replies (one update a batch, no reference). A job's `peer` holds
+logging and saving off, no second scoring of the replies (one update per batch, no reference). A job's `peer` holds
 choices that only this side has: how replies are written, how rows are laid out, the number type of the weights.
 """
 

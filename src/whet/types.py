@@ -1,6 +1,6 @@
 """The values that travel between the rooms. All frozen; a shape on each field's line.
 
-P prompts, G samples a prompt, N = P * G sequences, T tokens padded, L tokens of one sequence, K reward parts.
+P prompts, G samples per prompt, N = P * G sequences, T tokens padded, L tokens of one sequence, K reward parts.
 A field never changes its meaning; `None` means "this row does not need it" (see `Objective.needs`).
 """
 

@@ -365,7 +365,7 @@ def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
             f"If completions come from an older policy rather than being reused: {OLDER_POLICY} instead of the updates."
         )
     elif chosen in TAMED_RATIOS:
-        yield f"With one update a batch every ratio is 1, and {_title(chosen)} starts to differ only with several."
+        yield f"With one update per batch every ratio is 1, and {_title(chosen)} starts to differ only with several."
     if situation.completion_tokens is not None:
         yield (
             f"Completions cut off at {situation.completion_tokens} tokens are scored as they stand: watch "

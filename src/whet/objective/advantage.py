@@ -228,7 +228,7 @@ class LengthWeightedMean(GroupBaseline):
 class Greedy(CompletionBaseline):
     """b_i = R(greedy completion to the same prompt). Li 2023 (2310.10505), eq. 6.
 
-    Unbiased: the greedy completion does not depend on the sample. One extra completion a prompt, of the same policy
+    Unbiased: the greedy completion does not depend on the sample. One extra completion per prompt, of the same policy
     version and length budget. No KL is taken off the greedy reward. An unscorable greedy completion leaves its prompt
     out.
     """

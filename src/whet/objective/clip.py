@@ -44,7 +44,7 @@ class OnPolicy(Component):
         return advantage
 
     def words(self) -> str:
-        return "weigh every token with 1: one update a batch, on the policy that wrote it"
+        return "weigh every token with 1: one update per batch, on the policy that wrote it"
 
     def symbols(self) -> str:
         return "A log pi"

@@ -59,7 +59,7 @@ def _above_zero(**numbers: float) -> None:
 
 @dataclass(frozen=True)
 class Proportional(FixedCoefficient):
-    """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, n completions a step. Ziegler 2019 (1909.08593), 2.2.
+    """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, n completions per step. Ziegler 2019 (1909.08593), 2.2.
 
     KL is that of a whole completion to the reference, in nats.
     """
@@ -148,7 +148,7 @@ class KLBudget(FixedCoefficient):
 class EndUpdates(FixedCoefficient):
     """The remaining updates of a batch are dropped once KL(old, pi) > limit. After Schulman 2015 (1502.05477).
 
-    A check, not an update rule: with one update a batch it is 0 by construction.
+    A check, not an update rule: with one update per batch it is 0 by construction.
     """
 
     limit: float = 0.015

@@ -42,12 +42,12 @@ class CompletionScores:
 
 
 def score_completions(
-    split: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
+    lm: CausalLM, families: Sequence[Family], packed: bool, wanted: frozenset[str], seeds: Sequence[int] = ()
 ) -> CompletionScores:
     """One forward pass over whole families. `wanted` names the extras; `seeds` draw the rivals of each family."""
     rows = family_rows(families)
     extras = wanted & EXTRAS
-    found = token_logp(split, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
+    found = token_logp(lm, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
     if not extras or found.states is None:
         return CompletionScores(rows, found.logp)
     placed = to_device(rows.action, found.logp.device)
@@ -55,31 +55,31 @@ def score_completions(
     def table(values: Tensor) -> Tensor:
         return torch.zeros_like(found.logp, dtype=values.dtype).masked_scatter(placed, values)
 
-    square = table(_log_square(split, found.states)) if "log_square" in extras else None
+    square = table(_log_square(lm, found.states)) if "log_square" in extras else None
     rival = None
     if "rival_logp" in extras:
-        own = rows.tokens[rows.action].to(split.device)
-        rival = table(_other_logp(split, found.states, _rivals(split, found.states, own, _draws(families, seeds))))
+        own = rows.tokens[rows.action].to(lm.device)
+        rival = table(_other_logp(lm, found.states, _rivals(lm, found.states, own, _draws(families, seeds))))
     return CompletionScores(rows, found.logp, square, rival)
 
 
 @torch.no_grad()
-def _log_square(split: CausalLM, states: Tensor) -> Tensor:
+def _log_square(lm: CausalLM, states: Tensor) -> Tensor:
     parts = []
-    for chunk in states.split(chunk_rows(split.vocabulary, states.device)):
-        logits = split.logits(chunk)
+    for chunk in states.split(chunk_rows(lm.vocabulary, states.device)):
+        logits = lm.logits(chunk)
         parts.append((2 * logits).logsumexp(-1) - 2 * logits.logsumexp(-1))
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def _rivals(split: CausalLM, states: Tensor, own: Tensor, draws: Tensor) -> Tensor:
+def _rivals(lm: CausalLM, states: Tensor, own: Tensor, draws: Tensor) -> Tensor:
     """One token a place, drawn from the likeliest that are not the completion's: int64 [A]."""
     parts = []
-    size = chunk_rows(split.vocabulary, states.device)
+    size = chunk_rows(lm.vocabulary, states.device)
     for chunk, token, draw in zip(states.split(size), own.split(size), draws.to(own.device).split(size), strict=True):
-        logits = split.logits(chunk).scatter(-1, token[:, None], float("-inf"))
-        likely, ids = logits.topk(min(RIVALS, split.vocabulary - 1), dim=-1)
+        logits = lm.logits(chunk).scatter(-1, token[:, None], float("-inf"))
+        likely, ids = logits.topk(min(RIVALS, lm.vocabulary - 1), dim=-1)
         reached = likely.softmax(-1).cumsum(-1) < draw[:, None]
         parts.append(ids.gather(-1, reached.sum(-1, keepdim=True).clamp(max=ids.shape[1] - 1))[:, 0])
     return torch.cat(parts)
@@ -94,10 +94,10 @@ def _draws(families: Sequence[Family], seeds: Sequence[int]) -> Tensor:
     return torch.cat(drawn)
 
 
-def _other_logp(split: CausalLM, states: Tensor, targets: Tensor) -> Tensor:
-    if isinstance(split.head, VocabularyHead) and not split.head.softcap:
-        return chunked_logp(split.head, states, targets, dtype=split.dtype)[0]
-    return split.logits(states).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+def _other_logp(lm: CausalLM, states: Tensor, targets: Tensor) -> Tensor:
+    if isinstance(lm.head, VocabularyHead) and not lm.head.softcap:
+        return chunked_logp(lm.head, states, targets, dtype=lm.dtype)[0]
+    return lm.logits(states).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
 
 class ReferenceLogp(Protocol):
@@ -110,13 +110,13 @@ class ReferenceLogp(Protocol):
 
 @torch.no_grad()
 def families_logp(
-    split: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool
+    lm: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool
 ) -> list[tuple[Tensor, ...]]:
     """As `ReferenceLogp.logp`, of any model."""
-    packed = packed and packs(split)
+    packed = packed and packs(lm)
     found: dict[int, tuple[Tensor, ...]] = {}
     for numbers in family_micro_batches(families, micro_batch_tokens, packed):
-        scores = score_completions(split, [families[number] for number in numbers], packed, frozenset())
+        scores = score_completions(lm, [families[number] for number in numbers], packed, frozenset())
         # the places are found on the host, so that nothing waits for the device
         action = scores.rows.action
         places = to_device(action.flatten().nonzero()[:, 0], scores.logp.device)
@@ -135,8 +135,8 @@ class LiveReference:
     packed: bool = True
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
-        with self.reference.open() as split:
-            return families_logp(split, families, self.micro_batch_tokens, self.packed)
+        with self.reference.open() as lm:
+            return families_logp(lm, families, self.micro_batch_tokens, self.packed)
 
     def follow(self, policy: CausalLM, kept: float) -> None:
         if not isinstance(self.reference, CopiedReference):

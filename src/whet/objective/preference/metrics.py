@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whet.objective.preference.batch import PairCompletions, PairTotals
 
-# a token a completion, and hundredths of a nat a token: closer than this two completions say the same
+# one token per completion, and hundredths of a nat per token: closer than this two completions say the same
 SAME_LENGTH, SAME_LOGP = 1, 0.01
 
 

@@ -82,7 +82,7 @@ PPO_PENALTY = Preset(
     paper="Schulman et al. 2017, section 4, arXiv 1707.06347",
     formula="J = E[ r A - beta KL(old, pi) ],  beta halved or doubled to keep the KL near its target",
     fixes="the dead zones of a clip",
-    breaks="holds to the policy that wrote the batch, not to a reference; inert with one update a batch",
+    breaks="holds to the policy that wrote the batch, not to a reference; inert with one update per batch",
     deviations=(
         "the KL is the estimate r - 1 - log r on sampled tokens: 0 at ratio 1 and quieter than log(old/pi)",
         "the factors 2 and 1.5, the target 0.01 and beta 1 at the start are not read in the paper",
@@ -205,7 +205,7 @@ KL_COV = Preset(
     paper="Cui et al. 2025, The Entropy Mechanism, arXiv 2505.22617",
     formula="J = r A - |log r| on the 0.2 % of tokens with the largest cov(A, log pi)",
     fixes="entropy collapse: the few tokens that cost most of it are held back",
-    breaks="with one update a batch the term is exactly 0",
+    breaks="with one update per batch the term is exactly 0",
     deviations=("means and share belong to the whole batch and use the log-probabilities it was written with",),
     run={"batch": {"updates_per_step": 4}},
 )

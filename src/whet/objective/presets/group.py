@@ -114,7 +114,7 @@ REMAX = Preset(
     title="ReMax",
     paper="Li et al. 2023, ReMax, arXiv 2310.10505",
     formula="J = 1/M SUM_i SUM_t (R_i - R(greedy) - beta log(pi/ref)_t) log pi",
-    fixes="no critic and no group: one greedy completion a prompt is an unbiased baseline",
+    fixes="no critic and no group: one greedy completion per prompt is an unbiased baseline",
     breaks="the greedy completion may be atypical: at temperature 0 a reasoning model can loop",
     deviations=(
         "token mean and an immediate KL, each token for itself, are the authors' code; summed to go it is k1_reward",
@@ -129,7 +129,7 @@ REINFORCE_PP = Preset(
     title="REINFORCE++",
     paper="Hu 2025, REINFORCE++, arXiv 2501.03262",
     formula="A_t = (G_t - mean) / std over the batch's tokens,  G_t = R - beta SUM_{s >= t} log(pi/ref)",
-    fixes="the blow-up of a group's std; works with one completion a prompt",
+    fixes="the blow-up of a group's std; works with one completion per prompt",
     breaks="easy and hard prompts share one scale; long completions set the mean",
     deviations=("std is Bessel's; the authors' code takes the population's: a factor of 1 - 1/(2M)",),
 )

@@ -112,7 +112,7 @@ OPO = Preset(
     paper="Hao et al. 2025, On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
     formula="J = 1/M SUM_i (R_i - b) SUM_t log pi,  b = SUM_j n_j R_j / SUM_j n_j",
     fixes="variance: the optimal baseline if the squared gradient norm grows with the length",
-    breaks="the advantages of a group do not sum to 0; exactly one update a batch",
+    breaks="the advantages of a group do not sum to 0; exactly one update per batch",
     deviations=("token_mean is verl's aggregate for it; the paper was not read on this point",),
 )
 
@@ -168,7 +168,7 @@ SPO = Preset(
     title="SPO (single-stream, 2509.13232)",
     paper="Xu et al. 2025, Single-stream Policy Optimization, arXiv 2509.13232",
     formula="A = whiten(R - v(prompt)),  v a Beta tracker of the prompt's past rewards",
-    fixes="groups: one completion a prompt is enough, and none is wasted on prompts that agree",
+    fixes="groups: one completion per prompt is enough, and none is wasted on prompts that agree",
     breaks="needs to see a prompt again for its tracker to mean anything; rewards must be in [0, 1]",
     deviations=(
         "the tracker forgets by one factor, 0.9, not by the policy's KL since the last visit",

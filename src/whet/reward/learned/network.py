@@ -267,8 +267,8 @@ def _shared_prefix_model(model: Any) -> ScalarModel | None:
     head = getattr(model, "score", None)
     if not isinstance(head, torch.nn.Linear) or model.dtype != torch.float32 or model.base_model is model:
         return None
-    split = CausalLM(model, model.base_model, head, False, takes_positions(model.base_model))
-    return ScalarModel(model, split, head) if packs(split) else None
+    lm = CausalLM(model, model.base_model, head, False, takes_positions(model.base_model))
+    return ScalarModel(model, lm, head) if packs(lm) else None
 
 
 def _dtype(place: Place, config: Any) -> torch.dtype:
