@@ -9,7 +9,7 @@ demo: .venv/installed
 	$(BIN)/whet train grpo
 
 test: .venv/developing lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/developing
 	$(BIN)/ruff check .

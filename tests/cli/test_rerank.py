@@ -77,7 +77,7 @@ def test_a_search_stands_beside_the_best_of_as_many_tokens(capsys, runs):
     assert code == 0
     (search,) = json.loads(out)["rerank"]["searches"]
     assert (search["aggregate"], search["beams"], search["branches"]) == ("last", 2, 2)
-    assert search["mark"]["written"] > 20 and search["rival"]["n"] > 1
+    assert search["search"]["written"] > 20 and search["best_of_n"]["n"] > 1
     code, out, _ = eval_(capsys, *words)
     assert code == 0 and f"Search over steps by {runs / 'prm'} last, 4 x 4 (beams x branches): " in out
     assert "of n completions, drawn at temperature 1: accuracy in % (95% interval over 12 prompts)" in out

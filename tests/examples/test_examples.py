@@ -82,13 +82,6 @@ def test_pass_at_k():
     assert len(result.completions) == 2 * result["prompts"]
 
 
-def test_own_clip_rule(tmp_path, monkeypatch):
-    if not (EXAMPLES / "own_clip_rule.py").exists():
-        pytest.skip("not written yet")
-    monkeypatch.chdir(tmp_path)
-    assert example("own_clip_rule")
-
-
 def test_the_list_of_examples_is_complete():
     listed = set(re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text()))
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
