@@ -52,7 +52,7 @@ class Sizes:
     """What each part works on."""
 
     model: str = "135m"
-    shape: tuple[int, int, int, int] = (32, 8, 128, 512)  # prompts, completions per prompt, prompt and completion tokens
+    shape: tuple[int, int, int, int] = (32, 8, 128, 512)  # prompts, completions per prompt, tokens of each
     sequences_per_pass: int = 32
     policy_steps: tuple[int, int, int] = (3, 5, 1)  # quiet ones wanted, most, warm-up
     rows: int = 100_000  # of the file, at most

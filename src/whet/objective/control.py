@@ -59,7 +59,9 @@ def _above_zero(**numbers: float) -> None:
 
 @dataclass(frozen=True)
 class Proportional(FixedCoefficient):
-    """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, n completions per step. Ziegler 2019 (1909.08593), 2.2.
+    """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, for n completions per step.
+
+    Ziegler 2019 (1909.08593), 2.2.
 
     KL is that of a whole completion to the reference, in nats.
     """
