@@ -1,13 +1,22 @@
 """A policy's own scores, pairs made of them, and signals of collapse: by hand on small rows."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from whet.data.tasks import TASKS
 from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
 from whet.metrics.significance import share_interval, shares_apart, shares_p
-from whet.pipeline.collapse import CollapseSignals, collapse_signals, collapse_verdict, order_accuracy, warnings
+from whet.pipeline.collapse import (
+    JUDGE_LEAST,
+    LONGER,
+    CollapseSignals,
+    collapse_signals,
+    collapse_verdict,
+    order_accuracy,
+    warnings,
+)
 from whet.pipeline.self_scores import (
     judge_example,
     mean_score,
@@ -113,8 +122,6 @@ FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
     ],
 )
 def test_each_signal_is_named_with_its_number(change, said):
-    from dataclasses import replace
-
     assert warnings(FINE, FINE, FINE) == []
     (found,) = warnings(FINE, FINE, replace(FINE, **change))
     assert said in found and "(" in found
@@ -130,6 +137,21 @@ def test_the_verdict_names_a_collapse_only_beyond_noise():
     assert not wobble.is_collapse and "no gain beyond noise" in wobble.summary
     assert collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one", "two"], 0).is_collapse
     assert not collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one"], 0).is_collapse
+
+
+def test_scores_are_saturated_only_where_they_are_high_and_flat():
+    for change in ({"own_score": 0.95}, {"spread": 0.01}):
+        assert warnings(FINE, FINE, replace(FINE, **change)) == []
+
+
+def test_a_threshold_itself_raises_no_warning():
+    assert warnings(FINE, FINE, replace(FINE, truth_agreement=JUDGE_LEAST, length=LONGER * FINE.length)) == []
+
+
+def test_a_verdict_names_the_other_signals_or_that_there_are_none():
+    fall = [CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5))]
+    assert collapse_verdict(fall[0], fall[1:], [], 200).summary.endswith("; no other signal of it")
+    assert collapse_verdict(fall[0], fall[1:], ["x is y"], 200).summary.endswith("; x is y")
 
 
 def test_shares_apart_smooths_an_observed_zero_or_one():

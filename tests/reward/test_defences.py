@@ -7,6 +7,7 @@ defence.
 from __future__ import annotations
 
 import time
+import zlib
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from whet.reward import defences
 from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates
+from whet.reward.defences.padding import density
 from whet.reward.defences.rates import rates_of
 from whet.reward.find import find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -177,3 +179,11 @@ def test_every_defence_is_found_by_name_with_its_settings(name: str) -> None:
 def test_the_example_of_the_prompt_counts_only_where_it_is_gold(gold: str | None, expected: float) -> None:
     asked = Prompt("p", (), text="How many are left? Write it in a box, for example: \\boxed{7}", answer=gold)
     assert DEFENCES["hollow_answer"](asked, "They are counted. \\boxed{7}") == expected
+
+
+def test_density_is_the_packed_size_over_the_size_of_a_long_text():
+    text = "a stitch in time saves nine; " * 200
+    assert density(text) == len(zlib.compress(text.encode(), 9)) / len(text.encode()) < 0.05
+    assert density("".join(chr(33 + (number * number) % 89) for number in range(89))[:80]) == 1.0  # too short to tell
+    varied = "".join(f"{number * 7919 % 104729:x} " for number in range(2000))
+    assert 0.2 < density(varied) < 1

@@ -603,6 +603,11 @@ def test_an_objective_that_needs_a_reference_must_get_one(model):
         trainer_of(model.float(), 1, {"kl": "k3"})
 
 
+def test_every_step_and_epoch_shuffles_in_its_own_way():
+    orders = [minibatches(40, 2, seed=1, step=step, epoch=epoch) for step in range(200) for epoch in range(2)]
+    assert len({str(order) for order in orders}) == len(orders)
+
+
 def test_minibatches_cover_every_row_once_and_are_seeded():
     parts = minibatches(13, 4, seed=1, step=2)
     assert sorted(row for part in parts for row in part) == list(range(13))
