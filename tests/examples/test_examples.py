@@ -91,8 +91,10 @@ def test_the_list_of_examples_is_complete():
 
 
 def test_the_notebook_runs_and_shows_progress(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
+    reason = "needs the notebook extra: pip install -c constraints.txt -e '.[notebook]'"
+    nbformat = pytest.importorskip("nbformat", reason=reason)
+    nbclient = pytest.importorskip("nbclient", reason=reason)
+    pytest.importorskip("ipykernel", reason=reason)
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     (tmp_path / "problems.jsonl").write_text((EXAMPLES / "problems.jsonl").read_text())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
