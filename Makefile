@@ -9,7 +9,7 @@ demo: .venv/installed
 	$(BIN)/whet train grpo
 
 test: .venv/developing lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/developing
 	$(BIN)/ruff check .
