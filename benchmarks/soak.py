@@ -4,10 +4,10 @@
     python benchmarks/soak.py --model smollm2 --steps 500 --results soak_smollm2
 
 The run trains, evaluates and saves as any run does. Its learning rate is so small that completions keep their length:
-what still grows is not the work. After the first steps (a tenth) the rest is cut into blocks; a line is fitted to the
-blocks' medians, and what it rises from one end to the other is the drift. A quantity drifts when that is above its limit
-and more than chance (the lower end of the 95% interval is above 0). On a CPU, step time is the process's CPU time, which
-other processes on the machine hardly change; on a GPU it is wall time.
+what still grows is not the work. The first tenth of the steps is left out and the rest cut into blocks; a line is
+fitted to the blocks' medians, and what it rises from one end to the other is the drift. A quantity drifts when that is
+above its limit and more than chance (the lower end of the 95% interval is above 0). On a CPU, step time is CPU
+time, which other processes on the machine hardly change; on a GPU it is wall time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -97,7 +98,7 @@ def fitted_drift(values: Sequence[float], limit: DriftLimit) -> dict[str, Any]:
     if count < 4:
         raise SystemExit(f"{len(values)} steps are too few to fit a line; give --steps 20 or more")
     cuts = [len(after) * place // count for place in range(count + 1)]
-    medians = [median(after[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    medians = [median(after[start:stop]) for start, stop in pairwise(cuts)]
     places = [(place + 0.5) / count for place in range(count)]
     centre, level = fmean(places), fmean(medians)
     spread = sum((place - centre) ** 2 for place in places)
@@ -166,7 +167,12 @@ def soak(chosen: Any, folder: Path) -> dict[str, Any]:
         console=False,
     )
     found = {name: fitted_drift(values, LIMITS[name]) for name, values in watch.noted.items()}
-    about = {"model": chosen.model, "method": chosen.method, "steps": chosen.steps, "device": "gpu" if on_gpu else "cpu"}
+    about = {
+        "model": chosen.model,
+        "method": chosen.method,
+        "steps": chosen.steps,
+        "device": "gpu" if on_gpu else "cpu",
+    }
     return {**about, "seconds": time.monotonic() - began, "python_threads": threading.active_count(), **found}
 
 

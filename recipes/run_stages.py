@@ -204,7 +204,9 @@ def _end(running: _Running, code: int) -> Outcome:
     if code in (130, -signal.SIGTERM, -signal.SIGKILL):
         print(f"{stage.name}: interrupted at {stage.progress()}; the same command goes on there", flush=True)
         return "interrupted"
-    lines = running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if running.log.exists() else []
+    lines = (
+        running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if running.log.exists() else []
+    )
     print(f"{stage.name}: failed ({lines[-1] if lines else f'exit code {code}'}; {running.log})", flush=True)
     return "failed"
 

@@ -3,8 +3,9 @@
     python recipes/word_problem_data.py $WHET_DATA build/word_problems
 
 writes demonstrations.jsonl (GSM8K's solutions and, as --demonstrations says, ASDiv's formulas worked step by step),
-train.jsonl (ASDiv and MAWPS), eval.jsonl (SVAMP, GSM8K's test side, held-out ASDiv and MAWPS) and about.json. The folder given holds gsm8k/train.jsonl.gz and
-test.jsonl.gz, math/asdiv.jsonl.gz, mawps.jsonl.gz and svamp.jsonl.gz, each in its authors' columns.
+train.jsonl (ASDiv and MAWPS), eval.jsonl (SVAMP, GSM8K's test side, held-out ASDiv and MAWPS) and
+about.json. The folder given holds gsm8k/train.jsonl.gz and test.jsonl.gz, math/asdiv.jsonl.gz, mawps.jsonl.gz and svamp.jsonl.gz, each in its
+authors' columns.
 
 SVAMP was written by changing questions of ASDiv, and both ASDiv and MAWPS ask some questions many times with other
 numbers. So two questions count as alike when half of what one says stands in the other, numbers aside: questions that
@@ -28,10 +29,9 @@ from typing import Any
 
 ALIKE = 0.5  # share of a question's runs of three words that stand in the other one
 HELD_OUT = 0.12  # share of the groups of questions that are alike
-NUMERALS = frozenset(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand".split()
-)
+ONES = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+TENS = "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand"
+NUMERALS = frozenset(f"{ONES} {TENS}".split())
 ANNOTATION = re.compile(r"<<[^>]*>>")  # of GSM8K's calculator
 ASDIV_ANSWER = re.compile(r"(-?\d+(?:\.\d+)?)(?: \((.*)\))?")
 Runs = frozenset[tuple[str, ...]]
@@ -158,7 +158,7 @@ OPERATIONS: dict[type, tuple[str, Callable[[float, float], float]]] = {
 
 
 def worked_solution(formula: str, answer: str, unit: str) -> str:
-    """`(87-33)/6=9` as lines of one operation each and the answer, in the manner of GSM8K; empty where it is not that."""
+    """`(87-33)/6=9` as lines of one operation each and the answer, in the manner of GSM8K; "" where it is not that."""
     left, equals, _ = formula.partition("=")
     if not equals or formula.count("=") > 1 or not re.fullmatch(r"[\d+\-*/(). ]+", left):
         return ""
@@ -221,11 +221,7 @@ def alike(questions: Sequence[Question], others: Sequence[Question]) -> Iterator
     for place, question in enumerate(questions):
         runs = word_runs(question.text)
         shared = Counter(other for run in runs for other in places.get(run, ()))
-        yield from (
-            (place, other)
-            for other, count in shared.items()
-            if count >= ALIKE * min(len(runs), sizes[other])
-        )
+        yield from ((place, other) for other, count in shared.items() if count >= ALIKE * min(len(runs), sizes[other]))
 
 
 def split(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:

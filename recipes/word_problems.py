@@ -1,7 +1,7 @@
 """A real model learns to solve word problems: SmolLM2, first from written solutions, then from right and wrong alone.
 
     python recipes/word_problems.py --data $WHET_DATA
-    python recipes/word_problems.py --data $WHET_DATA --methods grpo,dr_grpo,dapo,gspo,rloo --seeds 3 --epochs 3 --jobs 4
+    python recipes/word_problems.py --data $WHET_DATA --methods grpo,dr_grpo,dapo,gspo,rloo,ppo --seeds 3 --jobs 4
 
 1. `whet eval` measures the model as it is.
 2. `whet train sft` imitates GSM8K's solutions and ASDiv's formulas (recipes/word_problems_sft.toml).
@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from run_stages import Evaluation, Outcome, Stage, Training, eval_lines, run_stages, step_lines
+from run_stages import Evaluation, Outcome, Training, eval_lines, run_stages, step_lines
 from word_problem_data import write_data
 
 HERE = Path(__file__).resolve().parent
@@ -37,7 +37,7 @@ OWN_SETTINGS = {
 }
 # 97.5% point of Student's t by degrees of freedom
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-STEP_METRICS = ("entropy", "sampler_gap", "completion_length", "uniform_groups")
+STEP_METRICS = ("entropy", "sampler_gap", "sampler_gap_max", "uniform_groups")
 
 
 def main() -> None:
@@ -101,7 +101,9 @@ def check_settings(folder: Path, chosen: Any) -> None:
         file.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
         return
     before = json.loads(file.read_text(encoding="utf-8"))
-    differing = [f"--{name.replace('_', '-')} was {before.get(name)!r}" for name in FIXED if before.get(name) != now[name]]
+    differing = [
+        f"--{name.replace('_', '-')} was {before.get(name)!r}" for name in FIXED if before.get(name) != now[name]
+    ]
     if differing:
         raise SystemExit(f"{folder} holds runs of other settings ({', '.join(differing)}); give another --folder")
 
@@ -179,8 +181,10 @@ def run_values(run: Training, steps_per_epoch: int) -> dict[str, Any]:
         for name in STEP_METRICS:
             known = [each["metrics"][name] for each in epoch if each["metrics"].get(name) is not None]
             values |= {name: fmean(known)} if known else {}
-        values |= {"reward": fmean(each["reward"]["total"] for each in epoch)} if epoch else {}
-        values |= {"seconds": phase_seconds(epoch)} if epoch else {}
+        if epoch:
+            values["reward"] = fmean(each["reward"]["total"] for each in epoch)
+            values["completion_length"] = fmean(each["counts"]["tokens"] / each["counts"]["samples"] for each in epoch)
+            values["seconds"] = phase_seconds(epoch)
         found.append(values)
     method, _, seed = run.name.partition(" seed ")
     seconds = {"all": round(sum(sum(each["seconds"].values()) for each in steps), 1), **phase_seconds(steps)}
@@ -196,7 +200,9 @@ def run_values(run: Training, steps_per_epoch: int) -> dict[str, Any]:
 
 def accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
     names = {name: f"accuracy_{name}" for name in SETS}
-    return {name: metrics[key if key in metrics else name] for name, key in names.items() if {key, name} & metrics.keys()}
+    return {
+        name: metrics[key if key in metrics else name] for name, key in names.items() if {key, name} & metrics.keys()
+    }
 
 
 def phase_seconds(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -212,7 +218,7 @@ def method_values(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [stage[name] for stage in last if name in stage]
         if values:
             found[name] = {"mean": fmean(values), "interval": half_width(values)}
-    for name in ("completion_tokens", *STEP_METRICS):
+    for name in ("completion_tokens", "completion_length", *STEP_METRICS):
         known = [stage[name] for stage in last if name in stage]
         found |= {name: fmean(known)} if known else {}
     return found

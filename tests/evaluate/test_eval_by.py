@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import whet
 
 SETS = ("easy", "easy", "hard")
