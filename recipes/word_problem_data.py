@@ -3,9 +3,9 @@
     python recipes/word_problem_data.py $WHET_DATA build/word_problems
 
 writes demonstrations.jsonl (GSM8K's solutions and, as --demonstrations says, ASDiv's formulas worked step by step),
-train.jsonl (ASDiv and MAWPS), eval.jsonl (SVAMP, GSM8K's test side, held-out ASDiv and MAWPS) and
-about.json. The folder given holds gsm8k/train.jsonl.gz and test.jsonl.gz, math/asdiv.jsonl.gz, mawps.jsonl.gz and svamp.jsonl.gz, each in its
-authors' columns.
+train.jsonl (ASDiv and MAWPS), eval.jsonl (SVAMP, GSM8K's test side, held-out ASDiv and MAWPS) and about.json. The
+folder given holds gsm8k/train.jsonl.gz and test.jsonl.gz, math/asdiv.jsonl.gz, mawps.jsonl.gz and svamp.jsonl.gz, each
+in its authors' columns.
 
 SVAMP was written by changing questions of ASDiv, and both ASDiv and MAWPS ask some questions many times with other
 numbers. So two questions count as alike when half of what one says stands in the other, numbers aside: questions that
