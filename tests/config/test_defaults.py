@@ -50,7 +50,9 @@ def test_a_rate_depends_on_the_kind_of_training_and_the_width(method, wide, narr
     assert rate(method, seven_billion) == wide
     assert rate(method, "smollm2") == narrow
     assert rate(method, "smollm2", lora=16) == pytest.approx(10 * narrow)
-    assert rate(method, folder_of(tmp_path / "wider", hidden_size=8192)) == pytest.approx(wide / 2, rel=0.21)  # one digit
+    assert rate(method, folder_of(tmp_path / "wider", hidden_size=8192)) == pytest.approx(
+        wide / 2, rel=0.21
+    )  # one digit
 
 
 def test_a_critic_learns_faster_than_its_policy():

@@ -109,7 +109,9 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator)
     data = data_summary(config, inputs.prompts, inputs.eval_prompts)
     facts = decode_facts(runtime, sampling, tokens)
-    return Built(trainer, {**facts, "data": data, "reward": reward_summary(inputs.parts)}, sampling_fact(sampling, tokens))
+    return Built(
+        trainer, {**facts, "data": data, "reward": reward_summary(inputs.parts)}, sampling_fact(sampling, tokens)
+    )
 
 
 def _settings(config: PreferenceConfig) -> PreferenceSettings:

@@ -38,9 +38,7 @@ def annotated_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(
-    kind: type[BaseModel], values: Mapping[str, Any], path: str, reasons: Mapping[str, str]
-) -> Iterator[str]:
+def _table(kind: type[BaseModel], values: Mapping[str, Any], path: str, reasons: Mapping[str, str]) -> Iterator[str]:
     """The keys of a section, and then the sections in it: TOML wants them in this order.
 
     `reasons` says why a value is what it is, by its path.
