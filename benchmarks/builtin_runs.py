@@ -33,7 +33,8 @@ def trained(folder: Path, name: str, method: str, steps: int | None = None, **se
     """The run of this name, trained now where it is not there yet."""
     found = folder / name
     if not (found / "run.json").is_file():
-        whet.train(method, steps=steps, config=merged(THREAD, settings), folder=str(found), console=False)
+        given = {} if steps is None else {"steps": steps}
+        whet.train(method, config=merged(THREAD, settings, given), folder=str(found), console=False)
     return whet.load(found)
 
 
