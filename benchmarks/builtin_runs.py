@@ -34,7 +34,7 @@ def trained(folder: Path, name: str, method: str, steps: int | None = None, **se
     found = folder / name
     if not (found / "run.json").is_file():
         given = {} if steps is None else {"steps": steps}
-        whet.train(method, config=merged(THREAD, settings, given), folder=str(found), console=False)
+        whet.train(method, config=merged(merged(THREAD, settings), given), folder=str(found), console=False)
     return whet.load(found)
 
 

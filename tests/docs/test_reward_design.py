@@ -53,7 +53,7 @@ def test_the_figure_and_table_are_drawn_from_a_run(hacking, tmp_path):
     assert drawn.count("the part counts") == 2 and drawn.count('class="line s0"') == 3 and "NaN" not in drawn
     found = hacking.summary(story, runs)["hacked"]
     assert found["before"]["accuracy"] == 1.0 and found["after"] == pytest.approx(
-        dict(accuracy=0.2, short=1, reward=1.2)
+        {"accuracy": 0.2, "short": 1, "reward": 1.2}
     )
     assert found["each seed"] == "20.0%" and found["training"]["1"]["short"] == 0.25
 
