@@ -157,18 +157,25 @@ def _shown(path: Path) -> str:
 def main() -> None:
     # not above: a run imports this file for its rewards, from anywhere
     from results_file import add_results_flag, write_results
+    from workers import run_all
 
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--folder", type=Path, default=Path("runs/hacking"))
     options.add_argument("--images", type=Path, default=IMAGES)
     options.add_argument("--story", choices=STORIES, action="append")
+    options.add_argument("--workers", type=int, default=1, help="runs side by side")
     add_results_flag(options, "reward_hacking")
     given = options.parse_args()
     found: dict[str, Any] = {"seeds": given.seeds}
-    for name in given.story or STORIES:
+    names, seeds = given.story or list(STORIES), range(given.seeds)
+    if any(STORIES[name].is_taught for name in names):
+        run_all(_taught, [(seed, given.folder) for seed in seeds], given.workers)
+    jobs = [(STORIES[name], kind, seed, given.folder) for name in names for kind in KINDS for seed in seeds]
+    run_all(trained, jobs, given.workers)
+    for name in names:
         story = STORIES[name]
-        runs = {kind: [trained(story, kind, seed, given.folder) for seed in range(given.seeds)] for kind in KINDS}
+        runs = {kind: [trained(story, kind, seed, given.folder) for seed in seeds] for kind in KINDS}
         (given.images / f"reward-{name}.svg").write_text(figure(story, runs), encoding="utf-8")
         found[name] = summary(story, runs)
         print(json.dumps(found[name], indent=1), flush=True)
