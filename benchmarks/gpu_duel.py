@@ -29,16 +29,16 @@ from bench_models import SHAPES, words_of
 from duel import (
     HERE,
     add_run_flags,
+    case_record,
     name_contended,
     peer_python,
     ratio_table,
     run_side,
-    save_results,
     summed_up,
     told,
 )
 from preference_cpu import pair_job, told_pairs
-from results_file import add_results_flag
+from results_file import add_results_flag, write_results
 from sft_cpu import conversations, rate_lines, rows_file
 
 WRITING = ("plain", "static", "paged")
@@ -252,7 +252,6 @@ def main() -> None:
     shared = {key: getattr(chosen, key) for key in ("threads", "seed", "precision")}
     shared["device"] = "cpu" if chosen.tiny else "cuda"
     results: dict[str, Any] = {}
-    titles: dict[str, str] = {}
     failed: dict[str, Any] = {}
     for part in chosen.parts.split(","):
         begun = time.perf_counter()
@@ -261,13 +260,14 @@ def main() -> None:
             title = f"{case.title}, {chosen.precision}"
             print(title, file=sys.stderr)
             sides, failures = fought(case, chosen, {**case.job, **shared})
-        results[part], titles[part] = sides, title
+        results[part] = sides
         failed.update({f"{part}: {name}": why for name, why in failures.items()})
         if sides:
             print(ratio_table(title, sides))
             print(case.told_after(sides) if case.told_after else "", flush=True)
         print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        save_results(chosen.results, results, titles, failed=failed)
+        if chosen.results:
+            write_results(f"{chosen.results}_{part}", {**case_record(title, sides), "failed": failures})
     name_contended(results)
     if failed:
         raise SystemExit(f"did not run: {', '.join(failed)}")
