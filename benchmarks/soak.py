@@ -1,7 +1,7 @@
 """Does a long run drift? Memory, open files, threads and step time over thousands of steps, each as a fitted slope.
 
     python benchmarks/soak.py --results                                    # 2,000 steps of the built-in model
-    python benchmarks/soak.py --model smollm2 --steps 500 --results soak_smollm2
+    python benchmarks/soak.py --model smollm2 --steps 500 --results real_soak_smollm2
 
 The run trains, evaluates and saves as any run does. Its learning rate is so small that completions keep their length:
 what still grows is not the work. The first tenth of the steps is left out and the rest cut into blocks; a line is
@@ -95,7 +95,7 @@ def fitted_drift(values: Sequence[float], limit: DriftLimit) -> dict[str, Any]:
     """The rise of a line through the medians of blocks, with its 95% interval, beside what is allowed."""
     after = list(values[round(WARM_UP * len(values)) :])
     count = min(BLOCKS, len(after))
-    if count < 4:
+    if count < 10:
         raise SystemExit(f"{len(values)} steps are too few to fit a line; give --steps 20 or more")
     cuts = [len(after) * place // count for place in range(count + 1)]
     medians = [median(after[start:stop]) for start, stop in pairwise(cuts)]
