@@ -1,8 +1,9 @@
-"""whet against TRL on one GPU, in turn and in fresh processes: a GRPO step; supervised fine-tuning, DPO and a reward
-model on rows and pairs of real lengths.
+"""whet against TRL and vLLM on one GPU, in turn and in fresh processes: a GRPO step; supervised fine-tuning, DPO and a
+reward model on rows and pairs of real lengths; rollouts of three sizes of model.
 
     python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --results
     python benchmarks/gpu_duel.py --parts dpo,rm --pairs dpo_en_demo.jsonl.gz --layouts padded,grouped
+    python benchmarks/gpu_duel.py --parts rollout,grpo --writing plain,vllm --results
     python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
     python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
 
@@ -39,9 +40,11 @@ from duel import (
 )
 from preference_cpu import pair_job, told_pairs
 from results_file import add_results_flag
+from rollout_duel import TINY as TINY_ROLLOUTS
+from rollout_duel import Rollouts, duel_rollouts
 from sft_cpu import conversations, rate_lines, rows_file
 
-WRITING = ("plain", "static", "paged")
+WRITING = ("plain", "static", "paged", "vllm")
 WEIGHTS = ("float32", "bfloat16")
 PACKING = ("packed", "flex")
 LAYOUTS = ("padded", "grouped", *PACKING)
@@ -164,6 +167,22 @@ PARTS: dict[str, Callable[[Any, Sizes, Path], Case]] = {
 }
 
 
+ALL_PARTS = (*PARTS, "rollout")
+
+
+def rollouts_of(chosen: Any) -> Rollouts:
+    wanted = TINY_ROLLOUTS if chosen.tiny else Rollouts()
+    given: dict[str, Any] = {}
+    if chosen.models:
+        given["models"] = tuple(chosen.models.split(","))
+        unknown = [each for each in given["models"] if each not in SHAPES]
+        if unknown:
+            raise SystemExit(f"--models {unknown[0]}: give some of {', '.join(SHAPES)}, with commas between them")
+    if chosen.sequences:
+        given["sequences"] = tuple(int(each) for each in chosen.sequences.split(","))
+    return replace(wanted, **given)
+
+
 def sizes_of(chosen: Any) -> Sizes:
     sizes = SMALL if chosen.tiny else Sizes()
     given = {key: getattr(chosen, key) for key in GIVEN if getattr(chosen, key)}
@@ -224,7 +243,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_run_flags(parser)
     add_results_flag(parser, "gpu_duel")
-    parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--parts", default=",".join(ALL_PARTS), help=", ".join(ALL_PARTS))
+    parser.add_argument("--models", help="of the rollouts: some of 135m, 1.5b, 7b")
+    parser.add_argument("--sequences", help="of the rollouts, e.g. 256 or 256,1024")
+    parser.add_argument("--together", action="store_true", help="start vLLM's engines of all models side by side")
     parser.add_argument("--peer-path", type=Path, help="folder of the peer's packages, for this same Python")
     parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
     parser.add_argument("--pairs", type=Path, help="a file of pairs, of any shape that whet reads")
@@ -240,13 +262,16 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, in fp32 unless said otherwise")
     parser.set_defaults(precision=None, patience=10.0)
     chosen = parser.parse_args()
-    for option, known in (("parts", PARTS), ("writing", WRITING), ("peer_weights", WEIGHTS), ("layouts", LAYOUTS)):
+    for option, known in (("parts", ALL_PARTS), ("writing", WRITING), ("peer_weights", WEIGHTS), ("layouts", LAYOUTS)):
         unknown = [each for each in getattr(chosen, option).split(",") if each not in known]
         if unknown:
             flag = option.replace("_", "-")
             raise SystemExit(f"--{flag} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
-    if chosen.peer_path is not None and not (chosen.peer_path / "trl").is_dir():
-        raise SystemExit(f"--peer-path {chosen.peer_path}: no trl is there; unpack its wheels into it")
+    parts = chosen.parts.split(",")
+    needed = {"vllm" if part == "rollout" else "trl" for part in parts} if chosen.only != "whet" else set()
+    for package in sorted(needed) if chosen.peer_path is not None else ():
+        if not (chosen.peer_path / package).is_dir():
+            raise SystemExit(f"--peer-path {chosen.peer_path}: no {package} is there; unpack its wheels into it")
     chosen.precision = chosen.precision or ("fp32" if chosen.tiny else "bf16")
     sizes = sizes_of(chosen)
     shared = {key: getattr(chosen, key) for key in ("threads", "seed", "precision")}
@@ -254,8 +279,24 @@ def main() -> None:
     results: dict[str, Any] = {}
     titles: dict[str, str] = {}
     failed: dict[str, Any] = {}
-    for part in chosen.parts.split(","):
+    rollouts: dict[str, Any] = {}
+
+    def keep(**more: Any) -> None:
+        save_results(chosen.results, results, titles, failed=failed, **more)
+
+    for part in parts:
         begun = time.perf_counter()
+        if part == "rollout":
+            with tempfile.TemporaryDirectory(prefix="whet-gpu-duel-") as work:
+
+                def keep_rollouts(found: dict[str, Any], wrong: dict[str, str]) -> None:
+                    rollouts.update(found)
+                    failed.update(wrong)
+                    keep(rollout=rollouts)
+
+                duel_rollouts(chosen, rollouts_of(chosen), Path(work), keep_rollouts)
+            print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+            continue
         with tempfile.TemporaryDirectory(prefix="whet-gpu-duel-") as work:
             case = PARTS[part](chosen, sizes, Path(work))
             title = f"{case.title}, {chosen.precision}"
@@ -267,7 +308,7 @@ def main() -> None:
             print(ratio_table(title, sides))
             print(case.told_after(sides) if case.told_after else "", flush=True)
         print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        save_results(chosen.results, results, titles, failed=failed)
+        keep(**({"rollout": rollouts} if rollouts else {}))
     name_contended(results)
     if failed:
         raise SystemExit(f"did not run: {', '.join(failed)}")
