@@ -26,7 +26,8 @@ TRL = "trl==1.16.0"
 PHASES = ("step", "rollout", "forward", "backward", "optimizer")
 # of a side, what a results file keeps: `cpu` is processor seconds of a step, `others` the share of the machine that
 # others used, `shares` the useful operations per second over the matrix rate
-COUNTED = (*PHASES, "cpu", "useful_tokens_per_second", "contended", "quiet_steps", "others", "shares")
+RATES = ("useful_tokens_per_second",)  # more is better
+COUNTED = (*PHASES, "cpu", *RATES, "contended", "quiet_steps", "others", "shares")
 
 
 def add_common_flags(parser: Any) -> None:
@@ -176,29 +177,25 @@ def ratio_names(sides: Iterable[str]) -> dict[str, str]:
     return {name: "ratio" if len(others) == 1 else f"ratio, {name}" for name in others}
 
 
-def save_results(name: str | None, results: dict[str, Any], titles: dict[str, str], **more: Any) -> None:
+def save_results(name: str | None, results: dict[str, Any], titles: dict[str, str]) -> None:
     """Everything measured so far; called after each case, so that an interrupted run keeps what it has."""
     if name is not None:
-        cases = {case: {"title": titles[case], **case_record(sides)} for case, sides in results.items()}
-        write_results(name, {**cases, **more})
+        write_results(name, {case: case_record(titles[case], sides) for case, sides in results.items()})
 
 
-def case_record(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a page may quote of one case: seconds, memory, and how many times better whet is than each other side."""
-    found: dict[str, Any] = {}
+def case_record(title: str, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a page may quote of one case: seconds and memory of each side, and `times`: whet's advantage over it."""
+    found: dict[str, dict[str, Any]] = {}
     for name, side in sides.items():
         found[name] = {key: side[key] for key in COUNTED if key in side}
         found[name]["peak_GB"] = side["peak_bytes"] / 1e9
-    ours = found.get("whet")
-    for name in ratio_names(sides):
-        theirs = found[name]
-        ratios = {
-            key: theirs[key] / ours[key] for key in (*PHASES, "cpu", "peak_GB") if ours.get(key) and key in theirs
-        }
-        if "useful_tokens_per_second" in ours:
-            ratios["useful_tokens_per_second"] = ours["useful_tokens_per_second"] / theirs["useful_tokens_per_second"]
-        found[f"{name} over whet"] = ratios
-    return found
+    ours = found.get("whet", {})
+    for theirs in found.values():
+        less = [key for key in (*PHASES, "cpu", "peak_GB") if ours.get(key) and key in theirs]
+        theirs["times"] = {key: theirs[key] / ours[key] for key in less}
+        for key in set(RATES) & set(ours) & set(theirs):
+            theirs["times"][key] = ours[key] / theirs[key]
+    return {"title": title, "sides": found}
 
 
 def name_contended(results: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from results_file import add_results_flag, write_results
+from workers import run_all
 
 import whet
 from whet.config.config import merged
@@ -101,13 +102,17 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: the method's own")
     parser.add_argument("--folder", type=Path, default=Path("methods"))
     parser.add_argument("--methods", default=",".join(PRESETS))
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     add_results_flag(parser, "every_method")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     print(f"{'':24}" + "".join(f"{each:>14}" for each in (*SHOWN, "completions")), flush=True)
     found: dict[str, dict[str, float]] = {}
-    for name in chosen.methods.split(","):
-        found[name] = summary([result(name, seed, chosen.folder, chosen.updates) for seed in range(chosen.seeds)])
+    names = chosen.methods.split(",")
+    jobs = [(name, seed, chosen.folder, chosen.updates) for name in names for seed in range(chosen.seeds)]
+    results = run_all(result, jobs, chosen.workers)
+    for place, name in enumerate(names):
+        found[name] = summary(results[place * chosen.seeds : (place + 1) * chosen.seeds])
         print(line(name, found[name]), flush=True)
     if chosen.results:
         write_results(chosen.results, {"methods": found})

@@ -30,16 +30,16 @@ from bench_models import SHAPES, words_of
 from duel import (
     HERE,
     add_run_flags,
+    case_record,
     name_contended,
     peer_python,
     ratio_table,
     run_side,
-    save_results,
     summed_up,
     told,
 )
 from preference_cpu import pair_job, told_pairs
-from results_file import add_results_flag
+from results_file import add_results_flag, write_results
 from rollout_duel import TINY as TINY_ROLLOUTS
 from rollout_duel import Rollouts, duel_rollouts
 from sft_cpu import conversations, rate_lines, rows_file
@@ -277,23 +277,17 @@ def main() -> None:
     shared = {key: getattr(chosen, key) for key in ("threads", "seed", "precision")}
     shared["device"] = "cpu" if chosen.tiny else "cuda"
     results: dict[str, Any] = {}
-    titles: dict[str, str] = {}
     failed: dict[str, Any] = {}
-    rollouts: dict[str, Any] = {}
 
-    def keep(**more: Any) -> None:
-        save_results(chosen.results, results, titles, failed=failed, **more)
+    def keep_rollouts(found: dict[str, Any], wrong: dict[str, str]) -> None:
+        failed.update(wrong)
+        if chosen.results:
+            write_results(f"{chosen.results}_rollout", {**found, "failed": wrong})
 
     for part in parts:
         begun = time.perf_counter()
         if part == "rollout":
             with tempfile.TemporaryDirectory(prefix="whet-gpu-duel-") as work:
-
-                def keep_rollouts(found: dict[str, Any], wrong: dict[str, str]) -> None:
-                    rollouts.update(found)
-                    failed.update(wrong)
-                    keep(rollout=rollouts)
-
                 duel_rollouts(chosen, rollouts_of(chosen), Path(work), keep_rollouts)
             print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
             continue
@@ -302,13 +296,14 @@ def main() -> None:
             title = f"{case.title}, {chosen.precision}"
             print(title, file=sys.stderr)
             sides, failures = fought(case, chosen, {**case.job, **shared})
-        results[part], titles[part] = sides, title
+        results[part] = sides
         failed.update({f"{part}: {name}": why for name, why in failures.items()})
         if sides:
             print(ratio_table(title, sides))
             print(case.told_after(sides) if case.told_after else "", flush=True)
         print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        keep(**({"rollout": rollouts} if rollouts else {}))
+        if chosen.results:
+            write_results(f"{chosen.results}_{part}", {**case_record(title, sides), "failed": failures})
     name_contended(results)
     if failed:
         raise SystemExit(f"did not run: {', '.join(failed)}")

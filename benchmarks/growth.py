@@ -1,6 +1,6 @@
 """How a step's time and memory grow with group size, sequence length, batch and model size, beside the ceilings.
 
-    python benchmarks/growth.py --images docs/images --results
+    python benchmarks/growth.py --images growth --results
 
 Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, completions of fixed
 length. The dashed lines are what the measured matrix rate and memory bandwidth would allow if only useful work were

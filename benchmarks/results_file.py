@@ -106,7 +106,9 @@ def machine() -> dict[str, Any]:
 
 
 def gpu_name() -> str | None:
-    """The name of the GPU, by the driver: the process that writes may never have touched it."""
+    """The name of the GPU, by the driver, since the process that writes may never have touched it; None: hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return None
     try:
         asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         names = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.split("\n")

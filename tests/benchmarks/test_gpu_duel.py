@@ -77,11 +77,12 @@ def test_flags_change_the_sizes_and_nothing_else():
 def test_a_results_file_holds_ratios_with_every_other_side():
     sides = {"whet": side(1.0, 1e9, 40.0), "trl padded": side(3.0, 4e9, 10.0), "trl packed": side(2.0, 2e9, 20.0)}
     rate_lines(sides, 2.0)
-    found = case_record(sides)
-    assert found["trl padded over whet"]["step"] == 3.0 and found["trl packed over whet"]["peak_GB"] == 2.0
-    assert found["trl padded over whet"]["useful_tokens_per_second"] == 4.0
-    assert found["whet"]["peak_GB"] == 1.0 and "trained_per_second" not in found["whet"]
-    assert set(case_record({"trl": sides["trl padded"]})) == {"trl"}
+    found = case_record("title", sides)["sides"]
+    assert found["trl padded"]["times"]["step"] == 3.0 and found["trl packed"]["times"]["peak_GB"] == 2.0
+    assert found["trl padded"]["times"]["useful_tokens_per_second"] == 4.0
+    assert found["whet"]["peak_GB"] == found["whet"]["times"]["step"] == 1.0
+    assert "trained_per_second" not in found["whet"]
+    assert case_record("title", {"trl": sides["trl padded"]})["sides"]["trl"]["times"] == {}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a results file says of itself."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -76,4 +77,4 @@ def test_every_results_file_says_where_it_is_from(path):
     assert set(found) - {"dirty"} == {"command", "date", "commit", "machine", "values"}
     assert found["command"].startswith("python ") and (RESULTS.parent / found["command"].split()[1]).is_file()
     assert found["commit"] != "unknown", "set WHET_COMMIT where the tree is no git checkout"
-    assert "/root" not in path.read_text() and "/home" not in path.read_text()
+    assert not re.search(r'[" =]/\w', path.read_text()), "a path of the machine"
