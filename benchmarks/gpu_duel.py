@@ -209,8 +209,13 @@ def worded(rows: Iterable[dict[str, Any]], vocabulary: int) -> list[dict[str, An
     return [{"messages": turns(row)} for row in rows]
 
 
-def fought(case: Case, chosen: Any, job: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The sides that ran, and what went wrong with those that did not: one choice of the peer may not work here."""
+def fought(
+    case: Case, chosen: Any, job: dict[str, Any], keep: Callable[[dict[str, dict[str, Any]], dict[str, str]], None]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The sides that ran, and what went wrong with those that did not: one choice of the peer may not work here.
+
+    `keep` gets what there is after each of them.
+    """
     sides: dict[str, dict[str, Any]] = {} if chosen.only == "trl" else {"whet": {}}
     if chosen.only != "whet":
         sides.update(case.peers)
@@ -224,11 +229,18 @@ def fought(case: Case, chosen: Any, job: dict[str, Any]) -> tuple[dict[str, dict
             except SystemExit as failure:
                 failures[name] = str(failure)
                 print(f"  {name}: {failure}", file=sys.stderr)
+                keep({each: summed_up(every) for each, every in runs.items()}, failures)
                 continue
             runs.setdefault(name, []).append(found)
             steps = [round(step["seconds"], 3) for step in found["steps"]]
             print(f"  {name}: {steps} s; {time.perf_counter() - start:.0f} s with its start", file=sys.stderr)
+            keep({each: summed_up(every) for each, every in runs.items()}, failures)
     return {name: summed_up(each) for name, each in runs.items()}, failures
+
+
+def keep_sides(results: str | None, title: str, sides: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:
+    if results:
+        write_results(results, {**case_record(title, sides), "failed": failures})
 
 
 def ran(name: str, job: dict[str, Any], chosen: Any) -> dict[str, Any]:
@@ -295,15 +307,15 @@ def main() -> None:
             case = PARTS[part](chosen, sizes, Path(work))
             title = f"{case.title}, {chosen.precision}"
             print(title, file=sys.stderr)
-            sides, failures = fought(case, chosen, {**case.job, **shared})
+            keep = functools.partial(keep_sides, chosen.results and f"{chosen.results}_{part}", title)
+            sides, failures = fought(case, chosen, {**case.job, **shared}, keep)
         results[part] = sides
         failed.update({f"{part}: {name}": why for name, why in failures.items()})
         if sides:
             print(ratio_table(title, sides))
             print(case.told_after(sides) if case.told_after else "", flush=True)
         print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        if chosen.results:
-            write_results(f"{chosen.results}_{part}", {**case_record(title, sides), "failed": failures})
+        keep(sides, failures)
     name_contended(results)
     if failed:
         raise SystemExit(f"did not run: {', '.join(failed)}")
