@@ -51,6 +51,13 @@ def test_slower_and_slower_steps_are_a_drift(soak: ModuleType) -> None:
     assert soak.fitted_drift(slower, soak.LIMITS["step_seconds"])["drifts"]
 
 
+def test_what_slows_the_fixed_work_as_much_is_no_drift(soak: ModuleType) -> None:
+    busy = [1.0 + 0.5 * step / 400 for step in range(400)]
+    steps = [0.3 * each + more for each, more in zip(busy, noise(0.003), strict=True)]
+    assert soak.fitted_drift(steps, soak.LIMITS["step_seconds"])["drifts"]
+    assert not soak.fitted_drift(steps, soak.LIMITS["step_seconds"], [0.01 * each for each in busy])["drifts"]
+
+
 def test_too_few_steps_are_refused(soak: ModuleType) -> None:
     with pytest.raises(SystemExit, match="too few"):
         soak.fitted_drift([1.0] * 4, soak.LIMITS["threads"])
