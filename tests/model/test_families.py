@@ -9,7 +9,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from families import families, gaps_of
 
-FUSED, PACKED, PADDED = "fused layers", "the model's own layers, shared prompts", "the model's own layers on padded rows"
+FUSED, PACKED, PADDED = (
+    "fused layers",
+    "the model's own layers, shared prompts",
+    "the model's own layers on padded rows",
+)
 STEP, BUFFERS, CACHE = "fused decoder", "the model's own layers on whet's buffers", "the model's own forward and cache"
 ONE_LENGTH, NO_CACHE = f"{CACHE}, prompts of one length", "the model's own forward over whole rows, without a cache"
 
@@ -48,8 +52,6 @@ def test_a_wrong_window_is_found(monkeypatch):
 
     right = block.layer_windows
     monkeypatch.setattr("whet.model.fused_trunk._refusal", lambda lm: "")
-    monkeypatch.setattr(
-        block, "layer_windows", lambda *asked: tuple(each and each // 2 for each in right(*asked))
-    )
+    monkeypatch.setattr(block, "layer_windows", lambda *asked: tuple(each and each // 2 for each in right(*asked)))
     found = gaps_of("mistral")
     assert found.training == "fused layers" and not found.right and found.logp > 1e-2 and found.gradient > 1e-2

@@ -29,7 +29,9 @@ def model_of(family, **settings):
 
 
 def test_windows_are_short_inside_only():
-    lm = model_of("ministral", head_dim=8, sliding_window=WINDOW, layer_types=["sliding_attention"] * 2 + ["full_attention"])
+    lm = model_of(
+        "ministral", head_dim=8, sliding_window=WINDOW, layer_types=["sliding_attention"] * 2 + ["full_attention"]
+    )
     attention = lm.trunk.layers[0].self_attn
     with short_windows(lm):
         assert (lm.model.config.sliding_window, attention.sliding_window) == (4, 4)

@@ -61,7 +61,11 @@ def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     fix_generation_config(model, tokenizer)
     # whet checks lengths itself, with the prompt's name; the tokenizer's own warning would come without one
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    ends, context, fixed = end_tokens(model, tokenizer), context_length(model.config), fixed_rotation_length(model.config)
+    ends, context, fixed = (
+        end_tokens(model, tokenizer),
+        context_length(model.config),
+        fixed_rotation_length(model.config),
+    )
     if fixed is None or fixed >= context:
         return LoadedModel(model, tokenizer, source, ends, context)
     reason = f"longrope: a longer row would turn all rows of its batch by other angles; the config's {context}"

@@ -291,8 +291,8 @@ def _refusal(lm: CausalLM) -> str:
                     lm.hidden(tokens)
     except AttentionRefused as refused:
         return str(refused)
-    except Exception as error:  # whatever a model stumbles over on a tree, padded rows are still right
-        return f"{type(error).__name__}: {error}"
+    except Exception as failure:  # whatever a model stumbles over on a tree, padded rows are still right
+        return f"{type(failure).__name__}: {failure}"
     finally:
         for module in training:
             module.training = True
