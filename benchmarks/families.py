@@ -28,6 +28,7 @@ from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.load import switch_off_dropout
 from whet.model.token_logp import token_logp
+from whet.model.train_noise import switch_off_noise
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -313,6 +314,7 @@ def gaps_of(name: str, **changes: Any) -> Gaps:
     reference = wide_copy(model)
     try:
         lm = causal_lm(model)
+        switch_off_noise(lm)
         found = replace(found, training=str(fast_path(lm)))
         logp, gradient = training_gaps(lm, reference)
         found = replace(found, logp=logp, gradient=gradient)
