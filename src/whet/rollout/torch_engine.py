@@ -24,7 +24,7 @@ from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.own_cache import OwnCacheBackend
 from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
-from whet.types import Request, Sample, Sampling, Support, WhetError
+from whet.types import Request, Sample, Sampling, WhetError
 
 OWN_CACHE = "the model's own forward and cache"
 
@@ -136,7 +136,6 @@ class TorchEngine:
     def _sample(self, request: Request, completions: Completions, number: int) -> Sample:
         count, start = completions.count[number], len(request.tokens)
         completion = completions.tokens[number, :count]
-        kept = completions.support[number]
         return Sample(
             tokens=torch.cat([torch.tensor(request.tokens, dtype=torch.long), completion]),
             action=torch.arange(start + count) >= start,
@@ -144,7 +143,5 @@ class TorchEngine:
             versions=(self._version, self._version),
             stop=completions.stop[number],
             completion=self._tokenizer.decode(completion.tolist(), skip_special_tokens=True),
-            support=Support(torch.cat(kept), torch.tensor([len(ids) for ids in kept], dtype=torch.int32))
-            if kept
-            else None,
+            support=completions.support[number],
         )
