@@ -299,8 +299,8 @@ def _kept(value, column, width, best, low, inverse_temperature, min_p, narrow: t
 @triton.jit
 def _sample(  # type: ignore[no-untyped-def]
     logits, uniform, count, token_out, logp_out, ids_out, num_out, width, inverse_temperature, top_k, top_p, min_p,
-    room, ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr, by_share: tl.constexpr,
-    narrow: tl.constexpr, block: tl.constexpr,
+    room, ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr,
+    by_share: tl.constexpr, narrow: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
