@@ -241,17 +241,22 @@ def test_common_settings_stay_on_the_graphs(settings, rows_per_batch):
     assert str(fast.path_for(sampling, 70)) == "CUDA graphs"
     written = fast.generate(requests, sampling)
     expected = TorchEngine(lm, Numbers(), [7, 11], context=512, fast=False).generate(requests, sampling)
-    same = 0
+    same, positions, kept_alike = 0, 0, 0
     for one, two in zip(written, expected, strict=True):
-        if torch.equal(one.tokens, two.tokens):
-            same += 1
-            torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
-            assert one.stop == two.stop
-            if sampling.truncates:
-                assert one.support.counts.tolist() == two.support.counts.tolist()
-                assert one.support.ids.tolist() == two.support.ids.tolist()
         assert one.support is None or len(one.support.counts) == one.num_actions
-    assert same >= len(requests) - 2  # float noise may tip a draw over
+        if not torch.equal(one.tokens, two.tokens):
+            continue
+        same += 1
+        assert one.stop == two.stop
+        gap = (one.behavior_logp - two.behavior_logp).abs()[one.action]
+        alike = torch.ones_like(gap, dtype=torch.bool)
+        if sampling.truncates:
+            mine, theirs = (each.support.ids.split(each.support.counts.tolist()) for each in (one, two))
+            alike = torch.tensor([torch.equal(*ids) for ids in zip(mine, theirs, strict=True)])
+        assert gap[alike].max() < 1e-4
+        positions, kept_alike = positions + len(alike), kept_alike + int(alike.sum())
+    assert same >= len(requests) - 2  # float noise may tip a draw over, or a token over a threshold
+    assert kept_alike >= 0.99 * positions
     assert len({one.stop for one in written}) > 1
 
 
@@ -270,7 +275,7 @@ def test_graphs_and_caches_outlast_a_rollout_and_grow():
         written, expected = fast.generate(requests, sampling), plain.generate(requests, sampling)
         same = sum(torch.equal(one.tokens, two.tokens) for one, two in zip(written, expected, strict=True))
         assert same >= len(requests) - 2
-        graphs.append({id(graph) for graph, _ in fast._graphs._graphs.values()})
+        graphs.append({graph for graph, _ in fast._graphs._graphs.values()})
     assert graphs[0] <= graphs[1] <= graphs[2] and not graphs[2] & graphs[3] and graphs[3] <= graphs[4]
 
 

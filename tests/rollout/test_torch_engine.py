@@ -17,7 +17,7 @@ from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.own_cache import OwnCacheBackend
 from whet.rollout.sampling import draw
 from whet.rollout.scheduler import DecodeScheduler, StopRule, decode_job
-from whet.rollout.torch_engine import TorchEngine
+from whet.rollout.torch_engine import TorchEngine, decoded
 from whet.types import Request, Sampling, StopReason, WhetError
 
 SMALL = {
@@ -443,3 +443,18 @@ def test_few_tokens_are_decoded_where_few_can_complete_a_text():
     assert rule.stopped_at(letters, 0, Sampling(stop=("xyc",))) is None
     assert sum(len(each) == 1 for each in decoded) == 3  # every token once, alone
     assert len(decoded) == 3 + 50
+
+
+def test_texts_decoded_together_are_those_decoded_alone():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>")
+    rows = [[5, 9, 200, 201, tokenizer.eos_token_id], [], [40, 41, 42, 220, 13]]
+    expected = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    assert decoded(tokenizer, rows) == expected and "<eos>" not in expected[0] and expected[2]
+    tokenizer.clean_up_tokenization_spaces = True
+    assert decoded(tokenizer, rows) == [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    assert decoded(Letters(), rows[2:]) == [Letters().decode(rows[2])] and decoded(tokenizer, []) == []

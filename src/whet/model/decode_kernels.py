@@ -222,11 +222,14 @@ def attention(
     q_norm, k_norm = (qkv, qkv) if heads.norms is None else heads.norms
     top, mass, mixed = (qkv, qkv, qkv) if shares is None else (shares.top, shares.mass, shares.mixed)
     parts, batch = (1, len(qkv)) if shares is None else shares.top.shape[:2]
+    # measured on an H200: with many rows small programs read as fast as memory gives, with few each has to be quick
+    block, warps = (64, 4) if heads.size != 64 else (32, 1) if len(qkv) * heads.num_key_heads >= 512 else (128, 4)
     _attention[(len(qkv), heads.num_key_heads)](
         qkv, *heads.tables, position, written, q_norm, k_norm, prompts.keys, prompts.values, prompts.lengths,
         prompts.slot, own_k, own_v, top, mass, mixed, out, batch, prompts.keys.shape[2], own_k.shape[2], parts,
         heads.scale, heads.epsilon, heads.num_heads, heads.num_key_heads, heads.size,
-        64 if not exact else 32, heads.norms is not None, shares is not None, exact, num_warps=4, num_stages=3,
+        32 if exact else block, heads.norms is not None, shares is not None, exact,
+        num_warps=4 if exact else warps, num_stages=3,
     )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ class GraphBackend:
         yield
 
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
-        return num_free >= min(num_waiting, max(1, self.num_rows // 16))
+        return num_free >= min(num_waiting, max(1, self.num_rows // 32))
 
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         """Keys, values and the logits behind each prompt, into its slot."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,7 +117,9 @@ class TorchEngine:
             completions = self._completions(requests, sampling)
         finally:
             self._lm.model.train(was_training)
-        return [self._sample(request, completions, number) for number, request in enumerate(requests)]
+        rows = [tokens[:count].tolist() for tokens, count in zip(completions.tokens, completions.count, strict=True)]
+        texts = decoded(self._tokenizer, rows)
+        return [self._sample(request, completions, number, texts[number]) for number, request in enumerate(requests)]
 
     def _completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
         longest_prompt = max(len(request.tokens) for request in requests)
@@ -133,7 +136,7 @@ class TorchEngine:
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
-    def _sample(self, request: Request, completions: Completions, number: int) -> Sample:
+    def _sample(self, request: Request, completions: Completions, number: int, text: str) -> Sample:
         count, start = completions.count[number], len(request.tokens)
         completion = completions.tokens[number, :count]
         return Sample(
@@ -142,6 +145,20 @@ class TorchEngine:
             behavior_logp=F.pad(completions.logp[number, :count], (start, 0)),
             versions=(self._version, self._version),
             stop=completions.stop[number],
-            completion=self._tokenizer.decode(completion.tolist(), skip_special_tokens=True),
+            completion=text,
             support=completions.support[number],
         )
+
+
+def decoded(tokenizer: Any, rows: Sequence[list[int]]) -> list[str]:
+    """The text of each row, without special tokens.
+
+    Where the tokenizer only hands its rows on to the tokenizers library, they are given to it all at once: it decodes
+    them side by side, on all cores, where one after the other would take a tenth of a fast rollout.
+    """
+    one = partial(tokenizer.decode, skip_special_tokens=True)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not rows or getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return [one(row) for row in rows]
+    texts: list[str] = backend.decode_batch(rows, skip_special_tokens=True)
+    return texts if texts[0] == one(rows[0]) else [one(row) for row in rows]
