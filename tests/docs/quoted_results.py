@@ -5,7 +5,7 @@ A page holds a template in a comment, which no reader sees, and below it what th
     <!-- results
     A step takes {gpu_step_135m/step_s:.2f} s ({gpu_step_135m/@}).
     -->
-    A step takes 1.20 s (`python benchmarks/gpu_step.py --results`, 2026-11-16, commit abc1234, NVIDIA H200).
+    A step takes 1.20 s (`results/gpu_step_135m.json`: 2026-11-16, commit abc1234, NVIDIA H200, torch 2.11).
     <!-- results: end -->
 
 {FILE/KEY/KEY:FORMAT} is a value of results/FILE.json in Python's format language, {FILE/@} says where it is from. A
@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 # measured on a GPU, or taking long: a page may name them before they are there
-LATER = ("gpu_", "real_", "builtin_", "every_method", "reward_hacking", "grpo_step_cpu")
+LATER = ("gpu_", "real_", "every_method", "reward_hacking", "grpo_step_cpu")
 BLOCK = re.compile(
     r"^(?P<open>[ ]*<!-- results\n(?P<template>.*?)\n[ ]*-->\n)(?P<shown>.*?)(?P<close>^[ ]*<!-- results: end -->)$",
     re.S | re.M,
@@ -118,14 +118,14 @@ def value_at(name: str, path: str, load: Load) -> Any:
 
 
 def origin(name: str, load: Load) -> str:
-    """Command, date, commit and machine in a few words."""
+    """The file, which has the command, and date, commit and machine in a few words."""
     record = load(name)
     assert record is not None
     machine = record["machine"]
     where = machine["gpu"] or f"{machine['cores']} cores of an {machine['processor']}"
     commit = f"{record['commit']}{' and changes' if record.get('dirty') else ''}"
     busy = "; others used the machine at the same time" if any(contended(record["values"])) else ""
-    return f"`{record['command']}`, {record['date']}, commit {commit}, {where}, torch {machine['torch']}{busy}"
+    return f"`results/{name}.json`: {record['date']}, commit {commit}, {where}, torch {machine['torch']}{busy}"
 
 
 def contended(values: Any) -> Iterator[bool]:

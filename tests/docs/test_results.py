@@ -125,7 +125,7 @@ def page_of(template, shown=""):
         ("no number", "no number\n"),
         (
             "{gpu_speed/@}",
-            "`python benchmarks/a.py --results`, 2026-11-16, commit abc1234, 2 cores of an X, torch 2.13;"
+            "`results/gpu_speed.json`: 2026-11-16, commit abc1234, 2 cores of an X, torch 2.13;"
             " others used the machine at the same time\n",
         ),
     ],

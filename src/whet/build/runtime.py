@@ -122,8 +122,10 @@ def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampli
     return tokens
 
 
-def build_evaluator(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score) -> Evaluator:
-    return Evaluator(runtime.engine, prompts, encode_prompts(runtime, prompts, sampling), sampling, score)
+def build_evaluator(
+    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, by: str = ""
+) -> Evaluator:
+    return Evaluator(runtime.engine, prompts, encode_prompts(runtime, prompts, sampling), sampling, score, by)
 
 
 def settings_facts(config: Config) -> dict[str, str]:
