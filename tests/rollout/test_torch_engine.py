@@ -1,5 +1,7 @@
 """The in-process engine against transformers' own decoding and against the trainer's log-probabilities."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -458,3 +460,16 @@ def test_texts_decoded_together_are_those_decoded_alone():
     tokenizer.clean_up_tokenization_spaces = True
     assert decoded(tokenizer, rows) == [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     assert decoded(Letters(), rows[2:]) == [Letters().decode(rows[2])] and decoded(tokenizer, []) == []
+
+
+def test_an_engine_that_is_dropped_is_gone_at_once():
+    """Its caches may be gigabytes."""
+    engine = engine_of(model_of("llama"))
+    engine.generate([Request((5, 9), 1)], Sampling(max_new_tokens=2, stop=("zz",)))
+    alive = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert alive() is None
+    finally:
+        gc.enable()

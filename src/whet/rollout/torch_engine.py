@@ -47,7 +47,9 @@ class TorchEngine:
         """
         self._lm = lm
         self._tokenizer = tokenizer
-        self._stop = StopRule(torch.tensor(sorted(end_tokens), dtype=torch.long), self._text)
+        self._stop = StopRule(
+            torch.tensor(sorted(end_tokens), dtype=torch.long), partial(_with_special_tokens, tokenizer)
+        )
         self._context = context
         self._rows_per_batch = rows_per_batch or (1024 if lm.device.type == "cuda" else 512)
         self._version = 0
@@ -151,9 +153,6 @@ class TorchEngine:
             parts.append(DecodeScheduler(backend, job).run())
         return parts[0] if len(parts) == 1 else _joined(parts, groups)
 
-    def _text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-
     def _sample(self, request: Request, completions: Completions, number: int, text: str) -> Sample:
         count, start = completions.count[number], len(request.tokens)
         completion = completions.tokens[number, :count]
@@ -166,6 +165,11 @@ class TorchEngine:
             completion=text,
             support=completions.support[number],
         )
+
+
+def _with_special_tokens(tokenizer: Any, tokens: list[int]) -> str:
+    # no method of the engine: one that is dropped must free its caches at once, not when cycles are collected
+    return str(tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def decoded(tokenizer: Any, rows: Sequence[list[int]]) -> list[str]:
