@@ -277,7 +277,12 @@ def test_gates_and_the_head_have_no_adapter() -> None:
     assert "q_proj" in names and "lm_head" not in names
     assert unadapted_experts(model) == sum(each.numel() for each in model.parameters() if each.ndim == 3) > 0
     assert not causal_lm(model.eval()).whole
-    qwen = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    qwen = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
     gated = transformers.Qwen2MoeForCausalLM(
         transformers.Qwen2MoeConfig(**shape, **qwen, num_attention_heads=4, num_key_value_heads=2)
     )

@@ -24,7 +24,11 @@ def add_configured_adapters(config: Config, model: Any) -> dict[str, str]:
     layers = add_adapters(model, LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed))
     learned = sum(each.numel() for each in adapter_factors(model).values())
     experts = unadapted_experts(model)
-    left = f"; {experts / 1e6:.2g}M weights in tensors of all experts or of convolutions stay as they are" if experts else ""
+    left = (
+        f"; {experts / 1e6:.2g}M weights in tensors of all experts or of convolutions stay as they are"
+        if experts
+        else ""
+    )
     return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn{left})"}
 
 

@@ -136,7 +136,7 @@ def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) 
 
 
 def unadapted_experts(model: Any) -> int:
-    """How many weights lie in tensors of all experts, or of convolutions: no linear layers, so they stay as they are."""
+    """How many weights lie in tensors of all experts, or of convolutions: these are no linear layers, and stay."""
     return sum(weight.numel() for weight in model.base_model.parameters() if weight.ndim > 2)
 
 
