@@ -122,7 +122,7 @@ def main() -> None:
                     found[kind] = {"error": f"{type(error).__name__}: {error}"[:500]}
         answer["cases"][case["name"]] = found
         Path(sys.argv[2]).write_text(json.dumps(answer))  # what is measured stays, whatever comes next
-    print(json.dumps(answer), flush=True)
+    os._exit(0)  # taking the engine down takes seconds that nobody waits for; whoever started this ends its processes
 
 
 if __name__ == "__main__":
