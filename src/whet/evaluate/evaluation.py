@@ -14,17 +14,20 @@ from whet.rollout.collect import draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
-Told = Callable[[Mapping[str, str]], None]
+OnFacts = Callable[[Mapping[str, str]], None]
 """Is given how completions are written, and why not faster, before the first one."""
 
 
 def evaluate_groups(
-    config: EvaluationConfig, num_samples: int, rewards: Sequence[RewardPart] | None = None, told: Told | None = None
+    config: EvaluationConfig,
+    num_samples: int,
+    rewards: Sequence[RewardPart] | None = None,
+    on_facts: OnFacts | None = None,
 ) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
     runtime, evaluator = eval_setup(config, rewards)
-    if told is not None:
-        told(decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens))
+    if on_facts is not None:
+        on_facts(decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens))
     return run_evaluator(config, num_samples, runtime, evaluator)
 
 
@@ -65,14 +68,14 @@ def sample_completions(
     prompts: Sequence[Prompt],
     num_samples: int,
     scored: bool = False,
-    told: Told | None = None,
+    on_facts: OnFacts | None = None,
 ) -> list[list[Sample]]:
     """Draw completions to the user's own prompts; `scored` by the config's rewards."""
     runtime = load_runtime(config)
     sampling = sampling_from(config.sampling)
     tokens = encode_prompts(runtime, prompts, sampling)
-    if told is not None:
-        told(decode_facts(runtime, sampling, tokens))
+    if on_facts is not None:
+        on_facts(decode_facts(runtime, sampling, tokens))
     drawn = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
     if not scored:
         return [list(samples) for samples in drawn]
