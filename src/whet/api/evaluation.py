@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,11 +46,12 @@ def evaluate(
     tokenizer: Any = None,
     samples: int = 1,
     settings: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> EvalResult:
     """Measure a model or a run on held-out prompts: greedy, or `samples` drawn completions per prompt with pass@k.
 
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
-    rewards, unless others are given.
+    rewards, unless others are given. `note` is called with what is worth a line: which columns the data was read from.
     """
     from whet.evaluate.evaluation import evaluate_groups, group_metrics
 
@@ -69,7 +70,7 @@ def evaluate(
         if rows is not None:
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), rows)
-        groups = evaluate_groups(evaluation_config(name, source, values), samples, made_rewards(parts))
+        groups = evaluate_groups(evaluation_config(name, source, values), samples, made_rewards(parts), note)
     return EvalResult(group_metrics(groups, samples), tuple(_completions(groups)))
 
 

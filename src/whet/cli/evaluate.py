@@ -93,7 +93,7 @@ def sample(
         from whet.evaluate.evaluation import evaluate_groups
 
         values.setdefault("eval", {})["prompts"] = count
-        for group in evaluate_groups(api.evaluation_config(model, data, values), number):
+        for group in evaluate_groups(api.evaluation_config(model, data, values), number, note=_note):
             typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
             for each in group.samples:
                 typer.echo(f"  [{_score(each.reward)}] {each.completion}")
@@ -105,6 +105,10 @@ def sample(
     for written in sample_completions(config, [question], number, scored=bool(reward)):
         for each in written:
             typer.echo(f"[{_score(each.reward)}] {each.completion}" if reward else each.completion)
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _score(reward: float | None) -> str:
@@ -125,7 +129,7 @@ def run_evaluation(request: EvalRequest) -> None:
     if "rerank" in values or request.page is not None:
         _run_reranking(request, values)
         return
-    result = api.evaluate(request.model, request.data, samples=request.samples, settings=values)
+    result = api.evaluate(request.model, request.data, samples=request.samples, settings=values, note=_note)
     kept = _keep(request, result)
     if request.as_json:
         print_json(dict(result.metrics))

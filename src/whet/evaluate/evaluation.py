@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.metrics.selection import pass_at
@@ -16,21 +17,32 @@ from whet.types import Group, Prompt, Sample, WhetError
 
 
 def evaluate_groups(
-    config: EvaluationConfig, num_samples: int, rewards: Sequence[RewardPart] | None = None
+    config: EvaluationConfig,
+    num_samples: int,
+    rewards: Sequence[RewardPart] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
-    return run_evaluator(config, num_samples, *eval_setup(config, rewards))
+    return run_evaluator(config, num_samples, *eval_setup(config, rewards, note))
 
 
-def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
-    """The model, and the held-out prompts with their judge."""
-    chosen = load_prompts(config, evaluation=True)[: config.eval.prompts]
+def eval_setup(
+    config: EvaluationConfig,
+    rewards: Sequence[RewardPart] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> tuple[Runtime, Evaluator]:
+    """The model, and the held-out prompts with their judge; `note` is told how the columns were read."""
+    prompts = load_prompts(config, evaluation=True)
+    for name, text in column_facts(prompts).items():
+        if note is not None:
+            note(f"{name}: {text}")
+    chosen = prompts[: config.eval.prompts]
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)
     runtime = load_runtime(config)
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
-    return runtime, build_evaluator(runtime, chosen, sampling_from(config.sampling), score)
+    return runtime, build_evaluator(runtime, chosen, sampling_from(config.sampling), score, config.data)
 
 
 def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:
