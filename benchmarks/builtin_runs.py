@@ -113,7 +113,6 @@ def whetstone(folder: Path) -> dict[str, Any]:
 def preferences(folder: Path) -> dict[str, Any]:
     """Preference training on ready-made pairs and on the policy's own, and the three kinds of reward model."""
     found = {"dpo": before_after(trained(folder, "dpo")), "online": before_after(trained(folder, "dpo-online"))}
-    found["dpo"]["greedy"] = {"before": evaluated("whetstone"), "after": evaluated(str(folder / "dpo"))}
     return {**found, **{kind: before_after(trained(folder, kind)) for kind in REWARD_MODELS}}
 
 

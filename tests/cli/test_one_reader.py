@@ -82,7 +82,7 @@ def test_rows_beyond_the_context_are_an_error_or_left_out(method):
     batch = TINY["batch"] if method == "grpo" else {"rows_per_step": 2}
     reward = {"reward": "exact_answer"} if method == "grpo" else {}
     settings = {"steps": 1, "batch": batch, "folder": "run", "console": False, **reward}
-    with pytest.raises(WhetError, match="data.unusable=drop") as error:
+    with pytest.raises(WhetError, match=r"data\.unusable=drop") as error:
         whet.train(method, data=data, **settings)
     assert "context of 512" in str(error.value) and not Path("run").exists()
     run = whet.train(method, data=data, config={"data": {"unusable": "drop"}}, **settings)
@@ -91,7 +91,14 @@ def test_rows_beyond_the_context_are_an_error_or_left_out(method):
 
 def test_an_evaluation_leaves_out_prompts_beyond_the_context():
     data = write("rows.jsonl", SHORT, {**SHORT, "prompt": "2+0?"}, TOO_LONG)
-    with pytest.raises(WhetError, match="data.unusable=drop"):
+    with pytest.raises(WhetError, match=r"data\.unusable=drop"):
         whet.evaluate("whetstone", data, reward="exact_answer")
     found = whet.evaluate("whetstone", data, reward="exact_answer", settings={"data": {"unusable": "drop"}})
     assert found["prompts"] == 2
+
+
+def test_a_launcher_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(WhetError, match=r"WORLD_SIZE is 2: .*without torchrun"):
+        whet.train("grpo", folder="run", console=False, **TINY)
+    assert not Path("run").exists()

@@ -13,6 +13,7 @@ CHAT = [{"role": "user", "content": "2+2?"}]
 COMPLETIONS = {"chosen": [*CHAT, {"role": "assistant", "content": "4"}]}
 COMPLETIONS["rejected"] = [*CHAT, {"role": "assistant", "content": "5"}]
 GSM = {"question": "2+2?", "answer": "2+2=<<2+2=4>>4\n#### 4"}
+VERL = {"prompt": CHAT, "data_source": "gsm", "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {}}
 FROM_SOLUTION = "prompt from problem, answer from the last \\boxed{} of solution"
 
 
@@ -36,8 +37,7 @@ def read(reader, *rows):
         ({"prompt": CHAT, "chosen": "4", "rejected": "5"}, None, ""),
         (COMPLETIONS, None, "messages from chosen"),
         ({"chosen": "2+2? 4", "rejected": "2+2? 5"}, None, ""),
-        ({"prompt": CHAT, "data_source": "gsm", "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {}},)
-        + ("4", "answer from reward_model.ground_truth"),
+        (VERL, "4", "answer from reward_model.ground_truth"),
     ],
 )
 def test_every_format_has_a_prompt_and_its_gold_answer(row, answer, notes):

@@ -12,6 +12,7 @@ from whet.build.runtime import optimizer_settings, rows_fact
 from whet.config.config import SFTConfig
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
+from whet.model import LoadedModel
 from whet.reward import RewardPart
 from whet.train.sft import SFTSettings, SFTTrainer
 from whet.types import Demonstration, Encoded
@@ -43,8 +44,8 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
     loaded = inputs.runtime.loaded
     rows, eval_rows = load_demonstrations(config)
     encode = partial(demonstration_tokens, loaded.tokenizer, every_completion=config.data.every_completion)
-    encoded, too_long = _fitting(config, rows, [encode(row) for row in rows], loaded.context)
-    eval_encoded, eval_too_long = _fitting(config, eval_rows, [encode(row) for row in eval_rows], loaded.context)
+    encoded, too_long = _fitting(config, rows, [encode(row) for row in rows], loaded)
+    eval_encoded, eval_too_long = _fitting(config, eval_rows, [encode(row) for row in eval_rows], loaded)
     dropped = too_long + eval_too_long
     batch = config.batch
     settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
@@ -64,13 +65,14 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
 
 
 def _fitting(
-    config: SFTConfig, rows: Sequence[Demonstration], encoded: Sequence[Encoded], context: int
+    config: SFTConfig, rows: Sequence[Demonstration], encoded: Sequence[Encoded], loaded: LoadedModel
 ) -> tuple[list[Encoded], int]:
     """The rows that fit into the context, and how many do not; those are an error unless they may be left out."""
-    kept = [row for row in encoded if len(row.tokens) <= context]
+    kept = [row for row in encoded if len(row.tokens) <= loaded.context]
     if len(kept) < len(encoded) and (config.data.unusable == "stop" or not kept):
         lengths = [len(row.tokens) for row in encoded]
-        check_context([row.prompt for row in rows], lengths, max_new_tokens=0, context=context)
+        prompts, context = [row.prompt for row in rows], loaded.context
+        check_context(prompts, lengths, max_new_tokens=0, context=context, reason=loaded.context_reason)
     return kept, len(encoded) - len(kept)
 
 

@@ -240,6 +240,7 @@ class EvalSection(Section):
     source: str = Field("", description="file or hub dataset to evaluate on; tasks and gym datasets have their own")
     every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after training")
     prompts: int = Field(200, ge=0, description="prompts per evaluation; 0 switches evaluation off")
+    by: str = Field("", description="column of the eval rows; each of its values gets a metric of its own")
 
 
 class ReportSection(Section):
