@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ class EvalResult:
 
     metrics: Mapping[str, float]
     completions: tuple[Mapping[str, Any], ...] = field(repr=False)  # prompt, answer, completion, reward, parts, tokens
+    facts: Mapping[str, str] = field(default_factory=dict, repr=False)  # how completions were written, and why so
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
@@ -46,12 +47,11 @@ def evaluate(
     tokenizer: Any = None,
     samples: int = 1,
     settings: Mapping[str, Any] | None = None,
-    note: Callable[[str], None] | None = None,
 ) -> EvalResult:
     """Measure a model or a run on held-out prompts: greedy, or `samples` drawn completions per prompt with pass@k.
 
     `model`, `data` and `reward` are what `whet.train` takes. A run is measured on its own held-out prompts, by its own
-    rewards, unless others are given. `note` is called with what is worth a line: which columns the data was read from.
+    rewards, unless others are given.
     """
     from whet.evaluate.evaluation import evaluate_groups, group_metrics
 
@@ -59,6 +59,7 @@ def evaluate(
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
     values = dict(settings or {})
+    facts: dict[str, str] = {}
     if parts is not None:
         values = merged(values, {"reward": reward_section(parts)})
     with tempfile.TemporaryDirectory(prefix="whet-eval-") as scratch:
@@ -71,8 +72,8 @@ def evaluate(
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), rows)
         config = evaluation_config(name, source, values)
-        groups = evaluate_groups(config, samples, made_rewards(parts), note)
-    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(_completions(groups)))
+        groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
+    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(_completions(groups)), facts)
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
 from whet.build.rows import column_facts
-from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
+from whet.build.runtime import Runtime, build_evaluator, decode_facts, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
+from whet.data.usable import Usable
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
+OnFacts = Callable[[Mapping[str, str]], None]
+"""Is given how completions are written, and why not faster, before the first one."""
+
 
 def evaluate_groups(
     config: EvaluationConfig,
     num_samples: int,
     rewards: Sequence[RewardPart] | None = None,
-    note: Callable[[str], None] | None = None,
+    on_facts: OnFacts | None = None,
 ) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
-    return run_evaluator(config, num_samples, *eval_setup(config, rewards, note))
+    runtime, evaluator = eval_setup(config, rewards)
+    if on_facts is not None:
+        decoding = decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens)
+        on_facts({**column_facts(evaluator.prompts), **decoding})
+    return run_evaluator(config, num_samples, runtime, evaluator)
 
 
-def eval_setup(
-    config: EvaluationConfig,
-    rewards: Sequence[RewardPart] | None = None,
-    note: Callable[[str], None] | None = None,
-) -> tuple[Runtime, Evaluator]:
-    """The model, and the held-out prompts with their judge; `note` is told how the columns were read."""
+def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
+    """The model, and the held-out prompts with their judge."""
     prompts = load_prompts(config, evaluation=True)
-    for name, text in column_facts(prompts).items():
-        if note is not None:
-            note(f"{name}: {text}")
-    chosen = prompts[: config.eval.prompts]
+    chosen = Usable(prompts[: config.eval.prompts], notes=getattr(prompts, "notes", ""))
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)
@@ -68,12 +69,18 @@ def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> di
 
 
 def sample_completions(
-    config: EvaluationConfig, prompts: Sequence[Prompt], num_samples: int, scored: bool = False
+    config: EvaluationConfig,
+    prompts: Sequence[Prompt],
+    num_samples: int,
+    scored: bool = False,
+    on_facts: OnFacts | None = None,
 ) -> list[list[Sample]]:
     """Draw completions to the user's own prompts; `scored` by the config's rewards."""
     runtime = load_runtime(config)
     sampling = sampling_from(config.sampling)
     tokens = encode_prompts(runtime, prompts, sampling)
+    if on_facts is not None:
+        on_facts(decode_facts(runtime, sampling, tokens))
     drawn = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
     if not scored:
         return [list(samples) for samples in drawn]
