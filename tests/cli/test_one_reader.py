@@ -45,7 +45,8 @@ def test_all_commands_see_the_same_prompt_and_gold_answer(capsys, monkeypatch):
     assert {line["answer"] for line in run.samples()} == {"7"}
     assert run.samples()[0]["question"] == GSM["question"]
 
-    code, out, err = command(capsys, monkeypatch, "eval", "--data", data, "--reward", "exact_answer", "--out", "e.jsonl")
+    words = ("eval", "--data", data, "--reward", "exact_answer", "--out", "e.jsonl")
+    code, out, err = command(capsys, monkeypatch, *words)
     found = json.loads(Path("e.jsonl").read_text())
     assert code == 0 and NOTE in out + err and (found["prompt"], found["answer"]) == (GSM["question"], "7")
 
