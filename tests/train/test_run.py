@@ -450,9 +450,7 @@ def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
 @pytest.mark.parametrize("when", ["during", "evaluating"])
 def test_a_full_gpu_is_one_line_with_its_way_out(tmp_path, when):
     def fill():
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 62.00 MiB. GPU 0 has a total of 1."
-        )
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 62.00 MiB. GPU 0 has a total of 1.")
 
     with pytest.raises(RunFailed) as error:
         run(Adding(**{when: {4: fill}}), tmp_path, steps=8, eval_every=4)
