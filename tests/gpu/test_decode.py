@@ -112,14 +112,13 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_sample_inverts_the_cumulative_distribution(precision, kind):
+def test_sample_inverts_the_cumulative_distribution(dtype, kind):
     from whet.model import decode_kernels
     from whet.rollout.sampling import draw, kept_tokens
     from whet.types import Sampling
 
-    dtype, _ = DTYPES[precision]
     sampling = Sampling(keeps_support=True, **SAMPLINGS[kind])
     logits = 3 * noise(64, 9001, dtype=dtype)
     uniform = torch.rand(64, device="cuda", generator=torch.Generator(device="cuda").manual_seed(5))

@@ -15,6 +15,7 @@ from torch import Tensor
 from whet.types import Sampling
 
 BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
+UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 that holds such a number
 
 
 @dataclass(frozen=True)
@@ -252,22 +253,20 @@ def _scanned(base, width, inverse_temperature, block: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def _ordered(value, narrow: tl.constexpr):  # type: ignore[no-untyped-def]
-    """uint32 in the order of float32 `value`; `narrow` values are bfloat16 and need the upper half only."""
+def _ordered(value, unused: tl.constexpr):  # type: ignore[no-untyped-def]
+    """uint32 in the order of float32 `value`, without the low bits that its narrower kind leaves unused."""
     bits = (value + 0.0).to(tl.uint32, bitcast=True)  # -0 becomes 0
     key = bits ^ tl.where((bits >> 31) != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
-    if narrow:
-        key = key >> 16
-    return key
+    return key >> unused
 
 
 @triton.jit
 def _threshold(  # type: ignore[no-untyped-def]
-    base, width, best, inverse_temperature, wanted, by_mass: tl.constexpr, narrow: tl.constexpr, block: tl.constexpr
+    base, width, best, inverse_temperature, wanted, by_mass: tl.constexpr, unused: tl.constexpr, block: tl.constexpr
 ):
     """The largest key that as many tokens, or as much mass, reach as `wanted`: two bits of it per pass over the row."""
     lane = tl.arange(0, block)
-    bits: tl.constexpr = 16 if narrow else 32
+    bits: tl.constexpr = (33 - unused) // 2 * 2  # even: two are found per pass
     low = tl.full((), 0, tl.uint32)
     step = tl.full((), 1 << (bits - 2), tl.uint32)
     for _ in range(0, bits // 2):
@@ -281,7 +280,7 @@ def _threshold(  # type: ignore[no-untyped-def]
             share = (column < width).to(tl.float32)
             if by_mass:
                 share = tl.exp(value * inverse_temperature - best)
-            key = _ordered(value, narrow)
+            key = _ordered(value, unused)
             reach_first += tl.where(key >= first, share, 0.0)
             reach_second += tl.where(key >= second, share, 0.0)
             reach_third += tl.where(key >= third, share, 0.0)
@@ -293,9 +292,9 @@ def _threshold(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kept(value, column, width, best, low, inverse_temperature, min_p, narrow: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kept(value, column, width, best, low, inverse_temperature, min_p, unused: tl.constexpr):  # type: ignore[no-untyped-def]
     share = tl.exp(value * inverse_temperature - best)
-    kept = (column < width) & (_ordered(value, narrow) >= low) & (share >= min_p)
+    kept = (column < width) & (_ordered(value, unused) >= low) & (share >= min_p)
     return kept, tl.where(kept, share, 0.0)
 
 
@@ -303,7 +302,7 @@ def _kept(value, column, width, best, low, inverse_temperature, min_p, narrow: t
 def _sample(  # type: ignore[no-untyped-def]
     logits, uniform, count, token_out, logp_out, ids_out, num_out, width, inverse_temperature, top_k, top_p, min_p,
     room, ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr,
-    by_share: tl.constexpr, narrow: tl.constexpr, block: tl.constexpr,
+    by_share: tl.constexpr, unused: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
@@ -314,7 +313,7 @@ def _sample(  # type: ignore[no-untyped-def]
     if not greedy:
         low = tl.full((), 0, tl.uint32)
         if by_count:
-            low = _threshold(base, width, best, inverse_temperature, top_k, False, narrow, block)
+            low = _threshold(base, width, best, inverse_temperature, top_k, False, unused, block)
         if by_mass:
             whole = mass
             if by_count:
@@ -322,17 +321,17 @@ def _sample(  # type: ignore[no-untyped-def]
                 for start in range(0, width, block):
                     column = start + lane
                     value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-                    _, share = _kept(value, column, width, best, low, inverse_temperature, 0.0, narrow)
+                    _, share = _kept(value, column, width, best, low, inverse_temperature, 0.0, unused)
                     whole += tl.sum(share, axis=0)
             low = tl.maximum(
-                low, _threshold(base, width, best, inverse_temperature, top_p * whole, True, narrow, block)
+                low, _threshold(base, width, best, inverse_temperature, top_p * whole, True, unused, block)
             )
         if truncated:
             mass = 0.0
             for start in range(0, width, block):
                 column = start + lane
                 value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-                _, share = _kept(value, column, width, best, low, inverse_temperature, min_p, narrow)
+                _, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
                 mass += tl.sum(share, axis=0)
         target = tl.load(uniform + row) * mass
         before = 0.0
@@ -344,7 +343,7 @@ def _sample(  # type: ignore[no-untyped-def]
         for start in range(0, width, block):
             column = start + lane
             value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-            kept, share = _kept(value, column, width, best, low, inverse_temperature, min_p, narrow)
+            kept, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
             reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
             chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
             before += tl.sum(share, axis=0)
@@ -389,5 +388,5 @@ def sample(
         logits, uniform, token if count is None else count, token, logp, ids, num, width,
         1.0 if greedy else 1.0 / sampling.temperature, float(sampling.top_k), sampling.top_p, sampling.min_p,
         room, places, greedy, truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1,
-        truncates and sampling.min_p > 0, logits.dtype == torch.bfloat16, BLOCK, num_warps=8,
+        truncates and sampling.min_p > 0, UNUSED_BITS[logits.dtype], BLOCK, num_warps=8,
     )  # fmt: skip
