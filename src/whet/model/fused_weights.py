@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -86,11 +89,33 @@ class FusedWeights:
 _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()
 
 
+_UNCHANGED: ContextVar[set[int] | None] = ContextVar("whet_unchanged_weights", default=None)  # copies that are current
+
+
+@contextmanager
+def unchanged_weights() -> Iterator[None]:
+    """Inside, nobody changes a weight: a copy is refreshed once, not once for each pass."""
+    token = _UNCHANGED.set(set())
+    try:
+        yield
+    finally:
+        _UNCHANGED.reset(token)
+
+
+def is_current(copy: object) -> bool:
+    """True where the copy has been refreshed since `unchanged_weights` began; from now on it counts as that."""
+    current = _UNCHANGED.get()
+    if current is None or id(copy) in current:
+        return current is not None
+    current.add(id(copy))
+    return False
+
+
 def fused_weights(stack: BlockStack, dtype: torch.dtype) -> FusedWeights:
     """The copy that everybody who works in this dtype shares, with the policy's weights as they are now."""
     copies = _COPIES.setdefault(stack.embedding, {})
-    if dtype in copies:
-        copies[dtype].refresh()
-    else:
+    if dtype not in copies:
         copies[dtype] = FusedWeights(stack, dtype)
+    elif not is_current(copies[dtype]):
+        copies[dtype].refresh()
     return copies[dtype]

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whet.model.triton_launch import launch
+
 BLOCK = 4096
 
 
@@ -42,21 +44,23 @@ def scored(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tenso
     """The logarithm of the normaliser, the targets' log-probability and the entropy of scale * logits [R, V]."""
     rows, width = logits.shape
     norm, logp, entropy = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
-    _scored[(rows,)](logits, targets, norm, logp, entropy, width, scale, BLOCK, num_warps=8)
+    launch(_scored, (rows,), (logits, targets, norm, logp, entropy), (width, scale), (BLOCK,), 8)
     return norm, logp, entropy
 
 
 @triton.jit
-def _to_shares(logits, norm, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _to_shares(logits, norm, shares, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
-    place = logits + row * width + column
+    place = row * width + column
     inside = column < width
-    value = tl.load(place, mask=inside, other=0.0).to(tl.float32) * scale
-    tl.store(place, tl.exp(value - tl.load(norm + row)).to(logits.dtype.element_ty), mask=inside)
+    value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(shares + place, tl.exp(value - tl.load(norm + row)).to(shares.dtype.element_ty), mask=inside)
 
 
-def to_shares(logits: Tensor, norm: Tensor, scale: float) -> None:
-    """exp(scale * logits - norm), in place."""
+def to_shares(logits: Tensor, norm: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """exp(scale * logits - norm) in a dtype of the same size, where the logits were."""
     rows, width = logits.shape
-    _to_shares[(rows, triton.cdiv(width, BLOCK))](logits, norm, width, scale, BLOCK, num_warps=8)
+    shares = logits.view(dtype)
+    launch(_to_shares, (rows, triton.cdiv(width, BLOCK)), (logits, norm, shares), (width, scale), (BLOCK,), 8)
+    return shares

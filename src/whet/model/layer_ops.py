@@ -78,7 +78,7 @@ def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
 def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     """The first heads of [S, H, D] turned by their position, the others as they are; in place where that is quicker."""
     kernels = kernels_for(heads)
-    if kernels is not None and _is_power(heads.shape[2]):
+    if kernels is not None and is_power(heads.shape[2]):
         kernels.rotate(heads, turned, tables)
         return heads
     cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)  # [S, 1, 2 halves, D / 2]
@@ -89,20 +89,21 @@ def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     return heads
 
 
-def turned_back(query: Tensor, key: Tensor, value: Tensor, tables: Tables) -> Tensor:
-    """Grads of rotated queries and keys and of values -> those of the product before: [S, H + 2 K, D]."""
-    kernels = kernels_for(query)
-    if kernels is not None and _is_power(query.shape[2]):
-        found: Tensor = kernels.turned_back(query, key, value, tables)
-        return found
+def turned_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
+    """The transpose of `rotated`, for the grads of its heads; in place."""
+    kernels = kernels_for(heads)
+    if kernels is not None and is_power(heads.shape[2]):
+        kernels.rotate(heads, turned, tables, back=True)
+        return heads
     cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)
-    halves = torch.cat((query, key), 1).unflatten(-1, (2, -1))
+    halves = heads[:, :turned].unflatten(-1, (2, -1))
     leaned = halves * sine
-    turned = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
-    return torch.cat((turned.flatten(-2).to(query.dtype), value), 1)
+    found = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
+    heads[:, :turned] = found.flatten(-2).to(heads.dtype)
+    return heads
 
 
-def _is_power(size: int) -> bool:
+def is_power(size: int) -> bool:
     return size & (size - 1) == 0
 
 
