@@ -37,10 +37,12 @@ class FusedWeights:
         self.sizes, self.dtype = stack.sizes, dtype  # not the modules: a copy must not keep a model alive
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
         self.blocks = [self._fused(block) for block in stack.blocks]
-        self.embedding = self._copy(stack.embedding.weight, dtype)
+        # of the products only the logits' show how they are rounded: they are large, and differences between them count
+        fine = torch.float16 if dtype == torch.bfloat16 and _fits_float16(stack) else dtype
+        self.embedding = self._copy(stack.embedding.weight, fine)
         self.head = self.embedding
         if stack.head is not None and stack.head.weight is not stack.embedding.weight:
-            self.head = self._copy(stack.head.weight, dtype)
+            self.head = self._copy(stack.head.weight, fine)
         self.last_norm = self._copy(stack.last_norm.weight, torch.float32)  # type: ignore[arg-type]
         self._copies, self._parameters = [mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs]
         self.refresh()
@@ -84,6 +86,15 @@ class FusedWeights:
             down=self._side_by_side(block.down.weight),
             after_mlp=self._norm(block.after_mlp),
         )
+
+
+def _fits_float16(stack: BlockStack) -> bool:
+    """On CUDA, where embeddings, the states that the last norm can give and the logits stay far inside its range."""
+    if not stack.embedding.weight.is_cuda:
+        return False
+    largest = float(stack.last_norm.weight.detach().abs().max()) * stack.sizes.width**0.5  # type: ignore[operator]
+    matrices = [stack.embedding.weight] + ([] if stack.head is None else [stack.head.weight])
+    return max(largest, *(float(each.detach().abs().max()) for each in matrices)) < 1e4
 
 
 _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()
