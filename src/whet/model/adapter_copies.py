@@ -61,9 +61,7 @@ class AdapterCopies:
             return None
         weight = layers[0].weight
         down = torch.empty(sum(ranks), weight.shape[1], dtype=self._dtype, device=weight.device)
-        up = torch.zeros(
-            sum(len(each.weight) for each in layers), sum(ranks), dtype=self._dtype, device=weight.device
-        )
+        up = torch.zeros(sum(len(each.weight) for each in layers), sum(ranks), dtype=self._dtype, device=weight.device)
         spans: list[tuple[slice, slice] | None] = []
         row = column = 0
         for each, rank in zip(layers, ranks, strict=True):

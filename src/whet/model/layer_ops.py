@@ -19,17 +19,18 @@ Tables = tuple[Tensor, Tensor]  # cosine and sine, [S, D]
 
 
 @functools.cache
-def _triton() -> ModuleType | None:
+def layer_kernels() -> ModuleType | None:
+    """The module of the kernels; None where there is no triton."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from whet.model import layer_kernels
+    from whet.model import layer_kernels as found
 
-    return layer_kernels
+    return found
 
 
 def kernels_for(values: Tensor) -> ModuleType | None:
     """The kernels, where they run: on CUDA, below float64."""
-    return _triton() if values.is_cuda and values.dtype != torch.float64 else None
+    return layer_kernels() if values.is_cuda and values.dtype != torch.float64 else None
 
 
 def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tables:

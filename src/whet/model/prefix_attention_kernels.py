@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.model.shared_prefix import Segments, to_device
+from whet.model.attention_tables import attention_tables
+from whet.model.shared_prefix import Segments
 from whet.model.triton_launch import launch
 
 LOG2E = 1.4426950408889634
-PROGRAMS = 512  # that the keys of all prompts are shared out among, where there are queries enough
-LEAST_QUERIES = 256  # of a program that reads a prompt's keys
 
 
 @dataclass(frozen=True)
@@ -45,61 +43,6 @@ def _tiles(size: int) -> tuple[Tiles, Tiles, Tiles]:
     if size <= 128:
         return Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)
     return Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)
-
-
-@dataclass(frozen=True)
-class AttentionTables:
-    """Which rows each block works on; int32."""
-
-    queries: Tensor  # [Q, 5]: first row, the segment's first row and end, the prompt's first row and length
-    keys: Tensor  # [B, 6]: first row and end, the first query and the end, whether it is causal, slot or -1
-    sums: Tensor  # [P, 4]: first row and end, first slot, slots
-    num_slots: int
-
-
-def attention_tables(segments: Segments, query_rows: int, key_rows: int, key_heads: int, device: Any) -> AttentionTables:
-    owns, prompts, blocks = segments.own_bounds, segments.prompt_bounds, segments.completion_bounds
-    spans = list(zip(owns[:-1], owns[1:], strict=True))
-    first = segments.first_completion
-    # completions of a prompt lie together, in the order of the prompts
-    prompt_of: dict[int, int] = {}
-    number = 0
-    for place, (start, _) in enumerate(spans):
-        if start >= first and number < len(prompts) - 1:
-            while start - first >= blocks[number + 1]:
-                number += 1
-            prompt_of[place] = number
-    queries = []
-    for place, (start, end) in enumerate(spans):
-        prompt = prompt_of.get(place)
-        above = (0, 0) if prompt is None else (prompts[prompt], prompts[prompt + 1] - prompts[prompt])
-        queries += [(row, start, end, *above) for row in range(start, end, query_rows)]
-    queries.sort(key=lambda each: each[1] - each[0] - each[4])  # those with the most keys first
-    answered = len(prompts) - 1
-    shared = sum(-(-(prompts[each + 1] - prompts[each]) // key_rows) for each in range(answered))
-    keys: list[tuple[int, ...]] = []
-    sums = []
-    slots = 0
-    for place, (start, end) in enumerate(spans):
-        readers = (blocks[place] + first, blocks[place + 1] + first) if place < answered else (0, 0)
-        count = readers[1] - readers[0]
-        pieces = min(-(-PROGRAMS // (shared * key_heads)), -(-count // LEAST_QUERIES)) if count else 0
-        for row in range(start, end, key_rows):
-            stop = min(row + key_rows, end)
-            if not pieces:
-                keys.append((row, stop, row, end, 1, -1))
-                continue
-            sums.append((row, stop, slots, 1 + pieces))
-            keys.append((row, stop, row, end, 1, slots))
-            bounds = np.linspace(readers[0], readers[1], pieces + 1).astype(int).tolist()
-            keys += [(row, stop, *each, 0, slots + 1 + n) for n, each in enumerate(zip(bounds[:-1], bounds[1:], strict=True))]
-            slots += 1 + pieces
-    keys.sort(key=lambda each: each[2] - each[3])
-
-    def table(rows: Sequence[tuple[int, ...]], width: int) -> Tensor:
-        return to_device(torch.from_numpy(np.array(rows, np.int32).reshape(-1, width)), device)
-
-    return AttentionTables(table(queries, 5), table(keys, 6), table(sums, 4), slots)
 
 
 @triton.jit
@@ -171,7 +114,21 @@ def _forward(  # type: ignore[no-untyped-def]
         own = at + column
         inside = (own[None, :] <= row[:, None]) & (own < end)[None, :]
         best, mass, mixed = _scores_of(
-            query, key, value, best, mass, mixed, at, key_stride, value_stride, scale, inside, own < end, column, lane, True
+            query,
+            key,
+            value,
+            best,
+            mass,
+            mixed,
+            at,
+            key_stride,
+            value_stride,
+            scale,
+            inside,
+            own < end,
+            column,
+            lane,
+            True,
         )
     mixed = mixed / mass[:, None]
     tl.store(norm + head * rows + row, best + tl.log2(mass), mask=there)
@@ -314,14 +271,14 @@ def _key_grad(  # type: ignore[no-untyped-def]
                 product + head * rows, at, last, sees, query_stride, heads * size, scale, column, lane,
             )  # fmt: skip
     key_found = key_found * late
-    if slot < 0:
+    if slot == 0:
         spot = wide[:, None] * key_target_stride + key_head * size + lane[None, :]
         tl.store(key_target + spot, key_found.to(key_target.dtype.element_ty), mask=there[:, None])
         spot = wide[:, None] * value_target_stride + key_head * size + lane[None, :]
         tl.store(value_target + spot, value_found.to(value_target.dtype.element_ty), mask=there[:, None])
     else:
         area: tl.constexpr = block_k * size
-        base = partial + (slot.to(tl.int64) * key_heads + key_head) * 2 * area
+        base = partial + ((slot.to(tl.int64) - 1) * key_heads + key_head) * 2 * area
         cell = tl.arange(0, block_k)[:, None] * size + lane[None, :]
         tl.store(base + cell, key_found)
         tl.store(base + area + cell, value_found)
@@ -406,14 +363,17 @@ def backward(
 
 
 def _tables(segments: Segments, key: Tensor) -> tuple[Any, ...]:
-    """Tables for the forward pass, for the gradient of queries, of keys, of the sums, and the number of slots."""
     _, key_heads, size = key.shape
     known = segments.tables.get((size, key_heads))
     if known is None:
-        ahead, of_query, of_key = _tiles(size)
-        one = attention_tables(segments, ahead.queries, of_key.keys, key_heads, key.device)
-        other = one
-        if of_query.queries != ahead.queries:
-            other = attention_tables(segments, of_query.queries, of_key.keys, key_heads, key.device)
-        known = segments.tables[(size, key_heads)] = (one.queries, other.queries, one.keys, one.sums, one.num_slots)
+        known = segments.tables[(size, key_heads)] = tables_for(segments, size, key_heads, key.device)
     return known
+
+
+def tables_for(segments: Segments, size: int, key_heads: int, device: torch.device) -> tuple[Any, ...]:
+    """Tables for the forward pass, for the gradients of queries and of keys, for the sums; and the number of slots."""
+    ahead, of_query, of_key = _tiles(size)
+    one = other = attention_tables(segments, ahead.queries, of_key.keys, key_heads, device)
+    if of_query.queries != ahead.queries:
+        other = attention_tables(segments, of_query.queries, of_key.keys, key_heads, device)
+    return one.queries, other.queries, one.keys, one.sums, one.num_slots

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from whet.model.layer_ops import is_power, kernels_for
+from whet.model.layer_ops import is_power, kernels_for, layer_kernels
 from whet.model.shared_prefix import Segments
 
 
@@ -31,12 +31,17 @@ def ragged_works(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return query.is_cuda and halves and size % 8 == 0 and size <= 256 and value.shape[-1] == size
 
 
-def _prefix_kernels(query: Tensor) -> ModuleType | None:
-    if kernels_for(query) is None or not is_power(query.shape[-1]) or query.shape[-1] < 16:
+def ragged_kernels(dtype: torch.dtype, size: int) -> ModuleType | None:
+    """Our own kernels for heads of this size on a CUDA device, where they are."""
+    if layer_kernels() is None or dtype not in (torch.bfloat16, torch.float16) or not is_power(size) or size < 16:
         return None
     from whet.model import prefix_attention_kernels
 
     return prefix_attention_kernels
+
+
+def _prefix_kernels(query: Tensor) -> ModuleType | None:
+    return ragged_kernels(query.dtype, query.shape[-1]) if query.is_cuda else None
 
 
 def ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
@@ -93,9 +98,7 @@ def ragged_forward(
     return output, norm, kept
 
 
-def ragged_backward(
-    grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float
-) -> Tensor:
+def ragged_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float) -> Tensor:
     """Grads of query, key and value side by side, [S, H + 2 K, E]; saved are these three, output and norm."""
     query, key, value, output, norm = saved
     if not noise:

@@ -13,6 +13,7 @@ from whet.data.packing import token_micro_batches, trimmed
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.fused_weights import unchanged_weights
+from whet.model.graphed_pass import graphed_scores
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
@@ -92,10 +93,11 @@ def update(
         for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
             host = trimmed(batch.select(rows))
             part = moved(host, state.policy.device)
-            requested = replace(
-                details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
-            )
-            scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
+            known = None if only_critic else _known_coefficient(objective, host, part, totals)
+            scores = _graphed_scores(state, details, host, known)
+            if scores is None:
+                requested = replace(details, coefficient=_by_window(known))
+                scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
             losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
             if state.critic is not None:
                 losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
@@ -142,14 +144,29 @@ class _MicroBatch:
     sums: list[tuple[str, Tensor]]
 
 
-def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Coefficient | None:
-    """How much each token will count, where that is known before the forward pass."""
+def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Tensor | None:
+    """How much each token will count, where that is known before the forward pass: [A]."""
     grad = objective.grad(part, totals)
     if grad is None:
         return None
     rows, columns = host.action.nonzero(as_tuple=True)
-    each = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
-    return lambda logp, window: each[window]
+    return grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
+
+
+def _by_window(known: Tensor | None) -> Coefficient | None:
+    return None if known is None else lambda logp, window: known[window]
+
+
+def _graphed_scores(state: TrainState, details: Details, host: TokenBatch, known: Tensor | None) -> TokenScores | None:
+    """Scores of a pass that was a CUDA graph, whose gradient is there already; None where there is none."""
+    if known is None or host.support is not None or state.critic is not None or details != Details():
+        return None
+    found = graphed_scores(state.policy, host.tokens, host.action, state.temperature, known)
+    if found is None:
+        return None
+    action = to_device(host.action, known.device)
+    empty = torch.zeros(host.tokens.shape, device=known.device)
+    return TokenScores(*(empty.masked_scatter(action, each) for each in found))
 
 
 def _details(state: TrainState, objective: Objective, reference: CausalLM | None) -> Details:

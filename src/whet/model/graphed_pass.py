@@ -1,0 +1,248 @@
+"""Forward and backward pass of a micro-batch as replays of one CUDA graph, for models whose launches cost more than
+their products.
+
+A graph fixes every shape. So a micro-batch is padded to one of a few shapes: tokens that nobody looks at, blocks of
+attention without rows, actions that count 0. They add nothing to any gradient. A shape is captured when it comes for
+the second time. All graphs share one pool of memory, and add to the same gradients, which they keep between steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.block import blocks_of
+from whet.model.causal_lm import CausalLM
+from whet.model.fused_trunk import fused_states, fused_works, refresh_copies
+from whet.model.fused_weights import is_current, unchanged_weights
+from whet.model.head import VocabularyHead, chunked_logp
+from whet.model.ragged_attention import ragged_kernels
+from whet.model.shared_prefix import Segments, SharedPrefixBatch, shared_prefix_batch, to_device
+
+LARGEST = 1_000_000_000  # weights of a model whose launches still show
+ROWS = 512  # tokens and actions are padded to a multiple
+PAD_ROWS = 128  # tokens of padding that attend to one another
+MOST_GRAPHS = 16
+SEEN = 2  # times that a shape must come before it is captured
+
+
+@dataclass(frozen=True)
+class _Shape:
+    tokens: int
+    actions: int
+    blocks: tuple[int, ...]  # rows of each of the attention's tables
+    slots: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a graph reads, as tensors on the host or on the device."""
+
+    tokens: Tensor  # int64 [S]
+    positions: Tensor
+    states: Tensor  # int64 [A]
+    targets: Tensor
+    tables: tuple[Tensor, ...]  # int32
+
+    @property
+    def all(self) -> tuple[Tensor, ...]:
+        return self.tokens, self.positions, self.states, self.targets, *self.tables
+
+
+@dataclass(frozen=True)
+class _Pass:
+    graph: torch.cuda.CUDAGraph
+    inputs: _Inputs
+    coefficient: Tensor
+    logp: Tensor
+    entropy: Tensor
+
+
+class GraphedPasses:
+    """The graphs of one model."""
+
+    def __init__(self, lm: CausalLM) -> None:
+        self._parameters = _trained(lm)
+        self._gradients = [torch.zeros_like(each) for each in self._parameters]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._passes: dict[_Shape, _Pass] = {}
+        self._seen: Counter[_Shape] = Counter()
+
+    def is_of(self, lm: CausalLM) -> bool:
+        """False where other parameters learn than those the graphs were made for."""
+        now = _trained(lm)
+        return len(now) == len(self._parameters) and all(a is b for a, b in zip(now, self._parameters, strict=True))
+
+    def scores(
+        self, lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """logp and entropy of every action, [A] each, with the gradient of SUM coefficient logp added to the weights';
+        None where the shape has no graph yet. Rows are on the host."""
+        batch = shared_prefix_batch(tokens, action)
+        if batch is None:
+            return None
+        targets = tokens[:, 1:][action[:, 1:]]
+        shape, inputs = _padded(lm, batch, targets, temperature)
+        self._seen[shape] += 1
+        if shape not in self._passes:
+            if self._seen[shape] < SEEN:
+                return None
+            self._keep_gradients()
+            self._capture(lm, shape, inputs)
+        found = self._passes[shape]
+        self._keep_gradients()
+        refresh_copies(lm)
+        for mine, theirs in zip(found.inputs.all, inputs.all, strict=True):
+            mine.copy_(to_device(theirs, mine.device), non_blocking=True)
+        found.coefficient.zero_()
+        found.coefficient[: len(coefficient)].copy_(coefficient)
+        found.graph.replay()
+        return found.logp[: len(targets)].clone(), found.entropy[: len(targets)].clone()
+
+    def _keep_gradients(self) -> None:
+        """The gradients that the graphs add to are the parameters' own."""
+        fresh = []
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            if parameter.grad is gradient:
+                continue
+            if parameter.grad is None:
+                fresh.append(gradient)
+            else:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+        if fresh:
+            torch._foreach_zero_(fresh)
+
+    def _capture(self, lm: CausalLM, shape: _Shape, inputs: _Inputs) -> None:
+        while len(self._passes) >= MOST_GRAPHS:
+            rarest = min(self._passes, key=lambda each: self._seen[each])
+            del self._passes[rarest]
+        device = lm.device
+        own = [to_device(each, device).clone() for each in inputs.all]
+        static = _Inputs(own[0], own[1], own[2], own[3], tuple(own[4:]))
+        coefficient = torch.zeros(shape.actions, device=device)
+        batch = _static_batch(lm, shape, static)
+
+        def run() -> tuple[Tensor, Tensor]:
+            states = fused_states(lm, batch)
+            assert isinstance(lm.head, VocabularyHead)
+            logp, entropy = chunked_logp(
+                lm.head, states, static.targets, shape.temperature, lm.dtype, lambda _, window: coefficient[window]
+            )
+            (logp * coefficient).sum().backward()
+            return logp.detach(), entropy
+
+        refresh_copies(lm)
+        with unchanged_weights():
+            refresh_copies(lm)
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                run()  # counts 0; kernels are compiled
+            torch.cuda.current_stream(device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                logp, entropy = run()
+        torch.cuda.empty_cache()
+        self._passes[shape] = _Pass(graph, static, coefficient, logp, entropy)
+
+
+_GRAPHED: weakref.WeakKeyDictionary[nn.Module, GraphedPasses] = weakref.WeakKeyDictionary()
+_REFUSALS: weakref.WeakKeyDictionary[nn.Module, dict[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def _trained(lm: CausalLM) -> list[nn.Parameter]:
+    return [each for each in lm.model.parameters() if each.requires_grad]
+
+
+def graphed_refusal(lm: CausalLM) -> str:
+    """Why a model's passes are not graphs; empty where they are."""
+    known = _REFUSALS.setdefault(lm.trunk, {})
+    key = (lm.device, lm.dtype, lm.recompute)
+    if key not in known:
+        known[key] = _refusal(lm)
+    return known[key]
+
+
+def _refusal(lm: CausalLM) -> str:
+    if lm.device.type != "cuda":
+        return "no CUDA device"
+    if not fused_works(lm) or lm.recompute == "layers" or not isinstance(lm.head, VocabularyHead) or lm.head.softcap:
+        return "its layers are not written out"
+    if sum(each.numel() for each in lm.model.parameters()) > LARGEST:
+        return "its products take longer than their launches"
+    stack = blocks_of(lm)
+    if any(window is not None for window in stack.windows):
+        return "a sliding window"
+    if ragged_kernels(lm.dtype, stack.sizes.head_size) is None:
+        return "no kernels for its attention"
+    return ""
+
+
+def graphed_scores(
+    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """As `GraphedPasses.scores`; None also where the model has no graphs."""
+    if graphed_refusal(lm):
+        return None
+    passes = _GRAPHED.get(lm.trunk)
+    if passes is None or (not is_current(passes) and not passes.is_of(lm)):
+        _GRAPHED[lm.trunk] = GraphedPasses(lm)
+    return _GRAPHED[lm.trunk].scores(lm, tokens, action, temperature, coefficient)
+
+
+def _padded(lm: CausalLM, batch: SharedPrefixBatch, targets: Tensor, temperature: float) -> tuple[_Shape, _Inputs]:
+    from whet.model import prefix_attention_kernels as kernels
+
+    sizes = blocks_of(lm).sizes
+    num_tokens, num_actions = _rounded(batch.size, ROWS), _rounded(len(targets), ROWS)
+    bounds = [*batch.segments.own_bounds, *range(batch.size + PAD_ROWS, num_tokens, PAD_ROWS)]
+    if num_tokens > batch.size:
+        bounds.append(num_tokens)
+    segments = replace(batch.segments, own_bounds=tuple(bounds), tables={})
+    *tables, num_slots = kernels.tables_for(segments, sizes.head_size, sizes.num_key_heads, torch.device("cpu"))
+    counts = tuple(_rounded_up(len(each)) for each in tables)
+    shape = _Shape(num_tokens, num_actions, counts, _rounded_up(num_slots), temperature)
+    tokens = _filled(batch.tokens[0], num_tokens)
+    positions = _filled(batch.position_ids[0], num_tokens)
+    inputs = _Inputs(
+        tokens,
+        positions,
+        _filled(batch.states, num_actions),
+        _filled(targets, num_actions),
+        tuple(_filled(each, count) for each, count in zip(tables, counts, strict=True)),
+    )
+    return shape, inputs
+
+
+def _static_batch(lm: CausalLM, shape: _Shape, inputs: _Inputs) -> SharedPrefixBatch:
+    sizes = blocks_of(lm).sizes
+    nothing = torch.zeros(1, dtype=torch.int32, device=lm.device)
+    key = (sizes.head_size, sizes.num_key_heads)
+    segments = Segments(
+        nothing, 0, nothing, 0, nothing, 0, 0, 0, (), (), (), {key: (*inputs.tables, shape.slots)}
+    )  # fmt: skip
+    return SharedPrefixBatch(inputs.tokens[None], inputs.positions[None], inputs.states, segments, 0, ())
+
+
+def _filled(values: Tensor, count: int) -> Tensor:
+    """With zeros behind: as a row of a table, a block without rows."""
+    found = values.new_zeros(count, *values.shape[1:])
+    found[: len(values)] = values
+    return found
+
+
+def _rounded(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def _rounded_up(number: int) -> int:
+    """To one of four steps from one power of two to the next: few shapes, little waste."""
+    step = max(16, 1 << max(number - 1, 1).bit_length() >> 3)
+    return _rounded(number, step)
