@@ -97,14 +97,22 @@ def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: 
         return AutoModelForCausalLM.from_config(kind(**values, **ends), dtype=torch.float32)
 
 
-def random_machine(family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto") -> Any:
-    """A runtime around a random model: fp32 masters, matrix products in `precision`, completions that never end."""
+def random_machine(
+    family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto", rank: int = 0
+) -> Any:
+    """A runtime around a random model: fp32 masters, matrix products in `precision`, completions that never end.
+
+    With a rank only adapters of it learn.
+    """
     from whet.build.runtime import Runtime, build_policy, recompute_choice
     from whet.model import LoadedModel, dtype_choice
+    from whet.model.lora import LowRank, add_adapters
     from whet.rollout.torch_engine import TorchEngine
 
     tokenizer = tokenizer_of(settings["vocab_size"])
     model = random_model(family, settings, tokenizer, str(device))
+    if rank:
+        add_adapters(model, LowRank(rank, 2.0 * rank))
     dtype, why = dtype_choice(precision, device)
     policy = build_policy(model, dtype, recompute_choice(recompute, device))
     context = model.config.max_position_embeddings

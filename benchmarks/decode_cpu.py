@@ -1,7 +1,7 @@
 """Decoding on the CPU: whet's engine against transformers' generate. Same weights, lengths, temperature 1, float32.
 
     python benchmarks/decode_cpu.py                      # a small model with 49,152 tokens
-    python benchmarks/decode_cpu.py smollm2 --threads 2  # or any model folder, or whetstone
+    python benchmarks/decode_cpu.py smollm2 --results     # or any model folder, or whetstone
     python benchmarks/decode_cpu.py --ragged             # completions of very different length as well
 
 The sides take turns in one process, so that whatever else the machine does meets both; the best and the middle
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 import transformers
+from results_file import add_results_flag, write_results
 
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument(
         "--ragged", action="store_true", help="also completions that end early, four times as many as rows"
     )
+    add_results_flag(parser, "decode_cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = model_called(options.model)
@@ -142,6 +144,10 @@ def main() -> None:
         f"{options.prompt_length} + {options.new} tokens, {options.threads} thread(s), load {os.getloadavg()[0]:.1f}"
     )
     base = rates["transformers"]
+    if options.results:
+        found = {name: {"best": max(each), "middle": statistics.median(each)} for name, each in rates.items()}
+        ratios = {key: found["whet"][key] / found["transformers"][key] for key in ("best", "middle")}
+        write_results(options.results, {"tokens_per_s": found, "whet over transformers": ratios})
     for name, each in rates.items():
         print(
             f"  {name:34} best {max(each):8.0f} tokens/s ({max(each) / max(base):.2f}x)   "

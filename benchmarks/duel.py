@@ -18,9 +18,16 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 sys.path.insert(0, str(ROOT / "src"))
 
-from whet.bench.meter import QUIET, machine_facts, reading_record, wait_for_quiet  # noqa: E402
+from results_file import write_results  # noqa: E402
+
+from whet.bench.meter import QUIET, reading_record, wait_for_quiet  # noqa: E402
 
 TRL = "trl==1.16.0"
+PHASES = ("step", "rollout", "forward", "backward", "optimizer")
+# of a side, what a results file keeps: `cpu` is processor seconds of a step, `others` the share of the machine that
+# others used, `shares` the useful operations per second over the matrix rate
+RATES = ("useful_tokens_per_second",)  # more is better
+COUNTED = (*PHASES, "cpu", *RATES, "contended", "quiet_steps", "others", "shares")
 
 
 def add_common_flags(parser: Any) -> None:
@@ -41,7 +48,6 @@ def add_run_flags(parser: Any) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for an idle machine")
     parser.add_argument("--only", choices=("whet", "trl"), help="one side alone, without a ratio")
-    parser.add_argument("--json", type=Path, help="file for everything measured")
 
 
 def peer_python(folder: Path) -> str:
@@ -118,9 +124,23 @@ def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if "train" in found:  # whet tells its phases itself; what is neither backward nor optimizer is forward
         passes = found["train"] + found.get("reference", 0.0)
         found["forward"] = max(0.0, passes - found.get("backward", 0.0) - found.get("optimizer", 0.0))
+    step_seconds, cpu_seconds = (median(step[key] for step in counted) for key in ("seconds", "own"))
+    ceiling = runs[-1].get("ceiling")
+    if ceiling:
+        rate, threads = ceiling["matrix_rate"], runs[-1]["threads"]
+        training, rollout = ceiling["training_operations"], ceiling["rollout_operations"]
+        found["shares"] = {
+            "matrix_GFLOP_per_s": rate / 1e9,
+            "training": training / found["train"] / rate,
+            "rollout": rollout / found["rollout"] / rate,
+            "step": (training + rollout) / step_seconds / rate,
+            "cpu": (training + rollout) / cpu_seconds / (rate / threads),
+        }
     return {
-        "step": median(step["seconds"] for step in counted),
-        **{phase: found.get(phase, 0.0) for phase in ("rollout", "forward", "backward", "optimizer")},
+        "step": step_seconds,
+        **{phase: found.get(phase, 0.0) for phase in PHASES[1:]},
+        "cpu": cpu_seconds,
+        **({"shares": found["shares"]} if ceiling else {}),
         "trained_per_second": median(step["counts"]["trained"] / step["seconds"] for step in counted),
         "peak_bytes": max(run["peak_bytes"] for run in runs),
         "contended": not quiet,
@@ -132,16 +152,15 @@ def summed_up(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def ratio_table(title: str, sides: dict[str, dict[str, Any]]) -> str:
     """The sides below one another and how many times better whet is than each of the others."""
-    columns = ("step", "rollout", "forward", "backward", "optimizer")
     names = ratio_names(sides)
     width = max(8, *(len(each) + 2 for each in (*sides, *names.values())))
-    lines = [f"\n{title}", " " * width + "".join(f"{each + ' s':>13}" for each in columns) + f"{'peak GB':>10}"]
+    lines = [f"\n{title}", " " * width + "".join(f"{each + ' s':>13}" for each in PHASES) + f"{'peak GB':>10}"]
     for name, side in sides.items():
-        row = "".join(f"{side[each]:13.3f}" for each in columns) + f"{side['peak_bytes'] / 1e9:10.2f}"
+        row = "".join(f"{side[each]:13.3f}" for each in PHASES) + f"{side['peak_bytes'] / 1e9:10.2f}"
         lines.append(f"{name:{width}}{row}{'  contended' if side['contended'] else ''}")
     for name, label in names.items():
         ours, theirs = sides["whet"], sides[name]
-        row = "".join(f"{theirs[each] / ours[each]:12.2f}x" if ours[each] else f"{'-':>13}" for each in columns)
+        row = "".join(f"{theirs[each] / ours[each]:12.2f}x" if ours[each] else f"{'-':>13}" for each in PHASES)
         lines.append(f"{label:{width}}{row}{theirs['peak_bytes'] / ours['peak_bytes']:9.2f}x")
     return "\n".join(lines)
 
@@ -153,11 +172,25 @@ def ratio_names(sides: Iterable[str]) -> dict[str, str]:
     return {name: "ratio" if len(others) == 1 else f"ratio, {name}" for name in others}
 
 
-def save_results(path: Path | None, results: dict[str, Any], **more: Any) -> None:
+def save_results(name: str | None, results: dict[str, Any], titles: dict[str, str]) -> None:
     """Everything measured so far; called after each case, so that an interrupted run keeps what it has."""
-    if path is not None:
-        about = {"command": " ".join(["python", *sys.argv]), "machine": machine_facts(), "quiet_below": QUIET}
-        path.write_text(json.dumps({**about, **more, "results": results}, indent=1))
+    if name is not None:
+        write_results(name, {case: case_record(titles[case], sides) for case, sides in results.items()})
+
+
+def case_record(title: str, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a page may quote of one case: seconds and memory of each side, and `times`: whet's advantage over it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, side in sides.items():
+        found[name] = {key: side[key] for key in COUNTED if key in side}
+        found[name]["peak_GB"] = side["peak_bytes"] / 1e9
+    ours = found.get("whet", {})
+    for theirs in found.values():
+        less = [key for key in (*PHASES, "cpu", "peak_GB") if ours.get(key) and key in theirs]
+        theirs["times"] = {key: theirs[key] / ours[key] for key in less}
+        for key in set(RATES) & set(ours) & set(theirs):
+            theirs["times"][key] = ours[key] / theirs[key]
+    return {"title": title, "sides": found}
 
 
 def name_contended(results: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Every RL method on the built-in task: same prompts, same completions per step, same budget, several seeds.
 
-    python benchmarks/every_method.py --seeds 3 --folder methods
+    python benchmarks/every_method.py --seeds 3 --folder methods --results
 
-prints the table of docs/method-runs.md and writes it to FOLDER/methods.md. A run that is there already is not repeated.
+A run that is there already in FOLDER is not repeated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from results_file import add_results_flag, write_results
+from workers import run_all
+
 import whet
 from whet.config.config import merged
 from whet.objective import PRESETS
@@ -21,6 +24,7 @@ from whet.report.record import read_metrics
 
 STEPS, PROMPTS, GROUP = 18, 10, 8
 RATE = 4e-4
+SHOWN = ("before", "after", "first", "last")  # greedy, greedy, drawn in the first step, drawn in the last three
 
 # Methods whose own numbers make no sense on 18 steps of completions of 40 tokens, and what they get instead.
 SHORTER: dict[str, dict[str, Any]] = {
@@ -80,14 +84,16 @@ def result(name: str, seed: int, folder: Path, updates: int) -> dict[str, float]
     return metrics
 
 
-def line(name: str, results: list[dict[str, float]]) -> str:
-    def cell(key: str) -> str:
-        values = [each[key] for each in results]
-        spread = f" ± {100 * stdev(values):.0f}" if len(values) > 1 else ""
-        return f"{100 * fmean(values):.0f}{spread}"
+def summary(results: list[dict[str, float]]) -> dict[str, float]:
+    """Means and standard deviations over seeds."""
+    found = {key: fmean(each[key] for each in results) for key in results[0]}
+    spread = {f"{key}_std": stdev(each[key] for each in results) for key in SHOWN} if len(results) > 1 else {}
+    return {**found, **spread, "seeds": len(results)}
 
-    completions = f"{fmean([each['completions'] for each in results]):.0f}"
-    return f"| {name} | {cell('before')} | {cell('after')} | {cell('first')} | {cell('last')} | {completions} |"
+
+def line(name: str, found: dict[str, float]) -> str:
+    cells = [f"{found[key]:5.0%} ± {found.get(f'{key}_std', 0.0):.0%}" for key in SHOWN]
+    return f"{name:24}" + "".join(f"{cell:>14}" for cell in cells) + f"{found['completions']:14.0f}"
 
 
 def main() -> None:
@@ -96,15 +102,20 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: the method's own")
     parser.add_argument("--folder", type=Path, default=Path("methods"))
     parser.add_argument("--methods", default=",".join(PRESETS))
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
+    add_results_flag(parser, "every_method")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    head = "| method | greedy before | greedy after | drawn, first step | drawn, last three | completions |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    print("\n".join(lines), flush=True)
-    for name in chosen.methods.split(","):
-        lines.append(line(name, [result(name, seed, chosen.folder, chosen.updates) for seed in range(chosen.seeds)]))
-        print(lines[-1], flush=True)
-    (chosen.folder / "methods.md").write_text("\n".join(lines) + "\n")
+    print(f"{'':24}" + "".join(f"{each:>14}" for each in (*SHOWN, "completions")), flush=True)
+    found: dict[str, dict[str, float]] = {}
+    names = chosen.methods.split(",")
+    jobs = [(name, seed, chosen.folder, chosen.updates) for name in names for seed in range(chosen.seeds)]
+    results = run_all(result, jobs, chosen.workers)
+    for place, name in enumerate(names):
+        found[name] = summary(results[place * chosen.seeds : (place + 1) * chosen.seeds])
+        print(line(name, found[name]), flush=True)
+    if chosen.results:
+        write_results(chosen.results, {"methods": found})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """whet against TRL on one GPU, in turn and in fresh processes: a GRPO step; supervised fine-tuning, DPO and a reward
 model on rows and pairs of real lengths.
 
-    python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --json duel.json
+    python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --results
     python benchmarks/gpu_duel.py --parts dpo,rm --pairs dpo_en_demo.jsonl.gz --layouts padded,grouped
     python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
     python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
@@ -29,15 +29,16 @@ from bench_models import SHAPES, words_of
 from duel import (
     HERE,
     add_run_flags,
+    case_record,
     name_contended,
     peer_python,
     ratio_table,
     run_side,
-    save_results,
     summed_up,
     told,
 )
 from preference_cpu import pair_job, told_pairs
+from results_file import add_results_flag, write_results
 from sft_cpu import conversations, rate_lines, rows_file
 
 WRITING = ("plain", "static", "paged")
@@ -222,6 +223,7 @@ def ran(name: str, job: dict[str, Any], chosen: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_run_flags(parser)
+    add_results_flag(parser, "gpu_duel")
     parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
     parser.add_argument("--peer-path", type=Path, help="folder of the peer's packages, for this same Python")
     parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
@@ -234,7 +236,7 @@ def main() -> None:
     parser.add_argument("--layouts", default="padded,packed", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
     parser.add_argument("--batch-rows", type=int, help="rows per pass of the peer where it pads")
     parser.add_argument("--pack-tokens", help="tokens per pass of the peer where it packs, e.g. 4096 or 4096,8192")
-    parser.add_argument("--tokens-per-pass", type=int, help="of whet's passes over rows and pairs")
+    parser.add_argument("--micro-batch-tokens", type=int, help="of whet's passes over rows and pairs")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, in fp32 unless said otherwise")
     parser.set_defaults(precision=None, patience=10.0)
     chosen = parser.parse_args()
@@ -258,13 +260,14 @@ def main() -> None:
             title = f"{case.title}, {chosen.precision}"
             print(title, file=sys.stderr)
             sides, failures = fought(case, chosen, {**case.job, **shared})
-        results[title] = sides
+        results[part] = sides
         failed.update({f"{part}: {name}": why for name, why in failures.items()})
         if sides:
             print(ratio_table(title, sides))
             print(case.told_after(sides) if case.told_after else "", flush=True)
         print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        save_results(chosen.json, results, failed=failed)
+        if chosen.results:
+            write_results(f"{chosen.results}_{part}", {**case_record(title, sides), "failed": failures})
     name_contended(results)
     if failed:
         raise SystemExit(f"did not run: {', '.join(failed)}")

@@ -1,17 +1,15 @@
-"""whet on one GPU: a GRPO step, rollouts of fixed and ragged length, the training pass beside the matrix rate.
+"""whet on one GPU: a GRPO step, rollouts of many kinds, the training pass beside the matrix rate.
 
-    python benchmarks/gpu_step.py --parts step,rollout,ragged,train --json gpu.json
-    python benchmarks/gpu_step.py --parts rollout --model 7b --sequences 256
-    python benchmarks/gpu_step.py --tiny                  # the same code on a CPU in seconds: does it run?
+    python benchmarks/gpu_step.py --results                        # all: results/gpu_PART_MODEL.json
+    python benchmarks/gpu_step.py --parts rollout,settings --model 1.5b,7b
+    python benchmarks/gpu_step.py --tiny                           # the same code on a CPU in seconds: does it run?
 
-Weights are random, of a real model's shape. Only whet runs here. The peers' numbers printed beside are not of this run:
-they were measured on another H200, with the shapes, lengths and dtype of this script.
+Weights are random, of a real model's shape. Only whet runs here; benchmarks/gpu_duel.py runs peers beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from bench_models import SHAPES, random_machine
+from results_file import add_results_flag, write_results
 
 from whet.bench.benchmark import (
     begin_peak,
@@ -38,30 +37,22 @@ from whet.bench.benchmark import (
     timed_steps,
     unending,
 )
-from whet.bench.meter import machine_facts
-from whet.build.runtime import Runtime
+from whet.build.runtime import Runtime, decode_facts
 from whet.metrics.timer import PhaseTimer
+from whet.model.fast_path import fast_path
 from whet.model.token_logp import token_logp
 from whet.report.speed import RolloutShape, training_operations
 from whet.rollout.seed import request_seed
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sample, Sampling, StopReason
 
-ELSEWHERE = "measured elsewhere (another H200, bf16, the same shapes), not in this run"
-PEERS: dict[str, dict[str, Any]] = {
-    "step 135m": {"TRL 1.16": "13.3 s, 15.8 GiB", "TRL 1.16 + vLLM colocated": "7.5 s, 72 GiB"},
-    "rollout 135m 256": {"vLLM 0.24": "29,000 to 34,000 tokens/s"},
-    "rollout 135m 1024": {"vLLM 0.24": "24,000 to 27,000 tokens/s"},
-    "rollout 1.5b 1024": {"vLLM 0.24": "23,000 to 25,000 tokens/s"},
-    "rollout 7b 256": {"vLLM 0.24": "17,000 to 22,000 tokens/s"},
-    "rollout 7b 1024": {"vLLM 0.24": "15,000 tokens/s"},
-}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 ENDING = 1.5  # over the longest completion, the share of all tokens that end one: 1,024 are then cut to 530 on average
 
 
 STEP = RolloutShape(32, 8, 128, 512)
 PASSES = RolloutShape(8, 8, 128, 512)
+LONG_PROMPTS = RolloutShape(16, 16, 4096, 512)
 
 
 @dataclass(frozen=True)
@@ -82,10 +73,25 @@ class Sizes:
     slots: int = 256  # rows that write side by side in the ragged part
     prefix: tuple[int, int, int] = (2048, 64, 16)  # tokens of the prompt, of a completion, completions
     long: int = 32768
+    long_prompts: RolloutShape = LONG_PROMPTS
 
 
 SMALL = Sizes(
-    RolloutShape(2, 2, 8, 8), 64, (4, 8), 2, 8, 8, 8, 24, RolloutShape(2, 2, 8, 8), 32, 0.2, 4, (32, 4, 4), 64
+    RolloutShape(2, 2, 8, 8),
+    64,
+    (4, 8),
+    2,
+    8,
+    8,
+    8,
+    24,
+    RolloutShape(2, 2, 8, 8),
+    32,
+    0.2,
+    4,
+    (32, 4, 4),
+    64,
+    RolloutShape(2, 2, 32, 8),
 )
 
 
@@ -111,11 +117,11 @@ class RandomWriter:
         return found
 
 
-def machine_for(name: str, device: torch.device, chosen: argparse.Namespace) -> Runtime:
+def machine_for(name: str, device: torch.device, chosen: argparse.Namespace, rank: int = 0) -> Runtime:
     family, settings = SHAPES[name]
     if chosen.tiny:
         settings = {**settings, **TINY, "num_key_value_heads": 2, "vocab_size": 512}
-    machine: Runtime = random_machine(family, settings, device, chosen.precision, chosen.recompute)
+    machine: Runtime = random_machine(family, settings, device, chosen.precision, chosen.recompute, rank)
     return machine
 
 
@@ -131,7 +137,6 @@ def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
     begin_peak(device)
     steps = timed_steps(trainer, sizes.seconds, device, least=1)
     return {
-        "name": f"step {name}",
         "shape": str(shape),
         "first_step_s": first,
         "step_s": median(step.reading.seconds for step in steps),
@@ -141,22 +146,50 @@ def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
     }
 
 
-def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    found = []
+def part_lora(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """The step of a machine with adapters; `step` of the same model is its full training."""
+    return part_step(machine, name, sizes, settings)
+
+
+def part_rollout(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    found = {}
     for count in sizes.rollout:
         shape = RolloutShape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, sizes.completion_tokens)
-        samples, seconds, peak = written(machine, unending(machine).engine, shape)
-        tokens = sum(each.num_actions for each in samples)
-        found.append(
-            {
-                "name": f"rollout {name} {count}",
-                "shape": str(shape),
-                "tokens_per_s": tokens / seconds,
-                "seconds": seconds,
-                "peak_GiB": peak / 2**30,
-            }
-        )
+        found[str(count)] = rollout_record(machine, shape)
     return found
+
+
+def part_long_prompts(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """Prompts much longer than their completions."""
+    return rollout_record(machine, sizes.long_prompts)
+
+
+def part_settings(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
+    """A rollout under each common setting, as a share of the plain one's rate."""
+    count, budget = sizes.rollout[0], sizes.completion_tokens
+    shape = RolloutShape(count // sizes.group_size, sizes.group_size, sizes.prompt_tokens, budget)
+    kinds = {
+        "plain": Sampling(budget),
+        "top_k": Sampling(budget, top_k=50),
+        "top_p": Sampling(budget, top_p=0.95),
+        "stop": Sampling(budget, stop=("no token of these models spells this",)),
+    }
+    found = {kind: rollout_record(machine, shape, sampling) for kind, sampling in kinds.items()}
+    for record in found.values():
+        record["share_of_plain"] = record["tokens_per_s"] / found["plain"]["tokens_per_s"]
+    return {"shape": str(shape), **found}
+
+
+def rollout_record(machine: Runtime, shape: RolloutShape, sampling: Sampling | None = None) -> dict[str, Any]:
+    sampling, endless = sampling or Sampling(shape.completion_tokens), unending(machine)
+    samples, seconds, peak = written(machine, endless.engine, shape, sampling)
+    return {
+        "shape": str(shape),
+        "tokens_per_s": sum(each.num_actions for each in samples) / seconds,
+        "seconds": seconds,
+        "peak_GiB": peak / 2**30,
+        **decode_facts(endless, sampling, random_prompts(machine, shape, 0)),
+    }
 
 
 def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +208,7 @@ def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, A
     _, fixed_seconds, _ = written(machine, steady, fixed)
     ragged_rate, fixed_rate = sum(lengths) / seconds, fixed.written / fixed_seconds
     return {
-        "name": f"ragged {name} {sizes.ragged}",
+        "sequences": sizes.ragged,
         "slots": slots,
         "lengths": {"shortest": lengths[0], "median": lengths[len(lengths) // 2], "longest": lengths[-1], "mean": mean},
         "tokens_per_s": ragged_rate,
@@ -185,10 +218,12 @@ def part_ragged(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, A
     }
 
 
-def written(machine: Runtime, engine: TorchEngine, shape: RolloutShape) -> tuple[list[Sample], float, int]:
+def written(
+    machine: Runtime, engine: Any, shape: RolloutShape, sampling: Sampling | None = None
+) -> tuple[list[Sample], float, int]:
     """The samples of one rollout, its seconds and peak memory; a rollout of the same kind warms up."""
     device = machine.policy.device
-    sampling = Sampling(max_new_tokens=shape.completion_tokens)
+    sampling = sampling or Sampling(max_new_tokens=shape.completion_tokens)
 
     def requests(seed: int) -> list[Request]:
         prompts = random_prompts(machine, shape, seed)
@@ -222,7 +257,6 @@ def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, An
     rate = matrix_rate(device, machine.policy.dtype, 2.0 if device.type == "cuda" else 0.3)
     operations = training_operations(model_anatomy(machine.policy.model), shape)
     return {
-        "name": f"train {name}",
         "shape": f"{shape}, {sizes.pack} tokens per micro-batch",
         "seconds": seconds,
         "tokens_per_s": shape.shared / seconds,
@@ -253,7 +287,6 @@ def part_prefix(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, A
             taken.append(time.perf_counter() - start)
         seconds[kind] = median(taken[2:])
     return {
-        "name": f"shared prefix {name}",
         "shape": f"{group} completions of {completion} tokens to one prompt of {prompt}",
         **{f"{kind}_s": value for kind, value in seconds.items()},
         "separate_over_shared": seconds["separate"] / seconds["shared"],
@@ -270,7 +303,6 @@ def part_long(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
     token_logp(machine.policy, tokens, action).logp.mean().backward()
     synchronize(device)
     return {
-        "name": f"long {name}",
         "shape": f"one row of {sizes.long} tokens, vocabulary {vocabulary}",
         "seconds": time.perf_counter() - start,
         "peak_GiB": peak_memory(device) / 2**30,
@@ -280,61 +312,74 @@ def part_long(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
 
 
 PARTS = {
+    "step": part_step,
+    "lora": part_lora,
+    "rollout": part_rollout,
+    "settings": part_settings,
+    "ragged": part_ragged,
+    "long_prompts": part_long_prompts,
+    "train": part_train,
     "prefix": part_prefix,
     "long": part_long,
-    "step": part_step,
-    "rollout": part_rollout,
-    "ragged": part_ragged,
-    "train": part_train,
 }
-MODELS = {"step": "135m", "rollout": "135m", "ragged": "135m", "train": "1.5b", "prefix": "1.5b", "long": "1.5b"}
+MODELS = {
+    "step": "135m",
+    "lora": "135m",
+    "rollout": "135m,1.5b,7b",
+    "settings": "135m,1.5b",
+    "ragged": "135m",
+    "long_prompts": "1.5b",
+    "train": "1.5b",
+    "prefix": "1.5b",
+    "long": "1.5b",
+}
+LORA_RANK = 16
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="step,rollout,ragged,train,prefix,long")
-    parser.add_argument("--model", choices=sorted(SHAPES), help="default: 135m, and 1.5b for the training pass")
+    parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--model", help=f"some of {', '.join(SHAPES)}; default: the usual ones of each part")
     parser.add_argument("--sequences", help="of the rollout, e.g. 256 or 256,1024")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--recompute", default="auto", choices=("auto", "none", "wide", "layers"))
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU where there is no GPU")
-    parser.add_argument("--json", type=Path)
+    add_results_flag(parser, "gpu")
     chosen = parser.parse_args()
+    for option, known in (("parts", PARTS), ("model", SHAPES)):
+        unknown = [each for each in (getattr(chosen, option) or next(iter(known))).split(",") if each not in known]
+        if unknown:
+            raise SystemExit(f"--{option} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
     if not torch.cuda.is_available() and not chosen.tiny:
         raise SystemExit("no CUDA device is here; --tiny shows on a CPU that the script runs")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = SMALL if chosen.tiny else Sizes()
     if chosen.sequences:
         sizes = replace(sizes, rollout=tuple(int(each) for each in chosen.sequences.split(",")))
-    about = {"torch": torch.__version__, **machine_facts()}
-    about["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    results: list[dict[str, Any]] = []
     for part in chosen.parts.split(","):
-        name = chosen.model or MODELS[part]
-        begun = time.perf_counter()
-        machine = machine_for(name, device, chosen)
-        found = PARTS[part](machine, name, sizes, {"model": {"device": str(device)}})
-        for each in found if isinstance(found, list) else [found]:
-            peers = {} if chosen.tiny else PEERS.get(each["name"], {})
-            results.append({**each, "peers": {**peers, "note": ELSEWHERE} if peers else {}})
-            print(told(each, machine.facts, peers), flush=True)
-        print(f"  part {part} took {time.perf_counter() - begun:.0f} s with building the model", flush=True)
-        del machine
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    if chosen.json:
-        command = " ".join(["python", *sys.argv])
-        chosen.json.write_text(json.dumps({"command": command, "machine": about, "results": results}, indent=1))
+        for name in (chosen.model or MODELS[part]).split(","):
+            begun = time.perf_counter()
+            machine = machine_for(name, device, chosen, LORA_RANK if part == "lora" else 0)
+            found = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
+            found["training path"] = str(fast_path(machine.policy))
+            found.update(PARTS[part](machine, name, sizes, {"model": {"device": str(device)}}))
+            print("\n".join([f"{part} {name}", *told(found)]), flush=True)
+            print(f"  took {time.perf_counter() - begun:.0f} s with building the model", flush=True)
+            if chosen.results:
+                write_results(f"{chosen.results}_{part}_{name}", found)
+            del machine
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
-def told(result: Mapping[str, Any], facts: Mapping[str, str], peers: Mapping[str, str]) -> str:
-    values = [
-        f"  {key:22} {value:,.3f}" if isinstance(value, float) else f"  {key:22} {value}"
-        for key, value in result.items()
-        if key != "name"
-    ]
-    others = [f"  {name:22} {said}    {ELSEWHERE}" for name, said in peers.items()]
-    return "\n".join([f"{result['name']}: {facts['model']}, {facts['dtype']}", *values, *others])
+def told(result: Mapping[str, Any], indent: str = "  ") -> list[str]:
+    lines = []
+    for key, value in result.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}", *told(value, f"{indent}  ")]
+        else:
+            lines.append(f"{indent}{key:22} {value:,.3f}" if isinstance(value, float) else f"{indent}{key:22} {value}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How a step's time and memory grow with group size, sequence length, batch and model size, beside the ceilings.
 
-    python benchmarks/growth.py --images docs/images --json growth.json
+    python benchmarks/growth.py --images growth --results
 
 Each point is a fresh process: random weights of a small Llama with a vocabulary of bytes, completions of fixed
 length. The dashed lines are what the measured matrix rate and memory bandwidth would allow if only useful work were
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from duel import add_common_flags, told
+from results_file import add_results_flag, machine, write_results
 
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {
     "group": ("completions per prompt", (2, 4, 8, 16, 32)),
@@ -30,6 +31,7 @@ BASE = {"batch": 4, "group": 8, "prompt": 40, "length": 64, "model": 256}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_flags(parser)
+    add_results_flag(parser, "growth")
     parser.set_defaults(steps=3)
     parser.add_argument("--axes", default=",".join(AXES))
     parser.add_argument("--points", type=int, default=5, help="of each axis, the smallest first")
@@ -41,7 +43,7 @@ def main() -> None:
     if chosen.point:
         print(json.dumps(point(json.loads(chosen.point), chosen)))
         return
-    from whet.bench.meter import QUIET, machine_facts, reading_record, wait_for_quiet
+    from whet.bench.meter import QUIET, reading_record, wait_for_quiet
 
     options = ["--threads", str(chosen.threads), "--steps", str(chosen.steps), "--seconds", str(chosen.seconds)]
     options += ["--device", chosen.device, "--precision", chosen.precision]
@@ -57,11 +59,10 @@ def main() -> None:
             mark = "" if others is None or others < QUIET else f"  contended: others used {others:.0%}"
             times = f"step {found['step']:.3f} s (rollout {found['rollout']:.3f}, training {found['train']:.3f})"
             print(f"{axis} {value}: {times}, peak {found['peak_bytes'] / 1e9:.2f} GB{mark}", flush=True)
-    about = {"command": " ".join(["python", *sys.argv]), "machine": machine_facts(), "base": BASE}
-    if chosen.json:
-        chosen.json.write_text(json.dumps({**about, "results": results}, indent=1))
+    if chosen.results:
+        write_results(chosen.results, {"base": BASE, **results})
     if chosen.images:
-        draw(results, chosen.images, f"{about['machine']['processor']}, {chosen.threads} threads, {chosen.precision}")
+        draw(results, chosen.images, f"{machine()['processor']}, {chosen.threads} threads, {chosen.precision}")
 
 
 def point(values: dict[str, int], chosen: Any) -> dict[str, Any]:

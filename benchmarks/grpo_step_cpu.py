@@ -1,7 +1,7 @@
 """One GRPO step on the CPU, whet against TRL: same model folder, prompts, lengths, dtype, threads, work per pass.
 
-    python benchmarks/grpo_step_cpu.py --models byte,words49k,smollm2 --json grpo.json
-    python benchmarks/grpo_step_cpu.py --shape long --models words49k
+    python benchmarks/grpo_step_cpu.py --models byte,words49k,smollm2 --results
+    python benchmarks/grpo_step_cpu.py --shape long --models words49k --results grpo_step_cpu_long
 
 Completions have a fixed length on both sides. Each side runs in a fresh process, which gives its peak memory;
 timings taken while others used the machine are discarded and repeated, up to --most steps.
@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from duel import HERE, add_common_flags, duel, name_contended, ratio_table, save_results, told
+from results_file import add_results_flag
 
 SHAPES = {
     "short": (4, 8, 40, 64),
@@ -24,6 +25,7 @@ SHAPES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_flags(parser)
+    add_results_flag(parser, "grpo_step_cpu")
     parser.add_argument(
         "--shape", default="short", help="short, long, or PROMPTSxGROUP,PROMPT+COMPLETION as in 4x8,40+64"
     )
@@ -31,6 +33,7 @@ def main() -> None:
     chosen = parser.parse_args()
     shape = SHAPES.get(chosen.shape) or shape_of(chosen.shape)
     results: dict[str, Any] = {}
+    titles: dict[str, str] = {}
     for name in chosen.models.split(","):
         made = told(
             [
@@ -51,10 +54,10 @@ def main() -> None:
             **{key: getattr(chosen, key) for key in ("steps", "most", "threads", "seed", "precision")},
         }
         title = f"{name}: {shape[0]} prompts x {shape[1]}, {shape[2]} + {shape[3]} tokens, {chosen.precision}"
-        sides = duel(chosen, job)
-        results[title] = sides
-        print(ratio_table(f"{title}, {chosen.threads} threads, {rows} sequences per pass", sides), flush=True)
-        save_results(chosen.json, results)
+        titles[name] = f"{title}, {chosen.threads} threads, {rows} sequences per pass"
+        results[name] = duel(chosen, job)
+        print(ratio_table(titles[name], results[name]), flush=True)
+        save_results(chosen.results, results, titles)
     name_contended(results)
 
 

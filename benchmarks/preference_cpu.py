@@ -1,6 +1,6 @@
 """Preference training (`dpo`) and reward models (`rm`) on real pairs, whet against TRL, on the CPU.
 
-    WHET_DATA=data python benchmarks/preference_cpu.py --json preference.json
+    WHET_DATA=data python benchmarks/preference_cpu.py --results
     WHET_DATA=data python benchmarks/preference_cpu.py --parts rm --layouts padded,grouped
 
 Reads WHET_DATA/preference/dpo_en_demo.jsonl.gz or --pairs FILE. Both sides train on the same tokens, encoded once by
@@ -23,6 +23,7 @@ from typing import Any
 
 from bench_models import words_of
 from duel import HERE, add_common_flags, duel, name_contended, ratio_table, save_results, told
+from results_file import add_results_flag
 from sft_cpu import rate_lines
 
 FILE = Path("preference") / "dpo_en_demo.jsonl.gz"
@@ -33,13 +34,14 @@ LAYOUTS = ("padded", "grouped")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_flags(parser)
+    add_results_flag(parser, "preference_cpu")
     parser.set_defaults(models="smollm2")
     parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
     parser.add_argument("--pairs", type=Path, help="a file of pairs, of any shape that whet reads")
     parser.add_argument("--most-tokens", type=int, default=1024, help="pairs with a longer row are left out")
     parser.add_argument("--rows-per-step", type=int, default=8, help="pairs per step")
     parser.add_argument("--batch-rows", type=int, default=8, help="pairs per pass of the peer: its own default")
-    parser.add_argument("--tokens-per-pass", type=int, default=4096, help="of whet")
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="of whet")
     parser.add_argument("--layouts", default="padded", help=f"of the peer's rows: {', '.join(LAYOUTS)}")
     parser.add_argument("--stored", action="store_true", help="the reference is asked before the first step")
     parser.add_argument("--encode", nargs=2, metavar=("PART", "MODEL"), help=argparse.SUPPRESS)
@@ -54,6 +56,7 @@ def main() -> None:
         if unknown:
             raise SystemExit(f"--{option} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
     results: dict[str, Any] = {}
+    titles: dict[str, str] = {}
     for name in chosen.models.split(","):
         made = told([sys.executable, str(HERE / "bench_models.py"), str(chosen.work / "models"), name])[name]
         for part in chosen.parts.split(","):
@@ -67,10 +70,11 @@ def main() -> None:
                     sides.update({f"trl {layout}" if side == "trl" else side: each for side, each in found.items()})
             title = f"{part}, {name}: {told_pairs(facts)}, {chosen.rows_per_step} per step, {chosen.precision}"
             title += ", reference stored" if job["stored"] else ""
-            results[title] = sides
-            print(ratio_table(f"{title}, {chosen.threads} threads", sides))
+            case = f"{part} {name}"
+            results[case], titles[case] = sides, f"{title}, {chosen.threads} threads"
+            print(ratio_table(titles[case], sides))
             print(rate_lines(sides, 1.0), flush=True)
-            save_results(chosen.json, results)
+            save_results(chosen.results, results, titles)
     name_contended(results)
 
 

@@ -1,7 +1,7 @@
 """Two rewards that the built-in model hacks, and the same runs with a gate: the numbers and figures of
 docs/reward-design.md.
 
-    python benchmarks/reward_hacking.py --seeds 3 --folder runs/hacking
+    python benchmarks/reward_hacking.py --seeds 3 --folder runs/hacking --results
 
 A run that is there already is not trained again. The rewards are the two functions below, used by their path.
 """
@@ -9,6 +9,7 @@ A run that is there already is not trained again. The rewards are the two functi
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ HERE = Path(__file__)
 IMAGES = HERE.parent.parent / "docs" / "images"
 METHOD, STEPS, TAUGHT_STEPS = "grpo", 40, 20
 BUDGET = 16  # tokens
+SHOWN = (1, 4, 8, 16, 24, 40)  # steps
 COMMON = {"model": {"device": "cpu", "threads": 1}, "eval": {"every": 2}, "report": {"save_every": 100}}
 # a run folder as a model has none of the built-in model's defaults
 TAUGHT = {
@@ -118,20 +120,31 @@ def figure(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
     return curves_svg(panels, frame)
 
 
-def table(story: Story, runs: Mapping[str, Sequence[Path]]) -> str:
-    """Held-out marks before and after, the mean over seeds and each of them."""
-    lines = [f"| {story.hackable} | before | after | each seed | {story.hackable}, before | after | reward | after |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+def summary(story: Story, runs: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Held-out metrics before and after and rewards in training, means over seeds, and the accuracy of each seed."""
+    found: dict[str, Any] = {}
     for kind, folders in runs.items():
-        exams = [eval_records(read_metrics(folder)) for folder in folders]
-        cells = [KINDS[kind]]
-        for name in ("accuracy", story.hackable, "reward"):
-            before, after = ([each[place].result[name] for each in exams] for place in (0, -1))
-            cells += [f"{fmean(before):.3f}", f"{fmean(after):.3f}"]
-            if name == "accuracy":
-                cells.append(", ".join(f"{one:.3f}" for one in after))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines = [read_metrics(folder) for folder in folders]
+        evals = [eval_records(each) for each in lines]
+        ends = {"before": [each[0].result for each in evals], "after": [each[-1].result for each in evals]}
+        found[kind] = {end: means(results) for end, results in ends.items()}
+        found[kind]["each seed"] = ", ".join(f"{each['accuracy']:.1%}" for each in ends["after"])
+        found[kind]["training"] = {
+            str(step): means([one.reward for each in lines for one in step_reports(each) if one.step == step])
+            for step in SHOWN
+        }
+        found[kind]["greedy"] = {
+            str(step): means([one.result for each in evals for one in each if one.step == step]) for step in SHOWN
+        }
+    return found
+
+
+def means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {
+        key: fmean(each[key] for each in results)
+        for key, value in (results[0] if results else {}).items()
+        if isinstance(value, float)
+    }
 
 
 def _shown(path: Path) -> str:
@@ -142,17 +155,32 @@ def _shown(path: Path) -> str:
 
 
 def main() -> None:
+    # not above: a run imports this file for its rewards, from anywhere
+    from results_file import add_results_flag, write_results
+    from workers import run_all
+
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--folder", type=Path, default=Path("runs/hacking"))
     options.add_argument("--images", type=Path, default=IMAGES)
     options.add_argument("--story", choices=STORIES, action="append")
+    options.add_argument("--workers", type=int, default=1, help="runs side by side")
+    add_results_flag(options, "reward_hacking")
     given = options.parse_args()
-    for name in given.story or STORIES:
+    found: dict[str, Any] = {"seeds": given.seeds}
+    names, seeds = given.story or list(STORIES), range(given.seeds)
+    if any(STORIES[name].is_taught for name in names):
+        run_all(_taught, [(seed, given.folder) for seed in seeds], given.workers)
+    jobs = [(STORIES[name], kind, seed, given.folder) for name in names for kind in KINDS for seed in seeds]
+    run_all(trained, jobs, given.workers)
+    for name in names:
         story = STORIES[name]
-        runs = {kind: [trained(story, kind, seed, given.folder) for seed in range(given.seeds)] for kind in KINDS}
+        runs = {kind: [trained(story, kind, seed, given.folder) for seed in seeds] for kind in KINDS}
         (given.images / f"reward-{name}.svg").write_text(figure(story, runs), encoding="utf-8")
-        print(table(story, runs))
+        found[name] = summary(story, runs)
+        print(json.dumps(found[name], indent=1), flush=True)
+    if given.results:
+        write_results(given.results, found)
 
 
 if __name__ == "__main__":

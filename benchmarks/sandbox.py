@@ -1,7 +1,7 @@
 """Tests per second: the sandbox's warm workers against a fresh interpreter for every test.
 
     python benchmarks/sandbox.py                 # all cores
-    python benchmarks/sandbox.py --workers 1 --seconds 5
+    python benchmarks/sandbox.py --workers 1 --seconds 5 --results
 
 Three sides do the same work, short assertions on a small function, and take turns, so that whatever else the
 machine does meets all of them: `naive` starts `python -c` with the code and one assertion, with a timeout and no
@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from results_file import add_results_flag, write_results
 
 from whet.sandbox import ProgramJob, Sandbox, UnitTestJob
 
@@ -71,6 +73,7 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=0, help="0 is one a core")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=2.0, help="of one round of one side, roughly")
+    add_results_flag(options, "sandbox")
     chosen = options.parse_args()
     with Sandbox(chosen.workers) as sandbox:
         started = time.perf_counter()
@@ -95,6 +98,10 @@ def main() -> None:
                 f"{middle / sandbox.size:7.0f} per worker, {times:5.1f} x naive"
             )
         print(f"load {os.getloadavg()[0]:.1f}")
+        if chosen.results:
+            middles = {name: statistics.median(found) for name, found in rates.items()}
+            times = {name: middle / middles["naive"] for name, middle in middles.items()}
+            write_results(chosen.results, {"workers": sandbox.size, "tests_per_s": middles, "times_naive": times})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on real rows with their natural spread of lengths, whet against TRL, on the CPU.
 
-    WHET_DATA=data python benchmarks/sft_cpu.py --models smollm2 --json sft.json
+    WHET_DATA=data python benchmarks/sft_cpu.py --models smollm2 --results
 
 Reads WHET_DATA/sft/alpaca_en_demo.jsonl.gz (instruction, input, output), or --rows FILE of the same columns. Both sides
 train on the same tokens, encoded once by whet; what counts is useful tokens per second, padding left out. TRL pads rows
@@ -20,6 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from duel import HERE, add_common_flags, duel, name_contended, ratio_names, ratio_table, save_results, told
+from results_file import add_results_flag
 
 FILE = Path("sft") / "alpaca_en_demo.jsonl.gz"
 
@@ -27,12 +28,13 @@ FILE = Path("sft") / "alpaca_en_demo.jsonl.gz"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_common_flags(parser)
+    add_results_flag(parser, "sft_cpu")
     parser.set_defaults(models="smollm2")
     parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
     parser.add_argument("--most-tokens", type=int, default=1024, help="longer rows are left out on both sides")
     parser.add_argument("--rows-per-step", type=int, default=32)
     parser.add_argument("--batch-rows", type=int, default=8, help="rows per pass of the peer: its own default")
-    parser.add_argument("--tokens-per-pass", type=int, default=4096, help="of whet")
+    parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="of whet")
     parser.add_argument("--padded", action="store_true", help="whet pads as well instead of packing")
     parser.add_argument("--encode", nargs=3, metavar=("MODEL", "ROWS", "TARGET"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -40,6 +42,7 @@ def main() -> None:
         print(json.dumps(encoded(*chosen.encode, chosen.most_tokens)))
         return
     results: dict[str, Any] = {}
+    titles: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="whet-sft-") as work:
         source = Path(work) / "rows.jsonl"
         source.write_text("".join(f"{json.dumps(row)}\n" for row in conversations(rows_file(chosen.rows))))
@@ -60,10 +63,10 @@ def main() -> None:
             sides = duel(chosen, job)
             spread = f"{facts['shortest']} to {facts['longest']}, median {facts['median']:.0f} tokens"
             title = f"{name}: {facts['rows']} rows of {spread}, {chosen.rows_per_step} per step, {chosen.precision}"
-            results[title] = sides
-            print(ratio_table(f"{title}, {chosen.threads} threads", sides))
+            results[name], titles[name] = sides, f"{title}, {chosen.threads} threads"
+            print(ratio_table(titles[name], sides))
             print(rate_lines(sides, facts["tokens_a_trained_token"]), flush=True)
-            save_results(chosen.json, results)
+            save_results(chosen.results, results, titles)
     name_contended(results)
 
 

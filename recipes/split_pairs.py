@@ -30,26 +30,44 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=0, help="pairs at most; 0 is all")
     parser.add_argument("--held-out", type=int, default=0, help="pairs at most; 0 is all")
     chosen = parser.parse_args()
-    column, _, value = chosen.only.partition("=")
-    rows = [each for each in read_rows(chosen.source) if not column or str(each.values.get(column)) == value]
+    counts = split_pairs(
+        chosen.source,
+        chosen.folder,
+        only=chosen.only,
+        most_characters=chosen.most_characters,
+        share=chosen.share,
+        most={"train": chosen.train, "held_out": chosen.held_out},
+    )
+    for name in ("train", "held_out"):
+        print(f"{chosen.folder / name}.jsonl: {counts[name]} pairs")
+    print(f"left out: {counts['left_out']}")
+
+
+def split_pairs(
+    source: str, folder: Path, *, only: str, most_characters: int, share: float, most: dict[str, int]
+) -> dict[str, Any]:
+    """Write train.jsonl and held_out.jsonl; returns how many pairs each has and, in words, what was left out."""
+    column, _, value = only.partition("=")
+    rows = [each for each in read_rows(source) if not column or str(each.values.get(column)) == value]
     if not rows:
-        raise SystemExit(f"no row of {chosen.source} has {chosen.only}; give --only COLUMN=VALUE of some of its rows")
+        raise SystemExit(f"no row of {source} has {only}; give --only COLUMN=VALUE of some of its rows")
     pairs = usable(rows, preferences_from, drop=True)
-    fitting = [pair for pair in pairs if not chosen.most_characters or size(pair) <= chosen.most_characters]
+    fitting = [pair for pair in pairs if not most_characters or size(pair) <= most_characters]
     sides: dict[str, list[tuple[float, PreferencePair]]] = {"train": [], "held_out": []}
     for pair in fitting:
         place = position(pair)
-        sides["held_out" if place < chosen.share else "train"].append((place, pair))
-    chosen.folder.mkdir(parents=True, exist_ok=True)
-    for name, most in (("train", chosen.train), ("held_out", chosen.held_out)):
-        ordered = [pair for _, pair in sorted(sides[name], key=lambda each: each[0])]
-        kept = ordered[:most] if most else ordered
-        file = chosen.folder / f"{name}.jsonl"
-        file.write_text("".join(f"{json.dumps(row(pair), ensure_ascii=False)}\n" for pair in kept), encoding="utf-8")
-        print(f"{file}: {len(kept)} pairs")
-    longer = f"{len(pairs) - len(fitting)} longer than {chosen.most_characters} characters"
-    told = [longer if chosen.most_characters else "", left_out_words(pairs.left_out)]
-    print("left out: " + ("; ".join(each for each in told if each) or "none"))
+        sides["held_out" if place < share else "train"].append((place, pair))
+    folder.mkdir(parents=True, exist_ok=True)
+    counts: dict[str, Any] = {}
+    for name, side in sides.items():
+        ordered = [pair for _, pair in sorted(side, key=lambda each: each[0])]
+        kept = ordered[: most.get(name) or None]
+        text = "".join(f"{json.dumps(row(pair), ensure_ascii=False)}\n" for pair in kept)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        counts[name] = len(kept)
+    longer = f"{len(pairs) - len(fitting)} longer than {most_characters} characters"
+    told = [longer if most_characters else "", left_out_words(pairs.left_out)]
+    return {**counts, "left_out": "; ".join(each for each in told if each) or "none"}
 
 
 def prompt_of(pair: PreferencePair) -> Any:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from stopwatch import Stopwatch
 
 from whet.metrics.timer import PhaseTimer
@@ -76,6 +77,20 @@ def pair_trainer(job: dict[str, Any]) -> Any:
     return assemble(resolved(job["kind"], values)).trainer
 
 
+def operations_and_rate(job: dict[str, Any], trainer: Any) -> dict[str, float]:
+    """Useful operations of a step, and the rate of the best matrix product in this same process."""
+    from whet.bench.benchmark import matrix_rate, model_anatomy
+    from whet.report.speed import RolloutShape, rollout_operations, training_operations
+
+    shape, anatomy = RolloutShape(*job["shape"]), model_anatomy(trainer.model)
+    dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
+    return {
+        "matrix_rate": matrix_rate(torch.device(device_of(job)), dtype, 2.0),
+        "training_operations": training_operations(anatomy, shape),
+        "rollout_operations": rollout_operations(anatomy, shape),
+    }
+
+
 TRAINERS = {"grpo": policy_trainer, "sft": sft_trainer, "dpo": pair_trainer, "rm": pair_trainer}
 
 
@@ -93,7 +108,8 @@ def main() -> None:
             watch.add(phase, clock.seconds.get(phase, 0.0))
         watch.count("trained", job["step_tokens"][number - 1] if "step_tokens" in job else report.counts["tokens"])
         watch.end()
-    Path(sys.argv[2]).write_text(json.dumps(watch.record()))
+    ceiling = {"ceiling": operations_and_rate(job, trainer)} if job["kind"] == "grpo" else {}
+    Path(sys.argv[2]).write_text(json.dumps({**watch.record(), **ceiling}))
 
 
 if __name__ == "__main__":

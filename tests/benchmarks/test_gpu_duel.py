@@ -1,6 +1,8 @@
 """What the duels print and hand to the sides; the sides themselves run in processes of their own."""
 
 import argparse
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from duel import ratio_names, ratio_table
+from duel import case_record, ratio_names, ratio_table
 from gpu_duel import GIVEN, SMALL, Sizes, named, sizes_of, worded
 from sft_cpu import rate_lines
 
@@ -70,3 +72,32 @@ def test_flags_change_the_sizes_and_nothing_else():
     assert (found.model, found.shape, found.micro_batch_tokens) == (Sizes.model, Sizes.shape, Sizes.micro_batch_tokens)
     plain = argparse.Namespace(**flags, tiny=True, pack_tokens=None)
     assert sizes_of(plain) == SMALL
+
+
+def test_a_results_file_holds_ratios_with_every_other_side():
+    sides = {"whet": side(1.0, 1e9, 40.0), "trl padded": side(3.0, 4e9, 10.0), "trl packed": side(2.0, 2e9, 20.0)}
+    rate_lines(sides, 2.0)
+    found = case_record("title", sides)["sides"]
+    assert found["trl padded"]["times"]["step"] == 3.0 and found["trl packed"]["times"]["peak_GB"] == 2.0
+    assert found["trl padded"]["times"]["useful_tokens_per_second"] == 4.0
+    assert found["whet"]["peak_GB"] == found["whet"]["times"]["step"] == 1.0
+    assert "trained_per_second" not in found["whet"]
+    assert case_record("title", {"trl": sides["trl padded"]})["sides"]["trl"]["times"] == {}
+
+
+@pytest.mark.slow
+def test_whet_runs_every_part(tmp_path):
+    """The flags of the script, the jobs and whet's side of them, in processes of their own."""
+    rows, pairs = tmp_path / "rows.jsonl", tmp_path / "pairs.jsonl"
+    rows.write_text(40 * (json.dumps({"instruction": "Say two words.", "input": "", "output": "one two"}) + "\n"))
+    pairs.write_text(40 * (json.dumps({"prompt": "Say one word.", "chosen": "one", "rejected": "one two"}) + "\n"))
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_duel.py"
+    options = ["--tiny", "--only", "whet", "--patience", "0", "--work", tmp_path, "--rows", rows, "--pairs", pairs]
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(",")[0] for line in done.stdout.splitlines() if ", tiny: " in line] == [
+        "grpo",
+        "sft",
+        "dpo",
+        "rm",
+    ]

@@ -1,5 +1,9 @@
 """What was chosen for a model is said, with the reason."""
 
+import re
+
+import pytest
+
 from whet.build.assembly import assemble
 from whet.build.runtime import load_runtime, thread_choice
 from whet.config.config import resolved
@@ -32,3 +36,24 @@ def test_a_run_that_samples_says_how_completions_are_written(monkeypatch):
     assert assembled(**data).facts["decode path"] == "fused decoder"
     monkeypatch.setattr("whet.rollout.torch_engine.fused_decoder", lambda base: NotDescribed("a norm is unknown"))
     assert assembled(**data).facts["decode path"] == "the model's own layers on whet's buffers (a norm is unknown)"
+
+
+def test_the_numbers_that_decide_most_are_said_before_the_first_step():
+    tiny = {"batch": {"prompts_per_step": 2, "group_size": 4}, "eval": {"prompts": 0}, "data": {"count": 8}}
+    facts = assembled(**tiny, sampling={"max_new_tokens": 9, "temperature": 0.7, "top_k": 5}).facts
+    assert facts["learning rate"] == "0.0001, constant (found by trial for the built-in model)"
+    assert facts["batch"] == "2 prompts x 4 completions per step, one update"
+    assert facts["lengths"] == "prompts 18 tokens, completions up to 9; temperature 0.7, top_k 5"
+    assert "critic" not in facts
+    facts = assemble(resolved("ppo", {**tiny, "optimizer": {"learning_rate": 1e-5}})).facts
+    assert facts["learning rate"] == "1e-05, constant (as given)" and facts["batch"].endswith("4 updates")
+    assert facts["critic"] == "learning rate 0.001 (found by trial for the built-in model)"
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "rm", "prm"])
+def test_rows_have_a_batch_and_lengths_and_no_temperature(method):
+    small = {"batch": {"rows_per_step": 3}, "eval": {"prompts": 0}, "data": {"count": 8, "difficulty": [1, 3]}}
+    facts = assemble(resolved(method, small)).facts
+    assert facts["batch"] == "3 rows per step, one update"
+    assert re.fullmatch(r"rows \d+ to \d+ tokens \(median \d+\)", facts["lengths"])
+    assert facts["learning rate"].endswith("(found by trial for the built-in model)")

@@ -82,5 +82,5 @@ def test_the_recipes_are_configs_of_today():
     from pathlib import Path
 
     for path in (Path(__file__).parents[2] / "recipes").glob("*.toml"):
-        method = {"dpo": "dpo", "rm": "rm"}.get(path.stem.rpartition("_")[2], "sft")
+        method = {"dpo": "dpo", "rm": "rm", "rl": "grpo"}.get(path.stem.rpartition("_")[2], "sft")
         assert resolved(method, read_toml(path)).eval.every >= 0

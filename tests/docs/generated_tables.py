@@ -1,8 +1,9 @@
-"""The tables of docs/rewards.md, docs/config.md and docs/pipelines.md, written from the code.
+"""The tables of docs/rewards.md, docs/config.md and docs/pipelines.md, written from the code; measured numbers of every
+page, written from results/ (quoted_results.py).
 
     python tests/docs/generated_tables.py
 
-puts fresh ones between the marks `<!-- NAME: from the code -->` and `<!-- NAME: end -->` of those pages.
+puts fresh tables between the marks `<!-- NAME: from the code -->` and `<!-- NAME: end -->` of those pages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from quoted_results import write_pages
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFRESH = "python tests/docs/generated_tables.py"
@@ -210,6 +212,7 @@ def main() -> None:
         for name, table in tables.items():
             text = refreshed(text, name, table())
         (DOCS / page).write_text(text, encoding="utf-8")
+    write_pages()
 
 
 if __name__ == "__main__":

@@ -51,7 +51,11 @@ def test_the_figure_and_table_are_drawn_from_a_run(hacking, tmp_path):
     runs = {"hacked": [tmp_path], "gated": [tmp_path]}
     drawn = hacking.figure(story, runs)
     assert drawn.count("the part counts") == 2 and drawn.count('class="line s0"') == 3 and "NaN" not in drawn
-    assert "| 1.000 | 0.200 | 0.200 | 0.000 | 1.000 | 1.000 | 1.200 |" in hacking.table(story, runs)
+    found = hacking.summary(story, runs)["hacked"]
+    assert found["before"]["accuracy"] == 1.0 and found["after"] == pytest.approx(
+        {"accuracy": 0.2, "short": 1, "reward": 1.2}
+    )
+    assert found["each seed"] == "20.0%" and found["training"]["1"]["short"] == 0.25
 
 
 @pytest.mark.parametrize("name", ["short", "claimed"])

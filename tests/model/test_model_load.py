@@ -250,14 +250,16 @@ def test_hub_answers_like_a_folder(folder: Path, llama: Any, monkeypatch: pytest
 def test_reachability_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    monkeypatch.setattr(room.urllib.request, "getproxies", dict)
+    from whet import hub
+
+    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert room.hub_reachable() is False
-    monkeypatch.setattr(room.urllib.request, "getproxies", lambda: {"https": "http://proxy"})
-    assert room.hub_reachable() is True
+    assert hub.hub_reachable() is False
+    monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": "http://proxy"})
+    assert hub.hub_reachable() is True
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert room.hub_reachable() is False
+    assert hub.hub_reachable() is False
 
 
 def test_device_choice() -> None:

@@ -69,8 +69,9 @@ def evaluate(
         if rows is not None:
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), rows)
-        groups = evaluate_groups(evaluation_config(name, source, values), samples, made_rewards(parts))
-    return EvalResult(group_metrics(groups, samples), tuple(_completions(groups)))
+        config = evaluation_config(name, source, values)
+        groups = evaluate_groups(config, samples, made_rewards(parts))
+    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(_completions(groups)))
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:

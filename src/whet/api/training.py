@@ -34,6 +34,7 @@ from whet.config.run_folder import (
     refuse_resume_of_0_1,
     write_config,
 )
+from whet.config.width import stated_width
 from whet.reward.find import refuse_while_importing_a_reward
 from whet.types import WhetError
 
@@ -88,7 +89,8 @@ def train(
     if parts is not None:
         layer["reward"] = reward_section(parts)
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
-    resolved_config = resolved(method, base, layer)
+    width = stated_width(model.config) if model is not None and model_name(model) is None else None
+    resolved_config = resolved(method, base, layer, width=width)
     with (
         claimed_folder(resolved_config, rows, eval_rows) as (folder, claimed),
         saved_start(claimed, folder, model, tokenizer) as final,

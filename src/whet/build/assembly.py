@@ -9,7 +9,7 @@ from whet.build.kind import BuildInputs
 from whet.build.kinds import kind_of
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, failure_policy
-from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from
+from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.reward import RewardPart
 from whet.train.run import Trainer
@@ -44,9 +44,9 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     if evaluated:
         score = build_scorer(config, parts, failures)
         sampling = sampling_from(config.sampling)
-        evaluator = build_evaluator(runtime, evaluated, sampling, score)
+        evaluator = build_evaluator(runtime, evaluated, sampling, score, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
     built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
-    facts = {**runtime.facts, **decoding, **built.facts}
+    facts = {**runtime.facts, **decoding, **built.facts, **settings_facts(config), **built.lengths}
     eval_size = len(evaluated) or built.eval_rows
     return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts), eval_size)

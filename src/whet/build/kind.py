@@ -33,6 +33,7 @@ class BuildInputs:
 class Built:
     trainer: Trainer
     facts: Mapping[str, str]  # about the data and the reward, for the run's summary
+    lengths: Mapping[str, str]  # of what is trained on, likewise
     eval_rows: int = 0  # rows of the data that it is evaluated on, besides eval prompts
 
 

@@ -20,7 +20,14 @@ from whet.build.rows import (
     task_rows,
     too_long_note,
 )
-from whet.build.runtime import decode_facts, encode_prompts, optimizer_settings, sampling_from
+from whet.build.runtime import (
+    decode_facts,
+    encode_prompts,
+    optimizer_settings,
+    rows_fact,
+    sampling_fact,
+    sampling_from,
+)
 from whet.config.config import PreferenceConfig, flattened
 from whet.data import LabelledCompletion, PreferencePair, Row
 from whet.data.pairs import labelled_completions_from, preferences_from
@@ -80,7 +87,9 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     optimizer = optimizer_settings(config)
     trainer = PreferenceTrainer(models, objective, dataset, _settings(config), optimizer, inputs.evaluator)
     left_out = left_out_phrases(train, evaluation)
-    return Built(trainer, {"data": rows_summary(source, len(rows), len(eval_rows), dropped, left_out)}, len(eval_rows))
+    data = rows_summary(source, len(rows), len(eval_rows), dropped, left_out)
+    lengths = rows_fact([each.tokens for row in rows for each in row.family])
+    return Built(trainer, {"data": data}, lengths, len(eval_rows))
 
 
 def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
@@ -100,7 +109,9 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator)
     data = data_summary(config, inputs.prompts, inputs.eval_prompts)
     facts = decode_facts(runtime, sampling, tokens)
-    return Built(trainer, {**facts, "data": data, "reward": reward_summary(inputs.parts)})
+    return Built(
+        trainer, {**facts, "data": data, "reward": reward_summary(inputs.parts)}, sampling_fact(sampling, tokens)
+    )
 
 
 def _settings(config: PreferenceConfig) -> PreferenceSettings:

@@ -17,7 +17,7 @@ from whet.build.rows import (
     task_rows,
     too_long_note,
 )
-from whet.build.runtime import optimizer_settings
+from whet.build.runtime import optimizer_settings, rows_fact
 from whet.config.config import RewardModelConfig
 from whet.data import LabelledCompletion, PreferencePair, Row
 from whet.data.pairs import RankedCompletions, labelled_completions_from, preferences_from, rankings_from
@@ -90,7 +90,9 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
         dataset, optimizer = RewardModelDataset(rows, eval_rows), optimizer_settings(config)
         trainer = RewardModelTrainer(reward_model, tokenizer, _loss(config), dataset, settings, optimizer)
     left_out = left_out_phrases(train, evaluation)
-    return Built(trainer, {"data": rows_summary(source, len(rows), len(eval_rows), dropped, left_out)}, len(eval_rows))
+    data = rows_summary(source, len(rows), len(eval_rows), dropped, left_out)
+    lengths = rows_fact([each.tokens for row in rows for each in row.rows])
+    return Built(trainer, {"data": data}, lengths, len(eval_rows))
 
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:

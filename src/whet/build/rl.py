@@ -19,7 +19,7 @@ from whet.build.rewards import (
     sandbox_summary,
     take_notes,
 )
-from whet.build.runtime import Runtime, decode_facts, encode_prompts, optimizer_settings, sampling_from
+from whet.build.runtime import Runtime, decode_facts, encode_prompts, optimizer_settings, sampling_fact, sampling_from
 from whet.config.config import PolicyConfig, flattened
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -72,7 +72,7 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
     trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
     data = data_summary(config, inputs.prompts, inputs.eval_prompts)
     facts = {"data": data, "reward": reward_summary(inputs.parts), **sandbox_summary(inputs.parts)}
-    return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts})
+    return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts}, sampling_fact(sampling, tokens))
 
 
 def build_reward_at(

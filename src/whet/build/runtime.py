@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
-from whet.config.config import Config, EvaluationConfig
+from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
@@ -122,8 +122,50 @@ def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampli
     return tokens
 
 
-def build_evaluator(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score) -> Evaluator:
-    return Evaluator(runtime.engine, prompts, encode_prompts(runtime, prompts, sampling), sampling, score)
+def build_evaluator(
+    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, by: str = ""
+) -> Evaluator:
+    return Evaluator(runtime.engine, prompts, encode_prompts(runtime, prompts, sampling), sampling, score, by)
+
+
+def settings_facts(config: Config) -> dict[str, str]:
+    """The numbers that decide most about a run: how fast it learns, and from how much in a step."""
+    reasons, schedule = rate_reasons(config), config.optimizer.schedule
+    facts = {"learning rate": f"{config.optimizer.learning_rate:g}, {schedule} ({reasons[RATE]})"}
+    if not isinstance(config, PolicyConfig):
+        return {**facts, "batch": f"{config.batch.rows_per_step} rows per step, one update"}
+    if config.trains_critic():
+        rate = config.critic.learning_rate
+        summary = f"{rate:g} ({reasons.get(CRITIC_RATE, 'as given')})" if rate else "the policy's"
+        facts["critic"] = f"learning rate {summary}"
+    batch = config.batch
+    updates = batch.updates_per_step * batch.epochs_per_batch
+    words = "one update" if updates == 1 else f"{updates} updates"
+    size = f"{batch.prompts_per_step} prompts x {batch.group_size} completions per step"
+    return {**facts, "batch": f"{size}, {words}"}
+
+
+def sampling_fact(sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
+    """What is sampled in training: lengths, and how the tokens are drawn."""
+    limits = [f"{name} {value:g}" for name, value, off in _truncations(sampling) if value != off]
+    drawn = ", ".join([f"temperature {sampling.temperature:g}", *limits])
+    return {"lengths": f"prompts {length_range(prompts)}, completions up to {sampling.max_new_tokens}; {drawn}"}
+
+
+def _truncations(sampling: Sampling) -> tuple[tuple[str, float, float], ...]:
+    return (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0), ("min_p", sampling.min_p, 0.0))
+
+
+def rows_fact(rows: Sequence[Sequence[int]]) -> dict[str, str]:
+    return {"lengths": f"rows {length_range(rows)}"}
+
+
+def length_range(rows: Sequence[Sequence[int]]) -> str:
+    """`12 to 340 tokens (median 96)`."""
+    lengths = sorted(map(len, rows))
+    if not lengths or lengths[0] == lengths[-1]:
+        return f"{lengths[0] if lengths else 0} tokens"
+    return f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]})"
 
 
 def optimizer_settings(config: Config) -> OptimizerSettings:

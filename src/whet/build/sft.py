@@ -8,7 +8,7 @@ from functools import partial
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.prompts import data_summary
 from whet.build.rows import left_out_phrases, read_usable
-from whet.build.runtime import optimizer_settings
+from whet.build.runtime import optimizer_settings, rows_fact
 from whet.config.config import SFTConfig
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
@@ -62,7 +62,7 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
         inputs.evaluator,
     )
     phrases = [data_summary(config, (), inputs.eval_prompts), *left_out_phrases(rows, eval_rows)]
-    return Built(trainer, {"data": ", ".join(phrases)})
+    return Built(trainer, {"data": ", ".join(phrases)}, rows_fact([row.tokens for row in encoded[: len(rows)]]))
 
 
 KIND = TrainingKind(

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from whet.config.config import Config, config_values, merged
+from whet.config.config import Config, config_values, merged, rate_reasons
 from whet.explain import catalogue
 
 WIDTH = 120
@@ -32,23 +32,28 @@ def annotated_toml(config: Config) -> str:
     values = config_values(config)
     lines = [f"# {method.title}" + (f": {method.paper}" if method.paper else "")]
     ordered = sorted(values, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    lines += _table(type(config), {key: values[key] for key in ordered if key != OBJECTIVE}, "")
+    reasons = rate_reasons(config)
+    lines += _table(type(config), {key: values[key] for key in ordered if key != OBJECTIVE}, "", reasons)
     lines += _objective(config, method)
     return "\n".join(lines) + "\n"
 
 
-def _table(kind: type[BaseModel], values: Mapping[str, Any], path: str) -> Iterator[str]:
-    """The keys of a section, and then the sections in it: TOML wants them in this order."""
+def _table(kind: type[BaseModel], values: Mapping[str, Any], path: str, reasons: Mapping[str, str]) -> Iterator[str]:
+    """The keys of a section, and then the sections in it: TOML wants them in this order.
+
+    `reasons` says why a value is what it is, by its path.
+    """
     inner = {name: found for name in values if (found := section_of(kind.model_fields[name].annotation)) is not None}
     for name, value in values.items():
         if name not in inner:
-            yield _line(name, value, about(kind.model_fields[name]))
+            why = reasons.get(f"{path}{name}")
+            yield _line(name, value, about(kind.model_fields[name]) + (f": {why}" if why else ""))
     for name, section in inner.items():
         title = f"{path}{name}"
         comment = about(kind.model_fields[name])
         yield ""
         yield f"[{title}]" + (f"  # {comment}" if comment else "")
-        yield from _table(section, values[name], f"{title}.")
+        yield from _table(section, values[name], f"{title}.", reasons)
 
 
 def _objective(config: Config, method: catalogue.Method) -> Iterator[str]:

@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from whet.config.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
+from whet.config.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
 from whet.config.sections import (
     BatchSection,
     CriticSection,
@@ -38,10 +39,9 @@ from whet.explain.catalogue import MethodKind
 from whet.types import WhetError, did_you_mean, nearest
 
 SUPERVISED = "sft"
+RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
 FROM_PYTHON = "python:"  # opens the name of a reward that only the calling program has
 Validated = TypeVar("Validated", bound=BaseModel)
-# times the rate of full training (Schulman et al. 2025, LoRA Without Regret); above the second a tiny model learns less
-ADAPTER_RATE, MOST_ADAPTER_RATE = 10, 5e-3
 _NOTHING_SAMPLED = "has no effect: without eval prompts nothing is sampled or scored; drop it"
 
 
@@ -100,9 +100,12 @@ class PolicyConfig(RunConfig):
     def samples(self) -> bool:
         return True
 
+    def trains_critic(self) -> bool:
+        return "value" in self.objective or "value" in catalogue.method(self.method).needs
+
     def idle(self) -> dict[str, str]:
         idle = super().idle()
-        if "value" not in self.objective and "value" not in catalogue.method(self.method).needs:
+        if not self.trains_critic():
             idle["critic"] = f"has no effect: {self.method} trains no critic; drop it"
         return idle
 
@@ -210,8 +213,11 @@ def learns_steps(method: str) -> bool:
     return catalogue.method(method).learns == "steps"
 
 
-def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
-    """The run's config from nested layers, later ones winning; unknown keys and bad values are one-line errors."""
+def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) -> Config:
+    """The run's config from nested layers, later ones winning; unknown keys and bad values are one-line errors.
+
+    `width` is that of a model given as an object, which has no name to find it by.
+    """
     kind = config_kind(method)
     given = _given(layers)
     if given.get("method", method) != method:
@@ -222,18 +228,52 @@ def resolved(method: str, *layers: Mapping[str, Any]) -> Config:
         given["objective"] = _objective_changes(method, given["objective"])
     section = given.get("model")
     name = section.get("name") if isinstance(section, Mapping) else None
-    small = name is None or origin_of(str(name)) == ModelSection().name
     preset = catalogue.method(method)
-    base = dict(preset.run)
-    if small:
-        base = merged(merged(kind.small_run, {} if kind.small_run_replaces else preset.run), preset.small_run)
+    base = _small_run(method) if is_small(str(name or ModelSection().name)) else dict(preset.run)
     config: Config = validated(kind, merged(merged(base, given), {"method": method}))
-    if config.model.lora.rank and "learning_rate" not in given.get("optimizer", {}):
-        rate = min(float(f"{ADAPTER_RATE * config.optimizer.learning_rate:.6g}"), MOST_ADAPTER_RATE)
-        config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": rate})})
+    for path, choice in default_rates(config, width).items():
+        part, key = path.split(".")
+        if key not in given.get(part, {}):
+            changed = getattr(config, part).model_copy(update={key: choice.rate})
+            config = config.model_copy(update={part: changed})
     _refuse_idle(config, given)
     config.check()
     return config
+
+
+def is_small(model: str) -> bool:
+    """True for the built-in model, and for what was trained from it."""
+    return origin_of(model) == ModelSection().name
+
+
+def _small_run(method: str) -> dict[str, Any]:
+    """The defaults of a run of the built-in model."""
+    kind, preset = config_kind(method), catalogue.method(method)
+    return merged(merged(kind.small_run, {} if kind.small_run_replaces else preset.run), preset.small_run)
+
+
+def default_rates(config: Config, width: int | None = None) -> dict[str, RateChoice]:
+    """The learning rates that this run has unless others are given, by their keys."""
+    adapters, model = config.model.lora.rank > 0, config.model.name
+    has_critic = isinstance(config, PolicyConfig) and config.trains_critic()
+    if is_small(model):
+        small, why = _small_run(config.method), "found by trial for the built-in model"
+        rate = RateChoice(small["optimizer"]["learning_rate"], why)
+        rates = {RATE: adapter_rate(rate.rate, rate.why) if adapters else rate}
+        of_critic = small.get("critic", {}).get("learning_rate")
+        return {**rates, CRITIC_RATE: RateChoice(of_critic, why)} if has_critic and of_critic else rates
+    origin = origin_of(model)
+    rates = {RATE: default_rate(published_rate(catalogue.method(config.method)), origin, adapters, width)}
+    return {**rates, CRITIC_RATE: default_rate(CRITIC, origin, adapters, width)} if has_critic else rates
+
+
+def rate_reasons(config: Config) -> dict[str, str]:
+    """Why the run's learning rates are what they are, by their keys."""
+    reasons = {}
+    for path, choice in default_rates(config).items():
+        part, key = path.split(".")
+        reasons[path] = choice.why if getattr(getattr(config, part), key) == choice.rate else "as given"
+    return reasons
 
 
 def origin_of(name: str) -> str:

@@ -198,7 +198,9 @@ class RewardModelSection(Section):
 
 
 class OptimizerSection(Section):
-    learning_rate: float = Field(1e-6, gt=0, description="peak learning rate")
+    learning_rate: float = Field(
+        1e-6, gt=0, description="peak learning rate; the default depends on the method, the model's width and LoRA"
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after the warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(0.0, ge=0, description="applied to matrices only")
@@ -211,7 +213,9 @@ class OptimizerSection(Section):
 class CriticSection(Section):
     trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")
     start: str = Field("", description="reward model (one label) to start from; empty: the policy")
-    learning_rate: float = Field(0.0, ge=0, description="learning rate of the critic; 0: the policy's")
+    learning_rate: float = Field(
+        0.0, ge=0, description="learning rate of the critic; the default depends on the model too; 0: the policy's"
+    )
 
 
 class ScorerChoice(Section):
@@ -236,6 +240,7 @@ class EvalSection(Section):
     source: str = Field("", description="file or hub dataset to evaluate on; tasks and gym datasets have their own")
     every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after training")
     prompts: int = Field(200, ge=0, description="prompts per evaluation; 0 switches evaluation off")
+    by: str = Field("", description="column of the eval rows; each of its values gets a metric of its own")
 
 
 class ReportSection(Section):

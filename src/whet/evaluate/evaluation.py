@@ -30,7 +30,7 @@ def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = 
     parts = build_reward_parts(config, wanted=True, given=rewards)
     runtime = load_runtime(config)
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
-    return runtime, build_evaluator(runtime, chosen, sampling_from(config.sampling), score)
+    return runtime, build_evaluator(runtime, chosen, sampling_from(config.sampling), score, config.eval.by)
 
 
 def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:
@@ -44,11 +44,11 @@ def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, 
 
 
 def evaluate_metrics(config: EvaluationConfig, num_samples: int) -> dict[str, float]:
-    return group_metrics(evaluate_groups(config, num_samples), num_samples)
+    return group_metrics(evaluate_groups(config, num_samples), num_samples, config.eval.by)
 
 
-def group_metrics(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    metrics = eval_metrics(groups)
+def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> dict[str, float]:
+    metrics = eval_metrics(groups, by)
     if num_samples > 1 and "accuracy" in metrics:
         metrics.update(pass_at(groups, num_samples))
     return {"prompts": float(len(groups)), **metrics}

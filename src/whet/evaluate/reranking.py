@@ -66,7 +66,7 @@ def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict
     groups = run_evaluator(config, num_samples, runtime, evaluator)
     pools = [_pool(group) for group in groups]
     by_scorer = [reranker_scores(config, each, groups) for each in scorers]
-    metrics = group_metrics(groups, num_samples)
+    metrics = group_metrics(groups, num_samples, config.eval.by)
     reranking = Reranking(
         config.model.name,
         config.data.source,

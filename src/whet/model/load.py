@@ -7,9 +7,6 @@ that needs no new embedding row, and the tokens that end a completion gathered i
 from __future__ import annotations
 
 import re
-import socket
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from whet.hub import hub_reachable
 from whet.model.checkpoint import MANIFEST, complete_checkpoints, verify_checkpoint
 from whet.model.gguf import converted_folder, smollm2_file
 from whet.model.pretrained import first_line, quiet_transformers, read_model
@@ -33,7 +31,6 @@ CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-REACH_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -175,23 +172,6 @@ def from_hub(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
         raise WhetError(
             f"model {name}: no such folder, and {tried}; offline or misspelt? Give {folder}, or --model whetstone"
         ) from error
-
-
-def hub_reachable() -> bool:
-    """A short look, because the hub's client retries for most of a minute before it gives up."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    address = urllib.parse.urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies():
-        return True  # a direct connection says nothing about what the proxy can reach
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        with socket.create_connection((address.hostname or "", port), timeout=REACH_SECONDS):
-            return True
-    except OSError:
-        return False
 
 
 def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.protocols import Engine
 from whet.rollout.collect import Score, draw_completions, score_groups
-from whet.types import Group, Prompt, Sampling, StopReason
+from whet.types import Group, Prompt, Sample, Sampling, StopReason
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Evaluator:
     prompt_tokens: Sequence[tuple[int, ...]]
     sampling: Sampling
     score: Score
+    by: str = ""  # column whose values get metrics of their own
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Hand the policy's new weights to the engine, where the trainer has not done it after its step."""
@@ -34,19 +35,24 @@ class Evaluator:
 
     def metrics(self) -> dict[str, float]:
         """Of one greedy completion per prompt."""
-        return eval_metrics(self.evaluate())
+        return eval_metrics(self.evaluate(), self.by)
 
 
-def eval_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the completions: `accuracy` where the reward's first part is 0 or 1, `reward` and each part always."""
+def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
+    """Means over the completions: `accuracy` where the reward's first part is 0 or 1, `reward` and each part always.
+
+    `by` names a column: `accuracy_VALUE` for each of its values, or `reward_VALUE` where there is no accuracy.
+    """
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
     outcomes = [sample.outcome for sample in samples if sample.outcome is not None]
     metrics: dict[str, float] = {}
-    if outcomes and all(outcome in (0.0, 1.0) for outcome in outcomes):
-        # an unscorable completion is not a right one
-        metrics["accuracy"] = sum(outcomes) / len(samples)
-    metrics["reward"] = fmean(rewards) if rewards else float("nan")
+    is_binary = bool(outcomes) and all(outcome in (0.0, 1.0) for outcome in outcomes)
+    if is_binary:
+        metrics["accuracy"] = _accuracy(samples)
+    for value in sorted({str(group.prompt.meta[by]) for group in groups}) if by else ():
+        part = [sample for group in groups if str(group.prompt.meta[by]) == value for sample in group.samples]
+        metrics[f"accuracy_{value}" if is_binary else f"reward_{value}"] = (_accuracy if is_binary else _reward)(part)
+    metrics["reward"] = _reward(samples)
     names = sorted({name for sample in samples for name in sample.parts})
     if len(names) > 1:
         for name in names:
@@ -54,3 +60,13 @@ def eval_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics["completion_tokens"] = fmean([sample.num_actions for sample in samples])
     metrics["truncated"] = fmean([float(sample.stop is StopReason.LENGTH) for sample in samples])
     return metrics
+
+
+def _accuracy(samples: Sequence[Sample]) -> float:
+    """An unscorable completion is not a right one."""
+    return sum(sample.outcome or 0.0 for sample in samples) / len(samples)
+
+
+def _reward(samples: Sequence[Sample]) -> float:
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    return fmean(rewards) if rewards else float("nan")

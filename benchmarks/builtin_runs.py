@@ -1,0 +1,166 @@
+"""The runs of the built-in model that README and docs quote, one CPU thread each.
+
+    python benchmarks/builtin_runs.py --results                  # every part: results/builtin_PART.json
+    python benchmarks/builtin_runs.py --parts demo,lora --results
+    python benchmarks/builtin_runs.py --parts rerank --folder runs/builtin
+
+A run that is there already in --folder is not repeated. Everything is seeded: only the seconds depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from results_file import ROOT, add_results_flag, write_results
+from workers import run_all
+
+sys.path.insert(0, str(ROOT / "src"))
+
+import whet
+from whet.config.config import merged
+
+THREAD = {"model": {"device": "cpu", "threads": 1}}
+TASKS = ("arithmetic", "countdown", "lists")
+LORA_STEPS = {"grpo": 20, "dpo": 15, "rm": 30}
+REWARD_MODELS = ("rm", "orm", "prm")
+
+
+ADAPTERS = {"model": {"lora": 16}}
+ONLINE = {"preference": {"online": 8}, "batch": {"rows_per_step": 16}}
+# (method, its steps or None for its own, settings)
+RUNS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
+    "grpo": ("grpo", None, {}),
+    **{f"{method}-full": (method, steps, {}) for method, steps in LORA_STEPS.items()},
+    **{f"{method}-lora": (method, steps, ADAPTERS) for method, steps in LORA_STEPS.items()},
+    "dpo": ("dpo", 20, {}),
+    "dpo-online": ("dpo", 12, ONLINE),
+    **{kind: (kind, None, {}) for kind in REWARD_MODELS},
+}
+
+
+def trained(folder: Path, name: str) -> Any:
+    """The run of this name, trained now where it is not there yet."""
+    method, steps, settings = RUNS[name]
+    given = {} if steps is None else {"steps": steps}
+    return trained_as(folder, name, method, merged(settings, given))
+
+
+def trained_as(folder: Path, name: str, method: str, settings: Mapping[str, Any]) -> Any:
+    found = folder / name
+    if not (found / "run.json").is_file():
+        whet.train(method, config=merged(THREAD, settings), folder=str(found), console=False)
+    return whet.load(found)
+
+
+def evaluated(*words: str) -> dict[str, Any]:
+    """What `whet eval WORDS --json` prints."""
+    command = [sys.executable, "-m", "whet", "eval", *words, "--set", "model.threads=1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout))
+
+
+def before_after(run: Any) -> dict[str, Any]:
+    """Held-out metrics of a run at its ends."""
+    return {"before": numbers(run.before), "after": numbers(run.after)}
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+
+
+def demo(folder: Path) -> dict[str, Any]:
+    """`whet train grpo`, as in the README: the first and the last step, every evaluation, seconds of CPU time."""
+    started = time.process_time()
+    is_there = (folder / "grpo" / "run.json").is_file()
+    run = trained(folder, "grpo")
+    spent = {} if is_there else {"cpu_s": time.process_time() - started}
+    steps = list(run.metrics().to_dict("records"))
+    evals = {str(int(row["step"])): numbers(row) for row in run.evals().to_dict("records")}
+    return {"evals": evals, "steps": {str(int(row["step"])): numbers(row) for row in (steps[0], steps[-1])}, **spent}
+
+
+def lora(folder: Path) -> dict[str, Any]:
+    """Every weight beside adapters of rank 16, at whet's own rates; and adapters at the rate of full training."""
+    found: dict[str, Any] = {}
+    for method, steps in LORA_STEPS.items():
+        sides = {kind: before_after(trained(folder, f"{method}-{kind}")) for kind in ("full", "lora")}
+        found[method] = {"steps": steps, **sides}
+    rate = trained(folder, "grpo-full").config["optimizer"]["learning_rate"]
+    settings = {**ADAPTERS, "steps": LORA_STEPS["grpo"], "optimizer": {"learning_rate": rate}}
+    low = trained_as(folder, "grpo-lora-low", "grpo", settings)
+    return {**found, "grpo at the rate of full training": before_after(low)}
+
+
+def whetstone(folder: Path) -> dict[str, Any]:
+    """What the built-in model can do before any training."""
+    found = {}
+    for task in TASKS:
+        greedy = evaluated("whetstone", "--data", f"task:{task}")
+        drawn = evaluated("whetstone", "--data", f"task:{task}", "--samples", "8", "--set", "eval.prompts=60")
+        found[task] = {"greedy": numbers(greedy), "drawn": numbers(drawn)}
+    return found
+
+
+def preferences(folder: Path) -> dict[str, Any]:
+    """Preference training on ready-made pairs and on the policy's own, and the three kinds of reward model."""
+    found = {"dpo": before_after(trained(folder, "dpo")), "online": before_after(trained(folder, "dpo-online"))}
+    return {**found, **{kind: before_after(trained(folder, kind)) for kind in REWARD_MODELS}}
+
+
+def rerank(folder: Path) -> dict[str, Any]:
+    """Sixteen completions per prompt: how well each way to choose among n of them does."""
+    found: dict[str, Any] = {}
+    for kind in REWARD_MODELS:
+        trained(folder, kind)
+        told = evaluated("whetstone", "--samples", "16", "--rerank", str(folder / kind))["rerank"]
+        for line in told["lines"]:
+            name = " ".join(filter(None, (kind if line["scorer"] else "", line["way"], line["aggregate"])))
+            found[name] = {str(each["n"]): each["value"] for each in line["values_by_n"]}
+        found["prompts"] = told["num_prompts"]
+    return found
+
+
+PARTS = {"demo": demo, "lora": lora, "whetstone": whetstone, "preferences": preferences, "rerank": rerank}
+NEEDS = {
+    "lora": [name for name in RUNS if name.endswith(("-full", "-lora"))],
+    "preferences": ["dpo", "dpo-online", *REWARD_MODELS],
+    "rerank": REWARD_MODELS,
+}
+
+
+def prepare(folder: Path, name: str) -> None:
+    trained(folder, name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--folder", type=Path, default=Path("runs/builtin"))
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
+    add_results_flag(parser, "builtin")
+    chosen = parser.parse_args()
+    unknown = [each for each in chosen.parts.split(",") if each not in PARTS]
+    if unknown:
+        raise SystemExit(f"--parts {unknown[0]}: give some of {', '.join(PARTS)}, with commas between them")
+    parts = chosen.parts.split(",")
+    if chosen.workers > 1:
+        names = dict.fromkeys(name for part in parts for name in NEEDS.get(part, ()))
+        run_all(prepare, [(chosen.folder, name) for name in names], chosen.workers)
+    for part in parts:
+        found = PARTS[part](chosen.folder)
+        print(f"{part}\n{json.dumps(found, indent=1)}", flush=True)
+        if chosen.results:
+            write_results(f"{chosen.results}_{part}", found)
+
+
+if __name__ == "__main__":
+    main()

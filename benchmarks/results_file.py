@@ -1,0 +1,126 @@
+"""Results files: what README and docs quote. Each holds the command, date, commit and machine beside the values.
+
+    from results_file import write_results
+    write_results("gpu_step_135m", {"step_s": 1.2})  # results/gpu_step_135m.json
+
+A page names a value as {gpu_step_135m/step_s:.2f} (tests/docs/quoted_results.py). Where the tree is not a git checkout,
+the environment variable WHET_COMMIT says which commit it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+# a change of these does not change what was measured
+PAGES = (":!results", ":!docs", ":!*.md")
+
+
+def add_results_flag(parser: Any, name: str) -> None:
+    """`--results` writes results/NAME.json; the plain flag takes the script's own name, which the pages quote."""
+    parser.add_argument(
+        "--results", nargs="?", const=name, metavar="NAME", help=f"write results/NAME.json; without NAME: {name}"
+    )
+
+
+def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write FOLDER/NAME.json from values of this run, measured just now; the file that was there is replaced."""
+    path = Path(folder) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "command": command_line(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **commit_of(ROOT),
+        "machine": machine(),
+        "values": shortened(values),
+    }
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+    print(f"wrote {path.name}", file=sys.stderr)
+    return path
+
+
+def command_line() -> str:
+    """What was typed, without the folders of this machine."""
+    script = Path(sys.argv[0])
+    inside = script.resolve().relative_to(ROOT) if script.resolve().is_relative_to(ROOT) else Path(script.name)
+    words = ["python", inside.as_posix(), *(bare(each) for each in sys.argv[1:])]
+    return shlex.join(words)
+
+
+def bare(word: str) -> str:
+    """An absolute path becomes its last name."""
+    option, equals, value = word.partition("=")
+    if equals and option.startswith("--"):
+        return f"{option}={bare(value)}"
+    return Path(word).name if Path(word).is_absolute() else word
+
+
+def commit_of(root: Path) -> dict[str, Any]:
+    """{"commit": short hash}, and {"dirty": True} where the code was changed since."""
+
+    def asked(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+
+    try:
+        # a checkout of its own, not a folder that lies within another one
+        if Path(asked("rev-parse", "--show-toplevel").strip()).resolve() == root:
+            found: dict[str, Any] = {"commit": asked("rev-parse", "--short", "HEAD").strip()}
+            if asked("status", "--porcelain", "--untracked-files=no", "--", ".", *PAGES).strip():
+                found["dirty"] = True
+            return found
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return {"commit": os.environ.get("WHET_COMMIT", "unknown")}
+
+
+def machine() -> dict[str, Any]:
+    """What a number has to be read with; no names of hosts or folders."""
+    from whet.bench.meter import machine_facts
+
+    facts = machine_facts()
+    found = {key: facts[key] for key in ("processor", "cores", "load")}
+    found["python"] = platform.python_version()
+    for package in ("torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["threads"] = torch.get_num_threads()
+    found["gpu"] = gpu_name()
+    return found
+
+
+def gpu_name() -> str | None:
+    """The name of the GPU, by the driver, since the process that writes may never have touched it; None: hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return None
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return names[0].strip() or None
+
+
+def shortened(value: Any) -> Any:
+    """Six significant digits: more is noise."""
+    if isinstance(value, Mapping):
+        return {str(key): shortened(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [shortened(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,0 +1,25 @@
+"""The reward of recipes/word_problems.py: the last number of a completion is the answer, or it is not."""
+
+from __future__ import annotations
+
+import re
+
+# a minus behind a number subtracts: "9-3" ends in 3
+NUMBER = re.compile(r"(?<![\d.,])(?<!\d\s)(-?)\$?(\d[\d,]*(?:\.\d+)?|\.\d+)|(\d[\d,]*(?:\.\d+)?)")
+TOLERANCE = 0.005  # the data rounds amounts of money and thirds
+
+
+def last_number(completion: str, answer: str) -> float:
+    """1 where the last number of the completion is the gold answer, else 0."""
+    found = read_last_number(completion)
+    return float(found is not None and abs(found - float(answer)) < TOLERANCE)
+
+
+def read_last_number(text: str) -> float | None:
+    """The last number in a text; thousands separators and a dollar sign are read over."""
+    last = None
+    for last in NUMBER.finditer(text):  # noqa: B007
+        pass
+    if last is None:
+        return None
+    return float(f"{last[1] or ''}{(last[2] or last[3]).replace(',', '')}")

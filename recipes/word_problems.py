@@ -1,0 +1,326 @@
+"""A real model learns to solve word problems: SmolLM2, first from written solutions, then from right and wrong alone.
+
+    python recipes/word_problems.py --data $WHET_DATA
+    python recipes/word_problems.py --data $WHET_DATA --methods grpo,dr_grpo,dapo,gspo,rloo,ppo --seeds 3 --jobs 4
+
+1. `whet eval` measures the model as it is.
+2. `whet train sft` imitates GSM8K's solutions and ASDiv's formulas (recipes/word_problems_sft.toml).
+3. `whet train METHOD` learns from ASDiv's and MAWPS's questions, once for each method and seed
+   (recipes/word_problems_rl.toml). Reward: the last number of the completion is right.
+
+After each epoch the run is measured, greedy, on SVAMP, on held-out ASDiv and MAWPS, and on GSM8K's test questions; none
+of them, nor a question like them, is trained on (recipes/word_problem_data.py). The same command again keeps what is
+finished and goes on with the rest; `--methods` and `--seeds` can be added to, and `--epochs` raised.
+
+The folder then holds a run folder per training, summary.md, summary.json and curve.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from run_stages import Evaluation, Outcome, Training, eval_lines, run_stages, step_lines
+from word_problem_data import write_data
+
+HERE = Path(__file__).resolve().parent
+SETS = {"svamp": "SVAMP", "held_out": "held-out ASDiv and MAWPS", "gsm8k": "GSM8K test"}
+# what a method needs besides recipes/word_problems_rl.toml
+OWN_SETTINGS = {
+    "ppo": ("critic.learning_rate=2e-5", "objective.baseline.lam=1.0"),  # the reward comes at the end, all of it
+}
+# 97.5% point of Student's t by degrees of freedom
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+STEP_METRICS = ("entropy", "sampler_gap", "sampler_gap_max", "uniform_groups")
+
+
+def main() -> None:
+    chosen = arguments()
+    began = time.monotonic()
+    deadline = began + chosen.budget_seconds if chosen.budget_seconds else None
+    folder: Path = chosen.folder
+    check_settings(folder, chosen)
+    data = folder / "data"
+    if not (data / "about.json").is_file():
+        write_data(chosen.data, data, chosen.demonstrations.split(","), chosen.limit)
+    print(f"data: {json.dumps(json.loads((data / 'about.json').read_text()))}", flush=True)
+    steps_per_epoch = -(-count_lines(data / "train.jsonl") // chosen.prompts_per_step)
+    start, sft, runs = stages(chosen, steps_per_epoch)
+
+    def summarise() -> None:
+        write_summary(chosen, summary(chosen, steps_per_epoch, start, sft, runs))
+
+    outcomes = run_stages([start, sft], folder / "logs", jobs=min(chosen.jobs, 2), deadline=deadline)
+    if outcomes[sft.name] == "finished":
+        outcomes |= run_stages(runs, folder / "logs", jobs=chosen.jobs, deadline=deadline, after_each=summarise)
+    summarise()
+    print((folder / "summary.md").read_text(encoding="utf-8"))
+    finish(outcomes, time.monotonic() - began)
+
+
+def arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/ and math/")
+    parser.add_argument("--model", default="smollm2", help="what --model of whet takes")
+    parser.add_argument("--methods", default="grpo", help="methods of `whet algorithms`, with commas between them")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each method, with seeds 1, 2, ...")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the questions")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, on the same device")
+    parser.add_argument("--folder", type=Path, default=Path("runs/word_problems"), help="of everything")
+    parser.add_argument("--demonstrations", default="gsm8k,asdiv", help="gsm8k, asdiv or both")
+    parser.add_argument("--sft-steps", type=int, default=400)
+    parser.add_argument("--prompts-per-step", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=1e-5, help="of stage 3")
+    parser.add_argument(
+        "--budget-seconds", type=float, default=0.0, help="stop and summarise after this time; 0 is no limit"
+    )
+    parser.add_argument("--limit", type=int, default=0, help="rows of each file at most, for a trial; 0 is all")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="any setting of stage 3"
+    )
+    parser.add_argument("--results", metavar="NAME", help="also write results/NAME.json of the repository")
+    return parser.parse_args()
+
+
+# what must be equal for finished runs to be kept
+FIXED = ("model", "demonstrations", "sft_steps", "prompts_per_step", "learning_rate", "limit", "settings")
+
+
+def check_settings(folder: Path, chosen: Any) -> None:
+    """Refuse to mix runs of different settings in one folder."""
+    now = {name: getattr(chosen, name) for name in FIXED}
+    file = folder / "recipe.json"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    differing = [
+        f"--{name.replace('_', '-')} was {before.get(name)!r}" for name in FIXED if before.get(name) != now[name]
+    ]
+    if differing:
+        raise SystemExit(f"{folder} holds runs of other settings ({', '.join(differing)}); give another --folder")
+
+
+def stages(chosen: Any, steps_per_epoch: int) -> tuple[Evaluation, Training, list[Training]]:
+    """The model as it is, the imitation, and every run of reinforcement learning, seed by seed."""
+    folder: Path = chosen.folder
+    data = folder / "data"
+    reward = f"{HERE / 'last_number.py'}:last_number"
+    tokens = next((each for each in chosen.settings if each.startswith("sampling.max_new_tokens=")), None)
+    measured = ("--data", str(data / "eval.jsonl"), "--reward", reward, "--set", "eval.by=set")
+    measured += ("--set", "eval.prompts=100000", "--set", tokens or "sampling.max_new_tokens=200")
+    start = Evaluation("before", folder / "before.json", (chosen.model, *measured))
+    words = ("sft", "--config", str(HERE / "word_problems_sft.toml"), "--model", chosen.model)
+    words += ("--data", str(data / "demonstrations.jsonl"))
+    sft = Training("sft", folder / "sft", chosen.sft_steps, words)
+    runs = []
+    for seed in range(1, chosen.seeds + 1):
+        for method in filter(None, chosen.methods.split(",")):
+            words = (method, "--config", str(HERE / "word_problems_rl.toml"), "--model", str(sft.folder))
+            words += ("--data", str(data / "train.jsonl"), "--reward", reward, "--seed", str(seed))
+            settings = {
+                "eval.source": data / "eval.jsonl",
+                "eval.every": steps_per_epoch,
+                "report.save_every": steps_per_epoch,
+                "batch.prompts_per_step": chosen.prompts_per_step,
+                "optimizer.learning_rate": chosen.learning_rate,
+            }
+            given = [f"{path}={value}" for path, value in settings.items()]
+            for setting in (*given, *OWN_SETTINGS.get(method, ()), *chosen.settings):
+                words += ("--set", setting)
+            place = folder / f"{method}-seed{seed}"
+            runs.append(Training(f"{method} seed {seed}", place, chosen.epochs * steps_per_epoch, words))
+    return start, sft, runs
+
+
+def summary(
+    chosen: Any, steps_per_epoch: int, start: Evaluation, sft: Training, runs: Sequence[Training]
+) -> dict[str, Any]:
+    """Everything that is finished, as plain values."""
+    folder: Path = chosen.folder
+    before = json.loads(start.file.read_text(encoding="utf-8")) if start.is_finished() else {}
+    told = [run_values(run, steps_per_epoch) for run in runs if eval_lines(run.folder)]
+    after_sft = next((run["stages"][0] for run in told), {})
+    methods = {}
+    for method in chosen.methods.split(","):
+        done = [run for run in told if run["method"] == method and run["finished"]]
+        if done:
+            methods[method] = method_values(done)
+    unfinished = [run.name for run in runs if not run.is_finished()]
+    return {
+        "data": json.loads((folder / "data" / "about.json").read_text(encoding="utf-8")),
+        "model": Path(chosen.model).name,
+        "steps_per_epoch": steps_per_epoch,
+        "epochs": chosen.epochs,
+        "jobs_at_once": chosen.jobs,
+        "learning_rate": chosen.learning_rate,
+        "prompts_per_step": chosen.prompts_per_step,
+        "before": accuracies(before),
+        "sft": {**accuracies(after_sft), "steps": chosen.sft_steps, "seconds": phase_seconds(step_lines(sft.folder))},
+        "methods": methods,
+        "runs": told,
+        "unfinished": unfinished,
+    }
+
+
+def run_values(run: Training, steps_per_epoch: int) -> dict[str, Any]:
+    """Each evaluation of a run, with the means of the steps before it."""
+    steps, found = step_lines(run.folder), []
+    for line in eval_lines(run.folder):
+        epoch = [each for each in steps if line["step"] - steps_per_epoch < each["step"] <= line["step"]]
+        values: dict[str, Any] = {"step": line["step"], **accuracies(line["result"])}
+        values["completion_tokens"] = line["result"]["completion_tokens"]
+        values["evaluate_seconds"] = line["seconds"]["evaluate"]
+        for name in STEP_METRICS:
+            known = [each["metrics"][name] for each in epoch if each["metrics"].get(name) is not None]
+            values |= {name: fmean(known)} if known else {}
+        if epoch:
+            values["reward"] = fmean(each["reward"]["total"] for each in epoch)
+            values["completion_length"] = fmean(each["counts"]["tokens"] / each["counts"]["samples"] for each in epoch)
+            values["seconds"] = phase_seconds(epoch)
+        found.append(values)
+    method, _, seed = run.name.partition(" seed ")
+    seconds = {"all": round(sum(sum(each["seconds"].values()) for each in steps), 1), **phase_seconds(steps)}
+    return {
+        "method": method,
+        "seed": int(seed),
+        "finished": run.is_finished(),
+        "steps": len(steps),
+        "stages": found,
+        "seconds": seconds,
+    }
+
+
+def accuracies(metrics: Mapping[str, Any]) -> dict[str, float]:
+    names = {name: f"accuracy_{name}" for name in SETS}
+    return {
+        name: metrics[key if key in metrics else name] for name, key in names.items() if {key, name} & metrics.keys()
+    }
+
+
+def phase_seconds(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    phases = sorted({name for step in steps for name in step["seconds"]})
+    return {name: round(sum(step["seconds"].get(name) or 0.0 for step in steps), 2) for name in phases}
+
+
+def method_values(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last stage of a method's finished runs: mean over the seeds with its 95% interval."""
+    last = [run["stages"][-1] for run in runs]
+    found: dict[str, Any] = {"seeds": len(runs), "seconds": fmean(run["seconds"]["all"] for run in runs)}
+    for name in SETS:
+        values = [stage[name] for stage in last if name in stage]
+        if values:
+            found[name] = {"mean": fmean(values), "interval": half_width(values)}
+    for name in ("completion_tokens", "completion_length", *STEP_METRICS):
+        known = [stage[name] for stage in last if name in stage]
+        found |= {name: fmean(known)} if known else {}
+    return found
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95% interval of the mean, by Student's t; None for one value."""
+    if len(values) < 2:
+        return None
+    return STUDENT.get(len(values) - 1, 1.96) * stdev(values) / len(values) ** 0.5
+
+
+def write_summary(chosen: Any, values: Mapping[str, Any]) -> None:
+    """summary.json, summary.md, curve.svg, and the results file where one is asked for."""
+    folder: Path = chosen.folder
+    (folder / "summary.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    (folder / "summary.md").write_text(summary_text(values), encoding="utf-8")
+    if values["runs"]:
+        (folder / "curve.svg").write_text(curve_svg(values), encoding="utf-8")
+    if chosen.results:
+        sys.path.insert(0, str(HERE.parent / "benchmarks"))
+        from results_file import write_results
+
+        write_results(chosen.results, values)
+
+
+def summary_text(values: Mapping[str, Any]) -> str:
+    """The table, in Markdown."""
+    counts = values["data"]["eval"]
+    heads = ["", *(f"{title} ({counts[name]})" for name, title in SETS.items()), "tokens", "entropy", "gap", "minutes"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for name, title in (("before", "before"), ("sft", "after SFT")):
+        if set(SETS) & values[name].keys():
+            cells = [f"{values[name][each]:.1%}" for each in SETS]
+            minutes = f"{sum(values[name]['seconds'].values()) / 60:.1f}" if "seconds" in values[name] else ""
+            lines.append(f"| {title} | {' | '.join(cells)} | | | | {minutes} |")
+    for method, found in values["methods"].items():
+        cells = [share_text(found[each]) for each in SETS if each in found]
+        seeds = f"{found['seeds']} seed{'s' if found['seeds'] > 1 else ''}"
+        others = [found.get(name) for name in ("completion_tokens", "entropy", "sampler_gap")]
+        texts = ["" if each is None else f"{each:.3g}" for each in others]
+        name = f"`{method}`, {values['epochs']} epochs, {seeds}"
+        lines.append(f"| {name} | {' | '.join([*cells, *texts])} | {found['seconds'] / 60:.1f} |")
+    if values["unfinished"]:
+        lines += ["", f"not finished: {', '.join(values['unfinished'])}"]
+    return "\n".join(lines) + "\n"
+
+
+def share_text(found: Mapping[str, Any]) -> str:
+    around = "" if found["interval"] is None else f" ± {100 * found['interval']:.1f}"
+    return f"{found['mean']:.1%}{around}"
+
+
+def curve_svg(values: Mapping[str, Any]) -> str:
+    """Accuracy on each test set against the step: a line per run, a tone per method."""
+    from whet.report.charts import FILE_TONES, QUIET, Frame, Panel, PlottedCurve, curves_svg
+
+    methods = list(dict.fromkeys(run["method"] for run in values["runs"]))
+    highest = max(stage[name] for run in values["runs"] for stage in run["stages"] for name in SETS)
+    steps = max(stage["step"] for run in values["runs"] for stage in run["stages"])
+    panels = []
+    for name, title in SETS.items():
+        curves = []
+        for run in values["runs"]:
+            place = methods.index(run["method"])
+            points = tuple((float(stage["step"]), 100 * stage[name]) for stage in run["stages"])
+            curves.append(PlottedCurve(run["method"], (points,), place % FILE_TONES, place >= FILE_TONES))
+        if name in values["before"]:
+            level = 100 * values["before"][name]
+            curves.append(PlottedCurve("before SFT", (((0.0, level), (float(steps), level)),), QUIET, True))
+        panels.append(Panel(tuple(curves), title=f"{title}, {values['data']['eval'][name]} questions"))
+    frame = Frame(
+        title="Word problems solved, greedy, by step of reinforcement learning",
+        x_label="step",
+        y_label="right, %",
+        x_range=(0.0, float(max(steps, 1))),
+        y_range=(0.0, 100 * highest * 1.1 + 1.0),
+        subtitle=f"{values['model']}; step 0 is the model after SFT; one line per seed",
+        size=(300, 220),
+    )
+    return curves_svg(panels, frame)
+
+
+def count_lines(path: Path) -> int:
+    with path.open(encoding="utf-8") as stream:
+        return sum(1 for _ in stream)
+
+
+def finish(outcomes: Mapping[str, Outcome], seconds: float) -> None:
+    """Say what is missing, and leave with the exit code for it."""
+    print(f"{seconds:.0f} s in all")
+    for outcome in ("failed", "interrupted", "left out"):
+        names = [name for name, each in outcomes.items() if each == outcome]
+        if names:
+            print(f"{outcome}: {', '.join(names)}")
+    if "failed" in outcomes.values():
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it was")
+        raise SystemExit(130) from None

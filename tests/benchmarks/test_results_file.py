@@ -1,0 +1,80 @@
+"""What a results file says of itself."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import results_file
+from results_file import RESULTS, bare, commit_of, write_results
+
+
+def test_values_stand_beside_command_date_commit_and_machine(tmp_path, monkeypatch):
+    script = str(Path(__file__).parents[2] / "benchmarks" / "gpu_step.py")
+    monkeypatch.setattr(sys, "argv", [script, "--rows", "/somewhere/else/rows.jsonl", "--work=/a/b"])
+    path = write_results("speed", {"step": {"seconds": 1.23456789, "name": "whet", 256: [1, 2.0000001]}}, tmp_path)
+    found = json.loads(path.read_text())
+    assert found["command"] == "python benchmarks/gpu_step.py --rows rows.jsonl --work=b"
+    assert found["values"] == {"step": {"seconds": 1.23457, "name": "whet", "256": [1, 2.0]}}
+    assert found["date"].count("-") == 2 and {"processor", "cores", "python", "torch", "gpu"} <= set(found["machine"])
+    assert str(Path.home()) not in path.read_text()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_number_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError):
+        write_results("speed", {"step": float("nan")}, tmp_path)
+    assert not (tmp_path / "speed.json").exists()
+
+
+def test_a_copy_without_git_takes_the_commit_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_file, "ROOT", tmp_path)
+    monkeypatch.delenv("WHET_COMMIT", raising=False)
+    assert commit_of(tmp_path) == {"commit": "unknown"}
+    monkeypatch.setenv("WHET_COMMIT", "abc1234")
+    assert commit_of(tmp_path) == {"commit": "abc1234"}
+    assert json.loads(write_results("a", {}, tmp_path).read_text())["commit"] == "abc1234"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_changed_code_is_dirty_and_a_changed_page_is_not(tmp_path, monkeypatch):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True)
+
+    monkeypatch.setenv("WHET_COMMIT", "from-outside")
+    git("init")
+    for name in ("code.py", "README.md", "results/a.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert set(commit_of(tmp_path)) == {"commit"} and commit_of(tmp_path)["commit"] != "from-outside"
+    for name in ("README.md", "results/a.json"):
+        (tmp_path / name).write_text("2")
+    assert "dirty" not in commit_of(tmp_path)
+    (tmp_path / "code.py").write_text("2")
+    assert commit_of(tmp_path)["dirty"] is True
+    # a folder within a checkout is not that checkout
+    assert commit_of(tmp_path / "results") == {"commit": "from-outside"}
+
+
+def test_words_without_a_folder_stay():
+    assert [bare(each) for each in ("--parts", "grpo,sft", "data/rows.jsonl", "/a/b", "--rows=/a/b")] == [
+        *("--parts", "grpo,sft", "data/rows.jsonl", "b", "--rows=b"),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_results_file_says_where_it_is_from(path):
+    found = json.loads(path.read_text())
+    assert set(found) - {"dirty"} == {"command", "date", "commit", "machine", "values"}
+    assert found["command"].startswith("python ") and (RESULTS.parent / found["command"].split()[1]).is_file()
+    assert found["commit"] != "unknown", "set WHET_COMMIT where the tree is no git checkout"
+    assert not re.search(r'[" =]/\w', path.read_text()), "a path of the machine"

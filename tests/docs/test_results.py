@@ -1,0 +1,194 @@
+"""A measured number in README.md or docs/ comes from a file in results/, and says what the file says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(Path(__file__).parent))
+
+from generated_tables import REFRESH  # noqa: E402
+from quoted_results import BLOCK, UnknownResult, left_out, pages, with_results  # noqa: E402
+
+# pages whose numbers another test computes anew and compares
+HELD = {
+    "docs/algorithms.md": "tests/architecture/test_docs.py",
+    "docs/preference-methods.md": "tests/docs/test_preference_differences.py",
+    "docs/differences.md": "tests/peers",
+    "docs/bias.md": "tests/objective/test_unbiased.py",
+}
+GENERATED = re.compile(r"<!-- ([\w ]+): from the code -->.*?<!-- \1: end -->", re.S)
+QUIET = re.compile(r"^```(?:sh|bash|toml|python)\b.*?^```$", re.S | re.M)
+UNITS = (
+    r"s|ms|us|seconds?|minutes?|min|hours?|GB|GiB|MB|MiB|GB/s|TB/s|GFLOP/s|TFLOP/s|tokens/s|tokens per second|tests/s"
+    r"|points?|times|nats"
+)
+MEASURED = re.compile(
+    rf"(?<![\w.=-])\d[\d,]*(?:\.\d+)?(?:\s?%|\s?±|\s(?:{UNITS})(?![\w-])|x (?:faster|slower|as fast))"
+    r"|^\|.*\|\s*-?\d+\.\d+\s*\|"  # a cell that is nothing but a decimal
+    r"|(?:accuracy|curve|reache[sd]|took|gap|loss) (?:of |is |was |by |from |rises? )?-?\d*\.\d+"
+)
+# lines that hold a definition, a default, a threshold, an example or what a paper says: nothing that was measured here
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "docs/compare.md": ("Wilson's 95% interval",),
+    "docs/models.md": ("weights in 1.5 MB",),
+    "docs/performance.md": ("share was 8% or more",),
+    "docs/report.md": (
+        "below 10% of its start",
+        "above 1 and 4 times its recent median",
+        "more than 10 times its median",
+        "or 4 times as long as at the start",
+        "differ by more than 0.01 nats",
+        "accuracy is 55% or less",
+    ),
+    "docs/reranking.md": ("are 95% bootstrap intervals",),
+    "docs/rewards.md": ("`reward.most_failures` (5%)",),
+    "docs/rollout.md": ("| `sampling.",),
+    "docs/self-improvement.md": (
+        "a rubric of 0 to 5 points",
+        "1.5 times as long as in the first round",
+        "over 10% of the judgments",
+        "orders under 65%",
+        "order under 65%",
+        "on under 65%",
+    ),
+}
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def measured_lines(text: str) -> list[tuple[int, str]]:
+    """(line, text) of what looks measured and stands outside of every block that a results file fills."""
+
+    def blank(match: re.Match[str]) -> str:
+        return "\n" * match[0].count("\n")
+
+    for pattern in (BLOCK, GENERATED, QUIET):
+        text = pattern.sub(blank, text)
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if MEASURED.search(line)]
+
+
+@pytest.mark.parametrize("path", pages(), ids=place)
+def test_pages_show_what_the_results_files_hold(path):
+    text = path.read_text(encoding="utf-8")
+    assert with_results(text) == text, f"stale; refresh it:\n{REFRESH}"
+
+
+@pytest.mark.parametrize("path", pages(), ids=place)
+def test_measured_numbers_come_from_results_files(path):
+    allowed = ALLOWED.get(place(path), ())
+    text = "" if place(path) in HELD else path.read_text(encoding="utf-8")
+    found = [
+        f"{place(path)}:{number} {line}" for number, line in measured_lines(text) if not any(a in line for a in allowed)
+    ]
+    assert not found, "\n".join(["measured? then quote a results file; else add the line to ALLOWED:", *found])
+
+
+def test_what_is_allowed_is_still_there():
+    """An entry without a line would let the next measured number pass."""
+    for page, parts in ALLOWED.items():
+        lines = [line for _, line in measured_lines((ROOT / page).read_text(encoding="utf-8"))]
+        assert not (stale := [part for part in parts if not any(part in line for line in lines)]), f"{page}: {stale}"
+    assert all((ROOT / test).exists() and (ROOT / page).is_file() for page, test in HELD.items())
+
+
+RECORD = {
+    "command": "python benchmarks/a.py --results",
+    "date": "2026-11-16",
+    "commit": "abc1234",
+    "machine": {"gpu": None, "cores": 2, "processor": "X", "torch": "2.13"},
+    "values": {"step": 1.25, "sides": {"whet": {"s": 1.0}, "trl": {"s": 2.0}}, "note": "fast", "contended": True},
+}
+
+
+def stored(name):
+    return RECORD if name in ("speed", "gpu_speed") else None
+
+
+def page_of(template, shown=""):
+    return f"# A\n\n<!-- results\n{template}\n-->\n{shown}<!-- results: end -->\n\nrest\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("a {speed/step:.1f} s {speed/note}", "a 1.2 s fast\n"),
+        ("| {speed/sides/*} | {speed/sides/*/s:.0%} |", "| whet | 100% |\n| trl | 200% |\n"),
+        ("|a|\n| {speed/step} |\n| {gpu_later/step} |", "|a|\n| 1.25 |\n"),
+        ("|a|\n| {gpu_later/step} |", ""),  # a table without a row is not shown
+        ("no number", "no number\n"),
+        (
+            "{gpu_speed/@}",
+            "`results/gpu_speed.json`: 2026-11-16, commit abc1234, 2 cores of an X, torch 2.13;"
+            " others used the machine at the same time\n",
+        ),
+    ],
+)
+def test_a_page_gets_the_numbers_of_its_file(template, shown):
+    assert with_results(page_of(template, "stale\n"), stored) == page_of(template, shown)
+
+
+def test_a_page_that_disagrees_with_its_file_is_found():
+    fresh = with_results(page_of("a {speed/step} s"), stored)
+    assert with_results(fresh, stored) == fresh
+    for wrong in ("a 1.26 s", "a 1.25 s\n"):
+        changed = fresh.replace("a 1.25 s", wrong)
+        assert changed != fresh and with_results(changed, stored) == fresh
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{gone/step}", "results/gone.json, which does not exist"),
+        ("{gpu_speed/stepp}", "no 'stepp' there; it has step, sides"),
+        ("{speed/note:.1f}", "cannot show"),
+        ("{speed/step/more}", "no 'more' there"),
+    ],
+)
+def test_a_name_that_no_file_holds_is_an_error(template, said):
+    with pytest.raises(UnknownResult, match=said):
+        with_results(page_of(template), stored)
+
+
+def test_only_a_file_that_may_come_later_is_left_out():
+    assert left_out(page_of("{gpu_later/step} {speed/step}"), stored) == ["gpu_later"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A step takes 1.95 s and less.",
+        "| whet | 8.1 GB |",
+        "it rises from 15% to 30.5%",
+        "27,800 tokens/s",
+        "2.3 times as fast",
+        "95 ± 5",
+        "| p | 0.92 |",
+        "an accuracy of 0.97",
+        "three seeds lost 22 points",
+        "```text\naccuracy 10.0%\n```",
+    ],
+)
+def test_a_measured_number_outside_of_a_block_is_found(line):
+    assert measured_lines(f"# A\n\n{line}\n")
+    assert not measured_lines(page_of(line, f"{line}\n"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "32 prompts x 8, 128 + 512 tokens",
+        "arXiv 2402.03300, TRL 1.16",
+        "a learning rate of 1e-5 for 2000 steps",
+        "```sh\nwhet train grpo --set sampling.top_p=0.95  # 95%\n```",
+        "model.lora=16",
+    ],
+)
+def test_settings_and_shapes_are_no_measurements(line):
+    assert not measured_lines(f"{line}\n")
