@@ -24,7 +24,10 @@ from whet.model.head import VocabularyHead, chunked_logp
 from whet.model.ragged_attention import ragged_kernels
 from whet.model.shared_prefix import Segments, SharedPrefixBatch, shared_prefix_batch, to_device
 
-LARGEST = 1_000_000_000  # weights of a model whose launches still show
+# Launches of a pass take as long as its products where weights times tokens are about 6e12: 1.5 billion weights and
+# 4,096 tokens. Far beyond that a graph gains nothing.
+MOST_WORK = 2e13
+MOST_LEARNED = 1_000_000_000  # weights whose gradients may stay in memory between steps
 ROWS = 512  # tokens and actions are padded to a multiple
 PAD_ROWS = 128  # tokens of padding that attend to one another
 MOST_GRAPHS = 16
@@ -69,6 +72,7 @@ class GraphedPasses:
 
     def __init__(self, lm: CausalLM) -> None:
         self._parameters = _trained(lm)
+        self._num_weights = sum(each.numel() for each in lm.model.parameters())
         self._gradients = [torch.zeros_like(each) for each in self._parameters]
         self._pool = torch.cuda.graph_pool_handle()
         self._passes: dict[_Shape, _Pass] = {}
@@ -85,7 +89,7 @@ class GraphedPasses:
         """logp and entropy of every action, [A] each, with the gradient of SUM coefficient logp added to the weights';
         None where the shape has no graph yet. Rows are on the host."""
         batch = shared_prefix_batch(tokens, action)
-        if batch is None:
+        if batch is None or batch.size * self._num_weights > MOST_WORK:
             return None
         targets = tokens[:, 1:][action[:, 1:]]
         shape, inputs = _padded(lm, batch, targets, temperature)
@@ -175,8 +179,8 @@ def _refusal(lm: CausalLM) -> str:
         return "no CUDA device"
     if not fused_works(lm) or lm.recompute == "layers" or not isinstance(lm.head, VocabularyHead) or lm.head.softcap:
         return "its layers are not written out"
-    if sum(each.numel() for each in lm.model.parameters()) > LARGEST:
-        return "its products take longer than their launches"
+    if sum(each.numel() for each in _trained(lm)) > MOST_LEARNED:
+        return "its gradients are too large to be kept between steps"
     stack = blocks_of(lm)
     if any(window is not None for window in stack.windows):
         return "a sliding window"

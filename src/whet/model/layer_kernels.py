@@ -90,7 +90,8 @@ def norm_grad(
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     tensors = (x, weight, grad, x if carried is None else carried, out, narrow, normed, partial)
-    launch(_norm_grad, (programs,), tensors, (rows, width, epsilon), (carried is not None, block), _warps(block))
+    warps = 4 if block <= 1024 else 2  # two hold more of a long row each, and wait less for one another
+    launch(_norm_grad, (programs,), tensors, (rows, width, epsilon), (carried is not None, block), warps)
     return out, narrow, partial.sum(0).to(weight.dtype), normed
 
 

@@ -24,6 +24,7 @@ from whet.model.shared_prefix import Segments
 from whet.model.triton_launch import launch
 
 LOG2E = 1.4426950408889634
+SUMMED_ROWS = 8  # of a block of keys, that one program adds up
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Tiles:
 def _tiles(size: int) -> tuple[Tiles, Tiles, Tiles]:
     """Of the forward pass, of the gradient of queries, and of that of keys and values."""
     if size <= 64:
-        return Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)
+        return Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)
     if size <= 128:
-        return Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)
+        return Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 2)
     return Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)
 
 
@@ -287,23 +288,23 @@ def _key_grad(  # type: ignore[no-untyped-def]
 @triton.jit
 def _summed(  # type: ignore[no-untyped-def]
     partial, key_target, value_target, table, key_target_stride, value_target_stride,
-    key_heads: tl.constexpr, size: tl.constexpr, block_k: tl.constexpr,
+    key_heads: tl.constexpr, size: tl.constexpr, block_k: tl.constexpr, part: tl.constexpr,
 ):  # fmt: skip
     entry = table + tl.program_id(0) * 4
     key_head = tl.program_id(1)
     start, end, slot, count = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
     area: tl.constexpr = block_k * size
     lane = tl.arange(0, size)
-    row = start + tl.arange(0, block_k)
-    there = row < end
-    spot = tl.arange(0, block_k)[:, None] * size + lane[None, :]
-    key_found = tl.zeros((block_k, size), tl.float32)
-    value_found = tl.zeros((block_k, size), tl.float32)
+    inner = tl.program_id(2) * part + tl.arange(0, part)
+    there = start + inner < end
+    cell = inner[:, None] * size + lane[None, :]
+    key_found = tl.zeros((part, size), tl.float32)
+    value_found = tl.zeros((part, size), tl.float32)
     for number in range(slot, slot + count):
         base = partial + (tl.cast(number, tl.int64) * key_heads + key_head) * 2 * area
-        key_found += tl.load(base + spot)
-        value_found += tl.load(base + area + spot)
-    wide = row.to(tl.int64)
+        key_found += tl.load(base + cell)
+        value_found += tl.load(base + area + cell)
+    wide = (start + inner).to(tl.int64)
     place = wide[:, None] * key_target_stride + key_head * size + lane[None, :]
     tl.store(key_target + place, key_found.to(key_target.dtype.element_ty), mask=there[:, None])
     place = wide[:, None] * value_target_stride + key_head * size + lane[None, :]
@@ -357,8 +358,8 @@ def backward(
     )  # fmt: skip
     if num_slots:
         launch(
-            _summed, (len(sum_table), key_heads), (partial, targets[1], targets[2], sum_table), ends,
-            (key_heads, size, of_key.keys), 4, 1,
+            _summed, (len(sum_table), key_heads, of_key.keys // SUMMED_ROWS),
+            (partial, targets[1], targets[2], sum_table), ends, (key_heads, size, of_key.keys, SUMMED_ROWS), 2, 4,
         )  # fmt: skip
 
 
