@@ -296,7 +296,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        found = norm_grad(x, weight, ctx.epsilon, grad.contiguous(), None)
+        found = norm_grad(x, weight, ctx.epsilon, grad.contiguous(), None, ctx.needs_input_grad[1])
         return found.x, found.weight, None
 
 
@@ -308,12 +308,14 @@ def _entered(x: Tensor, y: Tensor | None, weight: Tensor | None, plan: _LayerPla
     return added_and_normed(x, y, weight, plan.epsilon, plan.dtype)
 
 
-def _entered_grad(x: Tensor, weight: Tensor | None, plan: _LayerPlan, grad: Tensor, carried: Tensor) -> NormGrad:
+def _entered_grad(
+    x: Tensor, weight: Tensor | None, plan: _LayerPlan, grad: Tensor, carried: Tensor, learns: bool
+) -> NormGrad:
     """The other way; `carried` is the gradient that reaches the residual stream directly."""
     if weight is None:
         total = carried + grad
         return NormGrad(total, total.to(grad.dtype), None, x.to(grad.dtype))
-    return norm_grad(x, weight, plan.epsilon, grad, carried)
+    return norm_grad(x, weight, plan.epsilon, grad, carried, learns)
 
 
 def _left(values: Tensor, weight: Tensor | None, plan: _LayerPlan) -> Tensor:
@@ -374,6 +376,7 @@ class _FusedLayer(torch.autograd.Function):
         q, k, v, output, gate, up, down = inputs[_FusedLayer.PRODUCTS]
         biases = inputs[13:]
         plan = ctx.plan
+        norms_learn = ctx.needs_input_grad[2:][_FusedLayer.NORMS]
         needed = ctx.needs_input_grad[2:][_FusedLayer.PRODUCTS]
         if gate_up is None:
             gate_up = _product(_entered(between, None, before_mlp, plan)[1], plan.widen)
@@ -381,7 +384,9 @@ class _FusedLayer(torch.autograd.Function):
         opened, gate_grad = gated_grad(gate_up, torch.mm(narrow, plan.narrow))
         down_grad = _weight_grads(narrow, opened, [down], needed[6:])
         down_factors = _factor_grads(narrow, opened, [down], plan.factors[3])
-        later = _entered_grad(between, before_mlp, plan, _input_grad(gate_grad, plan.widen), grad.contiguous())
+        later = _entered_grad(
+            between, before_mlp, plan, _input_grad(gate_grad, plan.widen), grad.contiguous(), norms_learn[4]
+        )
         wide_grads = _weight_grads(gate_grad, later.normed, [gate, up], needed[4:6])
         wide_factors = _factor_grads(gate_grad, later.normed, [gate, up], plan.factors[2])
         left, after_grad = _left_grad(attention_output, after, plan, later.narrow)
@@ -394,7 +399,7 @@ class _FusedLayer(torch.autograd.Function):
         if unnormed is not None:
             heads, head_grads = _head_norm_grads(unnormed, (query_norm, key_norm), heads, plan)
         entered = heads.flatten(1)
-        first = _entered_grad(total, before, plan, _input_grad(entered, plan.enter), later.x)
+        first = _entered_grad(total, before, plan, _input_grad(entered, plan.enter), later.x, norms_learn[0])
         enter_grads = _weight_grads(entered, first.normed, [q, k, v], needed[:3])
         enter_factors = _factor_grads(entered, first.normed, [q, k, v], plan.factors[0])
         bias_grads: Sequence[Tensor | None] = (None, None, None)

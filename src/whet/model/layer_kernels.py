@@ -12,11 +12,17 @@ from torch import Tensor
 
 from whet.model.triton_launch import launch
 
+AHEAD = 1  # rows of a norm's gradient that are loaded before they are needed
 PROGRAMS = 1056  # that share the rows of a norm's gradient: eight on each of an H100's multiprocessors
 
 
 def _warps(block: int) -> int:
     return 2 if block <= 512 else 4 if block <= 2048 else 8
+
+
+def _grad_warps(block: int) -> int:
+    """Two hold more of a long row each, and wait less for one another."""
+    return 4 if block <= 1024 else 2
 
 
 @triton.jit
@@ -56,20 +62,21 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: T
 @triton.jit
 def _norm_grad(  # type: ignore[no-untyped-def]
     x, weight, grad, carried, out, narrow, normed_out, partial, rows, width, epsilon,
-    has_carried: tl.constexpr, block: tl.constexpr,
+    has_carried: tl.constexpr, learns: tl.constexpr, block: tl.constexpr, ahead: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     summed = tl.zeros((block,), tl.float32)
-    for number in range(program, rows, tl.num_programs(0)):
+    for number in tl.range(program, rows, tl.num_programs(0), num_stages=ahead):
         row = tl.cast(number, tl.int64) * width
         value = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
         pull = tl.load(grad + row + column, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + epsilon)
         normed = value * scale
-        summed += pull * normed
+        if learns:
+            summed += pull * normed
         pull = pull * factor
         found = (pull - normed * (tl.sum(pull * normed, axis=0) / width)) * scale
         if has_carried:
@@ -77,22 +84,23 @@ def _norm_grad(  # type: ignore[no-untyped-def]
         tl.store(out + row + column, found.to(out.dtype.element_ty), mask=inside)
         tl.store(narrow + row + column, found.to(narrow.dtype.element_ty), mask=inside)
         tl.store(normed_out + row + column, (normed * factor).to(normed_out.dtype.element_ty), mask=inside)
-    tl.store(partial + program * width + column, summed, mask=inside)
+    if learns:
+        tl.store(partial + program * width + column, summed, mask=inside)
 
 
 def norm_grad(
-    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None, learns: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     rows, width = x.shape
     programs = min(rows, PROGRAMS)
     out, normed = torch.empty_like(x), torch.empty_like(grad)
     narrow = out if x.dtype == grad.dtype else torch.empty_like(grad)
-    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device) if learns else out
     block = triton.next_power_of_2(width)
     tensors = (x, weight, grad, x if carried is None else carried, out, narrow, normed, partial)
-    warps = 4 if block <= 1024 else 2  # two hold more of a long row each, and wait less for one another
-    launch(_norm_grad, (programs,), tensors, (rows, width, epsilon), (carried is not None, block), warps)
-    return out, narrow, partial.sum(0).to(weight.dtype), normed
+    constants = (carried is not None, learns, block, AHEAD)
+    launch(_norm_grad, (programs,), tensors, (rows, width, epsilon), constants, _grad_warps(block))
+    return out, narrow, partial.sum(0).to(weight.dtype) if learns else None, normed
 
 
 @triton.jit

@@ -47,27 +47,29 @@ def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float
 class NormGrad:
     x: Tensor  # [S, W], with what was carried
     narrow: Tensor  # the same in the dtype of the products
-    weight: Tensor | None  # [W]; None where there is no norm
+    weight: Tensor | None  # [W]; None where there is no norm, or it does not learn
     normed: Tensor  # [S, W], the norm's result once more, in the dtype of the products
 
 
-def norm_grad(x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None) -> NormGrad:
-    """The gradient of x, `carried` added, and of the weight, from the grad of the normed rows."""
+def norm_grad(
+    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None, learns: bool = True
+) -> NormGrad:
+    """The gradient of x, `carried` added, and of the weight where it learns, from the grad of the normed rows."""
     kernels = kernels_for(x)
     if kernels is not None:
-        return NormGrad(*kernels.norm_grad(x, weight, epsilon, grad, carried))
+        return NormGrad(*kernels.norm_grad(x, weight, epsilon, grad, carried, learns))
     dtype = grad.dtype
     grad = grad.to(torch.promote_types(x.dtype, torch.float32))
     scale = _inverse_size(x, epsilon)
     normed = x * scale
-    weight_grad = torch.linalg.vecdot(grad, normed, dim=0)
+    weight_grad = torch.linalg.vecdot(grad, normed, dim=0).to(weight.dtype) if learns else None
     pulled = grad * weight
     along = torch.linalg.vecdot(pulled, normed)[:, None] / x.shape[1]
     found = torch.addcmul(pulled, normed, along, value=-1).mul_(scale)
     if carried is not None:
         found.add_(carried)
     found = found.to(x.dtype)
-    return NormGrad(found, found.to(dtype), weight_grad.to(weight.dtype), (normed * weight).to(dtype))
+    return NormGrad(found, found.to(dtype), weight_grad, (normed * weight).to(dtype))
 
 
 def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
