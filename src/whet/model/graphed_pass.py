@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM
@@ -36,6 +37,7 @@ SEEN = 2  # times that a shape must come before it is captured
 
 @dataclass(frozen=True)
 class _Shape:
+    known: bool  # what each action counts is known before the pass
     tokens: int
     actions: int
     blocks: tuple[int, ...]  # rows of each of the attention's tables
@@ -60,11 +62,16 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Pass:
-    graph: torch.cuda.CUDAGraph
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph | None  # None: the forward graph finds the gradient too
     inputs: _Inputs
-    coefficient: Tensor
+    coefficient: Tensor  # [A], the gradient of logp
     logp: Tensor
     entropy: Tensor
+
+    def count(self, coefficient: Tensor) -> None:
+        self.coefficient.zero_()
+        self.coefficient[: len(coefficient)].copy_(coefficient)
 
 
 class GraphedPasses:
@@ -77,6 +84,7 @@ class GraphedPasses:
         self._pool = torch.cuda.graph_pool_handle()
         self._passes: dict[_Shape, _Pass] = {}
         self._seen: Counter[_Shape] = Counter()
+        self._replays = 0
 
     def is_of(self, lm: CausalLM) -> bool:
         """False where other parameters learn than those the graphs were made for."""
@@ -84,15 +92,18 @@ class GraphedPasses:
         return len(now) == len(self._parameters) and all(a is b for a, b in zip(now, self._parameters, strict=True))
 
     def scores(
-        self, lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor
+        self, lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """logp and entropy of every action, [A] each, with the gradient of SUM coefficient logp added to the weights';
-        None where the shape has no graph yet. Rows are on the host."""
+        """logp and entropy of every action, [A] each; None where the shape has no graph yet. Rows are on the host.
+
+        With a `coefficient` [A] the gradient of SUM coefficient logp is added to the weights' at once; without one, in
+        the backward pass of logp, which must come before the next call.
+        """
         batch = shared_prefix_batch(tokens, action)
         if batch is None or batch.size * self._num_weights > MOST_WORK:
             return None
         targets = tokens[:, 1:][action[:, 1:]]
-        shape, inputs = _padded(lm, batch, targets, temperature)
+        shape, inputs = _padded(lm, batch, targets, temperature, coefficient is not None)
         self._seen[shape] += 1
         if shape not in self._passes:
             if self._seen[shape] < SEEN:
@@ -104,10 +115,26 @@ class GraphedPasses:
         refresh_copies(lm)
         for mine, theirs in zip(found.inputs.all, inputs.all, strict=True):
             mine.copy_(to_device(theirs, mine.device), non_blocking=True)
-        found.coefficient.zero_()
-        found.coefficient[: len(coefficient)].copy_(coefficient)
-        found.graph.replay()
-        return found.logp[: len(targets)].clone(), found.entropy[: len(targets)].clone()
+        if coefficient is not None:
+            found.count(coefficient)
+        found.forward.replay()
+        self._replays += 1
+        logp, entropy = (each[: len(targets)].clone() for each in (found.logp, found.entropy))
+        if coefficient is None and torch.is_grad_enabled():
+            logp = _Replayed.apply(torch.zeros((), requires_grad=True), logp, self, found)
+        return logp, entropy
+
+    def backward(self, found: _Pass, grad: Tensor, number: int) -> None:
+        if number != self._replays:
+            raise RuntimeError("another pass has overwritten what the gradient of this one needs")
+        assert found.backward is not None
+        self._keep_gradients()
+        found.count(grad)
+        found.backward.replay()
+
+    @property
+    def replays(self) -> int:
+        return self._replays
 
     def _keep_gradients(self) -> None:
         """The gradients that the graphs add to are the parameters' own."""
@@ -133,28 +160,44 @@ class GraphedPasses:
         coefficient = torch.zeros(shape.actions, device=device)
         batch = _static_batch(lm, shape, static)
 
-        def run() -> tuple[Tensor, Tensor]:
+        def ahead() -> tuple[Tensor, Tensor]:
             states = fused_states(lm, batch)
             assert isinstance(lm.head, VocabularyHead)
-            logp, entropy = chunked_logp(
-                lm.head, states, static.targets, shape.temperature, lm.dtype, lambda _, window: coefficient[window]
-            )
-            (logp * coefficient).sum().backward()
-            return logp.detach(), entropy
+            known = (lambda _, window: coefficient[window]) if shape.known else None
+            return chunked_logp(lm.head, states, static.targets, shape.temperature, lm.dtype, known)
 
-        refresh_copies(lm)
         with unchanged_weights():
             refresh_copies(lm)
             side = torch.cuda.Stream(device)
             side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                run()  # counts 0; kernels are compiled
+            with torch.cuda.stream(side):  # counts 0; kernels are compiled
+                ahead()[0].backward(coefficient)
             torch.cuda.current_stream(device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                logp, entropy = run()
+            graphs = torch.cuda.CUDAGraph(), None if shape.known else torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[0], pool=self._pool):
+                logp, entropy = ahead()
+                if graphs[1] is None:
+                    logp.backward(coefficient)
+            if graphs[1] is not None:
+                with torch.cuda.graph(graphs[1], pool=self._pool):
+                    logp.backward(coefficient)
         torch.cuda.empty_cache()
-        self._passes[shape] = _Pass(graph, static, coefficient, logp, entropy)
+        self._passes[shape] = _Pass(*graphs, static, coefficient, logp.detach(), entropy)
+
+
+class _Replayed(torch.autograd.Function):
+    """logp whose gradient is found by a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, logp: Tensor, passes: GraphedPasses, found: _Pass) -> Tensor:
+        ctx.passes, ctx.found, ctx.number = passes, found, passes.replays
+        return logp.view_as(logp)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        ctx.passes.backward(ctx.found, grad, ctx.number)
+        return None, None, None, None
 
 
 _GRAPHED: weakref.WeakKeyDictionary[nn.Module, GraphedPasses] = weakref.WeakKeyDictionary()
@@ -190,7 +233,7 @@ def _refusal(lm: CausalLM) -> str:
 
 
 def graphed_scores(
-    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor
+    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """As `GraphedPasses.scores`; None also where the model has no graphs."""
     if graphed_refusal(lm):
@@ -201,7 +244,9 @@ def graphed_scores(
     return _GRAPHED[lm.trunk].scores(lm, tokens, action, temperature, coefficient)
 
 
-def _padded(lm: CausalLM, batch: SharedPrefixBatch, targets: Tensor, temperature: float) -> tuple[_Shape, _Inputs]:
+def _padded(
+    lm: CausalLM, batch: SharedPrefixBatch, targets: Tensor, temperature: float, known: bool
+) -> tuple[_Shape, _Inputs]:
     from whet.model import prefix_attention_kernels as kernels
 
     sizes = blocks_of(lm).sizes
@@ -212,7 +257,7 @@ def _padded(lm: CausalLM, batch: SharedPrefixBatch, targets: Tensor, temperature
     segments = replace(batch.segments, own_bounds=tuple(bounds), tables={})
     *tables, num_slots = kernels.tables_for(segments, sizes.head_size, sizes.num_key_heads, torch.device("cpu"))
     counts = tuple(_rounded_up(len(each)) for each in tables)
-    shape = _Shape(num_tokens, num_actions, counts, _rounded_up(num_slots), temperature)
+    shape = _Shape(known, num_tokens, num_actions, counts, _rounded_up(num_slots), temperature)
     tokens = _filled(batch.tokens[0], num_tokens)
     positions = _filled(batch.position_ids[0], num_tokens)
     inputs = _Inputs(

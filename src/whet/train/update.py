@@ -17,7 +17,7 @@ from whet.model.graphed_pass import graphed_scores
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
-from whet.model.token_logp import Details, TokenScores, packs, token_logp
+from whet.model.token_logp import Details, TokenScores, packs, placed, token_logp
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -91,22 +91,7 @@ def update(
     done: list[_MicroBatch] = []
     with unchanged_weights():
         for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
-            host = trimmed(batch.select(rows))
-            part = moved(host, state.policy.device)
-            known = None if only_critic else _known_coefficient(objective, host, part, totals)
-            scores = _graphed_scores(state, details, host, known)
-            if scores is None:
-                requested = replace(details, coefficient=_by_window(known))
-                scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
-            losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
-            if state.critic is not None:
-                losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
-            differentiable = [loss.value for loss in losses if loss.value.requires_grad]
-            if differentiable:
-                torch.autograd.backward(differentiable)
-            values = [loss.value.detach() for loss in losses]
-            sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
-            done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
+            done.append(_gradient_of(state, objective, (batch, rows), totals, details, only_critic))
     metrics: dict[str, float] = {"loss": 0.0}
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
@@ -131,6 +116,34 @@ def update(
         modules = state.critic.modules()
         metrics["critic_gradient_norm"] = optimizer_step(modules, state.critic_optimizer, state.max_gradient_norm)
     return metrics, TokenScores(logp, entropy)
+
+
+def _gradient_of(
+    state: TrainState,
+    objective: Objective,
+    part_of: tuple[TokenBatch, list[int]],
+    totals: Totals,
+    details: Details,
+    only_critic: bool,
+) -> _MicroBatch:
+    """Add the gradient of these rows. A function of its own: nothing of its graph may live on when the next begins."""
+    batch, rows = part_of
+    host = trimmed(batch.select(rows))
+    part = moved(host, state.policy.device)
+    known = None if only_critic else _known_coefficient(objective, host, part, totals)
+    scores = None if only_critic else _graphed_scores(state, details, host, known)
+    if scores is None:
+        requested = replace(details, coefficient=_by_window(known))
+        scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
+    losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
+    if state.critic is not None:
+        losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
+    differentiable = [loss.value for loss in losses if loss.value.requires_grad]
+    if differentiable:
+        torch.autograd.backward(differentiable)
+    values = [loss.value.detach() for loss in losses]
+    sums = [(name, number.detach()) for loss in losses for name, number in loss.sums.items()]
+    return _MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums)
 
 
 @dataclass(frozen=True)
@@ -158,15 +171,14 @@ def _by_window(known: Tensor | None) -> Coefficient | None:
 
 
 def _graphed_scores(state: TrainState, details: Details, host: TokenBatch, known: Tensor | None) -> TokenScores | None:
-    """Scores of a pass that was a CUDA graph, whose gradient is there already; None where there is none."""
-    if known is None or host.support is not None or state.critic is not None or details != Details():
+    """Scores of a pass that was a CUDA graph; where `known` is given its gradient is there already. None: no graph."""
+    if host.support is not None or state.critic is not None or details != Details():
         return None
     found = graphed_scores(state.policy, host.tokens, host.action, state.temperature, known)
     if found is None:
         return None
-    action = to_device(host.action, known.device)
-    empty = torch.zeros(host.tokens.shape, device=known.device)
-    return TokenScores(*(empty.masked_scatter(action, each) for each in found))
+    place = to_device(host.action.flatten().nonzero()[:, 0], found[0].device)
+    return TokenScores(*(placed(each, place, host.action.shape) for each in found))
 
 
 def _details(state: TrainState, objective: Objective, reference: CausalLM | None) -> Details:
