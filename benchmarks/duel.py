@@ -50,21 +50,23 @@ def add_run_flags(parser: Any) -> None:
     parser.add_argument("--only", choices=("whet", "trl"), help="one side alone, without a ratio")
 
 
-def peer_python(folder: Path) -> str:
+# torch and transformers of the same versions as whet's, so that only the frameworks differ
+TRL_PACKAGES = ("-c", str(ROOT / "constraints.txt"), TRL, "torch")
+
+
+def peer_python(folder: Path, packages: Sequence[str] = TRL_PACKAGES) -> str:
     """The Python of the peer's own environment, made through pip where it is not there."""
     python = folder / "bin" / "python"
     if not python.exists():
-        print(f"making the environment of {TRL} in {folder}", file=sys.stderr)
+        print(f"making an environment in {folder}: {' '.join(packages)}", file=sys.stderr)
         venv.create(folder, with_pip=True)
-        # torch and transformers of the same versions as whet's, so that only the frameworks differ
-        pins = ["-c", str(ROOT / "constraints.txt")]
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pins, TRL, "torch"], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
     return str(python)
 
 
 def told(command: Sequence[str]) -> Any:
     """The JSON on the last line of what a command prints."""
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(0, _inherited()))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment_of(0, [], sys.executable))
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -74,7 +76,10 @@ def _inherited() -> list[str]:
     return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
-def _environment(threads: int, folders: Sequence[str]) -> dict[str, str]:
+def environment_of(threads: int, folders: Sequence[str], python: str) -> dict[str, str]:
+    """The environment of a side: these folders of packages come first."""
+    # another Python has packages of its own, which those of this one must not hide
+    folders = [*folders, *(_inherited() if python == sys.executable else [])]
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     paths = {"PYTHONPATH": os.pathsep.join([*folders, str(ROOT / "src")])}
     return {**os.environ, **quiet, **paths, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
@@ -85,14 +90,14 @@ def run_side(
 ) -> dict[str, Any]:
     """One side in a fresh process, once the machine is idle or patience has run out. Its `packages` come first."""
     before = wait_for_quiet(patience)
-    # another Python has packages of its own, which those of this one must not hide
-    inherited = _inherited() if python == sys.executable else []
-    folders = [*([str(packages)] if packages else []), *inherited]
+    folders = [str(packages)] if packages else []
     with tempfile.TemporaryDirectory(prefix="whet-duel-") as work:
         asked, answer = Path(work) / "job.json", Path(work) / "answer.json"
         asked.write_text(json.dumps(job))
         command = [python, str(HERE / "sides" / f"{name}_side.py"), str(asked), str(answer)]
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment(job["threads"], folders))
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment_of(job["threads"], folders, python)
+        )
         if done.returncode:
             raise SystemExit(f"the side of {name} failed:\n{done.stderr[-3000:]}")
         return {**json.loads(answer.read_text()), "load_before": reading_record(before)}

@@ -1,8 +1,9 @@
-"""whet against TRL on one GPU, in turn and in fresh processes: a GRPO step; supervised fine-tuning, DPO and a reward
-model on rows and pairs of real lengths.
+"""whet against TRL and vLLM on one GPU, in turn and in fresh processes: a GRPO step; supervised fine-tuning, DPO and a
+reward model on rows and pairs of real lengths; rollouts of three sizes of model.
 
     python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --results
     python benchmarks/gpu_duel.py --parts dpo,rm --pairs dpo_en_demo.jsonl.gz --layouts padded,grouped
+    python benchmarks/gpu_duel.py --parts rollout,grpo --writing plain,vllm --results
     python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
     python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
 
@@ -39,9 +40,11 @@ from duel import (
 )
 from preference_cpu import pair_job, told_pairs
 from results_file import add_results_flag, write_results
+from rollout_duel import TINY as TINY_ROLLOUTS
+from rollout_duel import Rollouts, duel_rollouts
 from sft_cpu import conversations, rate_lines, rows_file
 
-WRITING = ("plain", "static", "paged")
+WRITING = ("plain", "static", "paged", "vllm")
 WEIGHTS = ("float32", "bfloat16")
 PACKING = ("packed", "flex")
 LAYOUTS = ("padded", "grouped", *PACKING)
@@ -164,6 +167,22 @@ PARTS: dict[str, Callable[[Any, Sizes, Path], Case]] = {
 }
 
 
+ALL_PARTS = (*PARTS, "rollout")
+
+
+def rollouts_of(chosen: Any) -> Rollouts:
+    wanted = TINY_ROLLOUTS if chosen.tiny else Rollouts()
+    given: dict[str, Any] = {}
+    if chosen.models:
+        given["models"] = tuple(chosen.models.split(","))
+        unknown = [each for each in given["models"] if each not in SHAPES]
+        if unknown:
+            raise SystemExit(f"--models {unknown[0]}: give some of {', '.join(SHAPES)}, with commas between them")
+    if chosen.sequences:
+        given["sequences"] = tuple(int(each) for each in chosen.sequences.split(","))
+    return replace(wanted, **given)
+
+
 def sizes_of(chosen: Any) -> Sizes:
     sizes = SMALL if chosen.tiny else Sizes()
     given = {key: getattr(chosen, key) for key in GIVEN if getattr(chosen, key)}
@@ -190,8 +209,13 @@ def worded(rows: Iterable[dict[str, Any]], vocabulary: int) -> list[dict[str, An
     return [{"messages": turns(row)} for row in rows]
 
 
-def fought(case: Case, chosen: Any, job: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The sides that ran, and what went wrong with those that did not: one choice of the peer may not work here."""
+def fought(
+    case: Case, chosen: Any, job: dict[str, Any], keep: Callable[[dict[str, dict[str, Any]], dict[str, str]], None]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The sides that ran, and what went wrong with those that did not: one choice of the peer may not work here.
+
+    `keep` gets what there is after each of them.
+    """
     sides: dict[str, dict[str, Any]] = {} if chosen.only == "trl" else {"whet": {}}
     if chosen.only != "whet":
         sides.update(case.peers)
@@ -205,11 +229,18 @@ def fought(case: Case, chosen: Any, job: dict[str, Any]) -> tuple[dict[str, dict
             except SystemExit as failure:
                 failures[name] = str(failure)
                 print(f"  {name}: {failure}", file=sys.stderr)
+                keep({each: summed_up(every) for each, every in runs.items()}, failures)
                 continue
             runs.setdefault(name, []).append(found)
             steps = [round(step["seconds"], 3) for step in found["steps"]]
             print(f"  {name}: {steps} s; {time.perf_counter() - start:.0f} s with its start", file=sys.stderr)
+            keep({each: summed_up(every) for each, every in runs.items()}, failures)
     return {name: summed_up(each) for name, each in runs.items()}, failures
+
+
+def keep_sides(results: str | None, title: str, sides: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:
+    if results:
+        write_results(results, {**case_record(title, sides), "failed": failures})
 
 
 def ran(name: str, job: dict[str, Any], chosen: Any) -> dict[str, Any]:
@@ -224,7 +255,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_run_flags(parser)
     add_results_flag(parser, "gpu_duel")
-    parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--parts", default=",".join(ALL_PARTS), help=", ".join(ALL_PARTS))
+    parser.add_argument("--models", help="of the rollouts: some of 135m, 1.5b, 7b")
+    parser.add_argument("--sequences", help="of the rollouts, e.g. 256 or 256,1024")
+    parser.add_argument("--together", action="store_true", help="start vLLM's engines of all models side by side")
     parser.add_argument("--peer-path", type=Path, help="folder of the peer's packages, for this same Python")
     parser.add_argument("--rows", type=Path, help="a .jsonl or .jsonl.gz file with instruction, input, output")
     parser.add_argument("--pairs", type=Path, help="a file of pairs, of any shape that whet reads")
@@ -240,34 +274,48 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, in fp32 unless said otherwise")
     parser.set_defaults(precision=None, patience=10.0)
     chosen = parser.parse_args()
-    for option, known in (("parts", PARTS), ("writing", WRITING), ("peer_weights", WEIGHTS), ("layouts", LAYOUTS)):
+    for option, known in (("parts", ALL_PARTS), ("writing", WRITING), ("peer_weights", WEIGHTS), ("layouts", LAYOUTS)):
         unknown = [each for each in getattr(chosen, option).split(",") if each not in known]
         if unknown:
             flag = option.replace("_", "-")
             raise SystemExit(f"--{flag} {unknown[0]}: give some of {', '.join(known)}, with commas between them")
-    if chosen.peer_path is not None and not (chosen.peer_path / "trl").is_dir():
-        raise SystemExit(f"--peer-path {chosen.peer_path}: no trl is there; unpack its wheels into it")
+    parts = chosen.parts.split(",")
+    needed = {"vllm" if part == "rollout" else "trl" for part in parts} if chosen.only != "whet" else set()
+    for package in sorted(needed) if chosen.peer_path is not None else ():
+        if not (chosen.peer_path / package).is_dir():
+            raise SystemExit(f"--peer-path {chosen.peer_path}: no {package} is there; unpack its wheels into it")
     chosen.precision = chosen.precision or ("fp32" if chosen.tiny else "bf16")
     sizes = sizes_of(chosen)
     shared = {key: getattr(chosen, key) for key in ("threads", "seed", "precision")}
     shared["device"] = "cpu" if chosen.tiny else "cuda"
     results: dict[str, Any] = {}
     failed: dict[str, Any] = {}
-    for part in chosen.parts.split(","):
+
+    def keep_rollouts(found: dict[str, Any], wrong: dict[str, str]) -> None:
+        failed.update(wrong)
+        if chosen.results:
+            write_results(f"{chosen.results}_rollout", {**found, "failed": wrong})
+
+    for part in parts:
         begun = time.perf_counter()
+        if part == "rollout":
+            with tempfile.TemporaryDirectory(prefix="whet-gpu-duel-") as work:
+                duel_rollouts(chosen, rollouts_of(chosen), Path(work), keep_rollouts)
+            print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+            continue
         with tempfile.TemporaryDirectory(prefix="whet-gpu-duel-") as work:
             case = PARTS[part](chosen, sizes, Path(work))
             title = f"{case.title}, {chosen.precision}"
             print(title, file=sys.stderr)
-            sides, failures = fought(case, chosen, {**case.job, **shared})
+            keep = functools.partial(keep_sides, chosen.results and f"{chosen.results}_{part}", title)
+            sides, failures = fought(case, chosen, {**case.job, **shared}, keep)
         results[part] = sides
         failed.update({f"{part}: {name}": why for name, why in failures.items()})
         if sides:
             print(ratio_table(title, sides))
             print(case.told_after(sides) if case.told_after else "", flush=True)
         print(f"  part {part} took {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-        if chosen.results:
-            write_results(f"{chosen.results}_{part}", {**case_record(title, sides), "failed": failures})
+        keep(sides, failures)
     name_contended(results)
     if failed:
         raise SystemExit(f"did not run: {', '.join(failed)}")

@@ -1,13 +1,15 @@
 """Does a long run drift? Memory, open files, threads and step time over thousands of steps, each as a fitted slope.
 
     python benchmarks/soak.py --results                                    # 2,000 steps of the built-in model
-    python benchmarks/soak.py --model smollm2 --steps 500 --results soak_smollm2
+    python benchmarks/soak.py --model smollm2 --steps 500 --results real_soak_smollm2
 
 The run trains, evaluates and saves as any run does. Its learning rate is so small that completions keep their length:
 what still grows is not the work. The first tenth of the steps is left out and the rest cut into blocks; a line is
 fitted to the blocks' medians, and what it rises from one end to the other is the drift. A quantity drifts when that is
-above its limit and more than chance (the lower end of the 95% interval is above 0). On a CPU, step time is CPU
-time, which other processes on the machine hardly change; on a GPU it is wall time.
+above its limit and more than chance (the lower end of the 95% interval is above 0).
+
+On a GPU, step time is wall time. On a CPU it is CPU time over that of a fixed piece of work done after each step, in
+seconds of its median: what other processes on the machine slow down, they slow down in both.
 """
 
 from __future__ import annotations
@@ -49,6 +51,23 @@ LIMITS = {
 }
 
 
+REFERENCE = "reference_seconds"
+
+
+def fixed_work() -> float:
+    """CPU seconds of a piece of work that is always the same, half in Python and half in small matrix products."""
+    import torch
+
+    began = time.process_time()
+    total = 0
+    for number in range(60_000):
+        total += number & 7
+    matrix = torch.full((96, 96), 1.0 / 96)
+    for _ in range(60):
+        matrix = matrix @ matrix
+    return time.process_time() - began
+
+
 class SoakWatch:
     """A callback that notes what the process holds after every step."""
 
@@ -60,6 +79,8 @@ class SoakWatch:
     def stepped(self, report: Any, samples: Sequence[Any]) -> None:
         now = self._clock()
         values = {"step_seconds": now - self._last, **held(self.on_gpu)}
+        if not self.on_gpu:
+            values[REFERENCE] = fixed_work()
         for name, value in values.items():
             self.noted.setdefault(name, []).append(value)
         self._last = self._clock()
@@ -91,14 +112,23 @@ def held(on_gpu: bool) -> dict[str, float]:
     return values
 
 
-def fitted_drift(values: Sequence[float], limit: DriftLimit) -> dict[str, Any]:
-    """The rise of a line through the medians of blocks, with its 95% interval, beside what is allowed."""
+def block_medians(values: Sequence[float]) -> list[float]:
+    """The medians of equal stretches, the first steps left out."""
     after = list(values[round(WARM_UP * len(values)) :])
     count = min(BLOCKS, len(after))
-    if count < 4:
+    if count < 10:
         raise SystemExit(f"{len(values)} steps are too few to fit a line; give --steps 20 or more")
     cuts = [len(after) * place // count for place in range(count + 1)]
-    medians = [median(after[start:stop]) for start, stop in pairwise(cuts)]
+    return [median(after[start:stop]) for start, stop in pairwise(cuts)]
+
+
+def fitted_drift(values: Sequence[float], limit: DriftLimit, reference: Sequence[float] = ()) -> dict[str, Any]:
+    """The rise of a line through the medians of blocks, with its 95% interval, beside what is allowed."""
+    medians = block_medians(values)
+    count = len(medians)
+    if reference:
+        usual = block_medians(reference)
+        medians = [value * median(usual) / each for value, each in zip(medians, usual, strict=True)]
     places = [(place + 0.5) / count for place in range(count)]
     centre, level = fmean(places), fmean(medians)
     spread = sum((place - centre) ** 2 for place in places)
@@ -166,7 +196,11 @@ def soak(chosen: Any, folder: Path) -> dict[str, Any]:
         callbacks=[watch, Heartbeat(chosen.steps)],
         console=False,
     )
-    found = {name: fitted_drift(values, LIMITS[name]) for name, values in watch.noted.items()}
+    reference = watch.noted.pop(REFERENCE, [])
+    found = {
+        name: fitted_drift(values, LIMITS[name], reference if name == "step_seconds" else ())
+        for name, values in watch.noted.items()
+    }
     about = {
         "model": chosen.model,
         "method": chosen.method,

@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def main() -> None:
     runs = trainings(chosen)
 
     def summarise() -> None:
-        write_summary(chosen, {"pairs": json.loads(about.read_text()), "runs": [run_values(run) for run in runs]})
+        values = {"pairs": json.loads(about.read_text()), "runs": [run_values(run) for run in runs]}
+        write_summary(chosen, {**values, "table": table(values)})
 
     outcomes = run_stages(runs, folder / "logs", jobs=chosen.jobs, deadline=deadline, after_each=summarise)
     summarise()
@@ -116,25 +117,31 @@ def write_summary(chosen: Any, values: Mapping[str, Any]) -> None:
         write_results(chosen.results, values)
 
 
-def summary_text(values: Mapping[str, Any]) -> str:
+def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What a page shows, as text: a row for each finished training."""
     from whet.metrics.significance import share_interval
 
+    rows = {}
+    for run in values["runs"]:
+        if not run["finished"]:
+            continue
+        texts = []
+        for when in ("before", "after"):
+            share = run[when][ACCURACY[run["method"]]]
+            low, high = share_interval(share, values["pairs"]["held_out"])
+            texts.append(f"{share:.1%} ({100 * low:.1f} to {100 * high:.1f})")
+        losses = " to ".join(f"{run[when]['loss']:.3f}" for when in ("before", "after"))
+        cells = {"accuracy": " to ".join(texts), "loss": losses, "seconds": f"{run['seconds']:.0f}"}
+        rows[f"`{run['method']}`, {run['steps']} steps"] = cells
+    return rows
+
+
+def summary_text(values: Mapping[str, Any]) -> str:
+    """The table, in Markdown."""
     count = values["pairs"]["held_out"]
     lines = [f"| | accuracy on {count} held-out pairs, 95% interval | loss | seconds |", "|---|---|---|---|"]
-    runs: Sequence[Mapping[str, Any]] = values["runs"]
-    for run in runs:
-        if "after" not in run:
-            lines.append(f"| `{run['method']}` | not finished, {run['steps']} steps | | |")
-            continue
-        shares = [run[when][ACCURACY[run["method"]]] for when in ("before", "after")]
-        texts = []
-        for share in shares:
-            low, high = share_interval(share, count)
-            texts.append(f"{share:.1%} ({100 * low:.0f} to {100 * high:.0f})")
-        losses = " to ".join(f"{run[when]['loss']:.3f}" for when in ("before", "after"))
-        lines.append(
-            f"| `{run['method']}`, {run['steps']} steps | {' to '.join(texts)} | {losses} | {run['seconds']:.0f} |"
-        )
+    for name, cells in values["table"].items():
+        lines.append(f"| {name} | {cells['accuracy']} | {cells['loss']} | {cells['seconds']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -33,7 +33,9 @@ HERE = Path(__file__).resolve().parent
 SETS = {"svamp": "SVAMP", "held_out": "held-out ASDiv and MAWPS", "gsm8k": "GSM8K test"}
 # what a method needs besides recipes/word_problems_rl.toml
 OWN_SETTINGS = {
-    "ppo": ("critic.learning_rate=2e-5", "objective.baseline.lam=1.0"),  # the reward comes at the end, all of it
+    "rloo": ("batch.updates_per_step=1",),  # it has no ratio: a second update would not know that the policy has moved
+    # the reward comes at the end, all of it; the critic begins at zero and has to keep up
+    "ppo": ("batch.updates_per_step=4", "critic.learning_rate=2e-5", "objective.baseline.lam=1.0"),
 }
 # 97.5% point of Student's t by degrees of freedom
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -42,6 +44,10 @@ STEP_METRICS = ("entropy", "sampler_gap", "sampler_gap_max", "uniform_groups")
 
 def main() -> None:
     chosen = arguments()
+    if chosen.draw:
+        record = json.loads((HERE.parent / "results" / f"{chosen.results}.json").read_text(encoding="utf-8"))
+        chosen.draw.write_text(curve_svg(record["values"]), encoding="utf-8")
+        return
     began = time.monotonic()
     deadline = began + chosen.budget_seconds if chosen.budget_seconds else None
     folder: Path = chosen.folder
@@ -66,7 +72,7 @@ def main() -> None:
 
 def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k/ and math/")
+    parser.add_argument("--data", type=Path, help="folder with gsm8k/ and math/")
     parser.add_argument("--model", default="smollm2", help="what --model of whet takes")
     parser.add_argument("--methods", default="grpo", help="methods of `whet algorithms`, with commas between them")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each method, with seeds 1, 2, ...")
@@ -75,7 +81,7 @@ def arguments() -> Any:
     parser.add_argument("--folder", type=Path, default=Path("runs/word_problems"), help="of everything")
     parser.add_argument("--demonstrations", default="gsm8k,asdiv", help="gsm8k, asdiv or both")
     parser.add_argument("--sft-steps", type=int, default=400)
-    parser.add_argument("--prompts-per-step", type=int, default=32)
+    parser.add_argument("--prompts-per-step", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=1e-5, help="of stage 3")
     parser.add_argument(
         "--budget-seconds", type=float, default=0.0, help="stop and summarise after this time; 0 is no limit"
@@ -85,7 +91,11 @@ def arguments() -> Any:
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="any setting of stage 3"
     )
     parser.add_argument("--results", metavar="NAME", help="also write results/NAME.json of the repository")
-    return parser.parse_args()
+    parser.add_argument("--draw", type=Path, help="only draw the figure of results/NAME.json into this file")
+    chosen = parser.parse_args()
+    if not (chosen.results if chosen.draw else chosen.data):
+        parser.error("give --data FOLDER, or --draw FILE with --results NAME")
+    return chosen
 
 
 # what must be equal for finished runs to be kept
@@ -154,7 +164,7 @@ def summary(
         if done:
             methods[method] = method_values(done)
     unfinished = [run.name for run in runs if not run.is_finished()]
-    return {
+    values = {
         "data": json.loads((folder / "data" / "about.json").read_text(encoding="utf-8")),
         "model": Path(chosen.model).name,
         "steps_per_epoch": steps_per_epoch,
@@ -168,6 +178,16 @@ def summary(
         "runs": told,
         "unfinished": unfinished,
     }
+    return {**values, "best": best(methods), "table": table(values)}
+
+
+def best(methods: Mapping[str, Any]) -> dict[str, str]:
+    """The method with the highest mean on the first test set, for a sentence."""
+    if not methods:
+        return {}
+    name = next(iter(SETS))
+    method = max(methods, key=lambda each: methods[each][name]["mean"])
+    return {"method": method, **{each: share_text(methods[method][each]) for each in SETS}}
 
 
 def run_values(run: Training, steps_per_epoch: int) -> dict[str, Any]:
@@ -245,23 +265,45 @@ def write_summary(chosen: Any, values: Mapping[str, Any]) -> None:
         write_results(chosen.results, values)
 
 
+COLUMNS = {
+    **SETS,
+    "tokens": "tokens",
+    "entropy": "entropy",
+    "gap": "sampler gap",
+    "minutes": "minutes",
+    "seeds": "seeds",
+}
+
+
+def table(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What a page shows, as text: a row for each stage, all with the same columns."""
+    from whet.metrics.significance import share_interval
+
+    rows = {}
+    for name, title in (("before", "before"), ("sft", "after SFT")):
+        found = values[name]
+        if SETS.keys() <= found.keys():
+            cells = {}
+            for each in SETS:
+                low, high = share_interval(found[each], values["data"]["eval"][each])
+                cells[each] = f"{found[each]:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+            seconds = sum(found.get("seconds", {}).values())
+            rows[title] = {**dict.fromkeys(COLUMNS, ""), **cells, "minutes": f"{seconds / 60:.1f}" if seconds else ""}
+    for method, found in values["methods"].items():
+        cells = {each: share_text(found[each]) for each in SETS}
+        cells |= {"tokens": f"{found['completion_tokens']:.0f}", "entropy": f"{found['entropy']:.2f}"}
+        cells |= {"gap": f"{found['sampler_gap']:.2g}", "minutes": f"{found['seconds'] / 60:.1f}"}
+        rows[f"`{method}`, {values['epochs']} epochs"] = {**cells, "seeds": str(found["seeds"])}
+    return rows
+
+
 def summary_text(values: Mapping[str, Any]) -> str:
     """The table, in Markdown."""
     counts = values["data"]["eval"]
-    heads = ["", *(f"{title} ({counts[name]})" for name, title in SETS.items()), "tokens", "entropy", "gap", "minutes"]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for name, title in (("before", "before"), ("sft", "after SFT")):
-        if set(SETS) & values[name].keys():
-            cells = [f"{values[name][each]:.1%}" for each in SETS]
-            minutes = f"{sum(values[name]['seconds'].values()) / 60:.1f}" if "seconds" in values[name] else ""
-            lines.append(f"| {title} | {' | '.join(cells)} | | | | {minutes} |")
-    for method, found in values["methods"].items():
-        cells = [share_text(found[each]) for each in SETS if each in found]
-        seeds = f"{found['seeds']} seed{'s' if found['seeds'] > 1 else ''}"
-        others = [found.get(name) for name in ("completion_tokens", "entropy", "sampler_gap")]
-        texts = ["" if each is None else f"{each:.3g}" for each in others]
-        name = f"`{method}`, {values['epochs']} epochs, {seeds}"
-        lines.append(f"| {name} | {' | '.join([*cells, *texts])} | {found['seconds'] / 60:.1f} |")
+    heads = [f"{title}, {counts[name]}" if name in counts else title for name, title in COLUMNS.items()]
+    lines = [f"| | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}"]
+    for name, cells in values["table"].items():
+        lines.append(f"| {name} | {' | '.join(cells[each] for each in COLUMNS)} |")
     if values["unfinished"]:
         lines += ["", f"not finished: {', '.join(values['unfinished'])}"]
     return "\n".join(lines) + "\n"
@@ -273,19 +315,19 @@ def share_text(found: Mapping[str, Any]) -> str:
 
 
 def curve_svg(values: Mapping[str, Any]) -> str:
-    """Accuracy on each test set against the step: a line per run, a tone per method."""
+    """Accuracy on each test set against the step: a line per method, the mean over its seeds."""
     from whet.report.charts import FILE_TONES, QUIET, Frame, Panel, PlottedCurve, curves_svg
 
-    methods = list(dict.fromkeys(run["method"] for run in values["runs"]))
-    highest = max(stage[name] for run in values["runs"] for stage in run["stages"] for name in SETS)
-    steps = max(stage["step"] for run in values["runs"] for stage in run["stages"])
+    runs = values["runs"]
+    methods = list(dict.fromkeys(run["method"] for run in runs))
+    highest = max(stage[name] for run in runs for stage in run["stages"] for name in SETS)
+    steps = max(stage["step"] for run in runs for stage in run["stages"])
     panels = []
     for name, title in SETS.items():
         curves = []
-        for run in values["runs"]:
-            place = methods.index(run["method"])
-            points = tuple((float(stage["step"]), 100 * stage[name]) for stage in run["stages"])
-            curves.append(PlottedCurve(run["method"], (points,), place % FILE_TONES, place >= FILE_TONES))
+        for place, method in enumerate(methods):
+            points = mean_curve([run["stages"] for run in runs if run["method"] == method], name)
+            curves.append(PlottedCurve(method, (points,), place % FILE_TONES, place >= FILE_TONES))
         if name in values["before"]:
             level = 100 * values["before"][name]
             curves.append(PlottedCurve("before SFT", (((0.0, level), (float(steps), level)),), QUIET, True))
@@ -296,10 +338,17 @@ def curve_svg(values: Mapping[str, Any]) -> str:
         y_label="right, %",
         x_range=(0.0, float(max(steps, 1))),
         y_range=(0.0, 100 * highest * 1.1 + 1.0),
-        subtitle=f"{values['model']}; step 0 is the model after SFT; one line per seed",
+        subtitle=f"{values['model']}; step 0 is the model after SFT; means over seeds",
         size=(300, 220),
     )
     return curves_svg(panels, frame)
+
+
+def mean_curve(runs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> tuple[tuple[float, float], ...]:
+    """The mean over runs, in percent, at the steps at which all of them were measured."""
+    at = [{stage["step"]: stage[name] for stage in stages} for stages in runs]
+    shared = sorted(set.intersection(*(set(each) for each in at)))
+    return tuple((float(step), 100 * fmean(each[step] for each in at)) for step in shared)
 
 
 def count_lines(path: Path) -> int:

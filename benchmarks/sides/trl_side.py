@@ -8,6 +8,7 @@ choices that only this side has: how replies are written, how rows are laid out,
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +25,7 @@ WRITING: dict[str, dict[str, Any]] = {
     "plain": {},
     "static": {"cache_implementation": "static"},
     "paged": {"use_transformers_continuous_batching": True},
+    "vllm": {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False, "padding_free": False},
@@ -81,12 +83,18 @@ def policy_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
         watch.count("trained", sum(len(each) for each in completion_ids))
         return [sum(token % 2 == 0 for token in each) / max(1, len(each)) for each in completion_ids]
 
+    writing = peer_choice(job, "writing", "plain")
+    endless: dict[str, Any] = {"min_new_tokens": reply_tokens}
+    longest: dict[str, Any] = {}
+    if writing == "vllm":
+        endless, longest = {"ignore_eos": True}, {"vllm_max_model_length": prompt_tokens + reply_tokens + 16}
     settings = trl.GRPOConfig(
         **common_settings(job, folder, num_prompts * group_size // job["batch_rows"]),
-        **WRITING[peer_choice(job, "writing", "plain")],
+        **WRITING[writing],
+        **longest,
         num_generations=group_size,
         max_completion_length=reply_tokens,
-        generation_kwargs={"min_new_tokens": reply_tokens},
+        generation_kwargs=endless,
         temperature=1.0,
         beta=0.0,
         num_iterations=1,
@@ -153,6 +161,9 @@ TRAINERS = {"grpo": policy_trainer, "sft": supervised_trainer, "dpo": pair_train
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
+    # where vLLM writes the completions, it lives in this process and needs no kernels of other packages
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM"):
+        os.environ.setdefault(name, "0")
     torch.set_num_threads(job["threads"])
     watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), job.get("device", "cpu"))
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as folder:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +93,49 @@ def operations_and_rate(job: dict[str, Any], trainer: Any) -> dict[str, float]:
     }
 
 
+def write_rollouts(job: dict[str, Any], answer: Path) -> None:
+    """Completions alone, of each case: tokens per second, and by which path they were written."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from bench_models import SHAPES, random_machine
+    from gpu_step import written
+
+    from whet.bench.benchmark import random_prompts
+    from whet.build.runtime import decode_facts
+    from whet.report.speed import RolloutShape
+    from whet.rollout.torch_engine import TorchEngine
+    from whet.types import Sampling
+
+    machine = random_machine(*SHAPES[job["shape_of"]], torch.device(device_of(job)), job["precision"])
+    Path(job["ready"]).touch()
+    while not Path(job["turn"]).exists():
+        time.sleep(0.05)
+    found: dict[str, Any] = {"cases": {}, **machine.facts}
+    for case in job["cases"]:
+        count, tokens = case["sequences"] // case["group_size"], case["completion_tokens"]
+        shape = RolloutShape(count, case["group_size"], case["prompt_tokens"], tokens)
+        stream = torch.Generator().manual_seed(job["seed"])
+        ends = torch.randperm(machine.policy.vocabulary, generator=stream)[: case.get("ends", 0)].tolist()
+        loaded = machine.loaded
+        engine = TorchEngine(machine.policy, loaded.tokenizer, ends, context=loaded.context)
+        try:
+            samples, seconds, _ = written(machine, engine, shape)
+            written_tokens = sum(each.num_actions for each in samples)
+            record = {"tokens_per_s": written_tokens / seconds, "seconds": seconds, "tokens": written_tokens}
+            path = decode_facts(replace(machine, engine=engine), Sampling(tokens), random_prompts(machine, shape, 0))
+            found["cases"][case["name"]] = {"with_logp": {**record, **path}}
+        except Exception as error:
+            found["cases"][case["name"]] = {"with_logp": {"error": f"{type(error).__name__}: {error}"[:500]}}
+        answer.write_text(json.dumps(found))
+
+
 TRAINERS = {"grpo": policy_trainer, "sft": sft_trainer, "dpo": pair_trainer, "rm": pair_trainer}
 
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
+    if job["kind"] == "rollout":
+        write_rollouts(job, Path(sys.argv[2]))
+        return
     watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), device_of(job))
     trainer = TRAINERS[job["kind"]](job)
     number = 0

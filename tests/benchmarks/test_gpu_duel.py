@@ -100,4 +100,5 @@ def test_whet_runs_every_part(tmp_path):
         "sft",
         "dpo",
         "rm",
+        "rollout",
     ]

@@ -9,9 +9,9 @@ A page holds a template in a comment, which no reader sees, and below it what th
     <!-- results: end -->
 
 {FILE/KEY/KEY:FORMAT} is a value of results/FILE.json in Python's format language, {FILE/@} says where it is from. A
-line with {FILE/KEY/*} is repeated for every key there. `python tests/docs/generated_tables.py` writes all pages anew. A
-line that names a file of LATER is left out while the file is missing, and the command says so; any other missing name
-is an error.
+line with {FILE/KEY/*} is repeated for every key there. {?FILE/KEY} is "-" where a part of a measurement failed.
+`python tests/docs/generated_tables.py` writes all pages anew. A line that names a file of LATER is left out while the
+file is missing, and the command says so; any other missing name is an error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 # measured on a GPU, or taking long: a page may name them before they are there
-LATER = ("gpu_", "real_", "every_method", "reward_hacking", "grpo_step_cpu")
+LATER = ("gpu_", "real_", "soak", "every_method", "grpo_step_cpu")
 BLOCK = re.compile(
     r"^(?P<open>[ ]*<!-- results\n(?P<template>.*?)\n[ ]*-->\n)(?P<shown>.*?)(?P<close>^[ ]*<!-- results: end -->)$",
     re.S | re.M,
 )
-REFERENCE = re.compile(r"\{([\w.-]+)/([^{}:]+)(?::([^{}]*))?\}")
+REFERENCE = re.compile(r"\{(\??)([\w.-]+)/([^{}:]+)(?::([^{}]*))?\}")
 Load = Callable[[str], Mapping[str, Any] | None]
 
 
@@ -59,7 +59,7 @@ def shown_lines(template: str, load: Load) -> list[str]:
     found: list[str] = []
     is_numbered, is_shown = False, False
     for line in template.splitlines():
-        names = [match[1] for match in REFERENCE.finditer(line)]
+        names = [match[2] for match in REFERENCE.finditer(line)]
         is_numbered = is_numbered or bool(names)
         if missing(names, load):
             continue
@@ -80,24 +80,30 @@ def missing(names: list[str], load: Load) -> list[str]:
 def expanded(line: str, load: Load) -> list[str]:
     """The line with its values; one line a key where it holds a star."""
     for match in REFERENCE.finditer(line):
-        before, star, _ = match[2].partition("*")
+        before, star, _ = match[3].partition("*")
         if star:
-            keys = value_at(match[1], before.rstrip("/"), load)
+            keys = value_at(match[2], before.rstrip("/"), load)
             return [each for key in keys for each in expanded(with_key(line, str(key)), load)]
-    return [REFERENCE.sub(lambda match: shown(match[1], match[2], match[3] or "", load), line)]
+    return [REFERENCE.sub(lambda match: shown(match, load), line)]
 
 
 def with_key(line: str, key: str) -> str:
     def filled(match: re.Match[str]) -> str:
-        return key if match[2].endswith("*") else match[0].replace("*", key)
+        return key if match[3].endswith("*") else match[0].replace("*", key)
 
     return REFERENCE.sub(filled, line)
 
 
-def shown(name: str, path: str, form: str, load: Load) -> str:
+def shown(match: re.Match[str], load: Load) -> str:
+    optional, name, path, form = match.groups(default="")
     if path == "@":
         return origin(name, load)
-    value = value_at(name, path, load)
+    try:
+        value = value_at(name, path, load)
+    except UnknownResult:
+        if optional:
+            return "-"
+        raise
     try:
         return format(value, form)
     except (ValueError, TypeError) as error:
@@ -141,7 +147,7 @@ def pages() -> list[Path]:
 
 def left_out(text: str, load: Load = load_results) -> list[str]:
     """Names of LATER that a page waits for."""
-    found = [match[1] for block in BLOCK.finditer(text) for match in REFERENCE.finditer(block["template"])]
+    found = [match[2] for block in BLOCK.finditer(text) for match in REFERENCE.finditer(block["template"])]
     return sorted(set(missing(found, load)))
 
 

@@ -123,6 +123,7 @@ def page_of(template, shown=""):
         ("|a|\n| {speed/step} |\n| {gpu_later/step} |", "|a|\n| 1.25 |\n"),
         ("|a|\n| {gpu_later/step} |", ""),  # a table without a row is not shown
         ("no number", "no number\n"),
+        ("{?speed/step} {?speed/sides/vllm/s:.1f}", "1.25 -\n"),
         (
             "{gpu_speed/@}",
             "`results/gpu_speed.json`: 2026-11-16, commit abc1234, 2 cores of an X, torch 2.13;"

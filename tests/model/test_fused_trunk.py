@@ -152,7 +152,7 @@ def test_the_copy_follows_a_fused_optimizer():
 
 REASONS = {
     "hook": "model.layers.1.mlp has a forward hook",
-    "dropout": "attention_dropout is 0.1",
+    "dropout": "model.layers.0.self_attn.attention_dropout is 0.1",
     "wrapped": "model.layers.0.mlp.up_proj is a Sequential, not a linear layer",
     "double": "the weights are float64, and models compute their norms in float32",
     "experts": "model.layers.0.mlp is a mixture of experts",
@@ -161,7 +161,7 @@ REASONS = {
     "activation": "the activation is gelu, not silu",
     "rotation": "the rotary embedding is of type dynamic, which depends on the length of the text",
     "gpt2": "gpt2: the trunk has no embed_tokens",
-    "gemma3": "the activation is None, not silu",
+    "gemma3": "the activation is gelu_pytorch_tanh, not silu",
 }
 
 
@@ -229,4 +229,4 @@ def test_a_norm_that_is_left_out_or_misplaced_is_found(monkeypatch):
     assert "layer 0 differs" in fused_refusal(lm)
     assert not isinstance(describe_blocks(lm), NotDescribed)
     with torch.no_grad():
-        assert "layer 0 differs" in _layers_refusal(lm, blocks_of(lm))
+        assert "layer 0 differs" in _layers_refusal(lm)

@@ -108,7 +108,7 @@ def test_one_command_runs_the_chain_and_goes_on(
         assert {"entropy", "sampler_gap", "completion_length", "reward", "seconds"} <= run["stages"][2].keys()
         assert {"rollout", "train", "all"} <= run["seconds"].keys()
     assert values["methods"].keys() == {"grpo", "rloo"}
-    assert "2 epochs, 1 seed" in (folder / "summary.md").read_text()
+    assert "| `grpo`, 2 epochs | " in (folder / "summary.md").read_text()
     assert "<svg" in (folder / "curve.svg").read_text()
 
     done = len(commands)
@@ -151,3 +151,12 @@ def test_the_interval_is_that_of_student(recipe: Recipe) -> None:
     half_width = recipe("word_problems").half_width
     assert half_width([0.2]) is None
     assert half_width([0.20, 0.22, 0.24]) == pytest.approx(4.303 * 0.02 / 3**0.5)
+
+
+def test_the_figure_of_the_readme_is_that_of_the_results(recipe: Recipe) -> None:
+    root = Path(__file__).resolve().parents[2]
+    results, figure = root / "results" / "real_word_problems.json", root / "docs" / "images" / "word-problems.svg"
+    if not results.is_file():
+        pytest.skip("results/real_word_problems.json: not measured yet")
+    values = json.loads(results.read_text())["values"]
+    assert figure.read_text() == recipe("word_problems").curve_svg(values)

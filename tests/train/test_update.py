@@ -224,7 +224,7 @@ def test_a_shared_prompt_is_computed_once_and_teaches_the_same(
     )
     found, _ = gradient(model, twins, name, micro_batch_tokens)
     seen = sizes[-1]
-    monkeypatch.setattr(shared_prefix_attention, "_CHECKED", {model.base_model: {CausalLM.dtype: False}})
+    monkeypatch.setattr(shared_prefix_attention, "_REFUSALS", {model.base_model: {CausalLM.dtype: "a test"}})
     padded, _ = gradient(model, twins, name)
     assert relative(found, padded) < 1e-10
     if micro_batch_tokens == 10_000:

@@ -17,6 +17,7 @@ from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.fused_trunk import fused_works
+from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
@@ -50,6 +51,7 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
+    noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
@@ -58,6 +60,8 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         **adapters,
         "device": f"{device}, {threads} thread{'s' if threads > 1 else ''} ({threads_why})",
         **({} if policy.recompute == "none" else {"recompute": policy.recompute}),
+        **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
+        **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
@@ -108,9 +112,11 @@ def sampling_from(section: SamplingSection) -> Sampling:
 
 def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:
     """How completions to these prompts are written, and why not faster."""
-    path_for = getattr(runtime.engine, "path_for", None)  # an engine of one's own need not have it
-    if path_for is None or not prompts:
+    if not prompts:
         return {}
+    path_for = getattr(runtime.engine, "path_for", None)
+    if path_for is None:  # an engine of one's own need not have it
+        return {"decode path": f"the engine {type(runtime.engine).__name__}, which does not say how it decodes"}
     return {"decode path": str(path_for(sampling, max(map(len, prompts))))}
 
 
@@ -118,7 +124,14 @@ def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampli
     """Tokens of each prompt; one that cannot fit with its completion is an error."""
     tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
     lengths = [len(each) for each in tokens]
-    check_context(prompts, lengths, max_new_tokens=sampling.max_new_tokens, context=runtime.loaded.context)
+    loaded = runtime.loaded
+    check_context(
+        prompts,
+        lengths,
+        max_new_tokens=sampling.max_new_tokens,
+        context=loaded.context,
+        reason=loaded.context_reason,
+    )
     return tokens
 
 

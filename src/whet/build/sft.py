@@ -49,6 +49,7 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
         [len(row.tokens) for row in encoded],
         max_new_tokens=0,
         context=loaded.context,
+        reason=loaded.context_reason,
     )
     batch = config.batch
     settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)

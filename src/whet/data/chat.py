@@ -74,10 +74,13 @@ def demonstration_tokens(
     return Encoded(whole, tuple(action))
 
 
-def check_context(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_new_tokens: int, context: int) -> None:
+def check_context(
+    prompts: Sequence[Prompt], lengths: Sequence[int], *, max_new_tokens: int, context: int, reason: str = ""
+) -> None:
     """Raise unless every prompt of `lengths` tokens leaves room for its completion in the model's context.
 
-    With `max_new_tokens` 0 the lengths are those of whole rows, completions included.
+    With `max_new_tokens` 0 the lengths are those of whole rows, completions included. `reason` says why the context is
+    what it is, where that is not obvious.
     """
     room = context - max_new_tokens
     too_long = [(length, prompt) for prompt, length in zip(prompts, lengths, strict=True) if length > room]
@@ -85,9 +88,10 @@ def check_context(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_new_
         return
     length, prompt = max(too_long, key=lambda pair: pair[0])
     others = f" (and {len(too_long) - 1} more)" if len(too_long) > 1 else ""
+    expected = f"expected at most the model's context of {context}" + (f" ({reason})" if reason else "")
     if not max_new_tokens:
         raise WhetError(
-            f"row {prompt.id!r}{others}: has {length} tokens; expected at most the model's context of {context}; "
+            f"row {prompt.id!r}{others}: has {length} tokens; {expected}; "
             "shorten or drop the row, or use a model with a longer context"
         )
     fix = "shorten or drop the prompt, or use a model with a longer context"
@@ -95,7 +99,7 @@ def check_context(prompts: Sequence[Prompt], lengths: Sequence[int], *, max_new_
         fix = f"lower max_new_tokens to {context - length}, {fix}"
     raise WhetError(
         f"prompt {prompt.id!r}{others}: {length} tokens and max_new_tokens {max_new_tokens} make "
-        f"{length + max_new_tokens}; expected at most the model's context of {context}; {fix}"
+        f"{length + max_new_tokens}; {expected}; {fix}"
     )
 
 

@@ -2,7 +2,8 @@
 
 `describe_blocks` is the one predicate. It finds the parts of a model by name and gives either the description or the
 reason why the model has none. A new family is one entry in `FAMILIES`, which says where its norms stand. A description
-is a claim: whoever computes from it compares its results with the model's own first.
+is a claim: whoever computes from it compares its results with the model's own first. `short_windows` and
+`far_position` let a trial of a few tokens show what happens beyond a window and at the end of the context.
 
     h = x + after_attention(o(attention(rotate(norm(q(n))), rotate(norm(k(n))), v(n))))    n = before_attention(x)
     y = h + after_mlp(down(silu(gate(m)) * up(m)))                                        m = before_mlp(h)
@@ -13,6 +14,8 @@ head or on all heads at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +26,9 @@ from whet.model.causal_lm import CausalLM
 from whet.model.lora import is_linear
 
 FIXED_ROTATIONS = frozenset(("default", "linear", "llama3", "yarn"))  # the others depend on the length of the text
+TRIAL_WINDOW = 4  # tokens: shorter than the rows of every trial
+WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "floor_scale")  # lengths past which a model changes
+FAR = 4096  # a position for trials of models that name no last one
 PRODUCTS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
 # settings of a config that change the scores or the residual stream in a way that no block here has
 UNKNOWN_SETTINGS = ("attn_logit_softcapping", "attention_chunk_size", "residual_multiplier", "embedding_multiplier")
@@ -143,7 +149,7 @@ class NotDescribed:
         return self.reason
 
 
-class _Other(ValueError):
+class OtherBlock(ValueError):
     """Something that no block has."""
 
 
@@ -152,7 +158,7 @@ def describe_blocks(lm: CausalLM) -> BlockStack | NotDescribed:
     try:
         _check(lm)
         return blocks_of(lm)
-    except _Other as other:
+    except OtherBlock as other:
         return NotDescribed(str(other))
 
 
@@ -193,42 +199,42 @@ def _check(lm: CausalLM) -> None:
     config, trunk = model.config, lm.trunk
     kind = getattr(config, "model_type", type(model).__name__)
     if lm.whole:
-        raise _Other(f"{kind}: the trunk cannot be told from the vocabulary head")
+        raise OtherBlock(f"{kind}: the trunk cannot be told from the vocabulary head")
     names = ("embed_tokens", "layers", "norm", "rotary_emb")
     missing = [name for name in names if not hasattr(trunk, name)]
     if missing:
-        raise _Other(f"{kind}: the trunk has no {missing[0]}")
+        raise OtherBlock(f"{kind}: the trunk has no {missing[0]}")
     _check_settings(config)
     hooked = [name for name, each in model.named_modules() if each._forward_hooks or each._forward_pre_hooks]
     if hooked:
-        raise _Other(f"{hooked[0] or 'the model'} has a forward hook")
+        raise OtherBlock(f"{hooked[0] or 'the model'} has a forward hook")
     parts: Any = trunk
     if type(parts.embed_tokens) is not nn.Embedding:
-        raise _Other(f"the embedding is a {type(parts.embed_tokens).__name__}")
+        raise OtherBlock(f"the embedding is a {type(parts.embed_tokens).__name__}")
     _check_norm("the last norm", parts.norm)
     head = _vocabulary_head(model)
     if head is not None and type(head) is not nn.Linear:
-        raise _Other(f"the vocabulary head is a {type(head).__name__}, not a linear layer")
+        raise OtherBlock(f"the vocabulary head is a {type(head).__name__}, not a linear layer")
     layer_windows(config, len(parts.layers))
     for number, layer in enumerate(parts.layers):
         _check_block(f"model.layers.{number}", layer, FAMILIES.get(kind, LLAMA))
 
 
 def _check_settings(config: Any) -> None:
-    activation = getattr(config, "hidden_act", None)
+    activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
     if activation != "silu":
-        raise _Other(f"the activation is {activation}, not silu")
+        raise OtherBlock(f"the activation is {activation}, not silu")
     rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotation not in FIXED_ROTATIONS:
-        raise _Other(f"the rotary embedding is of type {rotation}, which depends on the length of the text")
-    if getattr(config, "attention_dropout", 0.0):
-        raise _Other(f"attention_dropout is {config.attention_dropout}")
+        raise OtherBlock(f"the rotary embedding is of type {rotation}, which depends on the length of the text")
+    if beta := (getattr(config, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
+        raise OtherBlock(f"queries are scaled by their position (llama_4_scaling_beta is {beta})")
     for name in UNKNOWN_SETTINGS:
         if getattr(config, name, None) not in (None, 1.0):
-            raise _Other(f"{name} is {getattr(config, name)}")
+            raise OtherBlock(f"{name} is {getattr(config, name)}")
     for name in ("rms_norm_eps", "num_key_value_heads", "num_attention_heads", "hidden_size"):
         if not isinstance(getattr(config, name, None), int | float):
-            raise _Other(f"the config has no {name}")
+            raise OtherBlock(f"the config has no {name}")
 
 
 def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
@@ -240,8 +246,35 @@ def layer_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if getattr(config, "attention_chunk_size", None) or unknown:
-        raise _Other(f"the config names a kind of attention that is neither full nor a sliding window: {unknown}")
+        kinds_named = ", ".join(sorted(unknown)) or "chunked_attention"
+        raise OtherBlock(f"the config names attention that is neither full nor a sliding window: {kinds_named}")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+@contextmanager
+def short_windows(lm: CausalLM) -> Iterator[None]:
+    """Inside, windows, chunks and steps of a query scale are `TRIAL_WINDOW` tokens: short rows show what they do."""
+    modules: list[Any] = list(lm.model.modules())
+    configs = {id(each): each for module in modules if (each := getattr(module, "config", None)) is not None}
+    shortened = [
+        (vars(owner), name, vars(owner)[name])
+        for owner in (*modules, *configs.values())
+        for name in WINDOW_SETTINGS
+        if isinstance(vars(owner).get(name), int | float)
+    ]
+    try:
+        for values, name, window in shortened:
+            values[name] = min(window, TRIAL_WINDOW)
+        yield
+    finally:
+        for values, name, window in shortened:
+            values[name] = window
+
+
+def far_position(lm: CausalLM, length: int) -> int:
+    """Where a row of so many tokens begins that ends with the last position of the model's context."""
+    last = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)  # type: ignore[union-attr,operator]
+    return max(last - length, 0) if isinstance(last, int) else FAR
 
 
 def _check_block(path: str, layer: Any, family: BlockFamily) -> None:
@@ -249,12 +282,14 @@ def _check_block(path: str, layer: Any, family: BlockFamily) -> None:
     attention, mlp = layer.self_attn, layer.mlp
     normed = {"q_norm", "k_norm"} if hasattr(attention, "q_norm") else set()
     _check_parts(f"{path}.self_attn", attention, {*PRODUCTS["self_attn"], *normed})
+    if dropout := getattr(attention, "attention_dropout", 0.0):
+        raise OtherBlock(f"{path}.self_attn.attention_dropout is {dropout}")
     _check_parts(f"{path}.mlp", mlp, set(PRODUCTS["mlp"]), optional={"act_fn"})
     for part, names in PRODUCTS.items():
         for name in names:
             module = getattr(getattr(layer, part), name)
             if not is_linear(module):
-                raise _Other(f"{path}.{part}.{name} is a {type(module).__name__}, not a linear layer")
+                raise OtherBlock(f"{path}.{part}.{name} is a {type(module).__name__}, not a linear layer")
     for name in family.norms:
         _check_norm(f"{path}.{name}", getattr(layer, name))
     for name in normed:
@@ -289,19 +324,19 @@ def _block(layer: Any, family: BlockFamily, window: int | None) -> Block:
 def _check_parts(path: str, module: nn.Module, expected: set[str], optional: set[str] | None = None) -> None:
     parts = {name for name, _ in module.named_children()} - (optional or set())
     if path.endswith(".mlp") and parts & {"experts", "router"}:
-        raise _Other(f"{path} is a mixture of experts")
+        raise OtherBlock(f"{path} is a mixture of experts")
     if more := sorted(parts - expected):
-        raise _Other(f"{path} has a part of its own: {more[0]}")
+        raise OtherBlock(f"{path} has a part of its own: {more[0]}")
     if less := sorted(expected - parts):
-        raise _Other(f"{path} has no {less[0]}")
+        raise OtherBlock(f"{path} has no {less[0]}")
 
 
 def _check_norm(path: str, module: nn.Module) -> None:
     name = type(module).__name__
     if "RMSNorm" not in name:
-        raise _Other(f"{path} is a {name}, not an RMS norm")
+        raise OtherBlock(f"{path} is a {name}, not an RMS norm")
     if {each for each, _ in module.named_parameters()} != {"weight"}:
-        raise _Other(f"{path} is a {name} with other parameters than a weight")
+        raise OtherBlock(f"{path} is a {name} with other parameters than a weight")
 
 
 def has_bias(layer: nn.Linear) -> bool:

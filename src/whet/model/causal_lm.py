@@ -45,7 +45,7 @@ class CausalLM:
         if position_ids is not None and self.takes_positions:
             extra["position_ids"] = position_ids
         if cache is not None:
-            extra["past_key_values"] = cache
+            extra[_cache_argument(self.trunk)] = cache
         with self._precision():
             output = self.trunk(input_ids=tokens, attention_mask=attention_mask, use_cache=cache is not None, **extra)
         return output.logits if self.whole else output.last_hidden_state
@@ -86,6 +86,11 @@ def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompu
 
 def _identity(logits: Tensor) -> Tensor:
     return logits
+
+
+def _cache_argument(trunk: nn.Module) -> str:
+    """What a forward calls its cache; models without attention have a name of their own for it."""
+    return "cache_params" if "cache_params" in inspect.signature(trunk.forward).parameters else "past_key_values"
 
 
 def takes_positions(module: nn.Module) -> bool:

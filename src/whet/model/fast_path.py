@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.model.causal_lm import CausalLM
 from whet.model.fused_trunk import fused_refusal
-from whet.model.shared_prefix_attention import shared_prefix_works
+from whet.model.shared_prefix_attention import shared_prefix_refusal
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ def fast_path(lm: CausalLM) -> FastPath:
     refusal = fused_refusal(lm)
     if not refusal:
         return FastPath("fused layers")
-    if shared_prefix_works(lm):
+    if not (unpacked := shared_prefix_refusal(lm)):
         return FastPath("the model's own layers, shared prompts computed once", refusal)
-    return FastPath("the model's own layers on padded rows", refusal)
+    return FastPath("the model's own layers on padded rows", f"{refusal}; not packed: {unpacked}")

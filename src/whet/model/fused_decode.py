@@ -14,9 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.model.block import Block, BlockStack, NotDescribed, describe_blocks, has_bias, norm_weight
+from whet.model.block import (
+    Block,
+    BlockStack,
+    NotDescribed,
+    blocks_of,
+    describe_blocks,
+    has_bias,
+    norm_weight,
+    short_windows,
+)
 from whet.model.decode_state import BatchShape, DecodeState
-from whet.model.hooked_decode import HookedDecoder, disagreement
+from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.ring_decode import RingDecoder
 
 Product = Callable[[Tensor], Tensor]
@@ -99,6 +108,7 @@ class FusedDecoder(HookedDecoder):
 
     def state(self, shape: BatchShape) -> DecodeState:
         positions = torch.arange(shape.prompt_width + shape.completion_width, device=self.lm.device)
+        positions += self.first_position
         cosine, sine = self._stack.rotation(positions)
         # the half that a rotation subtracts carries its sign here; [positions, 2, 1, 2 halves, half a head]
         halves = torch.stack([cosine, sine], 1).unflatten(-1, (1, 2, -1))
@@ -152,9 +162,11 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
         return stack
     if stack.head is None:
         return NotDescribed("the model has no vocabulary head")
+    with short_windows(base.lm):
+        trial = FusedDecoder(HookedDecoder(base.lm, attention_shape(base.lm)), blocks_of(base.lm))
+        if gap := disagreement(trial):
+            return NotDescribed(f"the written-out step: {gap}")
     decoder = FusedDecoder(base, stack)
-    if gap := disagreement(decoder):
-        return NotDescribed(f"the written-out step: {gap}")
     if not RingDecoder.refusal(base, stack) and not disagreement(by_row := RingDecoder(base, stack)):
         decoder.use(by_row)
     return decoder

@@ -28,21 +28,32 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from whet.model.adapter_copies import NO_FACTORS, BlockFactors, GroupFactors, block_factors
-from whet.model.block import Block, BlockStack, NotDescribed, blocks_of, describe_blocks, norm_weight
+from whet.model.block import (
+    Block,
+    BlockStack,
+    NotDescribed,
+    blocks_of,
+    describe_blocks,
+    far_position,
+    norm_weight,
+    short_windows,
+)
 from whet.model.causal_lm import CausalLM
 from whet.model.fused_weights import FusedBlock, fused_weights
 from whet.model.layer_ops import NormGrad, Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
 from whet.model.lora import layer_factors
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
-from whet.model.shared_prefix_attention import AttentionOptions, attended, trial_rows
+from whet.model.shared_prefix_attention import (
+    HALF_TOLERANCE,
+    STATES_TOLERANCE,
+    AttentionOptions,
+    attended,
+    layer_agrees,
+    trial_rows,
+)
 
 Keep = Callable[[int, Tensor, Tensor], None]  # number of a layer, its keys and values [S, K, D]
-
-# A layer alone, on the model's own input. Rounding is a few 1e-6 at any width; a mistake is 1e-3 and more.
-LAYER_TOLERANCE = 5e-5
-STATES_TOLERANCE = 3e-4  # of the whole trunk: rounding grows with depth, to 1.2e-5 in a model of 7B weights
-HALF_TOLERANCE = 5e-2  # of the whole trunk in half precision
 
 _REFUSALS: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = weakref.WeakKeyDictionary()
 
@@ -169,7 +180,7 @@ def _refusal(lm: CausalLM) -> str:
     try:
         if weights == torch.float32:  # half precision is too coarse to show a small mistake
             single = replace(lm, dtype=torch.float32)
-            if refusal := _layers_refusal(single, stack) or _states_refusal(single, STATES_TOLERANCE):
+            if refusal := _layers_refusal(single) or _states_refusal(single, STATES_TOLERANCE):
                 return refusal
         exact = weights == torch.float32 and lm.dtype.itemsize >= 4
         return "" if exact else _states_refusal(lm, HALF_TOLERANCE)
@@ -191,20 +202,31 @@ def _states_refusal(lm: CausalLM, tolerance: float) -> str:
     return "" if gap <= tolerance else f"the written-out states differ from the model's own by {gap:.1e} in {lm.dtype}"
 
 
-def _layers_refusal(lm: CausalLM, stack: BlockStack) -> str:
-    """Each layer on the input that the model gives it: a mistake shows in full, rounding has no depth to grow in."""
+def _layers_refusal(lm: CausalLM) -> str:
+    """Each layer on the input that the model gives it: a mistake shows in full, rounding has no depth to grow in.
+
+    The rows end with the last position of the context, and windows are shorter than they are.
+    """
     tokens, _, batch = _trial(lm)
     source = batch.sources(tokens.shape[1])
+    start = far_position(lm, tokens.shape[1])
+    batch = replace(batch, position_ids=batch.position_ids + start)
+    positions = torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    with short_windows(lm):
+        return _layers_gap(lm, blocks_of(lm), (tokens, positions), batch, source)
+
+
+def _layers_gap(
+    lm: CausalLM, stack: BlockStack, rows: tuple[Tensor, Tensor], batch: SharedPrefixBatch, source: Tensor
+) -> str:
     with _layer_values(stack) as values:
-        lm.hidden(tokens)
+        lm.hidden(rows[0], position_ids=rows[1])
     for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
         before, after = (each.flatten(0, 1)[source] for each in values[number])
         x, y = _run_layer((before, None), block, plan, False)
-        error = ((x if y is None else x + y) - after).abs().amax(-1)
-        # what the layer adds is what can be wrong; adding it to a large residual stream rounds
-        allowed = LAYER_TOLERANCE * (after - before).abs().amax(-1).median() + 1e-6 * after.abs().amax(-1)
-        if not bool((error <= allowed).all()):
-            worst = float((error / (after - before).abs().amax(-1).median()).max())
+        found = x if y is None else x + y
+        if not layer_agrees(before, found, after):
+            worst = float((found - after).abs().max() / (after - before).abs().amax(-1).median())
             return f"the written-out layer {number} differs from the model's own by {worst:.1e}"
     return ""
 

@@ -8,6 +8,7 @@ the second time. All graphs share one pool of memory, and add to the same gradie
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from whet.model.causal_lm import CausalLM
 from whet.model.fused_trunk import fused_states, fused_works, refresh_copies
 from whet.model.fused_weights import is_current, unchanged_weights
 from whet.model.head import VocabularyHead, chunked_logp
+from whet.model.pretrained import first_line
 from whet.model.ragged_attention import ragged_kernels
 from whet.model.shared_prefix import Segments, SharedPrefixBatch, shared_prefix_batch, to_device
 
@@ -85,6 +87,7 @@ class GraphedPasses:
         self._passes: dict[_Shape, _Pass] = {}
         self._seen: Counter[_Shape] = Counter()
         self._replays = 0
+        self._failed = False
 
     def is_of(self, lm: CausalLM) -> bool:
         """False where other parameters learn than those the graphs were made for."""
@@ -100,7 +103,7 @@ class GraphedPasses:
         the backward pass of logp, which must come before the next call.
         """
         batch = shared_prefix_batch(tokens, action)
-        if batch is None or batch.size * self._num_weights > MOST_WORK:
+        if batch is None or self._failed or batch.size * self._num_weights > MOST_WORK:
             return None
         targets = tokens[:, 1:][action[:, 1:]]
         shape, inputs = _padded(lm, batch, targets, temperature, coefficient is not None)
@@ -109,7 +112,12 @@ class GraphedPasses:
             if self._seen[shape] < SEEN:
                 return None
             self._keep_gradients()
-            self._capture(lm, shape, inputs)
+            try:
+                self._capture(lm, shape, inputs)
+            except RuntimeError as error:  # the pass without a graph is right too, only slower
+                self._failed = True
+                warnings.warn(f"no CUDA graphs of training passes: {first_line(error)}", stacklevel=2)
+                return None
         found = self._passes[shape]
         self._keep_gradients()
         refresh_copies(lm)

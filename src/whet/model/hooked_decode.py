@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.model.block import NotDescribed, layer_windows
+from whet.model.block import NotDescribed, OtherBlock, far_position, layer_windows, short_windows
 from whet.model.causal_lm import CausalLM
 from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
 
@@ -44,14 +44,22 @@ class _AttentionProbe:
     dtype: torch.dtype = torch.float32
 
     def note(self, module: Any, query: Tensor, kv: tuple[Tensor, Tensor], options: dict[str, Any]) -> None:
-        odd = [name for name, value in options.items() if name not in HARMLESS and value not in (None, False)]
+        odd = [name for name, value in options.items() if name not in HARMLESS and _is_set(value)]
         number = getattr(module, "layer_idx", None)
-        if odd or number is None or number in self.layers or kv[0].shape != kv[1].shape:
-            raise UnknownAttention(f"layer {number}: {odd}")
+        if odd:
+            raise UnknownAttention(f"attention with {', '.join(odd)}")
+        if number is None or number in self.layers:
+            raise UnknownAttention("layers of attention that cannot be told apart")
+        if kv[0].shape != kv[1].shape:
+            raise UnknownAttention("keys and values of different sizes")
         if options.get("is_causal", True) is False or query.shape[1] % kv[0].shape[1]:
             raise UnknownAttention(f"layer {number} is not a causal attention over whole groups of heads")
         self.layers[number] = (kv[0].shape[1], kv[0].shape[3], options.get("sliding_window"))
         self.dtype = kv[0].dtype
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, Tensor) or value not in (None, False)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class HookedDecoder:
     """Prefill and decode step of one model, whose own modules do everything but the attention."""
 
     inference = False  # whether everything it calls may run in torch's inference mode
+    first_position = 0  # of every prompt; a trial begins elsewhere
 
     def __init__(self, lm: CausalLM, attended: AttentionShape) -> None:
         self.lm, self.attended = lm, attended
@@ -107,7 +116,7 @@ class HookedDecoder:
         """Read prompts [P, L], padded on the right, into their slots."""
         device = state.device
         length, slot = torch.tensor(lengths, device=device), torch.tensor(slots, device=device)
-        positions = torch.arange(tokens.shape[1], device=device)[None].expand(tokens.shape)
+        positions = (torch.arange(tokens.shape[1], device=device) + self.first_position)[None].expand(tokens.shape)
         state.filling = slot
         with _doing(_Prefill(state)):
             hidden = self.lm.hidden(tokens.to(device), None, positions)
@@ -122,7 +131,7 @@ class HookedDecoder:
         """Read one token per row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""
         state.begin_step()
         with _doing(state):
-            hidden = self.lm.hidden(tokens[:, None], None, state.positions[:, None])
+            hidden = self.lm.hidden(tokens[:, None], None, (state.positions + self.first_position)[:, None])
         return self.lm.logits(hidden[:, -1])
 
 
@@ -132,11 +141,14 @@ def hooked_decoder(lm: CausalLM) -> HookedDecoder | NotDescribed:
     if not lm.takes_positions:
         return NotDescribed("the model takes no position_ids")
     try:
-        decoder = HookedDecoder(lm, attention_shape(lm))
-        gap = disagreement(decoder)
-        return NotDescribed(gap) if gap else decoder
-    except (UnknownAttention, AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        return NotDescribed(f"{type(error).__name__}: {error}")
+        with short_windows(lm):
+            gap = disagreement(HookedDecoder(lm, attention_shape(lm)))
+        return NotDescribed(gap) if gap else HookedDecoder(lm, attention_shape(lm))
+    except (UnknownAttention, OtherBlock) as other:
+        return NotDescribed(str(other))
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        # whatever a model stumbles over on whet's buffers, its own cache is still there
+        return NotDescribed(f"whet's buffers do not suit it, {type(error).__name__}: {error}")
 
 
 def attention_shape(lm: CausalLM) -> AttentionShape:
@@ -145,9 +157,11 @@ def attention_shape(lm: CausalLM) -> AttentionShape:
     tokens = torch.arange(1, 4, device=lm.device)[None] % lm.vocabulary
     with _attention(_configs(lm.trunk)), _doing(seen):
         lm.hidden(tokens, None, torch.arange(3, device=lm.device)[None])
+    if set(seen.layers) != set(range(len(seen.layers))):
+        raise UnknownAttention("some layers have no attention")
     layers = [seen.layers[number] for number in range(len(seen.layers))]
     if not layers or len({(heads, size) for heads, size, _ in layers}) != 1:
-        raise UnknownAttention("the layers have keys of different shapes")
+        raise UnknownAttention("layers with keys of different shapes, or none that call transformers' attention")
     windows = tuple(window for _, _, window in layers)
     # a check against short tries: a window that only a mask knows of would show in long completions alone
     if windows != layer_windows(lm.model.config, len(layers)):
@@ -157,8 +171,19 @@ def attention_shape(lm: CausalLM) -> AttentionShape:
 
 
 def disagreement(decoder: HookedDecoder) -> str:
-    """How two prompts of different length, three completions of three tokens, miss the model's own logits; or empty."""
+    """How two prompts of different length, three completions of three tokens, miss the model's own logits; or empty.
+
+    The rows end with the last position of the context. Within `short_windows` they are longer than every window.
+    """
     lm, device = decoder.lm, decoder.lm.device
+    decoder.first_position = far_position(lm, 8)
+    try:
+        return _disagreement(decoder, lm, device)
+    finally:
+        decoder.first_position = 0
+
+
+def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device) -> str:
     tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % lm.vocabulary
     lengths, slots = (5, 3), (0, 0, 1)
     tokens[1, :5] = tokens[0, :5]
@@ -179,7 +204,8 @@ def disagreement(decoder: HookedDecoder) -> str:
     worst = 0.0
     for row, slot in enumerate(slots):
         start = lengths[slot]
-        hidden = lm.hidden(tokens[row : row + 1, : start + 3])
+        positions = decoder.first_position + torch.arange(start + 3, device=device)[None]
+        hidden = lm.hidden(tokens[row : row + 1, : start + 3], None, positions)
         theirs = lm.logits(hidden[0, start - 1 :])
         mine = torch.stack([logits[row] for logits in ours])
         gap = float((mine - theirs).abs().max() / theirs.abs().max())

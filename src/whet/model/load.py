@@ -42,6 +42,7 @@ class LoadedModel:
     source: str  # the folder or hub id the weights came from
     end_tokens: tuple[int, ...]  # any of them ends a completion
     context: int  # the most tokens of prompt and completion together
+    context_reason: str = ""  # why it is shorter than the config's; empty where it is not
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> LoadedModel:
@@ -60,7 +61,15 @@ def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     fix_generation_config(model, tokenizer)
     # whet checks lengths itself, with the prompt's name; the tokenizer's own warning would come without one
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    return LoadedModel(model, tokenizer, source, end_tokens(model, tokenizer), context_length(model.config))
+    ends, context, fixed = (
+        end_tokens(model, tokenizer),
+        context_length(model.config),
+        fixed_rotation_length(model.config),
+    )
+    if fixed is None or fixed >= context:
+        return LoadedModel(model, tokenizer, source, ends, context)
+    reason = f"longrope: a longer row would turn all rows of its batch by other angles; the config's {context}"
+    return LoadedModel(model, tokenizer, source, ends, fixed, reason)
 
 
 def builtin_models() -> tuple[str, ...]:
@@ -182,12 +191,15 @@ def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrain
 
 
 def switch_off_dropout(model: nn.Module) -> None:
-    """No dropout in train mode either: the policy that learns must be the policy that wrote the samples."""
+    """No dropout in train mode either: the policy that learns must be the policy that wrote the samples.
+
+    Other noise is found and switched off before training (`whet.model.train_noise`).
+    """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         for name, value in vars(module).items():
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            if isinstance(value, float) and ("dropout" in name or "layerdrop" in name or name.endswith("pdrop")):
                 setattr(module, name, 0.0)
 
 
@@ -247,6 +259,23 @@ def context_length(config: Any) -> int:
             if isinstance(value, int) and value > 0:
                 return value
     return UNKNOWN_CONTEXT
+
+
+def fixed_rotation_length(config: Any) -> int | None:
+    """Up to which length a row's rotary embedding is the same whatever it is packed with; None: at any length.
+
+    longrope takes other factors for a whole batch as soon as one row of it passes this length. (Dynamic scaling
+    begins where the context ends.)
+    """
+    text = config.get_text_config()
+    settings = getattr(text, "rope_parameters", None) or {}
+    per_layer = [each for each in settings.values() if isinstance(each, dict)]
+    lengths = [
+        each.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        for each in (per_layer or [settings])
+        if each.get("rope_type") == "longrope"
+    ]
+    return min((int(each) for each in lengths if each), default=None)
 
 
 def device_choice(name: str = "auto") -> torch.device:

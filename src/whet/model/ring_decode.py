@@ -201,7 +201,8 @@ class RingDecoder(HookedDecoder):
         return copies <= LARGEST_COPIES and all(window is None or window >= width for window in self.attended.windows)
 
     def state(self, shape: BatchShape) -> RingState:
-        cosine, sine = self._stack.rotation(torch.arange(shape.prompt_width + shape.completion_width))
+        positions = torch.arange(shape.prompt_width + shape.completion_width) + self.first_position
+        cosine, sine = self._stack.rotation(positions)
         half = self.attended.head_size // 2
         self._rotation = torch.complex(cosine[:, :half], sine[:, :half])
         return RingState(shape, self.attended, self._stack.sizes.width, self.lm.device)

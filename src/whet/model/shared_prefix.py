@@ -120,6 +120,17 @@ class SharedPrefixBatch:
         ]
         return to_device(torch.from_numpy(np.concatenate(spans)), self.tokens.device)
 
+    def places(self, rows: int, width: int) -> Tensor:
+        """int64 [rows, width]: the packed position of each token of the rows; 0 for those that are left out."""
+        place = np.zeros((rows, width), np.int64)
+        for root in self.roots:
+            for row in root.rows:
+                place[row, : root.length] = np.arange(root.start, root.start + root.length)
+            for completion in root.completions:
+                inside = np.arange(completion.length)
+                place[completion.row, completion.first + inside] = completion.start + inside
+        return to_device(torch.from_numpy(place), self.tokens.device)
+
     @cached_property
     def layout(self) -> PaddedLayout:
         """Made when it is first asked for: ragged kernels do without."""

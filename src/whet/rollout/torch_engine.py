@@ -22,11 +22,9 @@ from whet.model.fused_decode import fused_decoder
 from whet.model.hooked_decode import HookedDecoder, hooked_decoder
 from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
-from whet.rollout.own_cache import OwnCacheBackend
+from whet.rollout.own_cache import OWN_CACHE, OwnCacheBackend, OwnForward, own_forward
 from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
 from whet.types import Request, Sample, Sampling, Support, WhetError
-
-OWN_CACHE = "the model's own forward and cache"
 
 
 class TorchEngine:
@@ -55,7 +53,9 @@ class TorchEngine:
         self._decoder: HookedDecoder | None = None
         self._graphs: GraphBackend | None = None
         self._kind_without_graphs = OWN_CACHE
-        self._path = None if fast else FastPath(OWN_CACHE, "fast=False")
+        self._own_forward: OwnForward | None = None
+        self._fast = fast
+        self._path: FastPath | None = None
 
     @property
     def uses_graphs(self) -> bool:
@@ -82,6 +82,8 @@ class TorchEngine:
         return FastPath(self._kind_without_graphs, reason) if reason else path
 
     def _choose_path(self) -> FastPath:
+        if not self._fast:
+            return self._own_path("fast=False")
         graphs = graph_backend(self._lm, self._stop, self._context)
         hooked = hooked_decoder(self._lm)
         fused = hooked if isinstance(hooked, NotDescribed) else fused_decoder(hooked)
@@ -89,13 +91,18 @@ class TorchEngine:
         if not isinstance(hooked, NotDescribed):
             self._decoder = hooked if isinstance(fused, NotDescribed) else fused
         if isinstance(hooked, NotDescribed):
-            path = FastPath(OWN_CACHE, str(hooked))
+            path = self._own_path(str(hooked))
         elif isinstance(fused, NotDescribed):
             path = FastPath("the model's own layers on whet's buffers", str(fused))
         else:
             path = FastPath("fused decoder", str(graphs) if self._lm.device.type == "cuda" else "")
         self._kind_without_graphs = path.kind
         return path if self._graphs is None else FastPath("CUDA graphs")
+
+    def _own_path(self, reason: str) -> FastPath:
+        """Through the model's own forward, as far as its cache goes."""
+        self._own_forward = own_forward(self._lm)
+        return FastPath(self._own_forward.kind, "; ".join(each for each in (reason, self._own_forward.reason) if each))
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         self._version = version
@@ -123,12 +130,23 @@ class TorchEngine:
         self.decode_path  # noqa: B018  tried out once
         if self._graphs is not None and not self._graphs.refusal(longest_prompt, sampling):
             return self._graphs.generate(requests, sampling, self._rows_per_batch)
-        job = decode_job(requests, sampling, self._stop)
         if self._decoder is None:
-            return DecodeScheduler(OwnCacheBackend(self._lm, job, self._rows_per_batch), job).run()
+            return self._own_completions(requests, sampling)
+        job = decode_job(requests, sampling, self._stop)
         # inference_mode(False) would switch gradients on again
         with torch.inference_mode() if self._decoder.inference else nullcontext():
             return DecodeScheduler(BufferBackend(self._decoder, job, self._rows_per_batch), job).run()
+
+    def _own_completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
+        own = self._own_forward or OwnForward()
+        lengths = [0 if own.mixes_lengths else len(request.tokens) for request in requests]
+        groups = [[number for number, each in enumerate(lengths) if each == length] for length in sorted(set(lengths))]
+        parts = []
+        for numbers in groups:
+            job = decode_job([requests[number] for number in numbers], sampling, self._stop)
+            backend = OwnCacheBackend(self._lm, job, self._rows_per_batch, own.reader)
+            parts.append(DecodeScheduler(backend, job).run())
+        return parts[0] if len(parts) == 1 else _joined(parts, groups)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
@@ -148,3 +166,21 @@ class TorchEngine:
             if kept
             else None,
         )
+
+
+def _joined(parts: Sequence[Completions], groups: Sequence[Sequence[int]]) -> Completions:
+    """Completions of parts of the requests, each in the place of its request."""
+    place = [number for numbers in groups for number in numbers]
+    order = sorted(range(len(place)), key=place.__getitem__)
+
+    def ordered(lists: Sequence[Sequence[Any]]) -> list[Any]:
+        flat = [each for values in lists for each in values]
+        return [flat[number] for number in order]
+
+    return Completions(
+        torch.cat([part.tokens for part in parts])[order],
+        torch.cat([part.logp for part in parts])[order],
+        ordered([part.count for part in parts]),
+        ordered([part.stop for part in parts]),
+        ordered([part.support for part in parts]),
+    )
