@@ -82,12 +82,12 @@ class GraphedPasses:
     def __init__(self, lm: CausalLM) -> None:
         self._parameters = _trained(lm)
         self._num_weights = sum(each.numel() for each in lm.model.parameters())
-        self._gradients = [torch.zeros_like(each) for each in self._parameters]
+        self._gradients: list[Tensor] = []  # made with the first graph
         self._pool = torch.cuda.graph_pool_handle()
         self._passes: dict[_Shape, _Pass] = {}
         self._seen: Counter[_Shape] = Counter()
         self._replays = 0
-        self._failed = False
+        self._failed = _too_large(lm)
 
     def is_of(self, lm: CausalLM) -> bool:
         """False where other parameters learn than those the graphs were made for."""
@@ -146,6 +146,7 @@ class GraphedPasses:
 
     def _keep_gradients(self) -> None:
         """The gradients that the graphs add to are the parameters' own."""
+        self._gradients = self._gradients or [torch.empty_like(each) for each in self._parameters]
         fresh = []
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             if parameter.grad is gradient:
@@ -218,6 +219,16 @@ def _trained(lm: CausalLM) -> list[nn.Parameter]:
 
 def graphed_refusal(lm: CausalLM) -> str:
     """Why a model's passes are not graphs; empty where they are."""
+    if refusal := _known_refusal(lm):
+        return refusal
+    return "its gradients are too large to be kept between steps" if _too_large(lm) else ""
+
+
+def _too_large(lm: CausalLM) -> bool:
+    return sum(each.numel() for each in _trained(lm)) > MOST_LEARNED
+
+
+def _known_refusal(lm: CausalLM) -> str:
     known = _REFUSALS.setdefault(lm.trunk, {})
     key = (lm.device, lm.dtype, lm.recompute)
     if key not in known:
@@ -230,8 +241,6 @@ def _refusal(lm: CausalLM) -> str:
         return "no CUDA device"
     if not fused_works(lm) or lm.recompute == "layers" or not isinstance(lm.head, VocabularyHead) or lm.head.softcap:
         return "its layers are not written out"
-    if sum(each.numel() for each in _trained(lm)) > MOST_LEARNED:
-        return "its gradients are too large to be kept between steps"
     stack = blocks_of(lm)
     if any(window is not None for window in stack.windows):
         return "a sliding window"
@@ -244,7 +253,7 @@ def graphed_scores(
     lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, coefficient: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """As `GraphedPasses.scores`; None also where the model has no graphs."""
-    if graphed_refusal(lm):
+    if _known_refusal(lm):
         return None
     passes = _GRAPHED.get(lm.trunk)
     if passes is None or (not is_current(passes) and not passes.is_of(lm)):
