@@ -147,10 +147,29 @@ def test_attention(layout, heads, dtype):
 
     ours = errors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged_attention, "_prefix_kernels", lambda query: None)
+        patch.setattr(ragged_attention, "_prefix_kernels", lambda query, key: None)
         theirs = errors()
     for mine, flash in zip(ours, theirs, strict=True):
         assert mine < max(1.2 * flash, 4e-3 if dtype == torch.bfloat16 else 5e-4), (ours, theirs)
+
+
+def test_kernels_that_are_wrong_are_not_used(monkeypatch):
+    from whet.model import prefix_attention_kernels, ragged_attention
+
+    case = (torch.device("cuda", 0), torch.bfloat16, 6, 2, 64)
+    ragged_attention._kernels_refusal.cache_clear()
+    assert ragged_attention._kernels_refusal(*case) == ""
+    right = prefix_attention_kernels.backward
+
+    def wrong(grad, saved, segments, scale, targets):
+        right(grad, saved, segments, scale, targets)
+        targets[1][: segments.end_of_prompts] *= 0.9  # of keys of prompts alone
+
+    ragged_attention._kernels_refusal.cache_clear()
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="not used: they differ"):
+        patch.setattr(prefix_attention_kernels, "backward", wrong)
+        assert "differ" in ragged_attention._kernels_refusal(*case)
+    ragged_attention._kernels_refusal.cache_clear()
 
 
 @pytest.mark.parametrize("precision", DTYPES)

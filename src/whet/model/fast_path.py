@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from whet.model.causal_lm import CausalLM
 from whet.model.fused_trunk import fused_refusal
-from whet.model.graphed_pass import graphed_refusal
 from whet.model.shared_prefix_attention import shared_prefix_refusal
 
 
@@ -24,11 +23,6 @@ class FastPath:
 def fast_path(lm: CausalLM) -> FastPath:
     """How training runs the trunk: written-out layers, the model's own modules without padding, or padded rows."""
     refusal = fused_refusal(lm)
-    if not refusal and lm.device.type == "cuda":
-        reason = graphed_refusal(lm)
-        return (
-            FastPath("fused layers", f"no CUDA graphs: {reason}") if reason else FastPath("fused layers, CUDA graphs")
-        )
     if not refusal:
         return FastPath("fused layers")
     if not (unpacked := shared_prefix_refusal(lm)):

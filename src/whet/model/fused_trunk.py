@@ -101,14 +101,6 @@ def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = Non
     return states
 
 
-def refresh_copies(lm: CausalLM) -> None:
-    """The copies that a training pass reads, as the weights are now."""
-    stack = blocks_of(lm)
-    if lm.dtype.itemsize < stack.embedding.weight.dtype.itemsize:
-        fused_weights(stack, lm.dtype)
-    block_factors(stack, lm.dtype)
-
-
 def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype) -> Iterator[_LayerPlan]:
     """Of each layer; `dtype` is that of the residual stream."""
     sizes, tables = stack.sizes, stack.rotation(batch.position_ids[0])

@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.model.triton_launch import launch
-
 BLOCK = 4096
 
 
@@ -44,7 +42,7 @@ def scored(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tenso
     """The logarithm of the normaliser, the targets' log-probability and the entropy of scale * logits [R, V]."""
     rows, width = logits.shape
     norm, logp, entropy = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
-    launch(_scored, (rows,), (logits, targets, norm, logp, entropy), (width, scale), (BLOCK,), 8)
+    _scored[(rows,)](logits, targets, norm, logp, entropy, width, scale, BLOCK, num_warps=8)
     return norm, logp, entropy
 
 
@@ -62,5 +60,5 @@ def to_shares(logits: Tensor, norm: Tensor, scale: float, dtype: torch.dtype) ->
     """exp(scale * logits - norm) in a dtype of the same size, where the logits were."""
     rows, width = logits.shape
     shares = logits.view(dtype)
-    launch(_to_shares, (rows, triton.cdiv(width, BLOCK)), (logits, norm, shares), (width, scale), (BLOCK,), 8)
+    _to_shares[(rows, triton.cdiv(width, BLOCK))](logits, norm, shares, width, scale, BLOCK, num_warps=8)
     return shares

@@ -10,9 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.model.triton_launch import launch
-
-AHEAD = 1  # rows of a norm's gradient that are loaded before they are needed
 PROGRAMS = 1056  # that share the rows of a norm's gradient: eight on each of an H100's multiprocessors
 
 
@@ -47,7 +44,7 @@ def added_and_normed(
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, total, out)
-    launch(_added_and_normed, (rows,), tensors, (width, epsilon), (y is not None, block), _warps(block))
+    _added_and_normed[(rows,)](*tensors, width, epsilon, y is not None, block, num_warps=_warps(block))
     return total, out
 
 
@@ -56,20 +53,20 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: T
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, x, out)
-    launch(_added_and_normed, (rows,), tensors, (width, epsilon), (y is not None, block), _warps(block))
+    _added_and_normed[(rows,)](*tensors, width, epsilon, y is not None, block, num_warps=_warps(block))
 
 
 @triton.jit
 def _norm_grad(  # type: ignore[no-untyped-def]
     x, weight, grad, carried, out, narrow, normed_out, partial, rows, width, epsilon,
-    has_carried: tl.constexpr, learns: tl.constexpr, block: tl.constexpr, ahead: tl.constexpr,
+    has_carried: tl.constexpr, learns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     summed = tl.zeros((block,), tl.float32)
-    for number in tl.range(program, rows, tl.num_programs(0), num_stages=ahead):
+    for number in range(program, rows, tl.num_programs(0)):
         row = tl.cast(number, tl.int64) * width
         value = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
         pull = tl.load(grad + row + column, mask=inside, other=0.0).to(tl.float32)
@@ -98,8 +95,9 @@ def norm_grad(
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device) if learns else out
     block = triton.next_power_of_2(width)
     tensors = (x, weight, grad, x if carried is None else carried, out, narrow, normed, partial)
-    constants = (carried is not None, learns, block, AHEAD)
-    launch(_norm_grad, (programs,), tensors, (rows, width, epsilon), constants, _grad_warps(block))
+    _norm_grad[(programs,)](
+        *tensors, rows, width, epsilon, carried is not None, learns, block, num_warps=_grad_warps(block)
+    )
     return out, narrow, partial.sum(0).to(weight.dtype) if learns else None, normed
 
 
@@ -133,7 +131,7 @@ def rotate(heads: Tensor, turned: int, tables: tuple[Tensor, Tensor], back: bool
     rows, _, size = heads.shape
     many = triton.next_power_of_2(turned)
     warps = 1 if many * size <= 1024 else 4
-    launch(_rotate, (rows,), (heads, *tables), (heads.stride(0), turned), (size, many, back), warps)
+    _rotate[(rows,)](heads, *tables, heads.stride(0), turned, size, many, back, num_warps=warps)
 
 
 @triton.jit
@@ -191,7 +189,7 @@ def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     block = _block(width)
-    launch(_gated, (rows, triton.cdiv(width, block)), (gate_up, out), (width,), (block,), 4)
+    _gated[(rows, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
     return out
 
 
@@ -216,5 +214,5 @@ def gated_grad(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = grad.shape
     opened, grads = torch.empty_like(grad), torch.empty_like(gate_up)
     block = _block(width)
-    launch(_gated_grad, (rows, triton.cdiv(width, block)), (gate_up, grad, opened, grads), (width,), (block,), 4)
+    _gated_grad[(rows, triton.cdiv(width, block))](gate_up, grad, opened, grads, width, block, num_warps=4)
     return opened, grads

@@ -19,18 +19,17 @@ Tables = tuple[Tensor, Tensor]  # cosine and sine, [S, D]
 
 
 @functools.cache
-def layer_kernels() -> ModuleType | None:
-    """The module of the kernels; None where there is no triton."""
+def _triton() -> ModuleType | None:
     if importlib.util.find_spec("triton") is None:
         return None
-    from whet.model import layer_kernels as found
+    from whet.model import layer_kernels
 
-    return found
+    return layer_kernels
 
 
 def kernels_for(values: Tensor) -> ModuleType | None:
     """The kernels, where they run: on CUDA, below float64."""
-    return layer_kernels() if values.is_cuda and values.dtype != torch.float64 else None
+    return _triton() if values.is_cuda and values.dtype != torch.float64 else None
 
 
 def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tables:

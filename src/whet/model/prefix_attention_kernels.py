@@ -21,7 +21,6 @@ from torch import Tensor
 
 from whet.model.attention_tables import attention_tables
 from whet.model.shared_prefix import Segments
-from whet.model.triton_launch import launch
 
 LOG2E = 1.4426950408889634
 SUMMED_ROWS = 8  # of a block of keys, that one program adds up
@@ -318,12 +317,9 @@ def forward(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale
     tables = _tables(segments, key)
     out = torch.empty(rows, heads, size, dtype=query.dtype, device=query.device)
     norm = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
-    launch(
-        _forward, (len(tables[0]), heads),
-        (query, key, value, out, norm, tables[0]),
-        (query.stride(0), key.stride(0), value.stride(0), rows, scale * LOG2E),
-        (heads, key.shape[1], size, tiles.queries, tiles.keys),
-        tiles.warps, tiles.stages,
+    _forward[(len(tables[0]), heads)](
+        query, key, value, out, norm, tables[0], query.stride(0), key.stride(0), value.stride(0), rows, scale * LOG2E,
+        heads, key.shape[1], size, tiles.queries, tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out, norm
 
@@ -339,42 +335,33 @@ def backward(
     _, query_table, key_table, sum_table, num_slots = _tables(segments, key)
     product = torch.empty_like(norm)
     strides = (query.stride(0), key.stride(0), value.stride(0))
-    launch(
-        _query_grad, (len(query_table), heads),
-        (query, key, value, out, grad, norm, targets[0], product, query_table),
-        (*strides, targets[0].stride(0), rows, scale * LOG2E, scale),
-        (heads, key_heads, size, of_query.queries, of_query.keys),
-        of_query.warps, of_query.stages,
+    _query_grad[(len(query_table), heads)](
+        query, key, value, out, grad, norm, targets[0], product, query_table, *strides, targets[0].stride(0), rows,
+        scale * LOG2E, scale, heads, key_heads, size, of_query.queries, of_query.keys,
+        num_warps=of_query.warps, num_stages=of_query.stages,
     )  # fmt: skip
     area = of_key.keys * size
     partial = torch.empty(max(num_slots, 1) * key_heads * 2 * area, dtype=torch.float32, device=query.device)
     ends = (targets[1].stride(0), targets[2].stride(0))
-    launch(
-        _key_grad, (len(key_table), key_heads),
-        (query, key, value, grad, norm, product, targets[1], targets[2], partial, key_table),
-        (*strides, *ends, rows, scale * LOG2E, scale),
-        (heads, key_heads, size, of_key.queries, of_key.keys),
-        of_key.warps, of_key.stages,
+    _key_grad[(len(key_table), key_heads)](
+        query, key, value, grad, norm, product, targets[1], targets[2], partial, key_table, *strides, *ends, rows,
+        scale * LOG2E, scale, heads, key_heads, size, of_key.queries, of_key.keys,
+        num_warps=of_key.warps, num_stages=of_key.stages,
     )  # fmt: skip
     if num_slots:
-        launch(
-            _summed, (len(sum_table), key_heads, of_key.keys // SUMMED_ROWS),
-            (partial, targets[1], targets[2], sum_table), ends, (key_heads, size, of_key.keys, SUMMED_ROWS), 2, 4,
-        )  # fmt: skip
+        _summed[(len(sum_table), key_heads, of_key.keys // SUMMED_ROWS)](
+            partial, targets[1], targets[2], sum_table, *ends, key_heads, size, of_key.keys, SUMMED_ROWS, num_warps=2
+        )
 
 
 def _tables(segments: Segments, key: Tensor) -> tuple[Any, ...]:
+    """Tables for the forward pass, for the gradients of queries and of keys, for the sums; and the number of slots."""
     _, key_heads, size = key.shape
     known = segments.tables.get((size, key_heads))
     if known is None:
-        known = segments.tables[(size, key_heads)] = tables_for(segments, size, key_heads, key.device)
+        ahead, of_query, of_key = _tiles(size)
+        one = other = attention_tables(segments, ahead.queries, of_key.keys, key_heads, key.device)
+        if of_query.queries != ahead.queries:
+            other = attention_tables(segments, of_query.queries, of_key.keys, key_heads, key.device)
+        known = segments.tables[(size, key_heads)] = (one.queries, other.queries, one.keys, one.sums, one.num_slots)
     return known
-
-
-def tables_for(segments: Segments, size: int, key_heads: int, device: torch.device) -> tuple[Any, ...]:
-    """Tables for the forward pass, for the gradients of queries and of keys, for the sums; and the number of slots."""
-    ahead, of_query, of_key = _tiles(size)
-    one = other = attention_tables(segments, ahead.queries, of_key.keys, key_heads, device)
-    if of_query.queries != ahead.queries:
-        other = attention_tables(segments, of_query.queries, of_key.keys, key_heads, device)
-    return one.queries, other.queries, one.keys, one.sums, one.num_slots

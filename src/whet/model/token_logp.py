@@ -8,8 +8,6 @@ takes a path of its own, whose chunks are dropped after the forward pass and bui
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,24 +76,21 @@ def token_logp(
     else:
         found = _scores(_Head(lm, temperature, details), states, targets, kept, others)
 
-    place = to_device(action.flatten().nonzero()[:, 0], device)
+    flags = to_device(action, device)
+
+    def placed(values: Tensor) -> Tensor:
+        rows = torch.zeros((*tokens.shape, *values.shape[1:]), dtype=values.dtype, device=device)
+        mask = flags.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
+        return rows.masked_scatter(mask, values)
+
     return TokenScores(
-        placed(found[0], place, action.shape),
-        placed(found[1], place, action.shape),
-        placed(found[2], place, action.shape) if details.num_top else None,
-        placed(found[3], place, action.shape) if details.num_top else None,
-        placed(found[4], place, action.shape) if others is not None else None,
+        placed(found[0]),
+        placed(found[1]),
+        placed(found[2]) if details.num_top else None,
+        placed(found[3]) if details.num_top else None,
+        placed(found[4]) if others is not None else None,
         states if details.states else None,
     )
-
-
-def placed(values: Tensor, place: Tensor, shape: Sequence[int]) -> Tensor:
-    """Values [A, ...] in rows [N, T, ...], 0 elsewhere; `place` [A] counts along the flattened rows.
-
-    By a place, not by a mask: the gradient of that would wait for the device.
-    """
-    rows = torch.zeros(math.prod(shape), *values.shape[1:], dtype=values.dtype, device=values.device)
-    return rows.index_copy(0, place, values).unflatten(0, tuple(shape))
 
 
 def packs(lm: CausalLM) -> bool:

@@ -13,11 +13,10 @@ from whet.data.packing import token_micro_batches, trimmed
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.fused_weights import unchanged_weights
-from whet.model.graphed_pass import graphed_scores
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
-from whet.model.token_logp import Details, TokenScores, packs, placed, token_logp
+from whet.model.token_logp import Details, TokenScores, packs, token_logp
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
@@ -91,7 +90,21 @@ def update(
     done: list[_MicroBatch] = []
     with unchanged_weights():
         for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
-            done.append(_gradient_of(state, objective, (batch, rows), totals, details, only_critic))
+            host = trimmed(batch.select(rows))
+            part = moved(host, state.policy.device)
+            requested = replace(
+                details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
+            )
+            scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
+            losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
+            if state.critic is not None:
+                losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
+            differentiable = [loss.value for loss in losses if loss.value.requires_grad]
+            if differentiable:
+                torch.autograd.backward(differentiable)
+            values = [loss.value.detach() for loss in losses]
+            sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
+            done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
     metrics: dict[str, float] = {"loss": 0.0}
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
@@ -118,34 +131,6 @@ def update(
     return metrics, TokenScores(logp, entropy)
 
 
-def _gradient_of(
-    state: TrainState,
-    objective: Objective,
-    part_of: tuple[TokenBatch, list[int]],
-    totals: Totals,
-    details: Details,
-    only_critic: bool,
-) -> _MicroBatch:
-    """Add the gradient of these rows. A function of its own: nothing of its graph may live on when the next begins."""
-    batch, rows = part_of
-    host = trimmed(batch.select(rows))
-    part = moved(host, state.policy.device)
-    known = None if only_critic else _known_coefficient(objective, host, part, totals)
-    scores = None if only_critic else _graphed_scores(state, details, host, known)
-    if scores is None:
-        requested = replace(details, coefficient=_by_window(known))
-        scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
-    losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
-    if state.critic is not None:
-        losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
-    differentiable = [loss.value for loss in losses if loss.value.requires_grad]
-    if differentiable:
-        torch.autograd.backward(differentiable)
-    values = [loss.value.detach() for loss in losses]
-    sums = [(name, number.detach()) for loss in losses for name, number in loss.sums.items()]
-    return _MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums)
-
-
 @dataclass(frozen=True)
 class _MicroBatch:
     """What a micro-batch leaves behind, on the device."""
@@ -157,28 +142,14 @@ class _MicroBatch:
     sums: list[tuple[str, Tensor]]
 
 
-def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Tensor | None:
-    """How much each token will count, where that is known before the forward pass: [A]."""
+def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Coefficient | None:
+    """How much each token will count, where that is known before the forward pass."""
     grad = objective.grad(part, totals)
     if grad is None:
         return None
     rows, columns = host.action.nonzero(as_tuple=True)
-    return grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
-
-
-def _by_window(known: Tensor | None) -> Coefficient | None:
-    return None if known is None else lambda logp, window: known[window]
-
-
-def _graphed_scores(state: TrainState, details: Details, host: TokenBatch, known: Tensor | None) -> TokenScores | None:
-    """Scores of a pass that was a CUDA graph; where `known` is given its gradient is there already. None: no graph."""
-    if host.support is not None or state.critic is not None or details != Details():
-        return None
-    found = graphed_scores(state.policy, host.tokens, host.action, state.temperature, known)
-    if found is None:
-        return None
-    place = to_device(host.action.flatten().nonzero()[:, 0], found[0].device)
-    return TokenScores(*(placed(each, place, host.action.shape) for each in found))
+    each = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
+    return lambda logp, window: each[window]
 
 
 def _details(state: TrainState, objective: Objective, reference: CausalLM | None) -> Details:
