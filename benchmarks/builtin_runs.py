@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -129,7 +130,25 @@ def rerank(folder: Path) -> dict[str, Any]:
     return found
 
 
-PARTS = {"demo": demo, "lora": lora, "whetstone": whetstone, "preferences": preferences, "rerank": rerank}
+def overoptimization(folder: Path) -> dict[str, Any]:
+    """`whet study overoptimization --quick`: what it found, and the figure of its page."""
+    from whet.experiments.overoptimization.runner import FIGURE, VALUES, study_overoptimization
+    from whet.experiments.overoptimization.settings import QUICK
+
+    place = study_overoptimization(dict(QUICK), folder=folder / "overoptimization").folder
+    shutil.copyfile(place / FIGURE, ROOT / "docs" / "images" / FIGURE)
+    found = json.loads((place / VALUES).read_text())["findings"]
+    return {str(number): {key: each[key] for key in each if key != "points"} for number, each in enumerate(found)}
+
+
+PARTS = {
+    "demo": demo,
+    "lora": lora,
+    "whetstone": whetstone,
+    "preferences": preferences,
+    "rerank": rerank,
+    "overoptimization": overoptimization,
+}
 NEEDS = {
     "lora": [name for name in RUNS if name.endswith(("-full", "-lora"))],
     "preferences": ["dpo", "dpo-online", *REWARD_MODELS],

@@ -2,7 +2,7 @@
 
     python benchmarks/families.py                      # all of them, a line each
     python benchmarks/families.py mistral olmo3        # some of them
-    python benchmarks/families.py --table docs/models.md
+    python benchmarks/families.py --results            # and write results/families.json, which docs/models.md quotes
 
 Rows are longer than every window, chunk and original length of the tiny configs, share prompts and are ragged. Training
 (log-probabilities and every gradient, packed as whet packs them) and decoding (the log-probabilities that the engine
@@ -18,10 +18,10 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from results_file import add_results_flag, write_results
 from torch import Tensor
 
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -332,7 +332,6 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
-BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 SHORT = {
     "fused layers": "fused",
     "the model's own layers, shared prompts computed once": "own layers, packed",
@@ -345,34 +344,26 @@ SHORT = {
 }
 
 
-def table(found: Sequence[Gaps]) -> str:
-    """What whet does, with the families that it does it with."""
+def results(found: Sequence[Gaps]) -> dict[str, Any]:
+    """What whet does, with the families that it does it with and their largest gaps."""
     import transformers
 
-    by_way: dict[tuple[str, str], list[Gaps]] = {}
+    by_way: dict[tuple[str, ...], list[Gaps]] = {}
     for each in found:
-        ways = (SHORT[each.training.split(" (")[0]], SHORT[each.decoding.split(" (")[0]])
-        by_way.setdefault(ways, []).append(each)
-    lines = [
-        f"{len(found)} families and variants, transformers {transformers.__version__}, torch {torch.__version__}, fp32 "
-        "on a CPU; the gap is the largest of a log-probability, in nats.",
-        "",
-        "| training | decoding | families | gap, training | gap, decoding |",
-        "|---|---|---|---|---|",
-    ]
+        by_way.setdefault(tuple(SHORT[path.split(" (")[0]] for path in (each.training, each.decoding)), []).append(each)
     order = list(dict.fromkeys(SHORT.values()))
-    for ways in sorted(by_way, key=lambda ways: [order.index(way) for way in ways]):
-        each = by_way[ways]
-        names = ", ".join(sorted(one.family for one in each))
-        worst = [max(getattr(one, name) for one in each) for name in ("logp", "sampled_logp")]
-        lines.append(f"| {ways[0]} | {ways[1]} | {names} | {worst[0]:.0e} | {worst[1]:.0e} |")
-    return "\n".join(lines)
-
-
-def write_table(file: Path, found: Sequence[Gaps]) -> None:
-    text = file.read_text()
-    before, rest = text.split(BEGIN)
-    file.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{rest.split(END)[1]}")
+    ways = {
+        " | ".join(way): {
+            "families": ", ".join(sorted(each.family for each in by_way[way])),
+            "training_gap": max(each.logp for each in by_way[way]),
+            "gradient_gap": max(each.gradient for each in by_way[way]),
+            "decoding_gap": max(each.sampled_logp for each in by_way[way]),
+        }
+        for way in sorted(by_way, key=lambda way: [order.index(each) for each in way])
+    }
+    step = max((each.sampled_logp for each in found if each.family in STEP_IS_NOT_SCAN), default=0.0)
+    versions = {"transformers": transformers.__version__}
+    return {"count": len(found), **versions, "step_is_not_scan": step, "ways": ways}
 
 
 def main() -> None:
@@ -381,7 +372,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="families; all where none is given")
-    parser.add_argument("--table", type=Path, help="write the table between its marks in this page")
+    add_results_flag(parser, "families")
     arguments = parser.parse_args()
     every = []
     for name in arguments.names or families():
@@ -394,8 +385,8 @@ def main() -> None:
         )
     if wrong := [each.family for each in every if not each.right]:
         raise SystemExit(f"wrong: {', '.join(wrong)}")
-    if arguments.table:
-        write_table(arguments.table, every)
+    if arguments.results:
+        write_results(arguments.results, results(every))
 
 
 if __name__ == "__main__":

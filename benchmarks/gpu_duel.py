@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -288,6 +289,7 @@ def main() -> None:
     sizes = sizes_of(chosen)
     shared = {key: getattr(chosen, key) for key in ("threads", "seed", "precision")}
     shared["device"] = "cpu" if chosen.tiny else "cuda"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception ends the running sides as well
     results: dict[str, Any] = {}
     failed: dict[str, Any] = {}
 

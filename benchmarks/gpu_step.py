@@ -10,6 +10,7 @@ Weights are random, of a real model's shape. Only whet runs here; benchmarks/gpu
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -359,17 +360,20 @@ def main() -> None:
     for part in chosen.parts.split(","):
         for name in (chosen.model or MODELS[part]).split(","):
             begun = time.perf_counter()
+            gc.collect()  # what an earlier part left behind would count as memory of this one
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
             machine = machine_for(name, device, chosen, LORA_RANK if part == "lora" else 0)
             found = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
             found["training path"] = str(fast_path(machine.policy))
+            found["held_before_GiB"] = held / 2**30
             found.update(PARTS[part](machine, name, sizes, {"model": {"device": str(device)}}))
             print("\n".join([f"{part} {name}", *told(found)]), flush=True)
             print(f"  took {time.perf_counter() - begun:.0f} s with building the model", flush=True)
             if chosen.results:
                 write_results(f"{chosen.results}_{part}_{name}", found)
             del machine
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
 
 
 def told(result: Mapping[str, Any], indent: str = "  ") -> list[str]:

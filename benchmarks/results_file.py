@@ -83,6 +83,8 @@ def commit_of(root: Path) -> dict[str, Any]:
             return found
     except (OSError, subprocess.CalledProcessError):
         pass
+    if "WHET_COMMIT" not in os.environ:
+        print(f"{root.name} is no git checkout and WHET_COMMIT is not set: the commit is unknown", file=sys.stderr)
     return {"commit": os.environ.get("WHET_COMMIT", "unknown")}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,8 +41,12 @@ class Evaluation:
 
     def close(self, output: str) -> None:
         """Keep what it printed; nothing is there before it is whole."""
+        start = re.search(r"^\{", output, re.M)  # warnings of libraries may stand around it
+        if start is None:
+            raise ValueError("whet eval printed no metrics")
+        metrics, _ = json.JSONDecoder().raw_decode(output, start.start())
         part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(json.loads(output[output.index("{") :]), indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
         part.replace(self.file)
 
     def progress(self) -> str:

@@ -25,7 +25,11 @@ WRITING: dict[str, dict[str, Any]] = {
     "plain": {},
     "static": {"cache_implementation": "static"},
     "paged": {"use_transformers_continuous_batching": True},
-    "vllm": {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3},
+    # the correction for the sampler's log-probs costs a second scoring of the replies, which the others do not make
+    "vllm": {
+        **{"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3},
+        "vllm_importance_sampling_correction": False,
+    },
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False, "padding_free": False},

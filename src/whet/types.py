@@ -89,6 +89,8 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
+    stop_tokens: tuple[tuple[int, ...], ...] = ()  # the same, as sequences of tokens
+    keeps_support: bool = False  # note which tokens could be drawn where sampling truncates: a trainer needs it
 
     def __post_init__(self) -> None:
         checks = (
@@ -98,6 +100,7 @@ class Sampling:
             (self.top_k >= 0, f"top_k is {self.top_k}; give 0 (off) or a count"),
             (0 <= self.min_p < 1, f"min_p is {self.min_p}; give a share in [0, 1), 0 switches it off"),
             (all(self.stop), "a stop string is empty; drop it"),
+            (all(self.stop_tokens), "a sequence of stop tokens is empty; drop it"),
         )
         for fine, complaint in checks:
             if not fine:
@@ -107,6 +110,11 @@ class Sampling:
     def truncates(self) -> bool:
         """True when some tokens of the vocabulary cannot be drawn."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def stops_early(self) -> bool:
+        """True when something besides an end token ends a completion."""
+        return bool(self.stop or self.stop_tokens)
 
 
 @dataclass(frozen=True)

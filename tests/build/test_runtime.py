@@ -1,13 +1,17 @@
 """What was chosen for a model is said, with the reason."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+import whet
+from whet.build import runtime
 from whet.build.assembly import assemble
 from whet.build.runtime import load_runtime, thread_choice
-from whet.config.config import resolved
+from whet.config.config import resolved, resolved_evaluation
 from whet.model.block import NotDescribed
+from whet.types import WhetError
 
 
 def test_a_runs_facts_say_which_layers_train(monkeypatch):
@@ -36,6 +40,35 @@ def test_a_run_that_samples_says_how_completions_are_written(monkeypatch):
     assert assembled(**data).facts["decode path"] == "fused decoder"
     monkeypatch.setattr("whet.rollout.torch_engine.fused_decoder", lambda base: NotDescribed("a norm is unknown"))
     assert assembled(**data).facts["decode path"] == "the model's own layers on whet's buffers (a norm is unknown)"
+
+
+def test_an_engine_that_does_not_say_how_it_decodes_is_named(monkeypatch):
+    monkeypatch.delattr("whet.rollout.torch_engine.TorchEngine.path_for")
+    data = {"data": {"source": "task:arithmetic"}, "batch": {"prompts_per_step": 2}, "eval": {"prompts": 2}}
+    assert assembled(**data).facts["decode path"] == "the engine TorchEngine, which does not say how it decodes"
+
+
+def test_an_evaluation_says_how_completions_are_written():
+    result = whet.evaluate("whetstone", settings={"eval": {"prompts": 2}, "model": {"device": "cpu", "threads": 1}})
+    assert result.facts == {"decode path": "fused decoder"}
+
+
+def test_noise_that_was_switched_off_is_a_fact_of_training_alone(monkeypatch):
+    monkeypatch.setattr("whet.build.runtime.switch_off_noise", lambda lm: "Router: off")
+    small = {"model": {"device": "cpu", "threads": 1}}
+    assert load_runtime(resolved("sft", small)).facts["training noise"] == "Router: off"
+    assert "training noise" not in load_runtime(resolved_evaluation(small)).facts
+
+
+def test_a_context_shorter_than_the_configs_is_a_fact_and_has_its_reason(monkeypatch):
+    read = runtime.load_model
+    monkeypatch.setattr(
+        runtime, "load_model", lambda *asked: replace(read(*asked), context=24, context_reason="longrope")
+    )
+    small = {"model": {"device": "cpu", "threads": 1}, "sampling": {"max_new_tokens": 20}}
+    assert load_runtime(resolved("sft", small)).facts["context"] == "24 tokens (longrope)"
+    with pytest.raises(WhetError, match=r"expected at most the model's context of 24 \(longrope\)"):
+        assembled(sampling={"max_new_tokens": 20})
 
 
 def test_the_numbers_that_decide_most_are_said_before_the_first_step():

@@ -42,52 +42,109 @@ def test_gated(precision):
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
 
 
+def turned(heads, weight, tables, position, dtype):
+    """[B, N, D] normed where asked and rotated, rounded where the kernel rounds."""
+    heads, half = heads.float(), heads.shape[-1] // 2
+    if weight is not None:
+        heads = heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+        heads = heads.to(dtype).float()
+    cosine, sine = (each[position][:, None] for each in tables)
+    return (heads * cosine + torch.cat([-heads[..., half:], heads[..., :half]], -1) * sine).to(dtype).float()
+
+
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("shape", [(6, 2, 32), (9, 3, 64), (8, 8, 128)])
-def test_attention_over_the_prompt_and_over_what_was_written(precision, shape):
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_attention_over_the_prompt_and_over_what_was_written(precision, shape, normed, parts):
     from whet.model import decode_kernels
 
     dtype, tolerance = DTYPES[precision]
     heads, key_heads, size = shape
-    rows, num_prompts, longest, budget = 5, 2, 192, 70
-    query = noise(rows, heads, size, dtype=dtype)
+    rows, num_prompts, longest, budget = 5, 3, 192, 70
+    qkv = noise(rows, (heads + 2 * key_heads) * size, dtype=dtype)
     prompt_k, prompt_v = (noise(num_prompts, key_heads, longest, size, dtype=dtype, seed=s) for s in (1, 2))
     own_k, own_v = (noise(rows, key_heads, budget, size, dtype=dtype, seed=s) for s in (3, 4))
-    lengths = torch.tensor([130, 3], dtype=torch.int32, device="cuda")
-    members = torch.tensor([[4, 0, -1], [1, 2, 3]], dtype=torch.int32, device="cuda")
+    lengths, members, slot = (
+        torch.tensor(each, dtype=torch.int32, device="cuda")
+        for each in ([130, 3, 77], [[4, 0, -1], [1, 2, 3], [-1, -1, -1]], [0, 1, 1, 1, 0])
+    )
     written = torch.tensor([0, 69, 5, 64, 33], device="cuda")
-    out = torch.empty(rows, heads, size, dtype=dtype, device="cuda")
-    scratch = (noise(rows, heads), noise(rows, heads), noise(rows, heads, size), out)
-    prompts = (prompt_k, prompt_v, lengths, members)
-    decode_kernels.attention(query, prompts, (own_k, own_v), written, scratch, size**-0.5)
-    for row, prompt in ((4, 0), (0, 0), (1, 1), (2, 1), (3, 1)):
-        length, own = int(lengths[prompt]), int(written[row]) + 1
-        keys = torch.cat([prompt_k[prompt, :, :length], own_k[row, :, :own]], 1).float()
-        values = torch.cat([prompt_v[prompt, :, :length], own_v[row, :, :own]], 1).float()
+    position = lengths[slot].long() + written
+    angle = noise(300, size // 2, seed=5)
+    tables = tuple(torch.cat([each, each], 1) for each in (angle.cos(), angle.sin()))
+    norms = (noise(size, seed=6), noise(size, seed=7)) if normed else None
+    about = decode_kernels.Heads(heads, key_heads, size, size**-0.5, 1e-5, tables, norms)
+    prompts = decode_kernels.PromptCache(prompt_k, prompt_v, lengths, members, slot)
+    out = torch.full((rows, heads * size), 7.0, dtype=dtype, device="cuda")
+    shares = None
+    if parts:
+        shares = decode_kernels.PromptShares(
+            noise(parts, rows, heads), noise(parts, rows, heads), noise(parts, rows, heads, size)
+        )
+        decode_kernels.prompt_shares(qkv, position, about, prompts, shares)
+    before_k, before_v = own_k.clone(), own_v.clone()
+    decode_kernels.attention(qkv, (position, written), about, prompts, (own_k, own_v), shares, out)
+    query, key, value = qkv.view(rows, -1, size).split([heads, key_heads, key_heads], 1)
+    query, key = (turned(each, norms and norms[n], tables, position, dtype) for n, each in enumerate((query, key)))
+    for row in range(rows):
+        prompt, own = int(slot[row]), int(written[row])
+        length = int(lengths[prompt])
+        torch.testing.assert_close(own_k[row, :, own].float(), key[row], rtol=tolerance, atol=tolerance)
+        assert torch.equal(own_v[row, :, own], value[row])
+        assert torch.equal(own_k[row, :, :own], before_k[row, :, :own])
+        keys = torch.cat([prompt_k[prompt, :, :length], before_k[row, :, :own], key[row][:, None].to(dtype)], 1).float()
+        values = torch.cat([prompt_v[prompt, :, :length], before_v[row, :, :own], value[row][:, None]], 1).float()
         keys, values = (each.repeat_interleave(heads // key_heads, 0) for each in (keys, values))
-        score = (query[row].float()[:, None] @ keys.transpose(1, 2)) * size**-0.5
-        expected = (score.softmax(-1) @ values)[:, 0]
+        score = (query[row][:, None] @ keys.transpose(1, 2)) * size**-0.5
+        expected = (score.softmax(-1) @ values)[:, 0].flatten()
         torch.testing.assert_close(out[row].float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_sample_inverts_the_cumulative_distribution(precision, temperature):
+SAMPLINGS = {
+    "plain": {},
+    "cool": {"temperature": 0.6},
+    "greedy": {"temperature": 0.0},
+    "top_k": {"top_k": 50},
+    "top_p": {"top_p": 0.9, "temperature": 0.7},
+    "min_p": {"min_p": 0.05},
+    "all": {"top_k": 40, "top_p": 0.8, "min_p": 0.02, "temperature": 1.3},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_sample_inverts_the_cumulative_distribution(dtype, kind):
     from whet.model import decode_kernels
-    from whet.rollout.sampling import draw
+    from whet.rollout.sampling import draw, kept_tokens
     from whet.types import Sampling
 
-    dtype, _ = DTYPES[precision]
+    sampling = Sampling(keeps_support=True, **SAMPLINGS[kind])
     logits = 3 * noise(64, 9001, dtype=dtype)
     uniform = torch.rand(64, device="cuda", generator=torch.Generator(device="cuda").manual_seed(5))
-    token, logp = torch.zeros(64, dtype=torch.long, device="cuda"), torch.zeros(64, device="cuda")
-    decode_kernels.sample(logits, uniform, temperature, token, logp)
-    expected = draw(logits, uniform, Sampling(temperature=temperature))
+    token, logp = torch.full((64,), -1, device="cuda"), torch.zeros(64, device="cuda")
+    ring = decode_kernels.SupportRing(
+        torch.full((64, 4, 4096), -1, dtype=torch.int32, device="cuda"),
+        torch.zeros(64, 4, dtype=torch.int32, device="cuda"),
+    )
+    drawn = torch.arange(64, device="cuda")
+    decode_kernels.sample(logits, uniform, sampling, token, logp, ring if sampling.truncates else None, drawn)
+    expected = draw(logits, uniform, sampling)
     same = token == expected.token
     assert same.sum() >= 62  # float noise may tip a draw over
     torch.testing.assert_close(logp[same], expected.logp[same], rtol=1e-4, atol=1e-4)
-    decode_kernels.sample(logits, torch.ones_like(uniform), temperature, token, logp)
-    assert logp.isfinite().all()
+    if sampling.truncates:
+        kept = kept_tokens(logits.float() / sampling.temperature, sampling)
+        equal = 0
+        for row in range(64):
+            ids = ring.ids[row, row % 4, : ring.counts[row, row % 4]].tolist()
+            equal += ids == kept[row].nonzero()[:, 0].tolist()
+        assert equal >= 62
+    decode_kernels.sample(logits, torch.ones_like(uniform), sampling, token, logp)
+    assert logp.isfinite().all() and ((token >= 0) & (token < 9001)).all()
+    # weights that have diverged must not end in an index out of bounds
+    decode_kernels.sample(torch.full_like(logits, float("nan")), uniform, sampling, token, logp)
+    assert ((token >= 0) & (token < 9001)).all()
 
 
 def tiny(kind, **changes):
@@ -130,15 +187,16 @@ def requests_of(sizes, copies):
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Olmo2"])
 @pytest.mark.parametrize("rows_per_batch", [16, 512])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, temperature):
-    """Also when rows leave and others take their slots, and when few are left."""
+@pytest.mark.parametrize("long", [False, True])
+def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, temperature, long):
+    """Also when rows leave and others take their slots, when few are left, and when prompts are read in parts."""
     from whet.model.causal_lm import causal_lm
     from whet.rollout.torch_engine import TorchEngine
     from whet.types import Sampling
 
     lm = causal_lm(tiny(kind, tie_word_embeddings=kind != "Qwen2"))
     sampling = Sampling(max_new_tokens=40, temperature=temperature)
-    requests = requests_of((5, 70, 33, 12, 20), copies=7)
+    requests = requests_of((5, 70, 33, 12, 20, *((300,) if long else ())), copies=7)
     fast = TorchEngine(lm, Silent(), [7, 11], context=512, rows_per_batch=rows_per_batch)
     plain = TorchEngine(lm, Silent(), [7, 11], context=512, fast=False)
     written, expected = fast.generate(requests, sampling), plain.generate(requests, sampling)
@@ -150,6 +208,74 @@ def test_completions_are_those_of_the_plain_engine(kind, rows_per_batch, tempera
             torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
             assert one.stop == two.stop
     assert len({len(one.tokens) for one in written}) > 3 or temperature == 0
+
+
+class Numbers:
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(f"<{token}>" for token in tokens)
+
+
+@pytest.mark.parametrize("rows_per_batch", [16, 512])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 8},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"stop": ("1><", "7>")},
+        {"top_k": 9, "top_p": 0.9, "stop": ("5>",)},
+    ],
+    ids=["top_k", "top_p", "min_p", "stop", "all"],
+)
+def test_common_settings_stay_on_the_graphs(settings, rows_per_batch):
+    """And write what the plain engine writes, with the same supports and the same reasons to stop."""
+    from whet.model.causal_lm import causal_lm
+    from whet.rollout.torch_engine import TorchEngine
+    from whet.types import Sampling
+
+    lm = causal_lm(tiny("Llama"))
+    sampling = Sampling(max_new_tokens=40, keeps_support=True, **settings)
+    requests = requests_of((5, 70, 33, 12, 20), copies=7)
+    fast = TorchEngine(lm, Numbers(), [7, 11], context=512, rows_per_batch=rows_per_batch)
+    assert str(fast.path_for(sampling, 70)) == "CUDA graphs"
+    written = fast.generate(requests, sampling)
+    expected = TorchEngine(lm, Numbers(), [7, 11], context=512, fast=False).generate(requests, sampling)
+    same, positions, kept_alike = 0, 0, 0
+    for one, two in zip(written, expected, strict=True):
+        assert one.support is None or len(one.support.counts) == one.num_actions
+        if not torch.equal(one.tokens, two.tokens):
+            continue
+        same += 1
+        assert one.stop == two.stop
+        gap = (one.behavior_logp - two.behavior_logp).abs()[one.action]
+        alike = torch.ones_like(gap, dtype=torch.bool)
+        if sampling.truncates:
+            mine, theirs = (each.support.ids.split(each.support.counts.tolist()) for each in (one, two))
+            alike = torch.tensor([torch.equal(*ids) for ids in zip(mine, theirs, strict=True)])
+        assert gap[alike].max() < 1e-4
+        positions, kept_alike = positions + len(alike), kept_alike + int(alike.sum())
+    assert same >= len(requests) - 2  # float noise may tip a draw over, or a token over a threshold
+    assert kept_alike >= 0.99 * positions
+    assert len({one.stop for one in written}) > 1
+
+
+def test_graphs_and_caches_outlast_a_rollout_and_grow():
+    from whet.model.causal_lm import causal_lm
+    from whet.rollout.torch_engine import TorchEngine
+    from whet.types import Sampling
+
+    lm = causal_lm(tiny("Llama"))
+    fast = TorchEngine(lm, Silent(), [7], context=512)
+    plain = TorchEngine(lm, Silent(), [7], context=512, fast=False)
+    small, large = requests_of((5, 33), copies=4), requests_of((5, 90, 33, 12, 150), copies=9)
+    graphs = []
+    for requests, budget in ((large, 30), (small, 20), (large, 30), (small, 40), (large, 40)):
+        sampling = Sampling(max_new_tokens=budget)
+        written, expected = fast.generate(requests, sampling), plain.generate(requests, sampling)
+        same = sum(torch.equal(one.tokens, two.tokens) for one, two in zip(written, expected, strict=True))
+        assert same >= len(requests) - 2
+        graphs.append({graph for graph, _ in fast._graphs._graphs.values()})
+    assert graphs[0] <= graphs[1] <= graphs[2] and not graphs[2] & graphs[3] and graphs[3] <= graphs[4]
 
 
 @pytest.mark.parametrize("copies", [3, 40])

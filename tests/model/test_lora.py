@@ -17,7 +17,15 @@ from whet.model.critic import critic_on
 from whet.model.fused_decode import fused_decoder
 from whet.model.fused_trunk import fused_states, fused_works
 from whet.model.hooked_decode import hooked_decoder
-from whet.model.lora import LowRank, adapted_layers, adapter_factors, adapters_off, add_adapters, merge_adapters
+from whet.model.lora import (
+    LowRank,
+    adapted_layers,
+    adapter_factors,
+    adapters_off,
+    add_adapters,
+    merge_adapters,
+    unadapted_experts,
+)
 from whet.model.reference import AdapterFreeReference
 from whet.model.scalar_head import scalar_model
 from whet.model.shared_prefix import shared_prefix_batch
@@ -119,6 +127,23 @@ def test_some_matrices_only() -> None:
     assert grads[0].keys() == grads[1].keys() and len(grads[0]) == 8
     for name, grad in grads[0].items():
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-5 * float(grad.abs().max()))
+
+
+def test_the_copy_of_the_factors_follows_them() -> None:
+    model = trained(model_of("llama"))
+    lm, tree = causal_lm(model, torch.bfloat16), shared_prefix_batch(*rows())
+    for _ in range(2):
+        grads = []
+        for states in (shared_prefix_states, fused_states):
+            model.zero_grad(set_to_none=True)
+            states(lm, tree).square().sum().backward()
+            grads.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+        for name, grad in grads[0].items():
+            assert (grads[1][name] - grad).norm() <= 6e-2 * grad.norm(), name
+        with torch.no_grad():
+            for factor in adapter_factors(model).values():
+                factor.mul_(-2.0)
+        merge_adapters(model)
 
 
 def test_before_the_first_step_it_is_the_base() -> None:
@@ -235,6 +260,50 @@ def test_mistakes_are_named(llama: Any, given: LowRank, said: str) -> None:
     with pytest.raises(WhetError, match=said):
         add_adapters(llama, given)
     assert all(each.requires_grad for each in llama.parameters())
+
+
+def test_a_layer_whose_output_is_added_to_in_place_learns_the_same() -> None:
+    """As experts do that are shared by all tokens."""
+
+    def grads(in_place: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
+        model.base_model = model  # type: ignore[assignment]
+        layers = add_adapters(model, LowRank(2, 4.0))
+        for layer in layers.values():
+            torch.nn.init.normal_(layer.up)
+        merge_adapters(model)
+        values = model[0](torch.randn(2, 3, 6))
+        values = values.add_(1.0) if in_place else values + 1.0
+        model[1](values).sin().sum().backward()
+        return [factor.grad for layer in layers.values() for factor in (layer.down, layer.up)]  # type: ignore[misc]
+
+    for ours, theirs in zip(grads(True), grads(False), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert theirs.abs().sum() > 0
+
+
+def test_gates_and_the_head_have_no_adapter() -> None:
+    import transformers
+
+    shape = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
+    experts = {"num_local_experts": 2, "intermediate_size_mlp": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.Llama4TextConfig(**shape, **experts, pad_token_id=None)
+    model = transformers.Llama4ForCausalLM(config)
+    names = {name.rpartition(".")[2] for name in add_adapters(model, LowRank(2, 4.0))}
+    assert "q_proj" in names and "lm_head" not in names
+    assert unadapted_experts(model) == sum(each.numel() for each in model.parameters() if each.ndim == 3) > 0
+    assert not causal_lm(model.eval()).whole
+    qwen = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    gated = transformers.Qwen2MoeForCausalLM(
+        transformers.Qwen2MoeConfig(**shape, **qwen, num_attention_heads=4, num_key_value_heads=2)
+    )
+    assert "shared_expert_gate" not in {name.rpartition(".")[2] for name in add_adapters(gated, LowRank(2, 4.0))}
 
 
 def test_a_model_without_linear_layers_is_refused(gpt2: Any) -> None:

@@ -109,6 +109,28 @@ def test_settings_that_could_not_be_saved_are_fixed(folder: Path, tmp_path: Path
     assert load_model(str(saved)).end_tokens == (1,)
 
 
+def test_longrope_ends_where_a_row_would_change_its_neighbours(folder: Path) -> None:
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 9.0], "rope_theta": 1e4}
+    edit_json(
+        folder / "config.json",
+        rope_parameters={"rope_type": "longrope", **factors, "original_max_position_embeddings": 32},
+    )
+    loaded = load_model(str(folder))
+    assert loaded.context == 32 and loaded.context_reason.startswith("longrope: ")
+
+    def states(width: int) -> torch.Tensor:
+        """Of a row of 20 tokens beside one of `width`."""
+        rows = (torch.arange(2 * width).view(2, width) * 7) % 250 + 4
+        rows[0, 20:] = 0
+        with torch.no_grad():
+            return loaded.model.base_model(input_ids=rows).last_hidden_state[0, :5]
+
+    torch.testing.assert_close(states(20), states(32))
+    assert (states(20) - states(33)).abs().max() > 1e-3
+    edit_json(folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    assert (load_model(str(folder)).context, load_model(str(folder)).context_reason) == (96, "")
+
+
 def test_context_of_unknown_and_nested_configurations() -> None:
     class Plain:
         def get_text_config(self) -> Any:

@@ -76,6 +76,13 @@ def test_at_the_deadline_what_runs_is_asked_to_stop(
     assert time.monotonic() - began < 20
 
 
+def test_metrics_are_found_among_warnings(recipe: Recipe, tmp_path: Path) -> None:
+    stage = recipe("run_stages").Evaluation("before", tmp_path / "before.json", ())
+    stage.close('Warning: {odd}\n{\n "accuracy": 0.5\n}\nand another one\n')
+    assert stage.is_finished()
+    assert "0.5" in (tmp_path / "before.json").read_text()
+
+
 @pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bytes(recipe: Recipe, tmp_path: Path) -> None:
     module = recipe("run_stages")

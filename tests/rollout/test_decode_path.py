@@ -42,10 +42,9 @@ def graphs(monkeypatch):
     [
         (Sampling(8), 4, ""),
         (Sampling(8), 5, "the kernels read every key, and 13 tokens exceed a layer's sliding window"),
-        (Sampling(8, top_k=5), 4, "top_k, top_p and min_p are drawn outside of the graph"),
-        (Sampling(8, top_p=0.9), 4, "top_k, top_p and min_p are drawn outside of the graph"),
-        (Sampling(8, min_p=0.1), 4, "top_k, top_p and min_p are drawn outside of the graph"),
-        (Sampling(8, stop=("\n",)), 4, "stop texts are looked for token by token"),
+        (Sampling(8, top_k=5, keeps_support=True), 4, ""),
+        (Sampling(8, top_p=0.9, min_p=0.1), 4, ""),
+        (Sampling(8, stop=("\n",), stop_tokens=((3, 4),)), 4, ""),
     ],
 )
 def test_settings_that_graphs_do_not_take_go_to_the_buffers_with_a_reason(graphs, sampling, longest_prompt, reason):
@@ -57,9 +56,9 @@ def test_settings_that_graphs_do_not_take_go_to_the_buffers_with_a_reason(graphs
 
 def test_what_graphs_leave_over_may_be_slower_still(graphs, monkeypatch):
     monkeypatch.setattr(torch_engine, "fused_decoder", lambda base: NotDescribed("a norm is unknown"))
-    assert engine_of().path_for(Sampling(8, top_k=5), 4).kind == "the model's own layers on whet's buffers"
+    assert engine_of().path_for(Sampling(8), 5).kind == "the model's own layers on whet's buffers"
     monkeypatch.setattr(torch_engine, "hooked_decoder", lambda lm: NotDescribed("its scores are capped"))
-    assert engine_of().path_for(Sampling(8, top_k=5), 4).kind == "the model's own forward and cache"
+    assert engine_of().path_for(Sampling(8), 5).kind == "the model's own forward and cache"
 
 
 def test_without_graphs_the_settings_change_nothing(monkeypatch):

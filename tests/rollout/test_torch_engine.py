@@ -1,5 +1,9 @@
 """The in-process engine against transformers' own decoding and against the trainer's log-probabilities."""
 
+import gc
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -15,7 +19,7 @@ from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.own_cache import OwnCacheBackend
 from whet.rollout.sampling import draw
 from whet.rollout.scheduler import DecodeScheduler, StopRule, decode_job
-from whet.rollout.torch_engine import TorchEngine
+from whet.rollout.torch_engine import TorchEngine, decoded
 from whet.types import Request, Sampling, StopReason, WhetError
 
 SMALL = {
@@ -101,7 +105,7 @@ def test_greedy_equals_transformers(family):
     ids=["plain", "cool", "top_p", "top_k", "all"],
 )
 def test_sampled_logp_equals_the_trainers(family, sampling):
-    model = model_of(family)
+    model, sampling = model_of(family), replace(sampling, keeps_support=True)
     requests = [Request(tokens, 10 * row + n) for row, tokens in enumerate(PROMPTS) for n in range(3)]
     samples = engine_of(model, end_tokens=(3, 4)).generate(requests, sampling)
     for sample in samples:
@@ -130,7 +134,7 @@ def test_sampled_logp_equals_the_trainers(family, sampling):
 )
 def test_the_engine_truncates_as_the_definition_says(sampling, fast):
     """At every position the kept ids are those found from the model's own logits, one token after the other."""
-    model = model_of("llama")
+    model, sampling = model_of("llama"), replace(sampling, keeps_support=True)
     sizes = []
     for sample in engine_of(model, fast=fast).generate([Request(PROMPTS[0], n) for n in range(4)], sampling):
         logits = model(sample.tokens[None]).logits[0].double() / sampling.temperature
@@ -379,3 +383,93 @@ def test_logits_that_are_not_numbers_draw_something_and_do_not_break(vocabulary)
     drawn = draw(logits, torch.tensor([0.3, 0.3]), Sampling())
     assert ((drawn.token >= 0) & (drawn.token < vocabulary)).all()
     assert drawn.token[1] == int(0.3 * vocabulary) or abs(int(drawn.token[1]) - 0.3 * vocabulary) < 2
+
+
+class RunsAhead(BufferBackend):
+    """Buffers on a device that is given steps before what came of the last ones is read."""
+
+    steps, behind = 4, 1
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.steps_per_look, self.looks_behind = self.steps, self.behind
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("rows", [3, 7, 64])
+def test_a_device_that_runs_ahead_writes_the_same(steps, behind, rows):
+    """Ends, texts, sequences of tokens and supports: noticed late, and cut where they happened."""
+    model = model_of("llama")
+    decoder = fused_decoder(hooked_decoder(causal_lm(model)))
+    requests = [Request(tokens, 7 * n + row) for row, tokens in enumerate(PROMPTS * 2) for n in range(1 + row % 4)]
+    plain = Sampling(16, temperature=2.0, top_k=30, keeps_support=True)
+    free = engine_of(model, end_tokens=range(0, 97, 24)).generate(requests, plain)
+    long = [tokens for sample in free if len(tokens := sample.tokens[sample.action].tolist()) > 8]
+    sampling = replace(plain, stop=(Letters().decode(long[0][5:7]), "~~"), stop_tokens=(tuple(long[-1][3:5]),))
+    ending = StopRule(torch.arange(0, 97, 24), Letters().decode)
+    with torch.no_grad():
+        expected = written_with(decoder, requests, sampling, ending, 64)
+        job = decode_job(requests, sampling, ending)
+        backend = type("Backend", (RunsAhead,), {"steps": steps, "behind": behind})(decoder, job, rows)
+        found = DecodeScheduler(backend, job).run()
+    assert set(expected.stop) == set(StopReason) and len(set(expected.count)) > 5
+    assert (found.count, found.stop) == (expected.count, expected.stop)
+    for number, count in enumerate(expected.count):
+        assert found.tokens[number, :count].tolist() == expected.tokens[number, :count].tolist()
+        assert found.tokens[number, count:].eq(0).all()
+        mine, theirs = found.support[number], expected.support[number]
+        assert len(mine.counts) == count and mine.counts.tolist() == theirs.counts.tolist()
+        assert mine.ids.tolist() == theirs.ids.tolist()
+
+
+def test_a_stop_is_found_where_it_is_complete_and_an_end_token_is_no_text():
+    rule = StopRule(torch.tensor([90]), Letters().decode)
+    letters = [ord(each) - 40 for each in "abcabd"]
+    assert rule.stopped_at(letters, 0, Sampling(stop=("abd", "zz"))) == 6
+    assert rule.stopped_at(letters, 0, Sampling(stop=("ca", "abd"))) == 4
+    assert rule.stopped_at(letters, 4, Sampling(stop=("ca",))) is None  # told before
+    assert rule.stopped_at(letters, 4, Sampling(stop=("bca", "bd"))) == 6
+    assert rule.stopped_at(letters, 0, Sampling(stop_tokens=((letters[2], letters[3]), (letters[5],)))) == 4
+    assert rule.stopped_at(letters[:1], 0, Sampling(stop_tokens=((letters[5], letters[0]),))) is None
+
+
+def test_few_tokens_are_decoded_where_few_can_complete_a_text():
+    decoded = []
+
+    def text_of(tokens):
+        decoded.append(tuple(tokens))
+        return Letters().decode(tokens)
+
+    rule, letters = StopRule(torch.tensor([90]), text_of), [ord(each) - 40 for each in "abcab" * 50]
+    assert rule.stopped_at(letters, 0, Sampling(stop=("xyc",))) is None
+    assert sum(len(each) == 1 for each in decoded) == 3  # every token once, alone
+    assert len(decoded) == 3 + 50
+
+
+def test_texts_decoded_together_are_those_decoded_alone():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>")
+    rows = [[5, 9, 200, 201, tokenizer.eos_token_id], [], [40, 41, 42, 220, 13]]
+    expected = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    assert decoded(tokenizer, rows) == expected and "<eos>" not in expected[0] and expected[2]
+    tokenizer.clean_up_tokenization_spaces = True
+    assert decoded(tokenizer, rows) == [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    assert decoded(Letters(), rows[2:]) == [Letters().decode(rows[2])] and decoded(tokenizer, []) == []
+
+
+def test_an_engine_that_is_dropped_is_gone_at_once():
+    """Its caches may be gigabytes."""
+    engine = engine_of(model_of("llama"))
+    engine.generate([Request((5, 9), 1)], Sampling(max_new_tokens=2, stop=("zz",)))
+    alive = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert alive() is None
+    finally:
+        gc.enable()

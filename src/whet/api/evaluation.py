@@ -33,6 +33,7 @@ class EvalResult:
 
     metrics: Mapping[str, float]
     completions: tuple[Mapping[str, Any], ...] = field(repr=False)  # prompt, answer, completion, reward, parts, tokens
+    facts: Mapping[str, str] = field(default_factory=dict, repr=False)  # how completions were written, and why so
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
@@ -58,6 +59,7 @@ def evaluate(
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
     values = dict(settings or {})
+    facts: dict[str, str] = {}
     if parts is not None:
         values = merged(values, {"reward": reward_section(parts)})
     with tempfile.TemporaryDirectory(prefix="whet-eval-") as scratch:
@@ -70,8 +72,8 @@ def evaluate(
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), rows)
         config = evaluation_config(name, source, values)
-        groups = evaluate_groups(config, samples, made_rewards(parts))
-    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(_completions(groups)))
+        groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
+    return EvalResult(group_metrics(groups, samples, config.eval.by), tuple(_completions(groups)), facts)
 
 
 def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] | None) -> EvaluationConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.config.config import Config
 from whet.model.causal_lm import CausalLM
-from whet.model.lora import LowRank, adapter_factors, add_adapters
+from whet.model.lora import LowRank, adapter_factors, add_adapters, unadapted_experts
 from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.types import WhetError
 
@@ -23,7 +23,13 @@ def add_configured_adapters(config: Config, model: Any) -> dict[str, str]:
         )
     layers = add_adapters(model, LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed))
     learned = sum(each.numel() for each in adapter_factors(model).values())
-    return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn)"}
+    experts = unadapted_experts(model)
+    left = (
+        f"; {experts / 1e6:.2g}M weights in tensors of all experts or of convolutions stay as they are"
+        if experts
+        else ""
+    )
+    return {"lora": f"rank {lora.rank} on {len(layers)} matrices ({learned / 1e6:.2g}M weights learn{left})"}
 
 
 def first_policy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,7 +109,8 @@ def build_rl_trainer(
     reward_at: Callable[[float], RewardContext],
     evaluator: Evaluator | None,
 ) -> RLTrainer:
-    batch, needs, sampling = config.batch, objective.needs(), sampling_from(config.sampling)
+    batch, needs = config.batch, objective.needs()
+    sampling = replace(sampling_from(config.sampling), keeps_support=True)
     critic = None
     if "value" in needs:
         shared, start = config.critic.trunk == "shared", config.critic.start

@@ -106,8 +106,9 @@ def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
 
 def sampling_from(section: SamplingSection) -> Sampling:
     return Sampling(
-        section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop)
-    )
+        section.max_new_tokens, section.temperature, section.top_p, section.top_k, section.min_p, tuple(section.stop),
+        tuple(map(tuple, section.stop_tokens)),
+    )  # fmt: skip
 
 
 def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequence[int]]) -> dict[str, str]:

@@ -93,7 +93,7 @@ def sample(
         from whet.evaluate.evaluation import evaluate_groups
 
         values.setdefault("eval", {})["prompts"] = count
-        for group in evaluate_groups(api.evaluation_config(model, data, values), number):
+        for group in evaluate_groups(api.evaluation_config(model, data, values), number, on_facts=_tell_slow):
             typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
             for each in group.samples:
                 typer.echo(f"  [{_score(each.reward)}] {each.completion}")
@@ -102,9 +102,16 @@ def sample(
 
     question = Prompt("yours", () if plain else ({"role": "user", "content": prompt},), prompt if plain else None)
     config = api.evaluation_config(model, data, values)
-    for written in sample_completions(config, [question], number, scored=bool(reward)):
+    for written in sample_completions(config, [question], number, scored=bool(reward), on_facts=_tell_slow):
         for each in written:
             typer.echo(f"[{_score(each.reward)}] {each.completion}" if reward else each.completion)
+
+
+def _tell_slow(facts: Mapping[str, str]) -> None:
+    """A path that is not the fastest has its reason in brackets; said beside the completions, not among them."""
+    for name, path in facts.items():
+        if path.endswith(")"):
+            typer.echo(f"{name}: {path}", err=True)
 
 
 def _score(reward: float | None) -> str:
@@ -131,6 +138,8 @@ def run_evaluation(request: EvalRequest) -> None:
         print_json(dict(result.metrics))
         return
     _print_metrics(result.metrics)
+    for name, fact in result.facts.items():
+        typer.echo(f"{name:18} {fact}")
     typer.echo(f"{'completions':18} {kept}")
 
 

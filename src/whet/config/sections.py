@@ -100,6 +100,7 @@ class SamplingSection(Section):
     top_k: int = Field(0, ge=0, description="0 is off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0 is off")
     stop: tuple[str, ...] = Field((), description="strings that end a completion")
+    stop_tokens: tuple[tuple[int, ...], ...] = Field((), description="sequences of token ids that end a completion")
     engine: str = Field("torch", description="what writes the completions: torch, or an engine that was registered")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
-from whet.build.runtime import Runtime, build_evaluator, encode_prompts, load_runtime, sampling_from
+from whet.build.runtime import Runtime, build_evaluator, decode_facts, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
@@ -14,12 +14,21 @@ from whet.rollout.collect import draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
+OnFacts = Callable[[Mapping[str, str]], None]
+"""Is given how completions are written, and why not faster, before the first one."""
+
 
 def evaluate_groups(
-    config: EvaluationConfig, num_samples: int, rewards: Sequence[RewardPart] | None = None
+    config: EvaluationConfig,
+    num_samples: int,
+    rewards: Sequence[RewardPart] | None = None,
+    on_facts: OnFacts | None = None,
 ) -> list[Group]:
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
-    return run_evaluator(config, num_samples, *eval_setup(config, rewards))
+    runtime, evaluator = eval_setup(config, rewards)
+    if on_facts is not None:
+        on_facts(decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens))
+    return run_evaluator(config, num_samples, runtime, evaluator)
 
 
 def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
@@ -55,12 +64,18 @@ def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> di
 
 
 def sample_completions(
-    config: EvaluationConfig, prompts: Sequence[Prompt], num_samples: int, scored: bool = False
+    config: EvaluationConfig,
+    prompts: Sequence[Prompt],
+    num_samples: int,
+    scored: bool = False,
+    on_facts: OnFacts | None = None,
 ) -> list[list[Sample]]:
     """Draw completions to the user's own prompts; `scored` by the config's rewards."""
     runtime = load_runtime(config)
     sampling = sampling_from(config.sampling)
     tokens = encode_prompts(runtime, prompts, sampling)
+    if on_facts is not None:
+        on_facts(decode_facts(runtime, sampling, tokens))
     drawn = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
     if not scored:
         return [list(samples) for samples in drawn]

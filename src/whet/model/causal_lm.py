@@ -76,6 +76,8 @@ class CausalLM:
 def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompute = "none") -> CausalLM:
     """The cut that reproduces the model's own logits; `dtype` is that of its matrix products."""
     trunk = model.base_model
+    if trunk is model:  # some families name their trunk otherwise than where they keep it
+        trunk = getattr(model, "model", model)
     head = _head(model)
     if head is not None and trunk is not model:
         candidate = CausalLM(model, trunk, head, False, takes_positions(trunk))

@@ -9,6 +9,10 @@ from torch import Tensor
 
 from whet.model.fused_weights import FusedWeights
 
+LONG_PROMPT = 256  # tokens from which a prompt is read once for all its rows, in a pass of its own
+PROGRAMS = 256  # that such a pass should have: two on each of an H200's multiprocessors
+PART = 256  # keys that a program reads at least
+
 
 @dataclass(frozen=True)
 class Caches:
@@ -19,8 +23,13 @@ class Caches:
     prompt_v: list[Tensor]
     lengths: Tensor  # int32 [P], tokens of each prompt
     members: Tensor  # int32 [P, M], the rows of each prompt, -1 where none
+    slot: Tensor  # int32 [B], the prompt of each row, -1 where none
     own_k: list[Tensor]  # [B, K, budget, D]
     own_v: list[Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * sum(each.nbytes for each in (*self.own_k, *self.prompt_k))
 
 
 @dataclass(frozen=True)
@@ -30,31 +39,38 @@ class Workspace:
     residual: Tensor  # float32 [B, W]
     normed: Tensor  # [B, W]
     qkv: Tensor
-    query: Tensor  # [B, H, D]
-    top: Tensor  # float32 [B, H]
-    total: Tensor
-    partial: Tensor  # float32 [B, H, D]
     mixed: Tensor  # [B, H D]
     added: Tensor  # [B, W]
     gate_up: Tensor
     opened: Tensor
     last: Tensor  # [B, W], what the head reads, in its dtype
     logits: Tensor  # [B, V]
+    shares: tuple[Tensor, Tensor, Tensor] | None  # of long prompts: largest scores, masses, mixtures by part
 
 
-def workspace(weights: FusedWeights, rows: int) -> Workspace:
+def prompt_parts(weights: FusedWeights, longest: int, prompts_at_once: int) -> int:
+    """Into how many parts a pass over prompts cuts each of them; 0: every row reads its prompt itself."""
+    if longest <= LONG_PROMPT:
+        return 0
+    enough = -(-PROGRAMS // max(1, prompts_at_once * weights.sizes.num_key_heads))
+    return max(1, min(enough, longest // PART))
+
+
+def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
     sizes, dtype, device = weights.sizes, weights.dtype, weights.embedding.device
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return torch.empty(rows, *shape, dtype=kind, device=device)
 
-    wide = torch.float32
     heads, size = sizes.num_heads, sizes.head_size
+    shares = None
+    if parts:  # zeros: rows that nobody sits in read them too
+        top, mass = (torch.zeros(parts, rows, heads, device=device) for _ in range(2))
+        shares = (top, mass, torch.zeros(parts, rows, heads, size, device=device))
     return Workspace(
-        empty(sizes.width, kind=wide), empty(sizes.width), empty((heads + 2 * sizes.num_key_heads) * size),
-        empty(heads, size), empty(heads, kind=wide), empty(heads, kind=wide), empty(heads, size, kind=wide),
+        empty(sizes.width, kind=torch.float32), empty(sizes.width), empty((heads + 2 * sizes.num_key_heads) * size),
         empty(heads * size), empty(sizes.width), empty(2 * sizes.inner), empty(sizes.inner),
-        empty(sizes.width, kind=weights.head.dtype), empty(sizes.vocabulary, kind=weights.head.dtype),
+        empty(sizes.width, kind=weights.head.dtype), empty(sizes.vocabulary, kind=weights.head.dtype), shares,
     )  # fmt: skip
 
 
@@ -64,8 +80,8 @@ def decode_step(
     """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache."""
     from whet.model import decode_kernels, layer_kernels
 
-    sizes, rows = weights.sizes, (position, written)
-    scratch = (work.top, work.total, work.partial, work.mixed.view(-1, sizes.num_heads, sizes.head_size))
+    sizes = weights.sizes
+    shares = None if work.shares is None else decode_kernels.PromptShares(*work.shares)
 
     def enter(added: Tensor | None, norm: Tensor | None) -> None:
         """The residual stream with what was added, and what the next products read of it."""
@@ -84,8 +100,6 @@ def decode_step(
     work.residual.copy_(weights.embedding[token])
     added: Tensor | None = None
     for number, block in enumerate(weights.blocks):
-        own = (caches.own_k[number], caches.own_v[number])
-        prompts = (caches.prompt_k[number], caches.prompt_v[number], caches.lengths, caches.members)
         enter(added, block.before_attention)
         if block.qkv_bias is None:
             torch.mm(work.normed, block.qkv.t(), out=work.qkv)
@@ -95,8 +109,16 @@ def decode_step(
         if head_norms is not None and len(head_norms[0]) != sizes.head_size:
             _norm_whole_heads(work.qkv, head_norms, sizes.epsilon)
             head_norms = None
-        decode_kernels.rotate(work.qkv, caches.tables, (head_norms, sizes.epsilon), rows, work.query, own)
-        decode_kernels.attention(work.query, prompts, own, written, scratch, sizes.scale)
+        heads = decode_kernels.Heads(
+            sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.scale, sizes.epsilon, caches.tables, head_norms
+        )
+        prompts = decode_kernels.PromptCache(
+            caches.prompt_k[number], caches.prompt_v[number], caches.lengths, caches.members, caches.slot
+        )
+        if shares is not None:
+            decode_kernels.prompt_shares(work.qkv, position, heads, prompts, shares)
+        own = (caches.own_k[number], caches.own_v[number])
+        decode_kernels.attention(work.qkv, (position, written), heads, prompts, own, shares, work.mixed)
         torch.mm(work.mixed, block.output.t(), out=work.added)
         leave(block.after_attention)
         enter(work.added, block.before_mlp)
@@ -111,7 +133,7 @@ def decode_step(
 
 
 def _norm_whole_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], epsilon: float) -> None:
-    """Queries and keys normed in place, all heads of a row at once; the kernel of the rotation norms single heads."""
+    """Queries and keys normed in place, all heads of a row at once; the kernel of the attention norms single heads."""
     start = 0
     for weight in norms:
         part = qkv[:, start : start + len(weight)]

@@ -5,111 +5,161 @@ Imported only where CUDA and triton are there. Shapes: B rows, H query heads, K 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from whet.types import Sampling
+
+# The last bits of such a value as float32 that are always 0; an even number of bits is left.
+UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 12}
+BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How queries, keys and values of a row lie side by side, and what is done to them before they meet."""
+
+    num_heads: int
+    num_key_heads: int
+    size: int
+    scale: float
+    epsilon: float
+    tables: tuple[Tensor, Tensor]  # cosine and sine of every position, float32 [context, D]
+    norms: tuple[Tensor, Tensor] | None  # of single query and key heads, [D] each
+
+
+@dataclass(frozen=True)
+class PromptCache:
+    """Keys and values of prompts, and who reads them."""
+
+    keys: Tensor  # [P, K, L, D]
+    values: Tensor
+    lengths: Tensor  # int32 [P]
+    members: Tensor  # int32 [P, M], the rows of each prompt, -1 where none
+    slot: Tensor  # int32 [B], the prompt of each row, -1 where none
+
+
+@dataclass(frozen=True)
+class PromptShares:
+    """What the rows took from parts of their prompts: softmaxes that `attention` joins."""
+
+    top: Tensor  # float32 [parts, B, H], the largest score
+    mass: Tensor
+    mixed: Tensor  # float32 [parts, B, H, D]
+
 
 @triton.jit
-def _rotate(  # type: ignore[no-untyped-def]
-    qkv, cosine, sine, position, written, q_norm, k_norm, q_out, own_k, own_v, budget, epsilon,
-    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, normed: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+def _turned(base, weight, cosine, sine, inside, lane, epsilon, size: tl.constexpr, normed: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Heads [N, D] at `base` [N, 1], normed where asked and rotated; `cosine` and `sine` are [N or 1, D]."""
     half: tl.constexpr = size // 2
-    low = tl.arange(0, half)
-    base = qkv + row * (heads + 2 * key_heads) * size + head * size
-    first = tl.load(base + low).to(tl.float32)
-    second = tl.load(base + half + low).to(tl.float32)
-    if head < heads + key_heads:
-        if normed:
-            scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / size + epsilon)
-            weight = q_norm
-            if head >= heads:
-                weight = k_norm
-            first = first * scale * tl.load(weight + low).to(tl.float32)
-            second = second * scale * tl.load(weight + half + low).to(tl.float32)
-            first = first.to(qkv.dtype.element_ty).to(tl.float32)
-            second = second.to(qkv.dtype.element_ty).to(tl.float32)
-        place = tl.load(position + row) * size
-        turned = first * tl.load(cosine + place + low) - second * tl.load(sine + place + low)
-        second = second * tl.load(cosine + place + half + low) + first * tl.load(sine + place + half + low)
-        first = turned
-    if head < heads:
-        target = q_out + (row * heads + head) * size
-    else:
-        slot = tl.load(written + row)
-        if head < heads + key_heads:
-            target = own_k + ((row * key_heads + head - heads) * budget + slot) * size
-        else:
-            target = own_v + ((row * key_heads + head - heads - key_heads) * budget + slot) * size
-    tl.store(target + low, first.to(q_out.dtype.element_ty))
-    tl.store(target + half + low, second.to(q_out.dtype.element_ty))
-
-
-def rotate(qkv: Tensor, tables: Any, normed: Any, rows: Any, q_out: Tensor, own: Any) -> None:
-    """Query and key heads normed where asked and rotated by position; keys and values written to their slots."""
-    (cosine, sine), (norms, epsilon) = tables, normed
-    (position, written), (own_k, own_v) = rows, own
-    batch, heads, size = q_out.shape
-    key_heads, budget = own_k.shape[1], own_k.shape[2]
-    q_norm, k_norm = norms if norms is not None else (qkv, qkv)
-    _rotate[(batch, heads + 2 * key_heads)](
-        qkv, cosine, sine, position, written, q_norm, k_norm, q_out, own_k, own_v, budget, epsilon,
-        heads, key_heads, size, norms is not None, num_warps=1,
-    )  # fmt: skip
+    other = tl.where(lane < half, lane + half, lane - half)
+    kind = base.dtype.element_ty
+    value = tl.load(base + lane[None, :], mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(base + other[None, :], mask=inside, other=0.0).to(tl.float32)
+    if normed:
+        factor = tl.rsqrt(tl.sum(value * value, axis=1) / size + epsilon)[:, None]
+        value = (value * factor * tl.load(weight + lane)[None, :].to(tl.float32)).to(kind).to(tl.float32)
+        partner = (partner * factor * tl.load(weight + other)[None, :].to(tl.float32)).to(kind).to(tl.float32)
+    partner = tl.where((lane < half)[None, :], -partner, partner)
+    return (value * cosine + partner * sine).to(kind)
 
 
 @triton.jit
 def _prompt_part(  # type: ignore[no-untyped-def]
-    q, prompt_k, prompt_v, lengths, members, top, total, partial, longest, num_members, scale,
+    qkv, cosine, sine, position, q_norm, prompt_k, prompt_v, lengths, members, top, total, partial,
+    batch, longest, num_members, parts, scale, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
-    exact: tl.constexpr,
+    normed: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
     prompt = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
+    part = tl.program_id(2)
     shared: tl.constexpr = heads // key_heads
     index = tl.arange(0, tile)
     member = index // shared
     row = tl.load(members + prompt * num_members + member, mask=member < num_members, other=-1).to(tl.int64)
     inside = row >= 0
+    length = tl.where(tl.max(row, axis=0) < 0, 0, tl.load(lengths + prompt))
+    row = tl.where(inside, row, 0)
     lane = tl.arange(0, size)
     head = key_head * shared + index % shared
-    place = (tl.where(inside, row, 0) * heads + head) * size
-    queries = tl.load(q + place[:, None] + lane[None, :], mask=inside[:, None], other=0.0)
+    place = tl.load(position + row, mask=inside, other=0)[:, None] * size + lane[None, :]
+    base = qkv + (row * (heads + 2 * key_heads) + head)[:, None] * size
+    queries = _turned(
+        base, q_norm, tl.load(cosine + place), tl.load(sine + place), inside[:, None], lane, epsilon, size, normed
+    )
     best = tl.full((tile,), float("-inf"), tl.float32)
     mass = tl.zeros((tile,), tl.float32)
     mixed = tl.zeros((tile, size), tl.float32)
-    length = tl.load(lengths + prompt)
-    base = (prompt * key_heads + key_head) * longest * size
-    for start in range(0, length, block):
+    step = tl.cdiv(tl.cdiv(length, parts), block) * block
+    held = (prompt * key_heads + key_head) * longest * size
+    for start in range(part * step, tl.minimum(length, (part + 1) * step), block):
         key = start + tl.arange(0, block)
-        keys = tl.load(prompt_k + base + key[None, :] * size + lane[:, None], mask=key[None, :] < length, other=0.0)
+        keys = tl.load(prompt_k + held + key[None, :] * size + lane[:, None], mask=key[None, :] < length, other=0.0)
         score = tl.dot(queries, keys, input_precision="ieee" if exact else "tf32") * scale
         score = tl.where(key[None, :] < length, score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         weight = tl.exp(score - higher[:, None])
         shrink = tl.exp(best - higher)
-        values = tl.load(prompt_v + base + key[:, None] * size + lane[None, :], mask=key[:, None] < length, other=0.0)
+        values = tl.load(prompt_v + held + key[:, None] * size + lane[None, :], mask=key[:, None] < length, other=0.0)
         mixed = mixed * shrink[:, None] + tl.dot(
             weight.to(values.dtype), values, input_precision="ieee" if exact else "tf32"
         )
         mass = mass * shrink + tl.sum(weight, axis=1)
         best = higher
-    spot = tl.where(inside, row, 0) * heads + head
+    spot = (part * batch + row) * heads + head
     tl.store(top + spot, best, mask=inside)
     tl.store(total + spot, mass, mask=inside)
-    tl.store(partial + place[:, None] + lane[None, :], mixed, mask=inside[:, None])
+    tl.store(partial + spot[:, None] * size + lane[None, :], mixed, mask=inside[:, None])
+
+
+def prompt_shares(qkv: Tensor, position: Tensor, heads: Heads, prompts: PromptCache, out: PromptShares) -> None:
+    """Each row over its prompt, which is read once for all rows of it, in as many parts as `out` has room for."""
+    num_members = prompts.members.shape[1]
+    tile = max(16, triton.next_power_of_2(num_members * (heads.num_heads // heads.num_key_heads)))
+    exact = qkv.dtype == torch.float32
+    parts, batch = out.top.shape[:2]
+    q_norm = qkv if heads.norms is None else heads.norms[0]
+    _prompt_part[(len(prompts.members), heads.num_key_heads, parts)](
+        qkv, *heads.tables, position, q_norm, prompts.keys, prompts.values, prompts.lengths, prompts.members,
+        out.top, out.mass, out.mixed, batch, prompts.keys.shape[2], num_members, parts, heads.scale, heads.epsilon,
+        heads.num_heads, heads.num_key_heads, heads.size, tile, 64 if heads.size <= 64 and not exact else 32,
+        heads.norms is not None, exact, num_warps=4, num_stages=2,
+    )  # fmt: skip
 
 
 @triton.jit
-def _own_part(  # type: ignore[no-untyped-def]
-    q, own_k, own_v, written, top, total, partial, out, budget, scale,
-    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
+def _seen(  # type: ignore[no-untyped-def]
+    queries, k, v, length, lane, scale, best, mass, mixed, size: tl.constexpr, block: tl.constexpr, exact: tl.constexpr
+):  # fmt: skip
+    """Keys and values [length, D] joined to the softmax so far."""
+    for start in range(0, length, block):
+        key = start + tl.arange(0, block)
+        keys = tl.load(k + key[None, :] * size + lane[:, None], mask=key[None, :] < length, other=0.0)
+        score = tl.dot(queries, keys, input_precision="ieee" if exact else "tf32") * scale
+        score = tl.where(key[None, :] < length, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp(score - higher[:, None])
+        shrink = tl.exp(best - higher)
+        values = tl.load(v + key[:, None] * size + lane[None, :], mask=key[:, None] < length, other=0.0)
+        mixed = mixed * shrink[:, None] + tl.dot(
+            weight.to(values.dtype), values, input_precision="ieee" if exact else "tf32"
+        )
+        mass = mass * shrink + tl.sum(weight, axis=1)
+        best = higher
+    return best, mass, mixed
+
+
+@triton.jit
+def _attention(  # type: ignore[no-untyped-def]
+    qkv, cosine, sine, position, written, q_norm, k_norm, prompt_k, prompt_v, lengths, slots, own_k, own_v,
+    top, total, partial, out, batch, longest, budget, parts, scale, epsilon,
+    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, normed: tl.constexpr,
+    apart: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
@@ -119,58 +169,76 @@ def _own_part(  # type: ignore[no-untyped-def]
     inside = index < shared
     lane = tl.arange(0, size)
     head = key_head * shared + tl.where(inside, index, 0)
-    spot = row * heads + head
-    queries = tl.load(q + spot[:, None] * size + lane[None, :], mask=inside[:, None], other=0.0)
-    best = tl.load(top + spot, mask=inside, other=0.0)
-    mass = tl.load(total + spot, mask=inside, other=1.0)
-    mixed = tl.load(partial + spot[:, None] * size + lane[None, :], mask=inside[:, None], other=0.0)
-    length = tl.load(written + row) + 1
+    here = qkv + row * (heads + 2 * key_heads) * size
+    place = tl.load(position + row) * size + lane
+    turn, lean = tl.load(cosine + place)[None, :], tl.load(sine + place)[None, :]
+    queries = _turned(here + head[:, None] * size, q_norm, turn, lean, inside[:, None], lane, epsilon, size, normed)
+    one = tl.arange(0, 1)[:, None] >= 0
+    newest = here + (heads + key_head + tl.zeros((1, 1), tl.int32)) * size
+    key = _turned(newest, k_norm, turn, lean, one, lane, epsilon, size, normed)
+    value = tl.load(newest + key_heads * size + lane[None, :])
+    count = tl.load(written + row)
     base = (row * key_heads + key_head) * budget * size
-    for start in range(0, length, block):
-        key = start + tl.arange(0, block)
-        keys = tl.load(own_k + base + key[None, :] * size + lane[:, None], mask=key[None, :] < length, other=0.0)
-        score = tl.dot(queries, keys, input_precision="ieee" if exact else "tf32") * scale
-        score = tl.where(key[None, :] < length, score, float("-inf"))
-        higher = tl.maximum(best, tl.max(score, axis=1))
-        weight = tl.exp(score - higher[:, None])
-        shrink = tl.exp(best - higher)
-        values = tl.load(own_v + base + key[:, None] * size + lane[None, :], mask=key[:, None] < length, other=0.0)
-        mixed = mixed * shrink[:, None] + tl.dot(
-            weight.to(values.dtype), values, input_precision="ieee" if exact else "tf32"
+    tl.store(own_k + base + count * size + lane[None, :], key)
+    tl.store(own_v + base + count * size + lane[None, :], value)
+    # the newest key first, from where it is: the cache need not be read for it
+    best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale
+    mass = tl.full((tile,), 1.0, tl.float32)
+    mixed = tl.zeros((tile, size), tl.float32) + value.to(tl.float32)
+    if apart:
+        for part in range(0, parts):
+            spot = (part * batch + row) * heads + head
+            theirs = tl.load(top + spot, mask=inside, other=0.0)
+            higher = tl.maximum(best, theirs)
+            shrink, grow = tl.exp(best - higher), tl.exp(theirs - higher)
+            mass = mass * shrink + tl.load(total + spot, mask=inside, other=0.0) * grow
+            more = tl.load(partial + spot[:, None] * size + lane[None, :], mask=inside[:, None], other=0.0)
+            mixed = mixed * shrink[:, None] + more * grow[:, None]
+            best = higher
+    else:
+        slot = tl.load(slots + row).to(tl.int64)
+        length = tl.where(slot < 0, 0, tl.load(lengths + tl.maximum(slot, 0)))
+        held = (tl.maximum(slot, 0) * key_heads + key_head) * longest * size
+        best, mass, mixed = _seen(
+            queries, prompt_k + held, prompt_v + held, length, lane, scale, best, mass, mixed, size, block, exact
         )
-        mass = mass * shrink + tl.sum(weight, axis=1)
-        best = higher
-    mixed = mixed / mass[:, None]
-    tl.store(out + spot[:, None] * size + lane[None, :], mixed.to(out.dtype.element_ty), mask=inside[:, None])
+    best, mass, mixed = _seen(
+        queries, own_k + base, own_v + base, count, lane, scale, best, mass, mixed, size, block, exact
+    )
+    target = out + (row * heads + head)[:, None] * size + lane[None, :]
+    tl.store(target, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def attention(q: Tensor, prompts: Any, own: Any, written: Tensor, scratch: Any, scale: float) -> None:
-    """Each row over its prompt, read once for all rows of it, and over its own tokens, `written` included.
-
-    prompts = (k [P, K, L, D], v, lengths [P], members [P, M] rows of each prompt, -1 where none); own = (k, v); the
-    result goes to the last of scratch = (largest score, mass, unfinished mixture, out [B, H, D]).
-    """
-    (prompt_k, prompt_v, lengths, members), (own_k, own_v), (top, total, partial, out) = prompts, own, scratch
-    batch, heads, size = q.shape
-    key_heads, budget, longest = own_k.shape[1], own_k.shape[2], prompt_k.shape[2]
-    num_members = members.shape[1]
-    tile = max(16, triton.next_power_of_2(num_members * (heads // key_heads)))
-    exact = q.dtype == torch.float32
-    _prompt_part[(members.shape[0], key_heads)](
-        q, prompt_k, prompt_v, lengths, members, top, total, partial, longest, num_members, scale,
-        heads, key_heads, size, tile, 64 if size <= 64 and not exact else 32, exact, num_warps=4, num_stages=2,
-    )  # fmt: skip
-    _own_part[(batch, key_heads)](
-        q, own_k, own_v, written, top, total, partial, out, budget, scale,
-        heads, key_heads, size, 64 if not exact else 32, exact, num_warps=4, num_stages=3,
+def attention(
+    qkv: Tensor,  # [B, (H + 2 K) D]
+    rows: tuple[Tensor, Tensor],  # int64 [B]: the position of each row's newest token, and its place in the own cache
+    heads: Heads,
+    prompts: PromptCache,
+    own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D]; the newest are written to their place
+    shares: PromptShares | None,  # what `prompt_shares` found; None: each row reads its prompt itself
+    out: Tensor,  # [B, H D]
+) -> None:
+    """Each row over its prompt, over what it has written, and over its newest token."""
+    (position, written), (own_k, own_v) = rows, own
+    exact = qkv.dtype == torch.float32
+    q_norm, k_norm = (qkv, qkv) if heads.norms is None else heads.norms
+    top, mass, mixed = (qkv, qkv, qkv) if shares is None else (shares.top, shares.mass, shares.mixed)
+    parts, batch = (1, len(qkv)) if shares is None else shares.top.shape[:2]
+    # measured on an H200: with many rows small programs read as fast as memory gives, with few each has to be quick
+    block, warps = (64, 4) if heads.size != 64 else (32, 1) if len(qkv) * heads.num_key_heads >= 512 else (128, 4)
+    _attention[(len(qkv), heads.num_key_heads)](
+        qkv, *heads.tables, position, written, q_norm, k_norm, prompts.keys, prompts.values, prompts.lengths,
+        prompts.slot, own_k, own_v, top, mass, mixed, out, batch, prompts.keys.shape[2], own_k.shape[2], parts,
+        heads.scale, heads.epsilon, heads.num_heads, heads.num_key_heads, heads.size,
+        32 if exact else block, heads.norms is not None, shares is not None, exact,
+        num_warps=4 if exact else warps, num_stages=3,
     )  # fmt: skip
 
 
 @triton.jit
-def _sample(logits, uniform, token_out, logp_out, width, inverse_temperature, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
+def _scanned(base, width, inverse_temperature, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest value of a row, the mass of all relative to it, and where it is."""
     lane = tl.arange(0, block)
-    base = logits + row * width
     best = float("-inf")
     mass = 0.0
     likeliest = 0
@@ -182,23 +250,144 @@ def _sample(logits, uniform, token_out, logp_out, width, inverse_temperature, bl
         higher = tl.maximum(best, top)
         mass = mass * tl.exp(best - higher) + tl.sum(tl.exp(value - higher), axis=0)
         best = higher
-    target = tl.load(uniform + row) * mass
-    before = 0.0
-    chosen = width
-    for start in range(0, width, block):
-        column = start + lane
-        value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32) * inverse_temperature
-        share = tl.exp(value - best)
-        reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
-        chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
-        before += tl.sum(share, axis=0)
-    chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum
+    return best, mass, likeliest
+
+
+@triton.jit
+def _ordered(value, unused: tl.constexpr):  # type: ignore[no-untyped-def]
+    """uint32 in the order of float32 `value`, whose last `unused` bits are 0 and left out."""
+    bits = (value + 0.0).to(tl.uint32, bitcast=True)  # -0 becomes 0
+    key = bits ^ tl.where((bits >> 31) != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
+    return key >> unused
+
+
+@triton.jit
+def _threshold(  # type: ignore[no-untyped-def]
+    base, width, best, inverse_temperature, wanted, by_mass: tl.constexpr, unused: tl.constexpr, block: tl.constexpr
+):
+    """The largest key that as many tokens, or as much mass, reach as `wanted`: two bits of it per pass over the row."""
+    lane = tl.arange(0, block)
+    bits: tl.constexpr = 32 - unused
+    low = tl.full((), 0, tl.uint32)
+    step = tl.full((), 1 << (bits - 2), tl.uint32)
+    for _ in range(0, bits // 2):
+        first, second, third = low + step, low + 2 * step, low + 3 * step
+        reach_first = tl.zeros((block,), tl.float32)
+        reach_second = tl.zeros((block,), tl.float32)
+        reach_third = tl.zeros((block,), tl.float32)
+        for start in range(0, width, block):
+            column = start + lane
+            value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
+            share = (column < width).to(tl.float32)
+            if by_mass:
+                share = tl.exp(value * inverse_temperature - best)
+            key = _ordered(value, unused)
+            reach_first += tl.where(key >= first, share, 0.0)
+            reach_second += tl.where(key >= second, share, 0.0)
+            reach_third += tl.where(key >= third, share, 0.0)
+        low = tl.where(tl.sum(reach_first, axis=0) >= wanted, first, low)
+        low = tl.where(tl.sum(reach_second, axis=0) >= wanted, second, low)
+        low = tl.where(tl.sum(reach_third, axis=0) >= wanted, third, low)
+        step = step >> 2
+    return low
+
+
+@triton.jit
+def _kept(value, column, width, best, low, inverse_temperature, min_p, unused: tl.constexpr):  # type: ignore[no-untyped-def]
+    share = tl.exp(value * inverse_temperature - best)
+    kept = (column < width) & (_ordered(value, unused) >= low) & (share >= min_p)
+    return kept, tl.where(kept, share, 0.0)
+
+
+@triton.jit
+def _sample(  # type: ignore[no-untyped-def]
+    logits, uniform, count, token_out, logp_out, ids_out, num_out, width, inverse_temperature, top_k, top_p, min_p,
+    room, ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr,
+    by_share: tl.constexpr, unused: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, block)
+    base = logits + row * width
+    best, mass, likeliest = _scanned(base, width, inverse_temperature, block)
+    chosen = likeliest
+    truncated: tl.constexpr = by_count or by_mass or by_share
+    if not greedy:
+        low = tl.full((), 0, tl.uint32)
+        if by_count:
+            low = _threshold(base, width, best, inverse_temperature, top_k, False, unused, block)
+        if by_mass:
+            whole = mass
+            if by_count:
+                whole = 0.0
+                for start in range(0, width, block):
+                    column = start + lane
+                    value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
+                    _, share = _kept(value, column, width, best, low, inverse_temperature, 0.0, unused)
+                    whole += tl.sum(share, axis=0)
+            low = tl.maximum(
+                low, _threshold(base, width, best, inverse_temperature, top_p * whole, True, unused, block)
+            )
+        if truncated:
+            mass = 0.0
+            for start in range(0, width, block):
+                column = start + lane
+                value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
+                _, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
+                mass += tl.sum(share, axis=0)
+        target = tl.load(uniform + row) * mass
+        before = 0.0
+        chosen = width
+        num = 0
+        place = row * ring
+        if ring > 0:
+            place += tl.load(count + row) % ring
+        for start in range(0, width, block):
+            column = start + lane
+            value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
+            kept, share = _kept(value, column, width, best, low, inverse_temperature, min_p, unused)
+            reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
+            chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
+            before += tl.sum(share, axis=0)
+            if ring > 0:
+                spot = num + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+                tl.store(ids_out + place * room + spot, column, mask=kept & (spot < room))
+                num += tl.sum(kept.to(tl.int32), axis=0)
+        if ring > 0:
+            tl.store(num_out + place, num)
+        chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum
     value = tl.load(base + chosen).to(tl.float32) * inverse_temperature
     tl.store(token_out + row, chosen.to(tl.int64))
     tl.store(logp_out + row, value - best - tl.log(mass))
 
 
-def sample(logits: Tensor, uniform: Tensor, temperature: float, token: Tensor, logp: Tensor) -> None:
-    """Draw one token per row by inverting the cumulative distribution at `uniform` [B]; its log-probability too."""
+@dataclass(frozen=True)
+class SupportRing:
+    """The last few supports of each row: which tokens could be drawn, at most so many of them."""
+
+    ids: Tensor  # int32 [B, ring, room]
+    counts: Tensor  # int32 [B, ring]
+
+
+def sample(
+    logits: Tensor,
+    uniform: Tensor,
+    sampling: Sampling,
+    token: Tensor,
+    logp: Tensor,
+    ring: SupportRing | None = None,
+    count: Tensor | None = None,  # int64 [B]: tokens that each row has drawn, modulo the ring its place in it
+) -> None:
+    """Draw one token per row by inverting the cumulative distribution at `uniform` [B]; its log-probability too.
+
+    What is kept is what `whet.rollout.sampling.kept_tokens` keeps: all that reaches a threshold.
+    """
     rows, width = logits.shape
-    _sample[(rows,)](logits, uniform, token, logp, width, 1.0 / temperature, 4096, num_warps=8)
+    greedy = sampling.temperature == 0
+    ids, num, places, room = (token, token, 0, 0) if ring is None else (ring.ids, ring.counts, *ring.ids.shape[1:])
+    truncates = sampling.truncates
+    _sample[(rows,)](
+        logits, uniform, token if count is None else count, token, logp, ids, num, width,
+        1.0 if greedy else 1.0 / sampling.temperature, float(sampling.top_k), sampling.top_p, sampling.min_p,
+        room, places, greedy, truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1,
+        truncates and sampling.min_p > 0, UNUSED_BITS.get(logits.dtype, 0), BLOCK, num_warps=8,
+    )  # fmt: skip

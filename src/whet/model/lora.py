@@ -78,11 +78,12 @@ class AdaptedLinear(nn.Linear):
 
 
 class _GradientToBoth(torch.autograd.Function):
-    """The first tensor's values; the gradient goes to both."""
+    """The first tensor itself; the gradient goes to both. A view of it could not be added to in place."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, through: Tensor) -> Tensor:
-        return output.view_as(output)
+        ctx.mark_dirty(output)
+        return output
 
     @staticmethod
     @once_differentiable
@@ -102,7 +103,9 @@ def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
 
 def add_adapters(model: Any, low_rank: LowRank) -> dict[str, AdaptedLinear]:
     """Freeze the model and put adapters on the linear layers of its trunk, in place."""
-    linears = {name: module for name, module in model.base_model.named_modules() if type(module) is nn.Linear}
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    named = model.base_model.named_modules()
+    linears = {name: module for name, module in named if type(module) is nn.Linear and module is not head}
     chosen = _chosen(linears, low_rank.matrices, type(model).__name__)
     for name, module in chosen.items():
         if low_rank.rank > min(module.weight.shape):
@@ -126,8 +129,15 @@ def _chosen(linears: Mapping[str, nn.Linear], wanted: Sequence[str], kind: str) 
         if each not in known:
             hint = did_you_mean(each, known)
             raise WhetError(f"model.lora.target_modules names {each!r}{hint}; the linear layers are {', '.join(known)}")
-    names = set(wanted or known)
-    return {name: module for name, module in linears.items() if name.rpartition(".")[2] in names}
+    if wanted:
+        return {name: module for name, module in linears.items() if name.rpartition(".")[2] in wanted}
+    # a gate of one number is as small as its adapter would be
+    return {name: module for name, module in linears.items() if module.out_features > 1}
+
+
+def unadapted_experts(model: Any) -> int:
+    """How many weights lie in tensors of all experts, or of convolutions: these are no linear layers, and stay."""
+    return sum(weight.numel() for weight in model.base_model.parameters() if weight.ndim > 2)
 
 
 def _adapt(module: nn.Linear, low_rank: LowRank, stream: torch.Generator) -> None:

@@ -60,13 +60,13 @@ def _kernels_refusal(device: torch.device, dtype: torch.dtype, heads: int, key_h
     stream = torch.Generator(device).manual_seed(0)
     side_by_side = torch.randn(segments.own_bounds[-1], sum(counts), size, generator=stream, device=device).to(dtype)
     grad = torch.randn(segments.own_bounds[-1], heads, size, generator=stream, device=device).to(dtype)
-    parts = side_by_side.split(counts, 1)
+    query, key, value = side_by_side.split(counts, 1)
     try:
-        output, norm = ours.forward(*parts, segments, scale)
+        output, norm = ours.forward(query, key, value, segments, scale)
         grads = torch.empty_like(side_by_side)
-        ours.backward(grad, (*parts, output, norm), segments, scale, grads.split(counts, 1))
-        theirs, their_norm, noise = _flash_forward(*parts, segments, scale)
-        their_grads = _flash_backward(grad, (*parts, theirs, their_norm), segments, noise, scale)
+        ours.backward(grad, (query, key, value, output, norm), segments, scale, grads.split(counts, 1))
+        theirs, their_norm, noise = _flash_forward(query, key, value, segments, scale)
+        their_grads = _flash_backward(grad, (query, key, value, theirs, their_norm), segments, noise, scale)
         pairs = [(output, theirs), *zip(grads.split(counts, 1), their_grads.split(counts, 1), strict=True)]
         gap = max(float((mine.float() - other.float()).norm() / other.float().norm()) for mine, other in pairs)
         refusal = "" if gap <= TOLERANCE else f"they differ from torch's by {gap:.1e}"

@@ -22,6 +22,7 @@ FREE_BEFORE_MOVE = 8
 class BufferBackend:
     """A `DecodeBackend` on a decoder and its state."""
 
+    looks_behind = 0
     prefills_ahead = False
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int) -> None:
@@ -81,6 +82,9 @@ class BufferBackend:
         drawn = draw(logits, self.log.uniform(rows), self._sampling, spend=True)
         self.log.record(rows, drawn)
         return drawn
+
+    def take_kept(self, rows: int) -> None:
+        """Every step says it itself."""
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         if num_waiting:

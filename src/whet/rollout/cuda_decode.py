@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,26 +18,62 @@ from torch import Tensor
 
 from whet.model.block import blocks_of, has_bias
 from whet.model.causal_lm import CausalLM
-from whet.model.cuda_step import Caches, Workspace, decode_step, workspace
+from whet.model.cuda_step import Caches, Workspace, decode_step, prompt_parts, workspace
 from whet.model.fused_trunk import fused_refusal, fused_states
 from whet.model.fused_weights import fused_weights
 from whet.model.shared_prefix import prompt_batch
 from whet.model.token_logp import token_logp
-from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import Completions, DecodeJob, DecodeScheduler, StopRule, TokenLog, decode_job
+from whet.rollout.sampling import Draw
+from whet.rollout.scheduler import (
+    LARGEST_SUPPORT,
+    Completions,
+    DecodeJob,
+    DecodeScheduler,
+    KeptTokens,
+    StopRule,
+    TokenLog,
+    decode_job,
+    to_device,
+)
 from whet.types import Request, Sampling
 
-STEPS_PER_LOOK = 16  # replays between two looks at who has finished
+STEPS_PER_LOOK = 8  # replays between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
-KEPT_BYTES = 1 << 29  # of caches between two rollouts: making larger ones anew is cheaper than to train beside them
+KEPT_SHARE = 1 / 16  # of the device's memory, for caches between two rollouts: larger ones make room for training
 HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What the buffers are made for."""
+
+    rows: int
+    prompts: int
+    longest: int  # prompt
+    budget: int
+    members: int
+    parts: int  # see `prompt_parts`
+    support: bool
+
+    def holds(self, other: _Room) -> bool:
+        same = (self.members, self.parts) == (other.members, other.parts) and self.support >= other.support
+        mine, theirs = ((each.rows, each.prompts, each.longest, each.budget) for each in (self, other))
+        return same and all(one >= two for one, two in zip(mine, theirs, strict=True))
+
+    def joined(self, other: _Room) -> _Room:
+        """Room for both: batches of a run differ a little, and graphs made anew each time would cost more."""
+        return _Room(
+            max(self.rows, other.rows), max(self.prompts, other.prompts), max(self.longest, other.longest),
+            max(self.budget, other.budget), other.members, other.parts, self.support or other.support,
+        )  # fmt: skip
 
 
 class GraphBackend:
     """A `DecodeBackend` with fused copies of the policy's weights, and graphs that outlast a rollout."""
 
     steps_per_look = STEPS_PER_LOOK
+    looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
 
     num_rows = num_slots = 0
@@ -50,17 +87,14 @@ class GraphBackend:
         self._tables = stack.rotation(torch.arange(context, device=lm.device))
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Workspace]] = {}
         self._caches: Caches | None = None
-        self._key: tuple[int, ...] = ()
-        self._warm: set[tuple[int, ...]] = set()  # shapes whose kernels are compiled
+        self._room: _Room | None = None
+        self._ring: Any = None  # what could be drawn since the last look
+        self._warm: set[tuple[Any, ...]] = set()  # shapes whose kernels are compiled
         self._sampling = Sampling()
         self._active = 0  # rows of the graph in use
 
     def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
         """Why prompts of so many tokens are left to another backend; empty where they are taken."""
-        if sampling.truncates:
-            return "top_k, top_p and min_p are drawn outside of the graph"
-        if sampling.stop:
-            return "stop texts are looked for token by token"
         longest = longest_prompt + sampling.max_new_tokens
         if any(window is not None and window < longest for window in self._windows):
             return f"the kernels read every key, and {longest} tokens exceed a layer's sliding window"
@@ -73,20 +107,18 @@ class GraphBackend:
         job = decode_job(requests, sampling, self._stop, min(rows, MOST_MEMBERS))
         self._prepare(job, rows)
         completions = DecodeScheduler(self, job).run()
-        if self.cache_bytes > KEPT_BYTES:
+        if self.cache_bytes > KEPT_SHARE * torch.cuda.get_device_properties(self._lm.device).total_memory:
             self.release()
         return completions
 
     @property
     def cache_bytes(self) -> int:
-        caches = self._caches
-        return 0 if caches is None else 2 * sum(each.nbytes for each in (*caches.own_k, *caches.prompt_k))
+        return 0 if self._caches is None else self._caches.num_bytes
 
     def release(self) -> None:
         """Give the caches and graphs back: training needs the memory."""
         self._graphs.clear()
-        self._caches = None
-        self._key = ()
+        self._caches = self._room = self._ring = None
 
     def _prepare(self, job: DecodeJob, rows: int) -> None:
         """Buffers that fit; graphs are thrown away with the buffers they were made on."""
@@ -96,11 +128,14 @@ class GraphBackend:
         at_once = -(-rows // most)
         num_prompts = min(len(job.prompts), max(2 * at_once + 1, min(8 * at_once, rows * budget // longest)))
         self._sampling, self._active = job.sampling, rows
+        support = job.sampling.keeps_support and job.sampling.truncates
         self.num_rows, self.num_slots = rows, num_prompts
-        key = (rows, most, num_prompts, longest, budget)
-        if self._key == key:
-            self.log.close(range(rows))
+        parts = prompt_parts(self._weights, longest, at_once)
+        room = _Room(rows, num_prompts, longest, budget, -(-most // 8) * 8, parts, support)
+        if self._room is not None and self._room.holds(room):
+            self.log.close(range(self._room.rows))
             return
+        room = room if self._room is None else self._room.joined(room)
         self.release()
         sizes, device, dtype = self._weights.sizes, self._weights.embedding.device, self._weights.dtype
 
@@ -110,34 +145,41 @@ class GraphBackend:
 
         self._caches = Caches(
             self._tables,
-            cache(num_prompts, longest),
-            cache(num_prompts, longest),
-            torch.ones(num_prompts, dtype=torch.int32, device=device),
-            torch.full((num_prompts, most), -1, dtype=torch.int32, device=device),
-            cache(rows, budget),
-            cache(rows, budget),
+            cache(room.prompts, room.longest),
+            cache(room.prompts, room.longest),
+            torch.ones(room.prompts, dtype=torch.int32, device=device),
+            torch.full((room.prompts, room.members), -1, dtype=torch.int32, device=device),
+            torch.full((room.rows,), -1, dtype=torch.int32, device=device),
+            cache(room.rows, room.budget),
+            cache(room.rows, room.budget),
         )
-        self._prompt_logits = torch.zeros(num_prompts, sizes.vocabulary, device=device)
-        self._starts = torch.zeros(rows, dtype=torch.long, device=device)  # the length of each row's prompt
-        self.log = TokenLog(rows, budget, self._stop.tokens, device)
-        self._key = key
+        self._prompt_logits = torch.zeros(room.prompts, sizes.vocabulary, device=device)
+        self._starts = torch.zeros(room.rows, dtype=torch.long, device=device)  # the length of each row's prompt
+        self._noted = torch.zeros(room.rows, dtype=torch.long, device=device)  # tokens whose support was taken
+        self.log = TokenLog(room.rows, room.budget, self._stop.tokens, device)
+        if room.support:
+            from whet.model.decode_kernels import SupportRing
+
+            ids = torch.zeros(room.rows, STEPS_PER_LOOK, LARGEST_SUPPORT, dtype=torch.int32, device=device)
+            self._ring = SupportRing(ids, ids.new_zeros(room.rows, STEPS_PER_LOOK))
+        self._room = room
 
     @contextmanager
     def running(self) -> Iterator[None]:
         yield
 
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
-        return num_free >= min(num_waiting, max(1, self.num_rows // 16))
+        return num_free >= min(num_waiting, max(1, self.num_rows // 32))
 
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         """Keys, values and the logits behind each prompt, into its slot."""
         assert self._caches is not None
         caches, device = self._caches, self._lm.device
-        at = torch.tensor(slots, device=device)
-        caches.lengths[at] = torch.tensor([len(each) for each in prompts], dtype=torch.int32, device=device)
+        at = to_device(slots, device)
+        caches.lengths[at] = to_device([len(each) for each in prompts], device).int()
         batch = prompt_batch(prompts, device)
         # equal prompts are computed once: each takes the place of the one it equals
-        index = batch.layout.prompt_index[torch.tensor(batch.prompt_of_row, device=device)]
+        index = batch.layout.prompt_index[to_device(batch.prompt_of_row, device)]
         longest = index.shape[1]
 
         def keep(number: int, key: Tensor, value: Tensor) -> None:
@@ -147,25 +189,42 @@ class GraphBackend:
         self._prompt_logits[at] = self._lm.logits(fused_states(self._lm, batch, keep))
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
-        return self._prompt_logits[torch.tensor(slots, device=self._prompt_logits.device)]
+        self._noted[to_device(rows, self._lm.device)] = self._noted.new_ones(())
+        return self._prompt_logits[to_device(slots, self._lm.device)]
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""
         assert self._caches is not None
         caches = self._caches
-        listed: list[list[int]] = [[] for _ in range(self.num_slots)]
+        listed: list[list[int]] = [[] for _ in range(len(caches.members))]
         for row, slot in enumerate(slots):
             if slot is not None:
                 listed[slot].append(row)
-        width = caches.members.shape[1]
-        caches.members.copy_(torch.tensor([each + [-1] * (width - len(each)) for each in listed], dtype=torch.int32))
-        busy = [(row, slot) for row, slot in enumerate(slots) if slot is not None]
-        if busy:
-            rows, held = (torch.tensor(each, device=self._starts.device) for each in zip(*busy, strict=True))
-            self._starts[rows] = caches.lengths[held].long()
+        width, device = caches.members.shape[1], self._lm.device
+        caches.members.copy_(to_device([each + [-1] * (width - len(each)) for each in listed], device))
+        held = to_device([-1 if slot is None else slot for slot in slots], device)
+        caches.slot[: len(slots)] = held.int()
+        self._starts[: len(slots)] = caches.lengths[held.clamp(min=0)].long()
 
     def step(self) -> None:
         self._graph().replay()
+
+    def take_kept(self, rows: int) -> KeptTokens | None:
+        """Waits for the device: how many ids there are is not known before."""
+        if self._ring is None or not self._sampling.truncates:
+            return None
+        counts, seen = self.log.counts(rows), self._noted[:rows]
+        place = seen[:, None] + torch.arange(STEPS_PER_LOOK, device=seen.device)
+        order = place % STEPS_PER_LOOK
+        sizes = torch.where(place < counts[:, None], self._ring.counts[:rows].gather(1, order), 0)
+        lane = torch.arange(LARGEST_SUPPORT, device=seen.device)
+        by_slot = torch.zeros_like(sizes).scatter_(1, order, sizes)
+        ids = self._ring.ids[:rows][lane < by_slot[:, :, None]]
+        at = torch.zeros_like(place).scatter_(1, order, place)  # positions in the ring's order, as the ids are
+        sizes, at, ids = by_slot.cpu(), at.cpu(), ids.cpu()
+        self._noted[:rows] = torch.maximum(seen, counts)
+        row, slot = sizes.nonzero(as_tuple=True)
+        return KeptTokens(row, at[row, slot], sizes[row, slot].long(), ids)
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         pays = not num_waiting and num_busy <= self._active // 2 and self._active > SMALLEST
@@ -175,56 +234,57 @@ class GraphBackend:
         assert self._caches is not None
         caches, device = self._caches, self._starts.device
         for order, values in (
-            (rows, (*caches.own_k, *caches.own_v, self._starts)),
+            (rows, (*caches.own_k, *caches.own_v, self._starts, self._noted)),
             (slots, (*caches.prompt_k, *caches.prompt_v, caches.lengths, self._prompt_logits)),
         ):
             targets = [place for place, held in enumerate(order) if place != held]
             if targets:
-                target = torch.tensor(targets, device=device)
-                source = torch.tensor([order[place] for place in targets], device=device)
+                target = to_device(targets, device)
+                source = to_device([order[place] for place in targets], device)
                 for value in values:
                     value[target] = value[source]
         self._active = min(self._active, _rounded(len(rows)))
 
     def _graph(self) -> torch.cuda.CUDAGraph:
-        active = self._active
-        key = (active, self._sampling.temperature)
-        if key not in self._graphs:
-            work = workspace(self._weights, active)
+        assert self._room is not None
+        active, sampling = self._active, self._sampling
+        how = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.keeps_support)
+        if (active, how) not in self._graphs:
+            work = workspace(self._weights, active, self._room.parts)
             saved = [value.clone() for value in self.log.moving]
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            if (active, *self._key) not in self._warm:
+            if (active, how, self._room) not in self._warm:
                 with torch.cuda.stream(side):  # kernels compile on their first call, which a capture cannot hold
                     for _ in range(2):
                         self._step(active, work)
-                self._warm.add((active, *self._key))
+                self._warm.add((active, how, self._room))
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self._step(active, work)
             for value, before in zip(self.log.moving, saved, strict=True):
                 value.copy_(before)
-            self._graphs[key] = (graph, work)
-        return self._graphs[key][0]
+            self._graphs[active, how] = (graph, work)
+        return self._graphs[active, how][0]
 
     def _step(self, active: int, work: Workspace) -> None:
         """One token for every row; rows that are done write over their last slot and count no further."""
         assert self._caches is not None
         rows = slice(0, active)
-        behind = (self.log.counts(active) - 1).clamp_(min=0)  # the newest token's place in its completion
+        count = self.log.counts(active)
+        behind = (count - 1).clamp_(min=0)  # the newest token's place in its completion
         position = self._starts[rows] + behind
         logits = decode_step(self._weights, self._caches, work, self.log.last[rows], position, behind)
-        self.log.record(rows, self._drawn(logits, self.log.uniform(rows)))
+        self.log.record(rows, self._drawn(logits, self.log.uniform(rows), count))
 
-    def _drawn(self, logits: Tensor, uniform: Tensor) -> Draw:
-        if self._sampling.temperature == 0:
-            return draw(logits, uniform, self._sampling)
+    def _drawn(self, logits: Tensor, uniform: Tensor, count: Tensor) -> Draw:
         from whet.model import decode_kernels
 
         token = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        decode_kernels.sample(logits, uniform, self._sampling.temperature, token, logp)
+        ring = self._ring if self._sampling.keeps_support and self._sampling.truncates else None
+        decode_kernels.sample(logits, uniform, self._sampling, token, logp, ring, count)
         return Draw(token, logp, None)
 
 

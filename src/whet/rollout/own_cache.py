@@ -172,6 +172,7 @@ class OwnCacheBackend:
     """A `DecodeBackend` on the model itself."""
 
     steps_per_look = 1
+    looks_behind = 0
     prefills_ahead = False
 
     def __init__(
@@ -208,6 +209,9 @@ class OwnCacheBackend:
         drawn = draw(self._reader.step(self.log.last[rows]), self.log.uniform(rows), self._sampling)
         self.log.record(rows, drawn)
         return drawn
+
+    def take_kept(self, rows: int) -> None:
+        """Every step says it itself."""
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         return num_busy

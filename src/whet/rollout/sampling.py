@@ -28,7 +28,7 @@ class Draw:
 
     token: Tensor  # int64 [B]
     logp: Tensor  # float32 [B], of the distribution drawn from; for greedy, of the model's own at temperature 1
-    kept: Tensor | None  # bool [B, V], the tokens that could be drawn; None: all
+    kept: Tensor | None  # bool [B, V], the tokens that could be drawn; None: all, or nobody asked
 
 
 def uniforms(seeds: list[int], count: int) -> Tensor:
@@ -62,7 +62,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, spend: bool = Fals
     # a second buffer of this size would cost more than the softmax: the system hands out fresh pages for it
     probability = torch.softmax(logits, -1, out=logits) if spend else logits.softmax(-1)
     token = _inverse(probability, uniform)
-    return Draw(token, _at(probability, token).log(), kept)
+    return Draw(token, _at(probability, token).log(), kept if sampling.keeps_support else None)
 
 
 def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
@@ -103,15 +103,18 @@ def _just_below(values: Tensor) -> Tensor:
 
 
 def kept_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
-    """bool [B, V]: what top-k, then top-p, then min-p leave, each acting on what the one before left."""
+    """bool [B, V]: what top-k, then top-p, then min-p leave, each acting on what the one before left.
+
+    Tokens of equal probability stay or go together, so what is kept is all that reaches a threshold.
+    """
     kept = torch.ones_like(logits, dtype=torch.bool)
     if 0 < sampling.top_k < logits.shape[-1]:
         kept &= logits >= logits.topk(sampling.top_k).values[:, -1:]
     if sampling.top_p < 1:
         probability = logits.masked_fill(~kept, float("-inf")).softmax(-1)
-        ordered, order = probability.sort(descending=True, stable=True)
+        ordered = probability.sort(descending=True).values
         before = ordered.cumsum(-1) - ordered  # a token stays while the mass in front of it is below top_p
-        kept &= torch.zeros_like(kept).scatter(-1, order, before < sampling.top_p)
+        kept &= probability >= ordered.masked_fill(before >= sampling.top_p, 1).amin(-1, keepdim=True)
     if sampling.min_p > 0:
         probability = logits.masked_fill(~kept, float("-inf")).softmax(-1)
         kept &= probability >= sampling.min_p * probability.max(-1, keepdim=True).values

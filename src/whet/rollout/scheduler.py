@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from whet.rollout.sampling import Draw, draw, uniforms
-from whet.types import Request, Sampling, StopReason, WhetError
+from whet.types import Request, Sampling, StopReason, Support, WhetError
 
 LARGEST_SUPPORT = 4096  # ids kept for one token; past it, storing the support costs more than the run
 PREFILL_TOKENS = 1 << 14  # of one pass over prompts
@@ -32,20 +33,42 @@ class Completions:
     logp: Tensor  # float32 [N, max_new_tokens]
     count: list[int]
     stop: list[StopReason]
-    support: list[list[Tensor]]
+    support: list[Support | None]
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """What ends a completion: a token, or a text that `text_of` some tokens contains."""
+    """What ends a completion: a token, and what `Sampling` names: a text that its tokens contain, or a sequence."""
 
     tokens: Tensor  # int64
     text_of: Callable[[list[int]], str]
+    _may_complete: dict[tuple[int, tuple[str, ...]], bool] = field(default_factory=dict)  # (token, stop)
 
-    def ends_in_text(self, completion: Sequence[int], stop: Sequence[str]) -> bool:
-        # a token adds at least one byte, and a character takes at most four
-        text = self.text_of(list(completion[-(4 * max(map(len, stop)) + 4) :]))
-        return any(each in text for each in stop)
+    def stopped_at(self, completion: Sequence[int], start: int, sampling: Sampling) -> int | None:
+        """How many tokens there are when the first stop is complete, of those from `start` on; None: not yet."""
+        for count in range(start + 1, len(completion) + 1):
+            for sequence in sampling.stop_tokens:
+                if tuple(completion[max(0, count - len(sequence)) : count]) == sequence:
+                    return count
+            if sampling.stop and self._has_last_letter(completion[count - 1], sampling.stop):
+                # a token adds at least one byte, and a character takes at most four
+                first = max(0, count - (4 * max(map(len, sampling.stop)) + 4))
+                text = self.text_of(list(completion[first:count]))
+                if any(each in text for each in sampling.stop):
+                    return count
+        return None
+
+    def _has_last_letter(self, token: int, stop: tuple[str, ...]) -> bool:
+        """False where this token cannot complete a text: most texts need not be decoded.
+
+        Alone, a token may lose the space in front of it, or be part of a character.
+        """
+        known = self._may_complete.get((token, stop))
+        if known is None:
+            text = self.text_of([token])
+            known = not text or "\ufffd" in text or any(each[-1].isspace() or each[-1] in text for each in stop)
+            self._may_complete[token, stop] = known
+        return known
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,7 @@ class DecodeBackend(Protocol):
     num_rows: int  # at most
     num_slots: int  # prompts that it holds at once
     steps_per_look: int  # between two looks at who has finished
+    looks_behind: int  # a device that runs ahead is given the next steps before the last look is read
     prefills_ahead: bool  # also prompts whose rows are not free yet
     log: TokenLog
 
@@ -105,7 +129,11 @@ class DecodeBackend(Protocol):
         ...
 
     def step(self) -> Draw | None:
-        """One token for every row, drawn and logged; None where nobody can be told what could have been drawn."""
+        """One token for every row, drawn and logged; None where `take_kept` tells what could have been drawn."""
+        ...
+
+    def take_kept(self, rows: int) -> KeptTokens | None:
+        """What the first rows could have drawn since the last time, where `step` does not say."""
         ...
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
@@ -117,6 +145,41 @@ class DecodeBackend(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class KeptTokens:
+    """The tokens that could be drawn at some positions, where sampling truncates."""
+
+    row: Tensor  # int64 [n], which row drew
+    position: Tensor  # int64 [n], grows with the tokens of a row
+    counts: Tensor  # int64 [n]
+    ids: Tensor  # int32 [sum of counts]
+
+
+class Look:
+    """What the batch was like when it was taken; reading it waits for the device, taking it does not."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: Any = None
+        self._values = values  # int64 [rows, 2 + fresh]: done, count, tokens since the last look
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> tuple[list[bool], list[int], np.ndarray]:
+        if self._event is not None:
+            self._event.synchronize()
+        values = self._values.numpy()
+        return values[:, 0].astype(bool).tolist(), values[:, 1].tolist(), values[:, 2:]
+
+
+def to_device(values: Sequence[Any] | Tensor, device: torch.device) -> Tensor:
+    """The values as an int64 tensor on the device, without waiting for what it computes."""
+    host = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.long)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
 class TokenLog:
     """What each row has drawn, kept where the model runs: nothing here waits for the device.
 
@@ -124,6 +187,7 @@ class TokenLog:
     """
 
     def __init__(self, rows: int, budget: int, ends: Tensor, device: torch.device) -> None:
+        self.budget, self.device = budget, device
         self._stride = budget + 1
         self._base = torch.arange(rows, device=device) * self._stride  # the place of each row's first token
         self._final = self._base + (budget - 1)  # and of the last that its budget allows
@@ -135,6 +199,20 @@ class TokenLog:
         self.last = torch.zeros(rows, dtype=torch.long, device=device)  # the token each row drew last
         self.done = torch.ones(rows, dtype=torch.bool, device=device)
         self._cursor = self._base + budget  # the place of its next token
+        self._looked = self._base.clone()  # the first that no look has told
+
+    def limit(self, budget: int) -> None:
+        """Completions end after so many tokens; at most as many as there is room for."""
+        torch.add(self._base, budget - 1, out=self._final)
+
+    def look(self, num_rows: int, fresh: int) -> Look:
+        """Of the first rows: done or not, tokens drawn, and the first `fresh` tokens since the last look."""
+        values = [self.done[:num_rows, None].long(), self.counts(num_rows)[:, None]]
+        if fresh:
+            place = self._looked[:num_rows, None] + torch.arange(fresh, device=self.device)
+            values.append(self._tokens[place.clamp_(max=len(self._tokens) - 1)])
+            self._looked[:num_rows] = self._cursor[:num_rows]
+        return Look(torch.cat(values, 1))
 
     @property
     def moving(self) -> tuple[Tensor, ...]:
@@ -148,16 +226,17 @@ class TokenLog:
         return self._cursor[:rows] - self._base[:rows]
 
     def open(self, rows: Tensor, streams: Tensor) -> None:
-        """Rows begin, each with its random numbers [rows, budget]."""
-        self._cursor[rows] = self._base[rows]
-        self._random.view(-1, self._stride)[rows, :-1] = streams
+        """Rows begin, each with its random numbers [rows, tokens]."""
+        self._cursor[rows] = self._looked[rows] = self._base[rows]
+        self._random.view(-1, self._stride)[rows, : streams.shape[1]] = streams
         self.done[rows] = False
 
     def close(self, rows: Sequence[int]) -> None:
         """End rows that no token has ended."""
         if rows:
-            where = torch.tensor(rows, device=self.done.device)
-            self.done[where], self._cursor[where] = True, self._base[where] + self._stride - 1
+            where = to_device(rows, self.device)
+            self.done[where] = self.done.new_ones(())
+            self._cursor[where] = self._base[where] + self._stride - 1
 
     def uniform(self, rows: slice | Tensor) -> Tensor:
         """The random number of each row's next token."""
@@ -177,35 +256,46 @@ class TokenLog:
         if isinstance(rows, Tensor):  # then these are copies
             self._cursor[rows], self.done[rows] = cursor, done
 
-    def written(self, rows: Sequence[int]) -> tuple[list[int], Tensor, Tensor]:
-        """Counts, tokens [rows, budget] and log-probabilities of what these rows wrote, on the CPU."""
-        where = torch.tensor(rows, device=self.done.device)
-        tokens, logp = (each.view(-1, self._stride).index_select(0, where) for each in (self._tokens, self._logp))
-        return self.counts(where).tolist(), tokens[:, :-1].cpu(), logp[:, :-1].cpu()
+    def written(self, rows: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+        """Tokens [rows, budget] and log-probabilities of what these rows wrote."""
+        tokens, logp = (each.view(-1, self._stride).index_select(0, rows) for each in (self._tokens, self._logp))
+        return tokens[:, :budget], logp[:, :budget]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Row n becomes what row `rows[n]` was; the rows behind are closed."""
         moved = [place for place, row in enumerate(rows) if place != row]
         if moved:
-            target = torch.tensor(moved, device=self.done.device)
-            source = torch.tensor([rows[place] for place in moved], device=self.done.device)
-            counts = self.counts(source)
+            target = to_device(moved, self.device)
+            source = to_device([rows[place] for place in moved], self.device)
+            counts, unseen = self.counts(source), self._looked[source] - self._base[source]
             for each in (self._random, self._tokens, self._logp):
                 view = each.view(-1, self._stride)
                 view[target] = view[source]
             self.last[target], self.done[target] = self.last[source], self.done[source]
             self._cursor[target] = self._base[target] + counts
+            self._looked[target] = self._base[target] + unseen
         self.close(range(len(rows), len(self.last)))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Occupant:
     """The request that occupies a row of the batch."""
 
     request: int
     prompt: int
     slot: int
-    tokens: list[int] = field(default_factory=list)  # kept only where stop strings are looked for
+    place: int  # its row
+    drawn: int = 0  # tokens, those included that the device has yet to draw
+    left: bool = False
+    tokens: list[int] = field(default_factory=list)  # kept only where stops are looked for
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A look that is on its way, and who sat in the rows then."""
+
+    look: Look
+    rows: list[_Occupant | None]
 
 
 class DecodeScheduler:
@@ -217,48 +307,81 @@ class DecodeScheduler:
         self._unfinished = [len(each) for each in job.members]
         self._rows: list[_Occupant | None] = []  # None is free
         self._slots: list[int | None] = [None] * backend.num_slots  # the prompt in each
-        budget = job.sampling.max_new_tokens
+        self._budget = job.sampling.max_new_tokens
         seeds = [request.seed for request in job.requests]
-        self._streams = uniforms(seeds, budget).to(backend.log.last.device)
-        self._tokens = torch.zeros(len(seeds), budget, dtype=torch.long)
-        self._logp = torch.zeros(len(seeds), budget)
+        device = backend.log.device
+        self._streams = uniforms(seeds, self._budget).to(device)
+        # where the model runs: handing in must not wait for it
+        self._tokens = torch.zeros(len(seeds), self._budget, dtype=torch.long, device=device)
+        self._logp = torch.zeros(len(seeds), self._budget, device=device)
         self._count = [0] * len(seeds)
-        self._stopped_by_text: set[int] = set()  # requests
-        self._support: list[list[Tensor]] = [[] for _ in seeds]
-        # texts and supports are looked at token by token
-        every_token = bool(job.sampling.stop) or job.sampling.truncates
-        self._steps_per_look = 1 if every_token else backend.steps_per_look
+        self._stopped_early: set[int] = set()  # requests
+        self._kept: list[KeptTokens] = []  # rows are requests here
+        backend.log.limit(self._budget)
 
     def run(self) -> Completions:
+        looks: deque[_Taken] = deque()
         with self._backend.running():
             while self._waiting or any(self._rows):
                 self._enter()
-                if any(self._rows):
-                    for _ in range(self._steps_per_look):
-                        self._note(self._backend.step(), range(len(self._rows)))
-                    self._leave(range(len(self._rows)))
+                steps = self._next_steps()
+                for _ in range(steps):
+                    self._note(self._backend.step(), self._rows)
+                if steps:
+                    looks.append(self._take_look(steps))
+                while len(looks) > (self._backend.looks_behind if steps else 0):
+                    self._leave(looks.popleft())
         return self._completions()
 
+    def _next_steps(self) -> int:
+        """No more than the rows that are busy can use."""
+        left = max((self._budget - row.drawn for row in self._rows if row is not None), default=0)
+        return min(self._backend.steps_per_look, left)
+
+    def _take_look(self, steps: int) -> _Taken:
+        for row in self._rows:
+            if row is not None:
+                row.drawn = min(self._budget, row.drawn + steps)
+        if self._job.sampling.keeps_support and (kept := self._backend.take_kept(len(self._rows))) is not None:
+            self._keep(kept, self._rows)
+        # the token that a row drew when it came in is told with its first look
+        fresh = self._backend.steps_per_look + 1 if self._job.sampling.stops_early else 0
+        return _Taken(self._log.look(len(self._rows), fresh), list(self._rows))
+
     def _completions(self) -> Completions:
+        tokens, logp = self._tokens.cpu(), self._logp.cpu()
         count = torch.tensor(self._count)
-        final = self._tokens[torch.arange(len(count)), count - 1].tolist()
+        final = tokens[torch.arange(len(count)), count - 1].tolist()
         stop = [
-            StopReason.TEXT if request in self._stopped_by_text
+            StopReason.TEXT if request in self._stopped_early
             else StopReason.END if token in self._log.ends
             else StopReason.LENGTH
             for request, token in enumerate(final)
         ]  # fmt: skip
-        behind = torch.arange(self._tokens.shape[1])[None] >= count[:, None]
-        tokens, logp = self._tokens.masked_fill_(behind, 0), self._logp.masked_fill_(behind, 0)
-        return Completions(tokens, logp, self._count, stop, self._support)
+        behind = torch.arange(self._budget)[None] >= count[:, None]
+        tokens, logp = tokens.masked_fill_(behind, 0), logp.masked_fill_(behind, 0)
+        return Completions(tokens, logp, self._count, stop, _supports(self._kept, self._count))
 
-    def _note(self, drawn: Draw | None, rows: Sequence[int]) -> None:
+    def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:
         """Keep what could have been drawn, where sampling truncates."""
-        if drawn is None or drawn.kept is None:
-            return
-        for place, ids in zip(rows, _supports(drawn.kept, self._job.sampling), strict=True):
-            if (row := self._rows[place]) is not None:
-                self._support[row.request].append(ids)
+        if drawn is not None and drawn.kept is not None:
+            row, ids = drawn.kept.cpu().nonzero(as_tuple=True)
+            counts = torch.bincount(row, minlength=len(drawn.kept))
+            numbers = torch.arange(len(counts))
+            self._keep(KeptTokens(numbers, torch.zeros_like(numbers), counts, ids.to(torch.int32)), rows)
+
+    def _keep(self, kept: KeptTokens, rows: Sequence[_Occupant | None]) -> None:
+        most = int(kept.counts.max()) if len(kept.counts) else 0
+        if most > LARGEST_SUPPORT:
+            sampling = self._job.sampling
+            raise WhetError(
+                f"top_p={sampling.top_p}, min_p={sampling.min_p} keep {most} tokens at one position; the "
+                f"trainer must renormalise on all of them: add top_k={LARGEST_SUPPORT // 4}, or switch truncation off"
+            )
+        requests = torch.tensor([-1 if row is None else row.request for row in rows])
+        # positions of one part come before those of the next
+        position = kept.position + len(self._kept) * (self._backend.steps_per_look + self._budget)
+        self._kept.append(KeptTokens(requests[kept.row], position, kept.counts, kept.ids))
 
     def _enter(self) -> None:
         """Give free rows to requests that wait, and let each draw its first token."""
@@ -271,15 +394,18 @@ class DecodeScheduler:
             if not taken:
                 return
             seated = [row for place in taken if (row := self._rows[place])]
-            rows = torch.tensor(taken, device=self._log.last.device)
-            requests = torch.tensor([row.request for row in seated], device=rows.device)
+            rows = to_device(taken, self._log.device)
+            requests = to_device([row.request for row in seated], self._log.device)
             self._log.open(rows, self._streams.index_select(0, requests))
             logits = self._backend.enter(taken, [row.slot for row in seated])
             drawn = draw(logits, self._log.uniform(rows), self._job.sampling, spend=True)
             self._log.record(rows, drawn)
-            self._note(drawn, taken)
+            self._note(drawn, seated)
+            for row in seated:
+                row.drawn = 1
             self._seat()
-            self._leave(taken)
+            if self._budget == 1 or not self._backend.looks_behind:
+                self._leave(self._take_look(0))
 
     def _seat_requests(self, free: Sequence[int]) -> list[int]:
         """Seat as many waiting requests as have a row and a slot; the rows they took."""
@@ -298,7 +424,7 @@ class DecodeScheduler:
                 new.append(prompt)
             self._waiting.popleft()
             self._rows += [None] * (place + 1 - len(self._rows))
-            self._rows[place] = _Occupant(request, prompt, slot_of[prompt])
+            self._rows[place] = _Occupant(request, prompt, slot_of[prompt], place)
             taken.append(place)
         if new and self._backend.prefills_ahead:
             for prompt in dict.fromkeys(prompt for prompt, _ in self._waiting):
@@ -312,43 +438,48 @@ class DecodeScheduler:
             self._backend.prefill(slots, [self._job.prompts[prompt] for prompt in part])
         return taken
 
-    def _leave(self, rows: Sequence[int]) -> None:
-        """Rows that are done hand in what they wrote; `rows` are those that drew a token since the last look."""
-        done = self._log.done[: len(self._rows)].tolist()
-        by_text = self._rows_stopped_by_text(rows) if self._job.sampling.stop else set()
-        gone = [place for place, row in enumerate(self._rows) if row is not None and (done[place] or place in by_text)]
+    def _leave(self, taken: _Taken) -> None:
+        """Rows that are done hand in what they wrote."""
+        done, counts, fresh = taken.look.read()
+        gone: list[_Occupant] = []
+        cut: list[int] = []  # rows that something besides an end token stopped
+        for place, row in enumerate(taken.rows):
+            if row is None or row.left:  # an earlier look saw it leave
+                continue
+            count, ends = counts[place], done[place]
+            if self._job.sampling.stops_early:
+                stopped_at = self._stopped_at(row, fresh[place], count)
+                if stopped_at is not None:
+                    cut.append(row.place)
+                    self._stopped_early.add(row.request)
+                    count, ends = stopped_at, True
+            if ends:
+                self._count[row.request] = count
+                gone.append(row)
         if not gone:
             return
-        leaving = [row for place in gone if (row := self._rows[place])]
-        counts, tokens, logp = self._log.written(gone)
-        where = torch.tensor([row.request for row in leaving])
-        self._tokens.index_copy_(0, where, tokens)
-        self._logp.index_copy_(0, where, logp)
-        for place, row, count in zip(gone, leaving, counts, strict=True):
-            self._count[row.request] = count
+        rows = to_device([row.place for row in gone], self._log.device)
+        requests = to_device([row.request for row in gone], self._log.device)
+        tokens, logp = self._log.written(rows, self._budget)
+        self._tokens.index_copy_(0, requests, tokens)
+        self._logp.index_copy_(0, requests, logp)
+        for row in gone:
             self._unfinished[row.prompt] -= 1
             if not self._unfinished[row.prompt]:
                 self._slots[row.slot] = None
-            self._rows[place] = None
-        if by_text:
-            self._stopped_by_text.update(
-                row.request for place, row in zip(gone, leaving, strict=True) if place in by_text
-            )
-            self._log.close(sorted(by_text))
+            self._rows[row.place], row.left = None, True
+        self._log.close(cut)
         if any(self._rows):
             self._move_together()
             self._seat()
 
-    def _rows_stopped_by_text(self, rows: Sequence[int]) -> set[int]:
-        last = self._log.last[: len(self._rows)].tolist()
-        stopped = set()
-        for place in rows:
-            if (row := self._rows[place]) is not None:
-                row.tokens.append(last[place])
-                by_token = last[place] in self._log.ends
-                if not by_token and self._job.stop.ends_in_text(row.tokens, self._job.sampling.stop):
-                    stopped.add(place)
-        return stopped
+    def _stopped_at(self, row: _Occupant, fresh: np.ndarray, count: int) -> int | None:
+        """How many of a row's tokens stand when a text or a sequence stops it, its newest tokens added."""
+        known = len(row.tokens)
+        row.tokens += fresh[: count - known].tolist()
+        stopped_at = self._job.stop.stopped_at(row.tokens, known, self._job.sampling)
+        by_token = stopped_at is not None and row.tokens[stopped_at - 1] in self._log.ends
+        return None if by_token else stopped_at
 
     def _move_together(self) -> None:
         busy = [place for place, row in enumerate(self._rows) if row is not None]
@@ -359,6 +490,9 @@ class DecodeScheduler:
         self._log.keep(rows)
         self._backend.keep(rows, slots)
         self._rows = [self._rows[place] for place in rows]
+        for place, row in enumerate(self._rows):
+            assert row is not None
+            row.place = place
         moved = {slot: place for place, slot in enumerate(slots)}
         for row in self._rows:
             assert row is not None
@@ -391,13 +525,24 @@ def _prefill_passes(new: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> l
     return passes
 
 
-def _supports(kept: Tensor, sampling: Sampling) -> list[Tensor]:
-    """The ids that could be drawn in each row of `kept` [B, V]."""
-    row, ids = kept.cpu().nonzero(as_tuple=True)
-    counts = torch.bincount(row, minlength=len(kept))
-    if int(counts.max()) > LARGEST_SUPPORT:
-        raise WhetError(
-            f"top_p={sampling.top_p}, min_p={sampling.min_p} keep {int(counts.max())} tokens at one position; the "
-            f"trainer must renormalise on all of them: add top_k={LARGEST_SUPPORT // 4}, or switch truncation off"
-        )
-    return list(ids.to(torch.int32).split(counts.tolist()))
+def _supports(kept: Sequence[KeptTokens], count: Sequence[int]) -> list[Support | None]:
+    """What could be drawn for each request, position after position; `row` of the parts is the request."""
+    if not kept:
+        return [None] * len(count)
+    request, position, counts, ids = (
+        torch.cat([getattr(each, name) for each in kept]).numpy() for name in ("row", "position", "counts", "ids")
+    )
+    start = counts.cumsum() - counts
+    order = np.lexsort((position, request))
+    order = order[request[order] >= 0]  # without those that nobody sat in
+    first = np.searchsorted(request[order], np.arange(len(count)))
+    rank = np.arange(len(order)) - first[request[order]]
+    order = order[rank < np.array(count)[request[order]]]  # a row that has ended draws on until it is seen
+    sizes = counts[order]
+    place = np.repeat(start[order] - (sizes.cumsum() - sizes), sizes) + np.arange(sizes.sum())
+    flat, lengths = torch.from_numpy(ids[place]), torch.from_numpy(sizes.astype(np.int32))
+    ends = np.cumsum(np.bincount(request[order], weights=sizes, minlength=len(count))).astype(int)
+    return [
+        Support(flat[begin:end], each)
+        for begin, end, each in zip((0, *ends[:-1]), ends, lengths.split(list(count)), strict=True)
+    ]
