@@ -4,7 +4,7 @@ reward model on rows and pairs of real lengths; rollouts of three sizes of model
     python benchmarks/gpu_duel.py --parts grpo,sft --rows alpaca_en_demo.jsonl.gz --results
     python benchmarks/gpu_duel.py --parts dpo,rm --pairs dpo_en_demo.jsonl.gz --layouts padded,grouped
     python benchmarks/gpu_duel.py --parts rollout,grpo --writing plain,vllm --results
-    python benchmarks/gpu_duel.py --peer-path FOLDER ...  # TRL and its packages unpacked there, beside this Python's
+    python benchmarks/gpu_duel.py --peer-path FOLDER ...  # of benchmarks/peer_folder.py: TRL, vLLM, their packages
     python benchmarks/gpu_duel.py --tiny                  # the same code on a CPU in seconds: does it run?
 
 Weights are random, of a real model's shape: float32 masters and bf16 matrix products on both sides. Completions have a

@@ -33,9 +33,8 @@ HERE = Path(__file__).resolve().parent
 SETS = {"svamp": "SVAMP", "held_out": "held-out ASDiv and MAWPS", "gsm8k": "GSM8K test"}
 # what a method needs besides recipes/word_problems_rl.toml
 OWN_SETTINGS = {
-    "rloo": ("batch.updates_per_step=1",),  # it has no ratio: a second update would not know that the policy has moved
     # the reward comes at the end, all of it; the critic begins at zero and has to keep up
-    "ppo": ("batch.updates_per_step=4", "critic.learning_rate=2e-5", "objective.baseline.lam=1.0"),
+    "ppo": ("critic.learning_rate=2e-5", "objective.baseline.lam=1.0"),
 }
 # 97.5% point of Student's t by degrees of freedom
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -81,7 +80,7 @@ def arguments() -> Any:
     parser.add_argument("--folder", type=Path, default=Path("runs/word_problems"), help="of everything")
     parser.add_argument("--demonstrations", default="gsm8k,asdiv", help="gsm8k, asdiv or both")
     parser.add_argument("--sft-steps", type=int, default=400)
-    parser.add_argument("--prompts-per-step", type=int, default=64)
+    parser.add_argument("--prompts-per-step", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-5, help="of stage 3")
     parser.add_argument(
         "--budget-seconds", type=float, default=0.0, help="stop and summarise after this time; 0 is no limit"
@@ -318,7 +317,8 @@ def curve_svg(values: Mapping[str, Any]) -> str:
     """Accuracy on each test set against the step: a line per method, the mean over its seeds."""
     from whet.report.charts import FILE_TONES, QUIET, Frame, Panel, PlottedCurve, curves_svg
 
-    runs = values["runs"]
+    finished = {run["method"] for run in values["runs"] if run["finished"]}
+    runs = [run for run in values["runs"] if run["finished"] or run["method"] not in finished]
     methods = list(dict.fromkeys(run["method"] for run in runs))
     highest = max(stage[name] for run in runs for stage in run["stages"] for name in SETS)
     steps = max(stage["step"] for run in runs for stage in run["stages"])

@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "train"),
         "config",
     ),
-    "evaluate": ("types", "protocols", "metrics", "report", "reward", "rollout", "train", "config", "build"),
+    "evaluate": ("types", "protocols", "data", "metrics", "report", "reward", "rollout", "train", "config", "build"),
     "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
     "workbench": ("types", "data", "model", "report", "reward", "config", "build"),
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),

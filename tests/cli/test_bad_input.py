@@ -48,7 +48,7 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = {
         "plain.jsonl": [{"prompt": "What is 1+1?", "answer": "2"}],
-        "question.jsonl": [{"question": "What is 1+1?", "answer": "2"}],
+        "question.jsonl": [{"frage": "What is 1+1?", "answer": "2"}],
         "empty.jsonl": [],
         "long.jsonl": [{"prompt": "word " * 300, "answer": "2"}],
         "noanswer.jsonl": [{"prompt": "What is 1+1?"}],
@@ -70,7 +70,7 @@ MISTAKES = {
     "unknown folder": (["train", "grpo", "--model", "./nowhere"], "give whetstone"),
     "missing column": (
         ["train", "grpo", "--data", "question.jsonl", "--reward", "exact_answer"],
-        "question.jsonl:1: 'prompt' or 'messages' is missing; the row has 'question', 'answer'",
+        "question.jsonl:1: 'prompt' or 'messages' is missing; the row has 'frage', 'answer'",
     ),
     "empty data": (["train", "grpo", "--data", "empty.jsonl", "--reward", "exact_answer"], "holds no rows"),
     "missing file": (["train", "grpo", "--data", "plan.jsonl", "--reward", "exact_answer"], "did you mean plain.jsonl"),

@@ -161,8 +161,10 @@ def test_rows_too_long_for_the_model_are_named_where_what_is_left_does_not_do(ca
     told = refusal(capsys, "train", "dpo", "--data", "long.jsonl", *QUICK)
     assert "long.jsonl: no row fits: the shortest has" in told and "context of 512" in told
     told = refusal(capsys, "train", "kto", "--data", "labels.jsonl", *QUICK)
+    assert "labels.jsonl: 1 row is longer than the model's context of 512 tokens; leave" in told
+    told = refusal(capsys, "train", "kto", "--data", "labels.jsonl", *DROP)
     assert "labels.jsonl: all 2 completions that fit have the same label (1 more rows are too long" in told
-    told = refusal(capsys, "train", "prm", "--data", "wrong.jsonl", *QUICK)
+    told = refusal(capsys, "train", "prm", "--data", "wrong.jsonl", *DROP)
     assert "wrong.jsonl: all labels of the data say the same" in told and "longer context" in told
 
 

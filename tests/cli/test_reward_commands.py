@@ -143,7 +143,7 @@ def test_public_data_is_understood(here):
     (here / "gsm.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "one and one\n#### 2"}) + "\n")
     found = gold_completions("gsm.jsonl", {}, 0)
     assert [(each.kind, each.prompt.answer) for each in found.items] == [("gold answer", "2"), ("gold solution", "2")]
-    assert found.notes[0] == "the prompt is the column 'question' (data.columns.question=prompt)"
+    assert found.notes[0] == "prompt from question, answer from what follows #### in answer"
     (here / "math.jsonl").write_text(json.dumps({"problem": "x", "solution": "so \\boxed{\\frac12}"}) + "\n")
     assert gold_completions("math.jsonl", {}, 0).items[0].prompt.answer == "\\frac12"
     task = gold_completions("task:arithmetic", {}, 6)

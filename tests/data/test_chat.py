@@ -203,7 +203,7 @@ def test_context() -> None:
         WhetError, match=r"'longest' \(and 1 more\): 30 tokens .*make 38; .*context of 32; lower max_new_tokens to 2,"
     ):
         check_context(prompts, [1, 25, 30], max_new_tokens=8, context=32)
-    with pytest.raises(WhetError, match=r"'longest': 32 tokens .*; shorten or drop the prompt"):
+    with pytest.raises(WhetError, match=r"'longest': 32 tokens .*; shorten the prompt, leave such rows out"):
         check_context(prompts, [1, 2, 32], max_new_tokens=1, context=32)
 
 

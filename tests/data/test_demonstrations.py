@@ -132,8 +132,8 @@ def test_a_template_without_tool_support_is_refused(row, expected):
     [
         ({"text": ""}, "text is empty"),
         ({"text": 5}, "text is 5; expected a string"),
-        ({"instruction": "Add."}, "'completion' is missing"),
-        ({"conversations": [{"from": "martian", "value": "x"}]}, "messages[0].role is 'martian'"),
+        ({"instruction": "Add."}, "'output' is missing"),
+        ({"conversations": [{"from": "martian", "value": "x"}]}, "conversations[0].from is 'martian'"),
         (
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"x": 1}]}]},
             "tool_calls[0] is",

@@ -154,8 +154,8 @@ GOOD = {"prompt": "fine", "completion": "fine", "chosen": "a", "rejected": "b", 
         (prompts_from, {"prompt": ["hi"]}, r"prompt\[0\] is 'hi'; expected the keys 'role' and 'content'"),
         (
             prompts_from,
-            {"messages": [{"from": "human", "value": "hi"}]},
-            r"messages\[0\] has the keys 'from', 'value'; expected the keys 'role' and 'content'; write",
+            {"messages": [{"by": "human", "value": "hi"}]},
+            r"messages\[0\] has the keys 'by', 'value'; expected the keys 'role' and 'content'; write",
         ),
         (
             prompts_from,

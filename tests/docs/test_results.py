@@ -157,6 +157,13 @@ def test_a_name_that_no_file_holds_is_an_error(template, said):
         with_results(page_of(template), stored)
 
 
+def test_changed_code_and_a_gpu_are_named():
+    machine = {**RECORD["machine"], "gpu": "NVIDIA H200"}
+    record = {**RECORD, "dirty": True, "machine": machine, "values": {"step": 1.0}}
+    shown = with_results(page_of("{speed/@}"), lambda name: record)
+    assert "2026-11-16, commit abc1234 and changes, NVIDIA H200, torch 2.13\n" in shown
+
+
 def test_only_a_file_that_may_come_later_is_left_out():
     assert left_out(page_of("{gpu_later/step} {speed/step}"), stored) == ["gpu_later"]
 

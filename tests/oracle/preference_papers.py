@@ -155,8 +155,9 @@ def wpo(w, r, b=0.01):
     return weight(w) * weight(r) * dpo(w, r, b)
 
 
-def rpo(w, r, b=0.01, eta=0.005):
-    return dpo(w, r, b) - eta * w.logp
+def rpo(w, r, b=0.5, eta=0.2):
+    """The mean of the NLL over the tokens of the chosen completion, as the authors' released trainer takes it."""
+    return dpo(w, r, b) - eta * sum(w.tokens) / len(w.tokens)
 
 
 def rpo_iterative(w, r, b=0.1, a=1.0):

@@ -75,14 +75,25 @@ def test_groups_that_agree_are_replaced_by_new_prompts():
     oracle = Oracle(by_row)
     found = draw_batch(oracle, counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(10)), (7, 1))
     assert [row for row, _ in found.groups] == [1, 3, 5, 7]
-    assert [call[0] for call in oracle.calls] == [[0, 1, 2, 3], [4, 5], [6], [7]]
-    assert len({call[3] for call in oracle.calls}) == 4  # another random stream each round
-    assert (found.num_samples, found.rounds, len(found.outcomes)) == (24, 4, 8)
+    assert [call[0] for call in oracle.calls] == [[0, 1, 2, 3], [4, 5, 6, 7]]  # half were kept: twice what is missing
+    assert len({call[3] for call in oracle.calls}) == 2  # another random stream each round
+    assert (found.num_samples, found.rounds, len(found.outcomes)) == (24, 2, 8)
+
+
+def test_a_round_is_never_larger_than_a_step_and_what_is_too_much_is_left_out():
+    def by_place(row, count, seed):
+        return by_row(0 if row < 3 else 1, count, seed)
+
+    oracle = Oracle(by_place)
+    found = draw_batch(oracle, counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(10)), (7, 1))
+    assert [call[0] for call in oracle.calls] == [[0, 1, 2, 3], [4, 5, 6, 7]]  # a quarter was kept: not 12 more
+    assert [row for row, _ in found.groups] == [3, 4, 5, 6]
+    assert (found.num_samples, len(found.outcomes)) == (24, 8)  # the surplus was paid for, and counts as visited
 
 
 def test_refilling_is_bounded_and_may_come_back_with_less():
-    found = draw_batch(Oracle(by_row), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(2)), (7, 1))
-    assert [row for row, _ in found.groups] == [1, 3, 5] and found.rounds == 2
+    found = draw_batch(Oracle(by_row), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(1)), (7, 1))
+    assert [row for row, _ in found.groups] == [1, 3] and found.rounds == 1
     never = draw_batch(
         Oracle(lambda row, count, seed: [0.0] * count), counter(), RolloutSpec(4, 3, HOW, False, MixedOutcome(3)), (7,)
     )

@@ -447,6 +447,19 @@ def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
     assert read_summary(tmp_path / "run")["status"] == "interrupted"
 
 
+@pytest.mark.parametrize("when", ["during", "evaluating"])
+def test_a_full_gpu_is_one_line_with_its_way_out(tmp_path, when):
+    def fill():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 62.00 MiB. GPU 0 has a total of 1.")
+
+    with pytest.raises(RunFailed) as error:
+        run(Adding(**{when: {4: fill}}), tmp_path, steps=8, eval_every=4)
+    message = str(error.value)
+    assert "step 4: CUDA out of memory. Tried to allocate 62.00 MiB; lower batch.micro_batch_tokens" in message
+    assert f"whet resume {tmp_path}" in message and "\n" not in message
+    assert saved_steps(tmp_path) == [2]
+
+
 @pytest.mark.parametrize("method", ["reinforce", "sft"])
 def test_weights_that_explode_stop_the_run_and_the_last_checkpoint_stays(tmp_path, method):
     from transformers import AutoModelForCausalLM

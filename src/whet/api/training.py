@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ def train(
     beside the console; `console=False` silences that.
     """
     refuse_while_importing_a_reward("whet.train")
+    refuse_several_processes()
     for name in settings.keys() & TRL_ARGUMENTS.keys():
         raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
     check_callbacks(callbacks)
@@ -117,6 +119,7 @@ def resume(
     from whet.report import read_summary
 
     refuse_while_importing_a_reward("whet.resume")
+    refuse_several_processes()
     check_callbacks(callbacks)
     path = folder.folder if isinstance(folder, Run) else Path(folder)
     config = read_config(path)
@@ -152,6 +155,16 @@ def resume(
         if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
             parts = [(name, was.weight, each) for (name, _, each), was in zip(parts, config.reward.parts, strict=True)]
         return _run(config, path, callbacks, console, chosen, command, made_rewards(parts))
+
+
+def refuse_several_processes() -> None:
+    """Raise under a launcher of several processes: each would train the same run on its own."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise WhetError(
+            f"WORLD_SIZE is {size}: whet trains in one process, and {size} would train the same run each on its own; "
+            "start it without torchrun"
+        )
 
 
 @contextlib.contextmanager

@@ -44,9 +44,9 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     if evaluated:
         score = build_scorer(config, parts, failures)
         sampling = sampling_from(config.sampling)
-        evaluator = build_evaluator(runtime, evaluated, sampling, score, config.eval.by)
+        evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
     built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
     facts = {**runtime.facts, **decoding, **built.facts, **settings_facts(config), **built.lengths}
-    eval_size = len(evaluated) or built.eval_rows
+    eval_size = (len(evaluator.prompts) if evaluator else 0) or built.eval_rows
     return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts), eval_size)

@@ -12,17 +12,19 @@ from whet.build.prompts import data_summary
 from whet.build.rewards import build_scorer, reward_summary, take_notes
 from whet.build.rows import (
     Read,
+    column_facts,
     file_rows,
     left_out_phrases,
     method_for,
     naming_source,
+    refuse_too_long,
     rows_summary,
     task_rows,
     too_long_note,
 )
 from whet.build.runtime import (
     decode_facts,
-    encode_prompts,
+    fitting_prompts,
     optimizer_settings,
     rows_fact,
     sampling_fact,
@@ -79,38 +81,43 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     train, evaluation = _load_rows(config, objective)
     with naming_source(source):
         rows, dropped = preference_rows(loaded.tokenizer, train, loaded.context) if train else ([], 0)
+        refuse_too_long(config.data, dropped, loaded.context)
         if dropped and {row.label for row in rows} in ({1}, {-1}):
             raise WhetError(f"all {len(rows)} completions that fit have the same label{too_long_note(dropped)}")
-    eval_rows = preference_rows(loaded.tokenizer, evaluation, loaded.context)[0] if evaluation else []
+    with naming_source(config.eval.source):
+        eval_rows, too_long = preference_rows(loaded.tokenizer, evaluation, loaded.context) if evaluation else ([], 0)
+        refuse_too_long(config.data, too_long, loaded.context)
     models = _models(config, inputs, objective, [*rows, *eval_rows])
     dataset = PreferenceDataset(rows, eval_rows)
     optimizer = optimizer_settings(config)
     trainer = PreferenceTrainer(models, objective, dataset, _settings(config), optimizer, inputs.evaluator)
     left_out = left_out_phrases(train, evaluation)
-    data = rows_summary(source, len(rows), len(eval_rows), dropped, left_out)
+    data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.family])
-    return Built(trainer, {"data": data}, lengths, len(eval_rows))
+    return Built(trainer, {"data": data, **column_facts(train, evaluation)}, lengths, len(eval_rows))
 
 
 def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     """The trainer on completions of the policy's own."""
     objective, sampling, runtime = preference_objective(config), sampling_from(config.sampling), inputs.runtime
     reward = RewardContext(build_scorer(config, inputs.parts, inputs.failures), {}, partial(take_notes, inputs.parts))
-    tokens = encode_prompts(runtime, inputs.prompts, sampling)
+    prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
     collector = RolloutCollector(
         runtime.engine,
-        PromptDataset(inputs.prompts, tokens),
+        PromptDataset(prompts, tokens),
         lambda progress: reward,
         RolloutSpec(config.batch.rows_per_step, config.preference.online, sampling, greedy=False, keep=Everything()),
-        PromptOrder(len(inputs.prompts), config.seed),
+        PromptOrder(len(prompts), config.seed),
     )
     models = _models(config, inputs, objective, ())
     settings, optimizer = _settings(config), optimizer_settings(config)
     trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator)
-    data = data_summary(config, inputs.prompts, inputs.eval_prompts)
+    data = data_summary(config, prompts, inputs.eval_prompts)
     facts = decode_facts(runtime, sampling, tokens)
     return Built(
-        trainer, {**facts, "data": data, "reward": reward_summary(inputs.parts)}, sampling_fact(sampling, tokens)
+        trainer,
+        {**facts, "data": data, **column_facts(inputs.prompts), "reward": reward_summary(inputs.parts)},
+        sampling_fact(sampling, tokens),
     )
 
 

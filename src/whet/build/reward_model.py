@@ -9,10 +9,12 @@ from typing import Any
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.rows import (
     Read,
+    column_facts,
     file_rows,
     left_out_phrases,
     method_for,
     naming_source,
+    refuse_too_long,
     rows_summary,
     task_rows,
     too_long_note,
@@ -77,7 +79,10 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
     heads, everywhere = config.reward_model.heads, config.reward_model.outcome_at == "every_token"
     with naming_source(source):
         rows, dropped = reward_model_rows(tokenizer, train, context, separator, everywhere)
-    eval_rows = reward_model_rows(tokenizer, evaluation, context, separator)[0] if evaluation else []
+        refuse_too_long(config.data, dropped, context)
+    with naming_source(config.eval.source):
+        eval_rows, too_long = reward_model_rows(tokenizer, evaluation, context, separator) if evaluation else ([], 0)
+        refuse_too_long(config.data, too_long, context)
     kind: Kind = "token" if learns == "steps" else "sequence"
     reward_model = build_reward_model(policy, tokenizer, [*rows, *eval_rows], kind, config.seed, heads)
     if learns == "steps":
@@ -90,9 +95,9 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
         dataset, optimizer = RewardModelDataset(rows, eval_rows), optimizer_settings(config)
         trainer = RewardModelTrainer(reward_model, tokenizer, _loss(config), dataset, settings, optimizer)
     left_out = left_out_phrases(train, evaluation)
-    data = rows_summary(source, len(rows), len(eval_rows), dropped, left_out)
+    data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.rows])
-    return Built(trainer, {"data": data}, lengths, len(eval_rows))
+    return Built(trainer, {"data": data, **column_facts(train, evaluation)}, lengths, len(eval_rows))
 
 
 def _separator(config: RewardModelConfig, rows: Sequence[Any]) -> str:

@@ -20,7 +20,8 @@ from whet.build.rewards import (
     sandbox_summary,
     take_notes,
 )
-from whet.build.runtime import Runtime, decode_facts, encode_prompts, optimizer_settings, sampling_fact, sampling_from
+from whet.build.rows import column_facts
+from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
 from whet.config.config import PolicyConfig, flattened
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -67,12 +68,17 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
     objective, runtime = build_objective(config, inputs.parts), inputs.runtime
     check_rewards(objective, inputs.parts)
     sampling = sampling_from(config.sampling)
-    tokens = encode_prompts(runtime, inputs.prompts, sampling)
-    dataset = PromptDataset(inputs.prompts, tokens)
+    prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
+    dataset = PromptDataset(prompts, tokens)
     reward_at = build_reward_at(config, inputs, objective)
     trainer = build_rl_trainer(config, objective, runtime, dataset, reward_at, inputs.evaluator)
-    data = data_summary(config, inputs.prompts, inputs.eval_prompts)
-    facts = {"data": data, "reward": reward_summary(inputs.parts), **sandbox_summary(inputs.parts)}
+    data = data_summary(config, prompts, inputs.eval_prompts)
+    facts = {
+        "data": data,
+        **column_facts(prompts, inputs.eval_prompts),
+        "reward": reward_summary(inputs.parts),
+        **sandbox_summary(inputs.parts),
+    }
     return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts}, sampling_fact(sampling, tokens))
 
 

@@ -32,6 +32,12 @@ def left_out_phrases(*values: Sequence[Any]) -> list[str]:
     return [left_out_words(total)] if total else []
 
 
+def column_facts(*values: Sequence[Any]) -> dict[str, str]:
+    """What was found under which name, for the run's facts; nothing where the data has whet's own columns."""
+    notes = dict.fromkeys(each.notes for each in values if isinstance(each, Usable) and each.notes)
+    return {"columns": "; ".join(notes)} if notes else {}
+
+
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
     data = config.data
 
@@ -63,6 +69,16 @@ def naming_source(source: str, after: str = "") -> Iterator[None]:
         yield
     except WhetError as error:
         raise WhetError(f"{source}: {error}{after}") from error
+
+
+def refuse_too_long(data: DataSection, dropped: int, context: int) -> None:
+    """Raise where rows do not fit and nobody said that they may be left out."""
+    if dropped and data.unusable == "stop" and data.parsed_source.is_stored:
+        rows = f"{dropped} row{'s are' if dropped > 1 else ' is'}"
+        raise WhetError(
+            f"{rows} longer than the model's context of {context} tokens; leave them out with data.unusable=drop, "
+            "shorten them, or use a model with a longer context"
+        )
 
 
 def too_long_note(dropped: int) -> str:

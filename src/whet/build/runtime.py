@@ -11,8 +11,9 @@ import torch
 
 from whet.build.adapters import add_configured_adapters
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
-from whet.config.sections import SamplingSection
+from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
+from whet.data.usable import Usable
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
@@ -136,10 +137,29 @@ def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampli
     return tokens
 
 
+def fitting_prompts(
+    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, data: DataSection
+) -> tuple[Usable[Prompt], list[tuple[int, ...]]]:
+    """Prompts and their tokens. One that leaves no room for a completion is an error, or is left out and counted."""
+    if data.unusable == "stop" or not data.parsed_source.is_stored:
+        return Usable(prompts), encode_prompts(runtime, prompts, sampling)
+    room = runtime.loaded.context - sampling.max_new_tokens
+    tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
+    kept = [number for number, each in enumerate(tokens) if len(each) <= room]
+    if not kept:
+        encode_prompts(runtime, prompts, sampling)  # raises: none fits
+    left_out = dict(getattr(prompts, "left_out", {}))
+    if len(kept) < len(tokens):
+        left_out["too long for the context"] = len(tokens) - len(kept)
+    notes = getattr(prompts, "notes", "")
+    return Usable([prompts[number] for number in kept], left_out, notes), [tokens[number] for number in kept]
+
+
 def build_evaluator(
-    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, by: str = ""
+    runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
 ) -> Evaluator:
-    return Evaluator(runtime.engine, prompts, encode_prompts(runtime, prompts, sampling), sampling, score, by)
+    fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
+    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by)
 
 
 def settings_facts(config: Config) -> dict[str, str]:

@@ -7,14 +7,15 @@ from functools import partial
 
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.prompts import data_summary
-from whet.build.rows import left_out_phrases, read_usable
+from whet.build.rows import column_facts, left_out_phrases, read_usable
 from whet.build.runtime import optimizer_settings, rows_fact
 from whet.config.config import SFTConfig
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
+from whet.model import LoadedModel
 from whet.reward import RewardPart
 from whet.train.sft import SFTSettings, SFTTrainer
-from whet.types import Demonstration
+from whet.types import Demonstration, Encoded
 
 
 def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
@@ -43,27 +44,36 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
     loaded = inputs.runtime.loaded
     rows, eval_rows = load_demonstrations(config)
     encode = partial(demonstration_tokens, loaded.tokenizer, every_completion=config.data.every_completion)
-    encoded = [encode(row) for row in (*rows, *eval_rows)]
-    check_context(
-        [row.prompt for row in (*rows, *eval_rows)],
-        [len(row.tokens) for row in encoded],
-        max_new_tokens=0,
-        context=loaded.context,
-        reason=loaded.context_reason,
-    )
+    encoded, too_long = _fitting(config, rows, [encode(row) for row in rows], loaded)
+    eval_encoded, eval_too_long = _fitting(config, eval_rows, [encode(row) for row in eval_rows], loaded)
+    dropped = too_long + eval_too_long
     batch = config.batch
     settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
     trainer = SFTTrainer(
         inputs.runtime.policy,
         loaded.tokenizer,
-        encoded[: len(rows)],
+        encoded,
         settings,
         optimizer_settings(config),
-        encoded[len(rows) :],
+        eval_encoded,
         inputs.evaluator,
     )
     phrases = [data_summary(config, (), inputs.eval_prompts), *left_out_phrases(rows, eval_rows)]
-    return Built(trainer, {"data": ", ".join(phrases)}, rows_fact([row.tokens for row in encoded[: len(rows)]]))
+    phrases += [f"{dropped} left out: too long for the context"] if dropped else []
+    facts = {"data": ", ".join(phrases), **column_facts(rows, eval_rows)}
+    return Built(trainer, facts, rows_fact([row.tokens for row in encoded]))
+
+
+def _fitting(
+    config: SFTConfig, rows: Sequence[Demonstration], encoded: Sequence[Encoded], loaded: LoadedModel
+) -> tuple[list[Encoded], int]:
+    """The rows that fit into the context, and how many do not; those are an error unless they may be left out."""
+    kept = [row for row in encoded if len(row.tokens) <= loaded.context]
+    if len(kept) < len(encoded) and (config.data.unusable == "stop" or not kept):
+        lengths = [len(row.tokens) for row in encoded]
+        prompts, context = [row.prompt for row in rows], loaded.context
+        check_context(prompts, lengths, max_new_tokens=0, context=context, reason=loaded.context_reason)
+    return kept, len(encoded) - len(kept)
 
 
 KIND = TrainingKind(

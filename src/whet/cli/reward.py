@@ -262,7 +262,7 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
 def _check_config(config: dict[str, Any]) -> None:
     from whet.types import WhetError, did_you_mean
 
-    keys_of = {"reward": ("timeout",), "data": ("columns",)}
+    keys_of = {"reward": ("timeout",), "data": ("columns", "as_chat", "unusable")}
     for section, keys in keys_of.items():
         for key in config.get(section, {}):
             if key not in keys:
@@ -288,7 +288,8 @@ def _answers(
         tokenizer_encode,
     )
 
-    columns = config.get("data", {}).get("columns", {})
+    settings = dict(config.get("data", {}))
+    columns = settings.pop("columns", {})
     if run is not None:
         if data is not None or completions is not None:
             raise WhetError("--run brings its own prompts and answers; drop --data and --completions, or --run")
@@ -298,7 +299,7 @@ def _answers(
         return given_completions(completions, data, columns, limit, encode)
     if data is None:
         raise WhetError("nothing to score; give --data FILE (gold answers), --completions FILE or --run RUN")
-    return gold_completions(data, columns, limit, encode)
+    return gold_completions(data, columns, limit, encode, settings)
 
 
 def _ledger(given: str | None) -> Path:

@@ -92,9 +92,9 @@ def check_context(
     if not max_new_tokens:
         raise WhetError(
             f"row {prompt.id!r}{others}: has {length} tokens; {expected}; "
-            "shorten or drop the row, or use a model with a longer context"
+            "shorten the row, leave such rows out with data.unusable=drop, or use a model with a longer context"
         )
-    fix = "shorten or drop the prompt, or use a model with a longer context"
+    fix = "shorten the prompt, leave such rows out with data.unusable=drop, or use a model with a longer context"
     if length < context:
         fix = f"lower max_new_tokens to {context - length}, {fix}"
     raise WhetError(

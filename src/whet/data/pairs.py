@@ -20,8 +20,9 @@ from whet.data.prompts import (
     prompts_from,
     renamed,
 )
-from whet.data.rows import Row, mistake
+from whet.data.rows import Row, column_notes, mistake
 from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows, value_text
+from whet.data.usable import Usable
 from whet.types import Prompt
 
 
@@ -47,13 +48,15 @@ def preferences_from(
 ) -> list[PreferencePair]:
     """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
     pairs: list[PreferencePair] = []
+    compared: list[Row] = []
     for row in renamed(rows, columns or {}):
         if holds_ranking(row):
             pairs += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
             continue
-        (pair,) = pairs_from([pair_row(row)], as_chat=as_chat)
+        compared.append(pair_row(row))
+        (pair,) = pairs_from(compared[-1:], as_chat=as_chat)
         pairs.append(PreferencePair(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
-    return pairs
+    return Usable(pairs, notes=column_notes(compared))
 
 
 def labelled_completions_from(
@@ -61,9 +64,10 @@ def labelled_completions_from(
 ) -> list[LabelledCompletion]:
     """From `prompt`, `completion` (or `reply`) and `label` (or `right`), or `messages`
     and a label. Rows of both labels are needed."""
-    labelled = [labelled_from([completion_row(row)], as_chat=as_chat)[0] for row in renamed(rows, columns or {})]
+    judged = [completion_row(row) for row in renamed(rows, columns or {})]
+    labelled = [labelled_from([row], as_chat=as_chat)[0] for row in judged]
     require_both(rows, [completion.label for completion in labelled])
-    return labelled
+    return Usable(labelled, notes=column_notes(judged))
 
 
 def rankings_from(
@@ -95,7 +99,7 @@ def _rankings(row: Row, as_chat: bool) -> list[RankedCompletions]:
             continue
         _require_completions(each, completions)
         rest = {name: value for name, value in each.values.items() if name not in ("completions", "ranks")}
-        (prompt,) = prompts_from([Row(rest, each.where)], as_chat=as_chat)
+        (prompt,) = prompts_from([each.changed(rest)], as_chat=as_chat)
         order = sorted(range(len(completions)), key=lambda at: ranks[at])
         rankings.append(
             RankedCompletions(prompt, tuple(completions[at] for at in order), tuple(ranks[at] for at in order))

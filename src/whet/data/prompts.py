@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.data.rows import BadRow, Row, mistake
-from whet.data.shapes import demonstration_rows
+from whet.data.rows import BadRow, Row, column_notes, mistake
+from whet.data.shapes import demonstration_rows, prompt_row
+from whet.data.usable import Usable
 from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -47,9 +48,14 @@ class LabelledCompletion:
 def prompts_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[Prompt]:
-    """From `prompt`, or else `messages` without its closing assistant turn."""
+    """From `prompt`, or else `messages` without its closing assistant turn; other formats are known too.
+
+    A gold answer that its authors marked in a solution is cut out of it. `notes` of what is returned says what was
+    found under which name.
+    """
+    rows = [prompt_row(row) for row in renamed(rows, columns or {})]
     prompts = []
-    for row in renamed(rows, columns or {}):
+    for row in rows:
         if _has(row, "prompt"):
             prompts.append(_prompt(row, _opening(row, as_chat), "prompt"))
         elif _has(row, "messages"):
@@ -58,7 +64,7 @@ def prompts_from(
         else:
             raise _missing(row, "prompt", "messages")
     _require_unique_ids(rows, prompts)
-    return prompts
+    return Usable(prompts, notes=column_notes(rows))
 
 
 def demonstrations_from(
@@ -71,7 +77,7 @@ def demonstrations_from(
     rows = [each for row in renamed(rows, columns or {}) for each in demonstration_rows(row)]
     demonstrations = [_text_row(row) if _is_text(row) else _demonstration(row, as_chat) for row in rows]
     _require_unique_ids(rows, [demonstration.prompt for demonstration in demonstrations])
-    return demonstrations
+    return Usable(demonstrations, notes=column_notes(rows))
 
 
 def _is_text(row: Row) -> bool:
@@ -93,9 +99,10 @@ def pairs_from(
 
     A text `prompt` beside two such conversations repeats what they hold, and goes to `Prompt.meta`.
     """
-    pairs = [_pair(row, as_chat) for row in renamed(rows, columns or {})]
+    rows = renamed(rows, columns or {})
+    pairs = [_pair(row, as_chat) for row in rows]
     _require_unique_ids(rows, [pair.prompt for pair in pairs])
-    return pairs
+    return Usable(pairs, notes=column_notes(rows))
 
 
 def labelled_from(
@@ -230,7 +237,7 @@ def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
         expected = "a list of {role, content} messages"
         if field != "messages":
             expected = f"text, or {expected}"
-        raise mistake(row, field, given, expected, f"correct the {field!r} of this row")
+        raise mistake(row, field, given, expected, f"correct the {row.shown(field)!r} of this row")
     return tuple(_message(row, f"{field}[{index}]", message) for index, message in enumerate(value))
 
 
@@ -351,7 +358,8 @@ def _renamed_row(row: Row, columns: Mapping[str, str]) -> Row:
                 f"rename the other one too, such as data.columns.{spare}=other_{spare}",
             )
         values[target], source_of[target] = value, source
-    return Row(values, row.where)
+    names = {target: source for target, source in source_of.items() if target != source}
+    return row.changed(values, **names)
 
 
 def _has(row: Row, column: str) -> bool:
@@ -367,11 +375,12 @@ def _missing(row: Row, *wanted: str) -> WhetError:
     expected = " or ".join(repr(column) for column in wanted)
     if any(column in row.values for column in wanted):
         return mistake(row, expected, "is null", "a value", "fill it in or drop the row")
-    guesses = ((nearest(column, row.values), column) for column in wanted)
+    expected = " or ".join(repr(row.shown(column)) for column in wanted)
+    guesses = ((nearest(column, row.columns()), column) for column in wanted)
     close, column = next((guess for guess in guesses if guess[0]), (None, wanted[0]))
     hint = f"did you mean {close!r}? " if close else ""
     fix = f"{hint}rename the column, or set data.columns.{close or 'YOURS'}={column}"
-    message = f"{row.where}: {expected} is missing; the row has {_names(row.values)}; {fix}"
+    message = f"{row.where}: {expected} is missing; the row has {_names(row.columns())}; {fix}"
     return BadRow(message, f"{expected} is missing")
 
 

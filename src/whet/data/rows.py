@@ -12,13 +12,14 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from whet.types import WhetError, nearest
 
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
+JOINED = " + "  # between two columns that became one
 FORMATS = (*TEXT_FORMATS, *(f"{suffix}.gz" for suffix in TEXT_FORMATS), ".parquet")
 
 
@@ -28,6 +29,22 @@ class Row:
 
     values: Mapping[str, Any]
     where: str  # "train.jsonl:17", "data.json: item 3", "file.parquet: row 3" or "owner/name[split]: row 3"
+    names: Mapping[str, str] = field(default_factory=dict)  # whet's column -> where the user has it
+
+    def changed(self, values: Mapping[str, Any], **names: str) -> Row:
+        """The row with other values; `names` says where the user has those that were found under another name."""
+        return Row(values, self.where, {**self.names, **names})
+
+    def shown(self, column: str) -> str:
+        """A column, or a place in one, by the user's own name for it."""
+        found = re.match(r"'?(\w+)", column)
+        name = self.names.get(found[1], found[1]).partition(JOINED)[0] if found else ""
+        shown = column.replace(found[1], name, 1) if found else column
+        return shown.replace(".role", ".from").replace(".content", ".value") if name == "conversations" else shown
+
+    def columns(self) -> list[str]:
+        """The user's own names of the columns."""
+        return list(dict.fromkeys(each for name in self.values for each in self.names.get(name, name).split(JOINED)))
 
 
 Reader = Callable[[str, Iterable[bytes]], Iterator[Row]]  # (file name, its bytes)
@@ -43,11 +60,25 @@ class BadRow(WhetError):
 
 def mistake(row: Row, field: str, given: str, expected: str, fix: str) -> BadRow:
     """One line: where, what was given, what was expected, and what to change."""
+    field = row.shown(field)
     place = re.sub(r"\[\d+\]", "", field)
     # a value of the row's own would make every row a reason of its own
     valued = re.search(r"""['"\d{[]|\b(null|True|False)\b""", given.replace("'chosen'", ""))
     reason = f"{place} is not {re.sub(r'[0-9]+', 'n', expected)}" if valued else f"{place} {given}"
     return BadRow(f"{row.where}: {field} {given}; expected {expected}; {fix}", reason)
+
+
+def column_notes(rows: Iterable[Row]) -> str:
+    """Where the columns of translated rows come from: `prompt from question, answer from what follows #### in answer`.
+
+    Nothing where every row has whet's own columns.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for column, name in row.names.items():
+            if column != name and column in row.values:
+                found.setdefault(column, {})[name] = None
+    return ", ".join(f"{column} from {' or '.join(names)}" for column, names in found.items())
 
 
 def file_rows(source: str) -> Iterator[Row]:

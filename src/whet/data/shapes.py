@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from whet.data.rows import Row, mistake
+from whet.data.gold import with_gold
+from whet.data.rows import JOINED, Row, mistake
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
@@ -24,8 +25,17 @@ SPEAKERS = {
     "system": "system",
 }
 CALLERS = ("function_call", "tool_call")  # speakers whose words are a call as JSON
-OUTPUTS = ("output", "response", "reply", "answer")  # the completion of a demonstration, where it has another name
-QUESTIONS = ("question", "problem", "query", "input")
+OUTPUTS = (
+    "output",
+    "response",
+    "reply",
+    "solution",
+    "answer",
+)  # the completion of a demonstration, where it has another name
+QUESTIONS = ("question", "Question", "problem", "query", "input")
+# what a question begins with, and the white space after it
+BODIES = {"context": "\n\n", "body": " ", "Body": " "}
+CONTEXTS = ("input", "context")  # what an instruction is about
 RIVALS = (
     ("output_1", "output_2"),
     ("response1", "response2"),
@@ -73,27 +83,76 @@ def holds_steps(row: Row) -> bool:
     return any(name in listed for name in STEPPED) or {"completions", "labels"} <= set(listed)
 
 
+def prompt_row(row: Row) -> Row:
+    """The row with a `prompt` or `messages`, and with its gold `answer`, whichever of the known formats it has."""
+    values = row.values
+    if isinstance(values.get("prompt"), Mapping) and "text" in values["prompt"]:  # the root of a message tree
+        row = row.changed({**values, "prompt": values["prompt"]["text"]}, prompt="prompt.text")
+    elif holds_pair(row) and not _filled(values.get("prompt")):
+        row = _opening_of_pair(row)
+    elif _filled(values.get("prompt")) or not (_filled(values.get("messages")) or _filled(values.get("conversations"))):
+        row = with_prompt(row)
+        text = row.values.get("text")
+        if not _filled(row.values.get("prompt")) and isinstance(text, str):
+            row = row.changed({**row.values, "prompt": text}, prompt="text")
+    else:
+        row = _with_messages(row)
+    return with_gold(row)
+
+
+def _opening_of_pair(row: Row) -> Row:
+    """What two completions answer, as `prompt`."""
+    pair = pair_row(row)
+    chosen = pair.values.get("chosen")
+    if _filled(pair.values.get("prompt")) or not isinstance(chosen, list):
+        return pair
+    return pair.changed({**pair.values, "messages": chosen}, messages="chosen")
+
+
 def with_prompt(row: Row) -> Row:
     """The row with a `prompt`, where one of the known shapes holds it under another name."""
     values = dict(row.values)
     if _filled(values.get("prompt")):
         values["prompt"] = _as_messages(_turns_of(values["prompt"]) or values["prompt"])
-        return Row(values, row.where)
+        return row.changed(values)
     completions_apart = any(
         _filled(values.get(name)) for name in ("chosen", "completion", "reply", "completions", "replies", "steps")
     )
     if _filled(values.get("conversations")):
-        values["prompt"] = _as_messages(values.pop("conversations"))
-    elif _filled(values.get("messages")) and completions_apart:
-        values["prompt"] = _as_messages(values.pop("messages"))
-    elif _filled(values.get("instruction")):
-        prompt = [values.pop("instruction"), values.pop("input", None)]
-        values["prompt"] = "\n\n".join(text for text in prompt if isinstance(text, str) and text.strip())
-    else:
-        name = next((each for each in QUESTIONS if _filled(values.get(each))), None)
-        if name is not None:
-            values["prompt"] = values.pop(name)
-    return Row(values, row.where)
+        return _moved(row, "conversations", "prompt")
+    if _filled(values.get("messages")) and completions_apart:
+        return _moved(row, "messages", "prompt")
+    return _with_question(row)
+
+
+def _moved(row: Row, name: str, target: str) -> Row:
+    """The row with one of its columns under another name."""
+    values = {target if each == name else each: value for each, value in row.values.items() if each != target}
+    return row.changed({**values, target: _as_messages(values[target])}, **{target: row.names.get(name, name)})
+
+
+def _with_question(row: Row) -> Row:
+    """The row with the text of its instruction or question as `prompt`, and what stands beside it."""
+    values = dict(row.values)
+    asked = ("instruction", *QUESTIONS)
+    name = next((each for each in asked if _filled(values.get(each))), None)
+    name = name or next((each for each in asked if each in values), None)  # empty: told by the name that it has
+    if name is None or "prompt" in values:
+        return row
+    value = values.pop(name)
+    before, after = (BODIES, ()) if name != "instruction" else ((), CONTEXTS)
+    used = [name]
+    for beside in (*before, *after):
+        text = values.get(beside)
+        if isinstance(value, str) and isinstance(text, str) and text.strip():
+            value = f"{text}{BODIES[beside]}{value}" if beside in before else f"{value}\n\n{text}"
+            used.insert(0 if beside in before else len(used), beside)
+            del values[beside]
+    if name == "instruction":
+        values.pop("input", None)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):  # a conversation of one turn each
+        value = value[0]
+    return row.changed({**values, "prompt": _as_messages(value)}, prompt=JOINED.join(used))
 
 
 def demonstration_rows(row: Row) -> Iterator[Row]:
@@ -105,25 +164,36 @@ def demonstration_rows(row: Row) -> Iterator[Row]:
         for number, each in enumerate(instances):
             own = {"id": f"{name}/{number}"} if name is not None and len(instances) > 1 else {}
             where = row.where if len(instances) == 1 else f"{row.where}, instances[{number}]"
-            yield from demonstration_rows(Row({**values, **each, **own}, where))
+            yield from demonstration_rows(Row({**values, **each, **own}, where, row.names))
         return
     if _filled(row.values.get("completion")) or _filled(row.values.get("messages")):
-        yield Row({**row.values, **_spoken(row.values)}, row.where)
+        yield row.changed({**row.values, **_spoken(row.values)})
         return
     if _filled(row.values.get("conversations")):
-        values = dict(row.values)
-        system = values.pop("system", None)
-        turns = _as_messages(values.pop("conversations"))
-        if isinstance(turns, list) and isinstance(system, str) and system.strip():
-            turns = [{"role": "system", "content": system}, *turns]
-        yield Row({**values, "messages": turns}, row.where)
+        yield _with_messages(row)
         return
     values = dict(row.values)
-    asks = any(_filled(values.get(name)) for name in ("prompt", "instruction", *QUESTIONS))
+    asks = any(name in values for name in ("prompt", "instruction", *QUESTIONS))
     output = next((name for name in OUTPUTS if _filled(values.get(name))), None)
-    if asks and output is not None:
-        values["completion"] = values.pop(output)
-    yield with_prompt(Row(values, row.where)) if asks else row
+    output = output or next((name for name in OUTPUTS if name in values), None)
+    if not asks:
+        yield row
+    elif output is not None:
+        yield with_prompt(_moved(row, output, "completion"))
+    else:
+        yield with_prompt(row.changed(values, completion=OUTPUTS[0]) if "instruction" in values else row)
+
+
+def _with_messages(row: Row) -> Row:
+    """The row with `messages`, also where they are called `conversations`, with a `system` beside them."""
+    values = dict(row.values)
+    if _filled(values.get("messages")):
+        return row.changed({**values, **_spoken(values)})
+    system = values.pop("system", None)
+    turns = _as_messages(values.pop("conversations"))
+    if isinstance(turns, list) and isinstance(system, str) and system.strip():
+        turns = [{"role": "system", "content": system}, *turns]
+    return row.changed({**values, "messages": turns}, messages="conversations")
 
 
 def _spoken(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,24 +216,25 @@ def pair_row(row: Row) -> Row:
             values["chosen"], values["rejected"] = turns
         else:
             values.update(_parted(row, chosen, rejected))
-    return Row(values, row.where)
+    return row.changed(values)
 
 
 def completion_row(row: Row) -> Row:
     """The row of a single judged completion, with `prompt` and `completion` or `messages`, and `label`."""
     values = dict(row.values)
+    names: dict[str, str] = {}
     if not _filled(values.get("messages")) and _filled(values.get("conversations")):
-        values["messages"] = _as_messages(values.pop("conversations"))
-    for wanted, names in (("completion", ("reply", "response", "output")), ("label", ("right", "correct"))):
-        name = next((each for each in names if values.get(each) is not None), None)
+        values["messages"], names["messages"] = _as_messages(values.pop("conversations")), "conversations"
+    for wanted, others in (("completion", ("reply", "response", "output")), ("label", ("right", "correct"))):
+        name = next((each for each in others if values.get(each) is not None), None)
         if values.get(wanted) is None and name is not None:
-            values[wanted] = values.pop(name)
+            values[wanted], names[wanted] = values.pop(name), name
     if values.get("label") in (0, 1) and not isinstance(values["label"], bool):
         values["label"] = bool(values["label"])
     if "completion" in values:
         value = values["completion"]
         values["completion"] = _as_messages([value] if isinstance(value, Mapping) else value)
-    spoken = Row(values, row.where)
+    spoken = row.changed(values, **names)
     return spoken if _filled(values.get("messages")) and values.get("completion") is None else with_prompt(spoken)
 
 
@@ -181,7 +252,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
         both = dict(pair.values)
         if _filled(both.get("prompt")):
             both["completions"], both["ranks"] = [_text(both.pop("chosen")), _text(both.pop("rejected"))], [0, 1]
-        yield Row(both, row.where)
+        yield pair.changed(both)
         return
     if name is None:
         raise mistake(
@@ -193,7 +264,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
         completions = [each.get("response", each.get("content", each.get("text"))) for each in completions]
     values["completions"] = completions
     values["ranks"] = _ranks(row, values, completions)
-    yield with_prompt(Row(values, row.where))
+    yield with_prompt(row.changed(values, **({} if name == "completions" else {"completions": name})))
 
 
 def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
@@ -245,8 +316,9 @@ def _as_pair(row: Row) -> Row:
     winner = _winner(row, values)
     for name in (*VERDICTS, *(name for name in list(values) if re.fullmatch(r"annotator_?\d+", name))):
         values.pop(name, None)
+    better, worse = rivals if winner == 1 else rivals[::-1]
     values["chosen"], values["rejected"] = (first, second) if winner == 1 else (second, first)
-    return Row(values, row.where)
+    return row.changed(values, chosen=better, rejected=worse)
 
 
 def _winner(row: Row, values: Mapping[str, Any]) -> int:

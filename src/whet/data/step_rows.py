@@ -107,7 +107,7 @@ def _solutions(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
         if "steps" not in values and isinstance(values.get("completions"), list):
             values["steps"] = values.pop("completions")
         steps = _steps(row, values.get("steps"))
-        yield LabelledSteps(_prompt(Row(values, row.where), as_chat), steps, _labels(row, values, len(steps)))
+        yield LabelledSteps(_prompt(row.changed(values), as_chat), steps, _labels(row, values, len(steps)))
 
 
 def _steps(row: Row, value: Any, field: str = "steps") -> tuple[str, ...]:
@@ -213,4 +213,4 @@ def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
 def _prompt(row: Row, as_chat: bool) -> Prompt:
     prompted = with_prompt(row)
     rest = {name: value for name, value in prompted.values.items() if name not in ("steps", "labels", "ratings")}
-    return prompts_from([Row(rest, row.where)], as_chat=as_chat)[0]
+    return prompts_from([prompted.changed(rest)], as_chat=as_chat)[0]

@@ -18,18 +18,22 @@ MOST_REASONS = 4
 
 
 class Usable(list[Value]):
-    """What the usable rows became; `left_out` counts the others by reason."""
+    """What the usable rows became; `left_out` counts the others by reason, `notes` says what was read as what."""
 
-    def __init__(self, values: Iterable[Value] = (), left_out: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, values: Iterable[Value] = (), left_out: Mapping[str, int] | None = None, notes: str = ""
+    ) -> None:
         super().__init__(values)
         self.left_out = Counter(left_out or {})
+        self.notes = notes or getattr(values, "notes", "")
+        self.places: list[str] = []  # file and line of each value, where a row became one value
 
 
 def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], drop: bool = False) -> Usable[Value]:
     """What `read` makes of the rows; with `drop` of those it takes, and at least half of them must be."""
     if not drop:
         try:
-            return Usable(read(rows))
+            return _placed(Usable(read(rows)), rows)
         except BadRow as error:
             raise WhetError(f"{error}{_others(rows, read)}") from error
     kept, refused = _sorted_out(rows, read)
@@ -38,7 +42,13 @@ def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], dr
             f"{refused[0]}; {len(refused)} of {len(rows)} rows cannot be used, and data.unusable=drop leaves out at "
             "most half; is it the right file, and do its columns have the right names (data.columns)?"
         )
-    return Usable(read(kept), Counter(each.reason for each in refused))
+    return _placed(Usable(read(kept), Counter(each.reason for each in refused)), kept)
+
+
+def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
+    if len(values) == len(rows):
+        values.places = [row.where for row in rows]
+    return values
 
 
 def left_out_words(left_out: Mapping[str, int]) -> str:

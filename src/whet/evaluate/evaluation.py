@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from whet.build.prompts import load_prompts
 from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
+from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
+from whet.data.usable import Usable
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import draw_completions
@@ -27,19 +29,22 @@ def evaluate_groups(
     """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
     runtime, evaluator = eval_setup(config, rewards)
     if on_facts is not None:
-        on_facts(decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens))
+        decoding = decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens)
+        on_facts({**column_facts(evaluator.prompts), **decoding})
     return run_evaluator(config, num_samples, runtime, evaluator)
 
 
 def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
-    chosen = load_prompts(config, evaluation=True)[: config.eval.prompts]
+    prompts = load_prompts(config, evaluation=True)
+    chosen = Usable(prompts[: config.eval.prompts], notes=getattr(prompts, "notes", ""))
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=True, given=rewards)
     runtime = load_runtime(config)
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
-    return runtime, build_evaluator(runtime, chosen, sampling_from(config.sampling), score, config.eval.by)
+    sampling = sampling_from(config.sampling)
+    return runtime, build_evaluator(runtime, chosen, sampling, score, config.data, config.eval.by)
 
 
 def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from whet.types import Sampling
 
-# The last bits of such a value as float32 that are always 0; an even number of bits is left.
-UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 12}
 BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
+UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 that holds such a number
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ def _scanned(base, width, inverse_temperature, block: tl.constexpr):  # type: ig
 
 @triton.jit
 def _ordered(value, unused: tl.constexpr):  # type: ignore[no-untyped-def]
-    """uint32 in the order of float32 `value`, whose last `unused` bits are 0 and left out."""
+    """uint32 in the order of float32 `value`, without the low bits that its narrower kind leaves unused."""
     bits = (value + 0.0).to(tl.uint32, bitcast=True)  # -0 becomes 0
     key = bits ^ tl.where((bits >> 31) != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
     return key >> unused
@@ -267,7 +266,7 @@ def _threshold(  # type: ignore[no-untyped-def]
 ):
     """The largest key that as many tokens, or as much mass, reach as `wanted`: two bits of it per pass over the row."""
     lane = tl.arange(0, block)
-    bits: tl.constexpr = 32 - unused
+    bits: tl.constexpr = (33 - unused) // 2 * 2  # even: two are found per pass
     low = tl.full((), 0, tl.uint32)
     step = tl.full((), 1 << (bits - 2), tl.uint32)
     for _ in range(0, bits // 2):
@@ -389,5 +388,5 @@ def sample(
         logits, uniform, token if count is None else count, token, logp, ids, num, width,
         1.0 if greedy else 1.0 / sampling.temperature, float(sampling.top_k), sampling.top_p, sampling.min_p,
         room, places, greedy, truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1,
-        truncates and sampling.min_p > 0, UNUSED_BITS.get(logits.dtype, 0), BLOCK, num_warps=8,
+        truncates and sampling.min_p > 0, UNUSED_BITS[logits.dtype], BLOCK, num_warps=8,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from whet.metrics.correlation import correlations
@@ -22,7 +23,7 @@ class ScoredAnswer:
     """One answer and what the reward gave it."""
 
     where: str  # file and line, or the run and step
-    kind: str  # "gold answer", "gold solution", "completion"
+    kind: str  # "gold answer", "gold solution", "chosen", "rejected", "completion"
     prompt_id: str
     question: str
     answer: str  # the gold one; empty without
@@ -88,6 +89,21 @@ class Trial:
         """Gold answers that the first part, the one that says whether a completion is right, does not give 1."""
         first = self.parts[0].name
         return [each for each in self.gold if each.parts.get(first) is not None and each.parts[first] != 1]
+
+    @property
+    def pairs(self) -> list[tuple[ScoredAnswer, ScoredAnswer]]:
+        """Chosen and rejected completions to one prompt, where both have a score."""
+        return [
+            (chosen, rejected)
+            for chosen, rejected in pairwise(self.scored)
+            if (chosen.kind, rejected.kind) == ("chosen", "rejected")
+            and chosen.total is not None
+            and rejected.total is not None
+        ]
+
+    def pairs_in_order(self) -> int:
+        """Pairs whose chosen completion scores higher."""
+        return sum((chosen.total or 0.0) > (rejected.total or 0.0) for chosen, rejected in self.pairs)
 
     @property
     def unscorable(self) -> list[ScoredAnswer]:
@@ -159,6 +175,7 @@ def trial_record(trial: Trial) -> dict[str, Any]:
             "rate": trial.gold_rate(),
             "misses": [_brief(each) for each in trial.gold_misses],
         },
+        "pairs": {"count": len(trial.pairs), "in_order": trial.pairs_in_order()},
         "unscorable": [_brief(each) for each in trial.unscorable],
         "failures": [_brief(each) | {"failures": dict(each.failures)} for each in trial.failed],
         "slowest": [_brief(each) | {"seconds": each.seconds} for each in trial.slowest],
@@ -181,7 +198,7 @@ def trial_text(trial: Trial, most: int = SHOWN) -> str:
     ]
     for name, scores in trial.shown_columns().items():
         lines += ["", *_histogram_lines(name, scores, trial)]
-    lines += ["", *_gold_lines(trial, most)]
+    lines += ["", *_gold_lines(trial, most), *_pair_lines(trial)]
     for title, answers in (("unscorable", trial.unscorable), ("failed", trial.failed)):
         lines.append(f"{title:14} {len(answers)} of {len(trial.scored)}")
         lines += [f"  {each.where}: {_why(each)}" for each in answers[:most]]
@@ -232,6 +249,13 @@ def _gold_lines(trial: Trial, most: int) -> list[str]:
         for each in misses[:most]
     ]
     return lines + ([f"  and {len(misses) - most} more"] if len(misses) > most else [])
+
+
+def _pair_lines(trial: Trial) -> list[str]:
+    if not trial.pairs:
+        return []
+    right, count = trial.pairs_in_order(), len(trial.pairs)
+    return [f"{'pairs':14} {percent(right / count)}: the chosen completion scores higher in {right} of {count}"]
 
 
 def _steady_lines(trial: Trial, most: int) -> list[str]:

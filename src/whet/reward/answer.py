@@ -10,11 +10,11 @@ import re
 import string
 from typing import Any, Literal
 
+from whet.data.gold import after_hashes, bare_answer, boxed, first_line
 from whet.types import Prompt, WhetError
 
 Form = Literal["normal", "words", "strict"]
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s+([^\s{}$\\]+)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
 PHRASE = re.compile(r"\banswer(?:\*\*)?\s*(?:is\b\s*:?|:)", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
@@ -126,50 +126,13 @@ def tagged(text: str) -> list[str]:
     return texts
 
 
-def boxed(text: str) -> list[str]:
-    r"""Contents of the complete boxes, braces balanced; of a box around a box, what the inner one holds.
-
-    "\boxed 7" without braces holds what follows, up to white space or a dollar sign. An empty frame (\phantom) is
-    left out.
-    """
-    spans: list[tuple[int, int]] = []
-    opened: list[tuple[int, bool]] = []
-    for match in BOX.finditer(text):
-        if match[1] is not None:
-            spans.append(match.span(1))
-        elif match[0].endswith("{") and match[0] != r"\{":
-            opened.append((match.end(), len(match[0]) > 1))
-        elif match[0] == "}" and opened:
-            start, is_box = opened.pop()
-            if is_box and not (spans and spans[-1][0] >= start):
-                spans.append((start, match.start()))
-    contents = [text[start:end].strip() for start, end in spans]
-    return [content for content in contents if not content.startswith("\\phantom")]
-
-
-def after_hashes(text: str) -> list[str]:
-    """What stands after each ####, to the end of its line or on the next line that is not blank."""
-    return [_first_line(piece) for piece in text.split("####")[1:]]
-
-
 def after_phrase(text: str) -> list[str]:
     """What stands after each "answer is" or "answer:", to the end of the sentence or line."""
     texts = []
     for match in PHRASE.finditer(text):
-        line = _first_line(text[match.end() : match.end() + 1000].lstrip("* "))
+        line = first_line(text[match.end() : match.end() + 1000].lstrip("* "))
         sentence = SENTENCE_END.split(line)[0]
         # "Answer: the answer is 7" is one answer, and the next match finds it
         if not PHRASE.search(sentence):
-            texts.append(_bare(sentence))
+            texts.append(bare_answer(sentence))
     return texts
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return _bare(lines[0]) if lines else ""
-
-
-def _bare(text: str) -> str:
-    text = text.strip().strip("*`").strip()
-    wrapped = len(text) > 2 and text[0] == "$" == text[-1]
-    return text[1:-1].strip() if wrapped else text

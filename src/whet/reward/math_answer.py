@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from whet.reward.answer import boxed, explicit_answers, final_part, gold_text, normal_form, tagged
+from whet.data.gold import boxed
+from whet.reward.answer import explicit_answers, final_part, gold_text, normal_form, tagged
 from whet.reward.limit import Overrun, limited
 from whet.reward.quantity import agreement, quantity
 from whet.types import Prompt, WhetError

@@ -161,7 +161,7 @@ def _source(code: Any) -> dict[str, str]:
 def _packages(text: str, file: Path) -> dict[str, str]:
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError):  # whatever is wrong with the file is told by who runs it
         return {}
     imported = set()
     for node in ast.walk(tree):
@@ -187,9 +187,9 @@ def _package(module: str) -> tuple[str, str] | None:
     names = [module.replace("_", "-"), *importlib.metadata.packages_distributions().get(module, [])]
     for name in names:
         try:
-            return name, importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            continue
+            return name, str(importlib.metadata.version(name)).partition("+")[0]
+        except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError):
+            continue  # not installed, or its metadata is damaged
     return None
 
 

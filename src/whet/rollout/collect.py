@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -155,12 +156,17 @@ def outcomes_of(samples: Sequence[Sample]) -> list[float]:
 def draw_batch(
     sample_groups: SampleGroups, take: Callable[[int], list[int]], spec: RolloutSpec, seed: tuple[int, ...]
 ) -> RolloutBatch:
-    """Draw until enough groups are worth training on, or the rounds are spent; `take` gives rows of new prompts."""
+    """Draw until enough groups are worth training on, or the rounds are spent; `take` gives rows of new prompts.
+
+    A round lasts as long as its longest completion, however few prompts it has. So a further round draws as many as
+    the share of groups kept so far says are needed; what is kept beyond that is left out.
+    """
     kept: list[tuple[int, Group]] = []
     visited: list[tuple[int, float]] = []
-    num_samples, rounds = 0, 0
+    num_samples, num_drawn, rounds = 0, 0, 0
     while len(kept) < spec.num_prompts and rounds < (spec.keep.most_rounds if spec.keep.refills else 1):
-        rows = take(spec.num_prompts - len(kept))
+        rows = take(_round_size(spec.num_prompts, len(kept), num_drawn))
+        num_drawn += len(rows)
         groups = sample_groups(rows, spec.group_size, spec.sampling, (*seed, rounds) if rounds else seed)
         num_samples += sum(len(group.samples) for group in groups)
         if spec.keep.grows:
@@ -173,12 +179,19 @@ def draw_batch(
                 visited.append((row, sum(outcomes) / len(outcomes)))
             if not spec.keep.refills or spec.keep(outcomes, 0):
                 kept.append((row, group))
+    kept = kept[: spec.num_prompts]
     if spec.greedy:
         rows = [row for row, _ in kept]
         greedy = sample_groups(rows, 1, replace(spec.sampling, temperature=0.0), (*seed, -1))
         num_samples += len(greedy)
         kept = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(kept, greedy, strict=True)]
     return RolloutBatch(tuple(kept), tuple(visited), num_samples, rounds)
+
+
+def _round_size(num_prompts: int, num_kept: int, num_drawn: int) -> int:
+    """Prompts to draw so that about the missing ones are kept; never more than a step has."""
+    missing = num_prompts - num_kept
+    return missing if not num_kept else min(num_prompts, math.ceil(missing * num_drawn / num_kept))
 
 
 def _grow(

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from whet.metrics.timer import PhaseTimer
@@ -133,7 +134,7 @@ def run_training(
 
     def evaluate(step: int) -> None:
         timer = PhaseTimer()
-        with timer.phase("evaluate"):
+        with timer.phase("evaluate"), _memory_in_words(f"the evaluation at step {step}", folder):
             result = trainer.evaluate()
         if step == 0:
             progress.before = result
@@ -158,7 +159,8 @@ def run_training(
     with _graceful_stop() as stopping:
         for step in range(progress.step + 1, (settings.steps if trainer.ended_early is None else progress.step) + 1):
             timer = PhaseTimer()
-            report, samples = trainer.step(step, timer)
+            with _memory_in_words(f"step {step}", folder):
+                report, samples = trainer.step(step, timer)
             report = replace(report, health=_health(trainer, [*history, report], precision), seconds=timer.seconds)
             history.append(report)
             _add(progress.seconds, timer.seconds)
@@ -202,6 +204,20 @@ def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None) -> _Progr
 def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
     for name, number in more.items():
         totals[name] = totals.get(name, 0.0) + number
+
+
+@contextmanager
+def _memory_in_words(during: str, folder: Path) -> Iterator[None]:
+    """A full GPU as a failed run with its way out, instead of a traceback from inside a kernel."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = str(error).partition(". GPU")[0].strip().rstrip(".")
+        raise RunFailed(
+            f"{during}: {asked}; lower batch.micro_batch_tokens, which changes memory only (in {folder}/config.toml, "
+            f"then `whet resume {folder}`), or start with fewer rows per step or a lower sampling.max_new_tokens; end "
+            "other processes on the GPU"
+        ) from error
 
 
 @contextmanager

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
-from whet.data import prompts_from, read_rows
-from whet.data.rows import Row
+from whet.build.rows import read_usable
+from whet.config.sections import DataSection
+from whet.data import PreferencePair, Row, prompts_from, read_rows
+from whet.data.pairs import preferences_from
+from whet.data.shapes import QUESTIONS, holds_pair, holds_ranking
 from whet.data.source import DataSource, parse_source
-from whet.reward.answer import after_hashes, boxed
+from whet.data.usable import left_out_words
 from whet.types import Prompt, Sample, StopReason, WhetError, did_you_mean
 
 COMPLETION_COLUMNS = ("completion", "reply", "response")
-PROMPT_COLUMNS = ("question", "problem", "text")  # where there is neither `prompt` nor `messages`
 SOLUTION_COLUMNS = ("solution", "completion", "canonical_solution", "code")
 CODE_COLUMNS = ("canonical_solution", "code")
 TASK_ROWS = 200  # questions of a task, which has no end, where no limit is given
@@ -34,7 +36,7 @@ class TrialCompletion:
     prompt: Prompt
     sample: Sample
     where: str
-    kind: str  # "gold answer", "gold solution" or "completion"
+    kind: str  # "gold answer", "gold solution", "chosen", "rejected" or "completion"
     step: int = 0
     parts: Mapping[str, float | None] = field(default_factory=dict)
     reward: float | None = None
@@ -56,25 +58,47 @@ def estimated_tokens(text: str) -> list[int]:
 
 
 def gold_completions(
-    source: str, columns: Mapping[str, str], limit: int, encode: Encode = estimated_tokens
+    source: str,
+    columns: Mapping[str, str],
+    limit: int,
+    encode: Encode = estimated_tokens,
+    settings: Mapping[str, Any] | None = None,
 ) -> TrialCompletions:
-    """The gold answer of each row in answer tags, and its gold solution as it stands."""
+    """The gold answer of each row in answer tags, and its gold solution as it stands; of a pair both completions.
+
+    Rows are read as training reads them; `settings` are further keys of the config's data section.
+    """
     parsed = parse_source(source)
     if parsed.is_task:
         return _task_completions(parsed, limit, encode)
     if parsed.is_gym:
         return _gym_completions(parsed, limit, encode)
+    data = DataSection.model_validate({**(settings or {}), "source": source, "columns": dict(columns)})
+    read = read_usable(data, source, _reader_of, limit)
     completions: list[TrialCompletion] = []
-    rows, prompts, notes = _prompts(source, columns, limit)
-    for row, prompt in zip(rows, prompts, strict=True):
-        for kind, completion in _gold_completions(prompt):
-            completions.append(TrialCompletion(prompt, _sample(completion, encode), row.where, kind))
+    for number, row in enumerate(read):
+        prompt = row.prompt if isinstance(row, PreferencePair) else row
+        where = read.places[number] if read.places else prompt.id
+        for kind, completion in _completions_of(row):
+            completions.append(TrialCompletion(prompt, _sample(completion, encode), where, kind))
     if not completions:
         raise WhetError(
             f"{source}: no row has an `answer` or a solution ({', '.join(SOLUTION_COLUMNS)}) to score; "
             "give answers with --completions FILE, or rename a column with --set data.columns.YOURS=answer"
         )
+    notes = [note for note in (read.notes, left_out_words(read.left_out)) if note]
     return TrialCompletions(source, tuple(completions), (*notes, *_encode_note(encode)))
+
+
+def _reader_of(row: Row) -> Callable[..., list[Any]]:
+    return preferences_from if holds_pair(row) or holds_ranking(row) else prompts_from
+
+
+def _completions_of(row: Prompt | PreferencePair) -> Iterator[tuple[str, str]]:
+    if isinstance(row, PreferencePair):
+        yield from (("chosen", row.chosen), ("rejected", row.rejected))
+    else:
+        yield from _gold_completions(row)
 
 
 def given_completions(
@@ -85,7 +109,8 @@ def given_completions(
     by_key: dict[str, Prompt] = {}
     notes: tuple[str, ...] = ()
     if source is not None:
-        _, prompts, notes = _prompts(source, columns, 0)
+        prompts = read_usable(DataSection(source=source, columns=dict(columns)), source, lambda _: prompts_from)
+        notes = (prompts.notes,) if prompts.notes else ()
         by_key = {key: prompt for prompt in prompts for key in (prompt.question().strip(), prompt.id)}
     given = []
     for row in rows:
@@ -172,35 +197,6 @@ def _gym_completions(source: DataSource, limit: int, encode: Encode) -> TrialCom
     return TrialCompletions(str(source), tuple(completions), _encode_note(encode))
 
 
-def _prompts(source: str, columns: Mapping[str, str], limit: int) -> tuple[list[Row], list[Prompt], tuple[str, ...]]:
-    """Rows as prompts. Common column names of public data are understood; a note says which."""
-    rows = read_rows(source, limit or None)
-    names = dict.fromkeys(name for row in rows for name in row.values)
-    renamed = dict(columns)
-    notes = []
-    if not {"prompt", "messages"} & (set(names) | set(renamed.values())):
-        guess = next((name for name in PROMPT_COLUMNS if name in names), None)
-        if guess is not None:
-            renamed[guess] = "prompt"
-            notes.append(f"the prompt is the column {guess!r} (data.columns.{guess}=prompt)")
-    prompts = prompts_from(rows, columns=renamed)
-    answered = [_with_answer(prompt) for prompt in prompts]
-    further = dict.fromkeys(note for _, note in answered if note)
-    return rows, [prompt for prompt, _ in answered], (*notes, *further)
-
-
-def _with_answer(prompt: Prompt) -> tuple[Prompt, str]:
-    """A prompt whose answer is a whole solution: its last line counts, as its authors mean it."""
-    solution = prompt.meta.get("solution")
-    if isinstance(prompt.answer, str) and "####" in prompt.answer:
-        meta = {**prompt.meta, "solution": prompt.answer}
-        gold = after_hashes(prompt.answer)[-1]
-        return replace(prompt, answer=gold, meta=meta), "the gold answer is what follows #### in 'answer'"
-    if prompt.answer is None and isinstance(solution, str) and boxed(solution):
-        return replace(prompt, answer=boxed(solution)[-1]), "the gold answer is the last \\boxed{} of 'solution'"
-    return prompt, ""
-
-
 def _gold_completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
     if prompt.answer is not None:
         text = prompt.answer if isinstance(prompt.answer, str) else json.dumps(prompt.answer, ensure_ascii=False)
@@ -218,21 +214,13 @@ def _gold_completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
 
 def _own_prompt(row: Row, column: str, columns: Mapping[str, str]) -> Prompt:
     values = {name: value for name, value in row.values.items() if name != column}
-    if not {"prompt", "messages"} & (set(values) | set(columns.values())):
-        guess = next((name for name in PROMPT_COLUMNS if name in values), None)
-        if guess is None:
-            raise WhetError(
-                f"{row.where}: no prompt; the row has {', '.join(map(repr, row.values))}; name a column 'prompt', "
-                "or give the prompts with --data FILE"
-            )
-        columns = {**columns, guess: "prompt"}
     # one by one: several completions to one prompt share its id
     (prompt,) = prompts_from([Row(values, row.where)], columns=columns)
-    return _with_answer(prompt)[0]
+    return prompt
 
 
 def _joined(row: Row, by_key: Mapping[str, Prompt], source: str | None) -> Prompt:
-    keys = [str(row.values[name]) for name in ("prompt_id", "id", "prompt", *PROMPT_COLUMNS) if name in row.values]
+    keys = [str(row.values[name]) for name in ("prompt_id", "id", "prompt", *QUESTIONS, "text") if name in row.values]
     for key in keys:
         if key.strip() in by_key:
             return by_key[key.strip()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.objective.preference.contrast import Protected, Shifted
 from whet.objective.preference.curve import Blend, Hinge, Logistic, Lowered, Squared, Unflipped
-from whet.objective.preference.imitate import PerCompletion, Summed
+from whet.objective.preference.imitate import PerCompletion
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.score import (
     AlphaDivergence,
@@ -171,12 +171,17 @@ TR_DPO_HARD = Preset(
 )
 
 RPO = Preset(
-    PairObjective("rpo", LogRatio(), Logistic(0.01), imitate=Summed(0.005)),
+    PairObjective("rpo", LogRatio(), Logistic(0.5), imitate=PerCompletion(0.2)),
     title="RPO",
     paper="Liu et al. 2024, Provably Mitigating Overoptimization, arXiv 2405.16436",
-    formula="L = -log sigma(b m) - eta log pi(y_w)",
+    formula="L = -log sigma(b m) - eta/n_w log pi(y_w)",
     fixes="likelihood displacement: the chosen completion is imitated as well",
     breaks="over-fits the chosen completions",
+    deviations=(
+        "the authors' default: a token of the NLL on average, eta 0.2, b 0.5; the sum of the paper's main text is "
+        "imitate=summed with coefficient 0.005 and curve.beta 0.01",
+    ),
+    run={"optimizer": {"learning_rate": 5e-7}, "batch": {"rows_per_step": 128}},
 )
 
 RPO_ITERATIVE = Preset(

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import re
 
-from whet.reward.answer import (
-    after_hashes,
-    after_phrase,
-    after_thinking,
-    boxed,
-    explicit_answers,
-    final_part,
-    normal_form,
-    tagged,
-)
+from whet.data.gold import after_hashes, boxed
+from whet.reward.answer import after_phrase, after_thinking, explicit_answers, final_part, normal_form, tagged
 from whet.reward.defences.reading import FENCED, Kind, defence_score, hard_answers, thinking, working
 from whet.types import Prompt
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from whet.reward.answer import boxed, tagged
+from whet.data.gold import boxed
+from whet.reward.answer import tagged
 from whet.types import WhetError
 
 Kind = Literal["penalty", "gate"]
