@@ -2,7 +2,7 @@
 
     python benchmarks/bench_models.py FOLDER byte words49k
 
-prints the folder of each model as JSON. `smollm2` is the real SmolLM2-135M-Instruct of whet's `smollm2` extra.
+prints the folder of each model as JSON. `smollm2` is the real SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import whet
 from whet.model.checkpoint import complete_checkpoints
 from whet.model.load import BUILTIN
 from whet.report.record import read_metrics, read_summary
+from whet.train.run import RunFailed
 from whet.types import WhetError
 
 SMALL = {
@@ -312,6 +313,41 @@ def test_mistakes_are_one_line_and_leave_no_folder(tmp_path, changes, message):
         train(tmp_path / "run", **changes)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+class Interrupts:
+    def __init__(self, event):
+        setattr(self, event, self)
+
+    def __call__(self, *_):
+        raise KeyboardInterrupt
+
+
+def broken(completions, **_):
+    raise ZeroDivisionError("in the reward")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward": batched, "callbacks": [Interrupts("started")]},
+        {"reward": batched, "callbacks": [Interrupts("evaluated")], "eval": {"prompts": 2}, "eval_data": ROWS},
+        {"reward": broken, "config": {**SMALL, "reward": {"on_error": "stop"}}},
+    ],
+    ids=["at the start", "evaluating", "in the first step"],
+)
+def test_a_run_that_ends_before_its_first_step_is_done_leaves_nothing(tmp_path, changes):
+    folder = tmp_path / "runs" / "run"
+    with pytest.raises((KeyboardInterrupt, WhetError, RunFailed)):
+        train(folder, **changes)
+    assert not list(tmp_path.iterdir())  # no folder, and no ledger beside it
+    assert train(folder, reward=batched).folder == folder
+
+
+def test_a_run_that_ends_after_its_first_step_is_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", reward=batched, callbacks=[Interrupts("stepped")])
+    assert read_summary(tmp_path / "run")["status"] == "interrupted" and len(read_metrics(tmp_path / "run")) == 1
 
 
 def test_a_folder_is_never_used_twice(run):

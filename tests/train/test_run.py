@@ -538,3 +538,36 @@ def test_a_reward_that_never_varies_stops_a_row_that_refills_and_says_why(tmp_pa
     }
     with pytest.raises(RunFailed, match=r"each of 9 prompts had the same outcome, in 3 rounds.*keep=everything"):
         whet.train("dapo", reward=always_right, steps=2, config=settings, folder=str(tmp_path / "run"), console=False)
+
+
+class Untouchable(dict):
+    """Fails whoever reads it."""
+
+    def _refuse(self, *_):
+        raise AssertionError("a health check reads what earlier steps no longer have")
+
+    __getitem__ = __iter__ = __contains__ = get = items = values = keys = _refuse
+
+
+@pytest.mark.parametrize("reward", [{"total": 0.4, "right": 0.4}, {}])
+def test_health_checks_read_nothing_that_earlier_steps_no_longer_have(reward):
+    from whet.report.findings import history_of
+    from whet.report.health import CHECKS, CHECKS_BY_KIND
+    from whet.train.run import _for_checks
+
+    metrics = {"loss": 1.0, "gradient_norm": 1.0, "entropy": 0.1, "kl": 0.1, "accuracy": 0.5, "margin": 0.1}
+    metrics |= {"sampler_gap": 0.01, "uniform_groups": 0.9, "chosen_logp": -9.0, "rejected_logp": -9.0}
+    counts = {"tokens": 10, "samples": 4, "truncated": 3, "prompts": 2}
+    whole = [
+        StepReport(
+            step, step, counts, reward, metrics, ("old finding: text",), {"train": 1.0}, {"total": {"flat": 1.0}}
+        )
+        for step in range(1, 61)
+    ]
+    kept = [replace(_for_checks(each), spread=Untouchable(), seconds=Untouchable()) for each in whole[:-1]]
+    thin, full = history_of([*kept, whole[-1]]), history_of(whole)
+    checks = {*CHECKS, *(each for several in CHECKS_BY_KIND.values() for each in several)}
+    assert len(checks) > 10
+    for check in checks:
+        assert check(thin) == check(full)
+    assert not any(each.health for each in kept)

@@ -7,7 +7,7 @@ import gc
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from whet.config.run_folder import (
     ROWS,
     START,
     claimed_folder,
+    discard,
     locked,
     read_config,
     refuse_resume_of_0_1,
@@ -42,6 +43,7 @@ from whet.types import WhetError
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
     from whet.train.run import TrainingResult
+    from whet.types import StepReport
 
 TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
 TRL_ARGUMENTS |= {"processing_class": "tokenizer"}
@@ -191,7 +193,7 @@ def _run(
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
     from whet.train.run import LoopSettings, notify, run_training
-    from whet.workbench.workbench import record_effect, record_version
+    from whet.workbench.workbench import note_version, record_effect, write_version
 
     started = time.time()
     with uncollected():
@@ -199,10 +201,13 @@ def _run(
     write_config(folder, config)
     summary = _summary(config, assembly, folder, started, command)
     ledger = config.reward.ledger or None
-    reward_hash = record_version(folder, assembly.parts, ledger) if assembly.parts else ""
+    version = write_version(folder, assembly.parts) if assembly.parts else None
+    reward_hash = version.hash if version else ""
+    first = _FirstStep(lambda: note_version(folder, version, ledger) if version else None)
     record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
     display = _display() if console else None
-    everyone = [*([display] if display is not None else []), *callbacks, *_reviewers(config, folder, reward_hash)]
+    reviewers = _reviewers(config, folder, reward_hash)
+    everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
     schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)
     start_up = time.time() - started
     try:
@@ -220,6 +225,9 @@ def _run(
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         if display is not None:
             display.close()
+        if checkpoint is None and not first.done:
+            discard(folder)
+            raise
         record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
         write_report(folder)
         raise
@@ -231,6 +239,18 @@ def _run(
     going_on = _next_command(config, folder, outcome)
     notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": going_on})
     return Run(folder)
+
+
+class _FirstStep:
+    """Whether a step is done, and what happens when the first one is: until then a run leaves no trace."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.done, self._then = False, then
+
+    def stepped(self, report: StepReport, samples: Sequence[Any]) -> None:
+        if not self.done:
+            self.done = True
+            self._then()
 
 
 def _display() -> Any:

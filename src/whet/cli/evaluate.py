@@ -80,7 +80,8 @@ def sample(
 ) -> None:
     """Look at completions: to your own prompt, or to held-out prompts with their rewards. Greedy for one completion.
 
-    With --reward the completions are scored by it, those to your own prompt too.
+    With --reward the completions are scored by it, those to your own prompt too. A task scores them by its own reward;
+    prompts from a file need none.
     """
     from whet import api
     from whet.config.config import from_settings, merged
@@ -93,10 +94,12 @@ def sample(
         from whet.evaluate.evaluation import evaluate_groups
 
         values.setdefault("eval", {})["prompts"] = count
-        for group in evaluate_groups(api.evaluation_config(model, data, values), number, on_facts=_tell_slow):
-            typer.echo(f"\n> {group.prompt.question()}    (gold: {group.prompt.answer})")
+        config = api.evaluation_config(model, data, values)
+        for group in evaluate_groups(config, number, on_facts=_tell_slow, scored=bool(reward)):
+            gold = f"    (gold: {group.prompt.answer})" if group.prompt.answer is not None else ""
+            typer.echo(f"\n> {group.prompt.question()}{gold}")
             for each in group.samples:
-                typer.echo(f"  [{_score(each.reward)}] {each.completion}")
+                typer.echo(f"  [{_score(each.reward)}] {each.completion}" if each.parts else f"  {each.completion}")
         return
     from whet.evaluate.evaluation import sample_completions
 

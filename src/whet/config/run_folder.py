@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,13 @@ def claimed_folder(
                 for place in made:
                     place.rmdir()
         raise
+
+
+def discard(folder: Path) -> None:
+    """Remove what a run wrote that has not done a step, but for what its owner removes: the folder is free again."""
+    for path in folder.iterdir():
+        if path.name not in ("lock", ROWS, EVAL_ROWS, START):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from whet.config.config import EvaluationConfig
 from whet.data.usable import Usable
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
-from whet.rollout.collect import draw_completions
+from whet.rollout.collect import Score, draw_completions
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
@@ -25,26 +25,38 @@ def evaluate_groups(
     num_samples: int,
     rewards: Sequence[RewardPart] | None = None,
     on_facts: OnFacts | None = None,
+    scored: bool = True,
 ) -> list[Group]:
-    """Scored completions to the held-out prompts: one greedy completion each, or several drawn ones."""
-    runtime, evaluator = eval_setup(config, rewards)
+    """Completions to the held-out prompts: one greedy completion each, or several drawn ones.
+
+    A reward is needed where they must be `scored`; else they are where one is given, or the task has its own.
+    """
+    runtime, evaluator = eval_setup(config, rewards, scored)
     if on_facts is not None:
         decoding = decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens)
         on_facts({**column_facts(evaluator.prompts), **decoding})
     return run_evaluator(config, num_samples, runtime, evaluator)
 
 
-def eval_setup(config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None) -> tuple[Runtime, Evaluator]:
+def eval_setup(
+    config: EvaluationConfig, rewards: Sequence[RewardPart] | None = None, scored: bool = True
+) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
     prompts = load_prompts(config, evaluation=True)
     chosen = Usable(prompts[: config.eval.prompts], notes=getattr(prompts, "notes", ""))
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
-    parts = build_reward_parts(config, wanted=True, given=rewards)
+    parts = build_reward_parts(config, wanted=scored, given=rewards)
     runtime = load_runtime(config)
-    score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
+    score: Score = _unscored
+    if parts:
+        score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
     sampling = sampling_from(config.sampling)
     return runtime, build_evaluator(runtime, chosen, sampling, score, config.data, config.eval.by)
+
+
+def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+    return list(samples)
 
 
 def run_evaluator(config: EvaluationConfig, num_samples: int, runtime: Runtime, evaluator: Evaluator) -> list[Group]:

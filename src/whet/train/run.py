@@ -114,6 +114,11 @@ def _health(trainer: Trainer, history: Sequence[StepReport], precision: str) -> 
     return diagnosis(history, precision, getattr(trainer, "checks", ()))
 
 
+def _for_checks(report: StepReport) -> StepReport:
+    """What health checks read of a step: all steps are kept, and the rest would be most of their memory."""
+    return replace(report, spread={}, seconds={}, health=())
+
+
 def run_training(
     trainer: Trainer,
     settings: LoopSettings,
@@ -128,7 +133,7 @@ def run_training(
     """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1."""
     checkpoints = folder / "checkpoints"
     progress = _restored(trainer, folder, checkpoint)
-    history = step_reports(read_metrics(folder))
+    history = [_for_checks(report) for report in step_reports(read_metrics(folder))]
     everyone = [record, *callbacks]
     notify(everyone, "started", summary)
 
@@ -162,7 +167,7 @@ def run_training(
             with _memory_in_words(f"step {step}", folder):
                 report, samples = trainer.step(step, timer)
             report = replace(report, health=_health(trainer, [*history, report], precision), seconds=timer.seconds)
-            history.append(report)
+            history.append(_for_checks(report))
             _add(progress.seconds, timer.seconds)
             progress.step = step
             progress.tokens += report.counts.get("tokens", 0)

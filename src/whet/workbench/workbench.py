@@ -25,7 +25,7 @@ from whet.reward import RewardFailure, RewardPart, find_reward, score
 from whet.reward.call import PerSample
 from whet.reward.combine import Schedule, check_parts, combined, in_shares
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
-from whet.reward.version import parts_version, reward_version, version_changes
+from whet.reward.version import RewardVersion, parts_version, reward_version, version_changes
 from whet.types import StepReport, WhetError
 from whet.workbench.completions import TrialCompletion, TrialCompletions, described
 
@@ -165,7 +165,19 @@ def rescore_run(
 
 
 def record_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str | Path | None = None) -> str:
-    """At the start of a run: its table of rewards and, where the reward is new, a line in the ledger. The hash."""
+    """The run's table of rewards and, where the reward is new, a line in the ledger. The hash."""
+    version = write_version(folder, parts)
+    note_version(folder, version, ledger)
+    return version.hash
+
+
+def note_version(folder: str | Path, version: RewardVersion, ledger: str | Path | None = None) -> None:
+    """A line in the ledger, where the reward is new."""
+    note_run(Path(ledger) if ledger else ledger_path(folder), version)
+
+
+def write_version(folder: str | Path, parts: Sequence[RewardPart]) -> RewardVersion:
+    """The reward's entry in the run's table of rewards."""
     folder = Path(folder)
     version = parts_version(parts)
     table = reward_table(folder)
@@ -178,8 +190,7 @@ def record_version(folder: str | Path, parts: Sequence[RewardPart], ledger: str 
     partial = folder / f".{TABLE}"
     partial.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(partial, folder / TABLE)
-    note_run(Path(ledger) if ledger else ledger_path(folder), version)
-    return version.hash
+    return version
 
 
 def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
