@@ -51,8 +51,7 @@ def test_rotation(precision, monkeypatch):
     tables = (angle.cos(), angle.sin())
     for ours, theirs in both(lambda: layer_ops.rotated(heads.clone(), 7, tables), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    key, value = noise(50, 3, 64, dtype=dtype, seed=2), noise(50, 3, 64, dtype=dtype, seed=3)
-    for ours, theirs in both(lambda: layer_ops.turned_back(heads, key, value, tables), monkeypatch):
+    for ours, theirs in both(lambda: layer_ops.turned_back(heads.clone(), 7, tables), monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -93,6 +92,118 @@ def test_trunk(family, precision, recompute):
         (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
+    for name, theirs in gradients[0].items():
+        gap = (theirs - gradients[1][name]).norm() / theirs.norm()
+        assert gap < (1e-4 if precision == "fp32" else 6e-2), name
+
+
+def ragged_rows(groups):
+    """Rows of prompts with completions of the given lengths: [(prompt, [completion, ...]), ...]."""
+    stream = torch.Generator().manual_seed(1)
+    width = max(prompt + max(completions) for prompt, completions in groups)
+    tokens, action = [], []
+    for number, (prompt, completions) in enumerate(groups):
+        start = torch.randint(90, (prompt,), generator=stream)
+        start[0] = number
+        for length in completions:
+            row = torch.cat([start, torch.randint(90, (width - prompt,), generator=stream)])
+            place = torch.arange(width)
+            tokens.append(row)
+            action.append((place >= prompt) & (place < prompt + length))
+    return torch.stack(tokens), torch.stack(action)
+
+
+LAYOUTS = {
+    "ragged": [(20, [33, 5, 1]), (137, [250]), (7, [18, 40]), (333, [1, 1]), (64, [64, 65, 300])],
+    "wide groups": [(128, [512] * 8), (129, [511, 700, 3])],
+    "lone rows": [(10, [1000]), (30, [77])],
+    "long prompt": [(2000, [40] * 16)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (4, 4, 32), (2, 1, 256)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention(layout, heads, dtype):
+    """Our kernels against float64, and no worse than torch's flash kernels."""
+    from whet.model import ragged_attention
+    from whet.model.shared_prefix import shared_prefix_batch
+    from whet.model.shared_prefix_attention import attended
+
+    num, keys, size = heads
+    batch = shared_prefix_batch(*ragged_rows(LAYOUTS[layout]), torch.device("cuda"))
+    side_by_side = noise(batch.size, num + 2 * keys, size, dtype=dtype)
+    parts = side_by_side.split([num, keys, keys], 1)
+    grad = noise(batch.size, num, size, dtype=dtype, seed=1)
+    exact = [each.double().detach().requires_grad_() for each in parts]
+    output = attended(batch, *exact, 0.3 / size**0.5)
+    expected = [output.detach(), *torch.autograd.grad(output, exact, grad.double())]
+
+    def errors():
+        found, norm, kept = ragged_attention.ragged_forward(*parts, batch.segments, 0.3 / size**0.5)
+        grads = ragged_attention.ragged_backward(grad, (*parts, found, norm), batch.segments, kept, 0.3 / size**0.5)
+        each = [found, *grads.split([num, keys, keys], 1)]
+        return [float((a.double() - b).norm() / b.norm()) for a, b in zip(each, expected, strict=True)]
+
+    ours = errors()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged_attention, "_prefix_kernels", lambda query, key: None)
+        theirs = errors()
+    for mine, flash in zip(ours, theirs, strict=True):
+        assert mine < max(1.2 * flash, 4e-3 if dtype == torch.bfloat16 else 5e-4), (ours, theirs)
+
+
+def test_kernels_that_are_wrong_are_not_used(monkeypatch):
+    from whet.model import prefix_attention_kernels, ragged_attention
+
+    case = (torch.device("cuda", 0), torch.bfloat16, 6, 2, 64)
+    ragged_attention._kernels_refusal.cache_clear()
+    assert ragged_attention._kernels_refusal(*case) == ""
+    right = prefix_attention_kernels.backward
+
+    def wrong(grad, saved, segments, scale, targets):
+        right(grad, saved, segments, scale, targets)
+        targets[1][: segments.end_of_prompts] *= 0.9  # of keys of prompts alone
+
+    ragged_attention._kernels_refusal.cache_clear()
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="not used: they differ"):
+        patch.setattr(prefix_attention_kernels, "backward", wrong)
+        assert "differ" in ragged_attention._kernels_refusal(*case)
+    ragged_attention._kernels_refusal.cache_clear()
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_adapters(precision):
+    import transformers
+
+    from whet.model.causal_lm import causal_lm
+    from whet.model.fused_trunk import fused_states, fused_works
+    from whet.model.lora import LowRank, adapter_factors, add_adapters, merge_adapters
+    from whet.model.shared_prefix import shared_prefix_batch
+    from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        "llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).cuda()
+    add_adapters(model, LowRank(8, 16.0))
+    with torch.no_grad():
+        for name, factor in adapter_factors(model).items():
+            if name.endswith(".up"):
+                factor.normal_(0, 0.05)
+    merge_adapters(model)
+    lm = causal_lm(model, DTYPES[precision][0])
+    assert fused_works(lm)
+    batch = shared_prefix_batch(*trial_rows(97, lm.device))
+    gradients = []
+    for states in (shared_prefix_states, fused_states):
+        model.zero_grad(set_to_none=True)
+        found = states(lm, batch)
+        (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() == adapter_factors(model).keys()
     for name, theirs in gradients[0].items():
         gap = (theirs - gradients[1][name]).norm() / theirs.norm()
         assert gap < (1e-4 if precision == "fp32" else 6e-2), name

@@ -10,7 +10,7 @@ from whet.model import layer_ops
 from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks
 from whet.model.causal_lm import causal_lm
 from whet.model.fused_trunk import _layers_refusal, fused_refusal, fused_states, fused_works
-from whet.model.fused_weights import fused_weights
+from whet.model.fused_weights import FusedWeights, fused_weights, unchanged_weights
 from whet.model.shared_prefix import prompt_batch, shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
 from whet.model.token_logp import token_logp
@@ -98,7 +98,7 @@ def test_turning_back_is_the_transpose_of_turning():
     heads, grad = torch.randn(4, 5, 6).double(), torch.randn(4, 5, 6).double()
     turned = layer_ops.rotated(heads.clone(), 4, tables)  # three heads of queries, one of keys, one of values
     assert torch.equal(turned[:, 4], heads[:, 4]) and not torch.allclose(turned[:, :4], heads[:, :4])
-    back = layer_ops.turned_back(grad[:, :3], grad[:, 3:4], grad[:, 4:], tables)
+    back = layer_ops.turned_back(grad.clone(), 4, tables)
     torch.testing.assert_close((turned * grad).sum(), (heads * back).sum())
 
 
@@ -230,3 +230,18 @@ def test_a_norm_that_is_left_out_or_misplaced_is_found(monkeypatch):
     assert not isinstance(describe_blocks(lm), NotDescribed)
     with torch.no_grad():
         assert "layer 0 differs" in _layers_refusal(lm)
+
+
+def test_a_copy_is_refreshed_once_while_nobody_changes_the_weights(monkeypatch):
+    lm = causal_lm(model_of("llama"), torch.bfloat16)
+    stack = blocks_of(lm)
+    copy = fused_weights(stack, torch.bfloat16)
+    refreshed = []
+    monkeypatch.setattr(FusedWeights, "refresh", lambda self: refreshed.append(self))
+    with unchanged_weights():
+        for _ in range(3):
+            assert fused_weights(stack, torch.bfloat16) is copy
+    assert refreshed == [copy]
+    fused_weights(stack, torch.bfloat16)
+    fused_weights(stack, torch.bfloat16)
+    assert len(refreshed) == 3

@@ -129,6 +129,23 @@ def test_some_matrices_only() -> None:
         torch.testing.assert_close(grads[1][name], grad, rtol=1e-3, atol=1e-5 * float(grad.abs().max()))
 
 
+def test_the_copy_of_the_factors_follows_them() -> None:
+    model = trained(model_of("llama"))
+    lm, tree = causal_lm(model, torch.bfloat16), shared_prefix_batch(*rows())
+    for _ in range(2):
+        grads = []
+        for states in (shared_prefix_states, fused_states):
+            model.zero_grad(set_to_none=True)
+            states(lm, tree).square().sum().backward()
+            grads.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+        for name, grad in grads[0].items():
+            assert (grads[1][name] - grad).norm() <= 6e-2 * grad.norm(), name
+        with torch.no_grad():
+            for factor in adapter_factors(model).values():
+                factor.mul_(-2.0)
+        merge_adapters(model)
+
+
 def test_before_the_first_step_it_is_the_base() -> None:
     model = model_of("llama")
     before, digest = model(input_ids=torch.arange(6)[None]).logits, weights_digest(model)

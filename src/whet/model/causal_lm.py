@@ -52,14 +52,16 @@ class CausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] -> [M, V], at least float32."""
-        with self._precision():
+        with self._precision(for_logits=not torch.is_grad_enabled()):
             logits = self.head(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def _precision(self, for_logits: bool = False) -> AbstractContextManager[Any]:
         if self.dtype.itemsize >= 4:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        # as in `whet.model.head`: bfloat16 rounds a logit of 25 by up to 0.06; a gradient needs its range
+        fine = for_logits and self.dtype == torch.bfloat16 and self.device.type == "cuda"
+        return torch.autocast(self.device.type, dtype=torch.float16 if fine else self.dtype)
 
     @property
     def vocabulary(self) -> int:

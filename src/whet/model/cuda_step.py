@@ -43,6 +43,7 @@ class Workspace:
     added: Tensor  # [B, W]
     gate_up: Tensor
     opened: Tensor
+    last: Tensor  # [B, W], what the head reads, in its dtype
     logits: Tensor  # [B, V]
     shares: tuple[Tensor, Tensor, Tensor] | None  # of long prompts: largest scores, masses, mixtures by part
 
@@ -68,8 +69,8 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
         shares = (top, mass, torch.zeros(parts, rows, heads, size, device=device))
     return Workspace(
         empty(sizes.width, kind=torch.float32), empty(sizes.width), empty((heads + 2 * sizes.num_key_heads) * size),
-        empty(heads * size), empty(sizes.width), empty(2 * sizes.inner), empty(sizes.inner), empty(sizes.vocabulary),
-        shares,
+        empty(heads * size), empty(sizes.width), empty(2 * sizes.inner), empty(sizes.inner),
+        empty(sizes.width, kind=weights.head.dtype), empty(sizes.vocabulary, kind=weights.head.dtype), shares,
     )  # fmt: skip
 
 
@@ -126,8 +127,8 @@ def decode_step(
         torch.mm(work.opened, block.down.t(), out=work.added)
         leave(block.after_mlp)
         added = work.added
-    enter(added, weights.last_norm)
-    torch.mm(work.normed, weights.head.t(), out=work.logits)
+    layer_kernels.add_norm(work.residual, added, weights.last_norm, sizes.epsilon, work.last)
+    torch.mm(work.last, weights.head.t(), out=work.logits)
     return work.logits
 
 

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from whet.model.adapter_copies import NO_FACTORS, BlockFactors, GroupFactors, block_factors
 from whet.model.block import (
     Block,
     BlockStack,
@@ -40,7 +41,7 @@ from whet.model.block import (
 from whet.model.causal_lm import CausalLM
 from whet.model.fused_weights import FusedBlock, fused_weights
 from whet.model.layer_ops import NormGrad, Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
-from whet.model.lora import adapter_scale, layer_factors
+from whet.model.lora import layer_factors
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
 from whet.model.shared_prefix_attention import (
@@ -75,7 +76,7 @@ class _LayerPlan:
     leave: Tensor
     widen: tuple[Tensor, ...]
     narrow: Tensor
-    adapter_scale: float = 0.0
+    factors: BlockFactors
     keep: Callable[[Tensor, Tensor], None] | None = None  # is given keys and values
 
     @property
@@ -106,8 +107,8 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
     if lm.dtype.itemsize < dtype.itemsize:
         copies, dtype = fused_weights(stack, lm.dtype).blocks, lm.dtype
-    scale = adapter_scale(lm.trunk)
-    for block, copy in zip(stack.blocks, copies, strict=True):
+    every_factor = block_factors(stack, dtype) if torch.is_grad_enabled() else [NO_FACTORS] * len(stack.blocks)
+    for block, copy, factors in zip(stack.blocks, copies, every_factor, strict=True):
         enter: tuple[Tensor, ...]
         if copy is None:
             enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
@@ -117,7 +118,7 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
             enter, leave, widen, narrow = (copy.qkv,), copy.output, (copy.gate_up,), copy.down
         yield _LayerPlan(
             sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale, dtype, tables, batch,
-            block.window, lm.recompute == "none", enter, leave, widen, narrow, scale,
+            block.window, lm.recompute == "none", enter, leave, widen, narrow, factors,
         )  # fmt: skip
 
 
@@ -284,21 +285,17 @@ def _summed(grad: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _factor_grads(
-    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], factors: Sequence[Tensor | None], scale: float
+    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], factors: GroupFactors | None
 ) -> list[Tensor | None]:
     """Of down and up of each of the parameters whose products lie side by side in `grad`."""
-    if all(each is None for each in factors):
-        return [None] * len(factors)
+    if factors is None:
+        return [None] * (2 * len(parameters))
+    kind = parameters[0].dtype
+    lowered, raised = torch.mm(grad, factors.up), torch.mm(x, factors.down.t())
+    down, up = _summed(lowered, x, kind), _summed(grad, raised, kind)
     found: list[Tensor | None] = []
-    pieces = grad.split([len(parameter) for parameter in parameters], 1)
-    for piece, down, up in zip(pieces, factors[::2], factors[1::2], strict=True):
-        if down is None or up is None:
-            found += [None, None]
-            continue
-        # the scale is applied to the thin rows: they are the smallest
-        lowered = torch.mm(piece, up.to(piece.dtype)).mul_(scale)
-        raised = torch.mm(x, down.to(x.dtype).t()).mul_(scale)
-        found += [_summed(lowered, x, down.dtype), _summed(piece, raised, up.dtype)]
+    for span in factors.spans:
+        found += [None, None] if span is None else [down[span[1]], up[span]]
     return found
 
 
@@ -313,7 +310,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        found = norm_grad(x, weight, ctx.epsilon, grad.contiguous(), None)
+        found = norm_grad(x, weight, ctx.epsilon, grad.contiguous(), None, ctx.needs_input_grad[1])
         return found.x, found.weight, None
 
 
@@ -325,12 +322,14 @@ def _entered(x: Tensor, y: Tensor | None, weight: Tensor | None, plan: _LayerPla
     return added_and_normed(x, y, weight, plan.epsilon, plan.dtype)
 
 
-def _entered_grad(x: Tensor, weight: Tensor | None, plan: _LayerPlan, grad: Tensor, carried: Tensor) -> NormGrad:
+def _entered_grad(
+    x: Tensor, weight: Tensor | None, plan: _LayerPlan, grad: Tensor, carried: Tensor, learns: bool
+) -> NormGrad:
     """The other way; `carried` is the gradient that reaches the residual stream directly."""
     if weight is None:
         total = carried + grad
         return NormGrad(total, total.to(grad.dtype), None, x.to(grad.dtype))
-    return norm_grad(x, weight, plan.epsilon, grad, carried)
+    return norm_grad(x, weight, plan.epsilon, grad, carried, learns)
 
 
 def _left(values: Tensor, weight: Tensor | None, plan: _LayerPlan) -> Tensor:
@@ -379,7 +378,7 @@ class _FusedLayer(torch.autograd.Function):
         ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(kept)
         wide = gate_up if plan.keep_wide else None
         outputs = (attention_output if after is not None else None, mlp_output if after_mlp is not None else None)
-        ctx.save_for_backward(total, unnormed, mixed, between, wide, *outputs, *kept, *inputs)
+        ctx.save_for_backward(total, unnormed, mixed, between, wide, *outputs, *kept, *inputs[: _FusedLayer.PARAMETERS])
         return between, _left(mlp_output, after_mlp, plan)
 
     @staticmethod
@@ -389,31 +388,34 @@ class _FusedLayer(torch.autograd.Function):
         inputs = saved[ctx.num_kept :]
         before, query_norm, key_norm, after, before_mlp, after_mlp = inputs[_FusedLayer.NORMS]
         q, k, v, output, gate, up, down = inputs[_FusedLayer.PRODUCTS]
-        biases, factors = inputs[13 : _FusedLayer.PARAMETERS], inputs[_FusedLayer.PARAMETERS :]
-        plan, scale = ctx.plan, ctx.plan.adapter_scale
+        biases = inputs[13:]
+        plan = ctx.plan
+        norms_learn = ctx.needs_input_grad[2:][_FusedLayer.NORMS]
         needed = ctx.needs_input_grad[2:][_FusedLayer.PRODUCTS]
         if gate_up is None:
             gate_up = _product(_entered(between, None, before_mlp, plan)[1], plan.widen)
         narrow, after_mlp_grad = _left_grad(mlp_output, after_mlp, plan, narrow.contiguous())
         opened, gate_grad = gated_grad(gate_up, torch.mm(narrow, plan.narrow))
         down_grad = _weight_grads(narrow, opened, [down], needed[6:])
-        down_factors = _factor_grads(narrow, opened, [down], factors[12:], scale)
-        later = _entered_grad(between, before_mlp, plan, _input_grad(gate_grad, plan.widen), grad.contiguous())
+        down_factors = _factor_grads(narrow, opened, [down], plan.factors[3])
+        later = _entered_grad(
+            between, before_mlp, plan, _input_grad(gate_grad, plan.widen), grad.contiguous(), norms_learn[4]
+        )
         wide_grads = _weight_grads(gate_grad, later.normed, [gate, up], needed[4:6])
-        wide_factors = _factor_grads(gate_grad, later.normed, [gate, up], factors[8:12], scale)
+        wide_factors = _factor_grads(gate_grad, later.normed, [gate, up], plan.factors[2])
         left, after_grad = _left_grad(attention_output, after, plan, later.narrow)
         output_grad = _weight_grads(left, mixed.flatten(1), [output], needed[3:4])
-        output_factors = _factor_grads(left, mixed.flatten(1), [output], factors[6:8], scale)
+        output_factors = _factor_grads(left, mixed.flatten(1), [output], plan.factors[1])
         mixed_grad = torch.mm(left, plan.leave).view(mixed.shape)
-        query, key, value = ctx.attention(mixed_grad, mixed, saved[: ctx.num_kept])
-        heads = turned_back(query, key, value, plan.tables)
+        heads = ctx.attention(mixed_grad, mixed, saved[: ctx.num_kept])
+        heads = turned_back(heads, plan.heads + plan.key_heads, plan.tables)
         head_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
             heads, head_grads = _head_norm_grads(unnormed, (query_norm, key_norm), heads, plan)
         entered = heads.flatten(1)
-        first = _entered_grad(total, before, plan, _input_grad(entered, plan.enter), later.x)
+        first = _entered_grad(total, before, plan, _input_grad(entered, plan.enter), later.x, norms_learn[0])
         enter_grads = _weight_grads(entered, first.normed, [q, k, v], needed[:3])
-        enter_factors = _factor_grads(entered, first.normed, [q, k, v], factors[:6], scale)
+        enter_factors = _factor_grads(entered, first.normed, [q, k, v], plan.factors[0])
         bias_grads: Sequence[Tensor | None] = (None, None, None)
         if biases[0] is not None:
             bias_grads = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
@@ -425,8 +427,8 @@ class _FusedLayer(torch.autograd.Function):
         )  # fmt: skip
 
 
-Backward = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
-"""(grad of attention's output, the output, what was kept) -> grads of queries, keys and values."""
+Backward = Callable[[Tensor, Tensor, Sequence[Tensor]], Tensor]
+"""(grad of attention's output, the output, what was kept) -> grads of queries, keys and values side by side."""
 
 
 def _attended(
@@ -438,7 +440,7 @@ def _attended(
     if sees_all and ragged_works(query, key, value):
         output, norm, noise = ragged_forward(query, key, value, batch.segments, scale)
 
-        def backward(grad: Tensor, output: Tensor, kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        def backward(grad: Tensor, output: Tensor, kept: Sequence[Tensor]) -> Tensor:
             query, key, value, norm = kept
             return ragged_backward(grad, (query, key, value, output, norm), batch.segments, noise, scale)
 
@@ -447,8 +449,8 @@ def _attended(
     with torch.set_grad_enabled(learns):
         output = attended(batch, query, key, value, scale, AttentionOptions(plan.window, masks=batch.masks))
 
-    def through_graph(grad: Tensor, _: Tensor, __: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, (query, key, value), grad)
+    def through_graph(grad: Tensor, _: Tensor, __: Sequence[Tensor]) -> Tensor:
+        return torch.cat(torch.autograd.grad(output, (query, key, value), grad), 1)
 
     return output.detach(), (), through_graph
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +37,12 @@ class FusedWeights:
         self.sizes, self.dtype = stack.sizes, dtype  # not the modules: a copy must not keep a model alive
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
         self.blocks = [self._fused(block) for block in stack.blocks]
-        self.embedding = self._copy(stack.embedding.weight, dtype)
+        # of the products only the logits' show how they are rounded: they are large, and differences between them count
+        fine = torch.float16 if dtype == torch.bfloat16 and _fits_float16(stack) else dtype
+        self.embedding = self._copy(stack.embedding.weight, fine)
         self.head = self.embedding
         if stack.head is not None and stack.head.weight is not stack.embedding.weight:
-            self.head = self._copy(stack.head.weight, dtype)
+            self.head = self._copy(stack.head.weight, fine)
         self.last_norm = self._copy(stack.last_norm.weight, torch.float32)  # type: ignore[arg-type]
         self._copies, self._parameters = [mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs]
         self.refresh()
@@ -83,14 +88,45 @@ class FusedWeights:
         )
 
 
+def _fits_float16(stack: BlockStack) -> bool:
+    """On CUDA, where embeddings, the states that the last norm can give and the logits stay far inside its range."""
+    if not stack.embedding.weight.is_cuda:
+        return False
+    largest = float(stack.last_norm.weight.detach().abs().max()) * stack.sizes.width**0.5  # type: ignore[operator]
+    matrices = [stack.embedding.weight] + ([] if stack.head is None else [stack.head.weight])
+    return max(largest, *(float(each.detach().abs().max()) for each in matrices)) < 1e4
+
+
 _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()
+
+
+_UNCHANGED: ContextVar[set[int] | None] = ContextVar("whet_unchanged_weights", default=None)  # copies that are current
+
+
+@contextmanager
+def unchanged_weights() -> Iterator[None]:
+    """Inside, nobody changes a weight: a copy is refreshed once, not once for each pass."""
+    token = _UNCHANGED.set(set())
+    try:
+        yield
+    finally:
+        _UNCHANGED.reset(token)
+
+
+def is_current(copy: object) -> bool:
+    """True where the copy has been refreshed since `unchanged_weights` began; from now on it counts as that."""
+    current = _UNCHANGED.get()
+    if current is None or id(copy) in current:
+        return current is not None
+    current.add(id(copy))
+    return False
 
 
 def fused_weights(stack: BlockStack, dtype: torch.dtype) -> FusedWeights:
     """The copy that everybody who works in this dtype shares, with the policy's weights as they are now."""
     copies = _COPIES.setdefault(stack.embedding, {})
-    if dtype in copies:
-        copies[dtype].refresh()
-    else:
+    if dtype not in copies:
         copies[dtype] = FusedWeights(stack, dtype)
+    elif not is_current(copies[dtype]):
+        copies[dtype].refresh()
     return copies[dtype]

@@ -15,6 +15,7 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,10 @@ from torch.autograd.function import once_differentiable
 # Logits of a chunk. The whole weight and its gradient are read once a chunk, so that small chunks starve the products.
 CHUNK_ELEMENTS = 1 << 23
 DEVICE_CHUNKS = 8  # times as many on a device, whose products starve sooner
+KERNEL_CHUNKS = 3  # times as many again where kernels work on a chunk in place: it is all that is held
+# float16 has three bits more than bfloat16, which rounds a logit of 25 by up to 0.06. States are made smaller first, by
+# a power of two, so that no model's leave its range.
+SHRINK = 2.0**-5
 
 Coefficient = Callable[[Tensor, slice], Tensor]  # logp of the tokens in the slice -> d loss / d logp, up to one factor
 
@@ -62,6 +67,7 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
 class _HeadPlan:
     scale: float  # of the logits
     dtype: torch.dtype  # of the products
+    fine: bool  # logits of half precision are float16
     rows: int  # of a chunk
     coefficient: Coefficient | None
 
@@ -82,11 +88,13 @@ def chunked_logp(
     if head.softcap:
         raise ValueError("a softcapped head has another gradient")
     products = dtype if dtype in (torch.bfloat16, torch.float16) else states.dtype
-    rows = chunk_rows(len(head.weight), states.device)
+    kernels = _kernels(states) is not None
+    rows = chunk_rows(len(head.weight), states.device) * (KERNEL_CHUNKS if kernels else 1)
+    fine = kernels and products == torch.bfloat16
     learns = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (states, head.weight, head.bias)
     )
-    plan = _HeadPlan(head.factor / temperature, products, rows, coefficient if learns else None)
+    plan = _HeadPlan(head.factor / temperature, products, fine, rows, coefficient if learns else None)
     found: tuple[Tensor, Tensor] = _ChunkedLogp.apply(states, head.weight, head.bias, targets, plan)
     return found
 
@@ -119,7 +127,7 @@ class _ChunkedLogp(torch.autograd.Function):
                 shares = chunks.raw(window)
                 norm[window], logp[window], entropy[window] = kernels.scored(shares, targets[window], chunks.late)
                 if gradients is not None:
-                    kernels.to_shares(shares, norm[window], chunks.late)
+                    shares = kernels.to_shares(shares, norm[window], chunks.late, plan.dtype)
             else:
                 logits = chunks.logits(window)
                 chosen = logits.gather(1, targets[window, None])[:, 0]
@@ -150,8 +158,7 @@ class _ChunkedLogp(torch.autograd.Function):
         kernels = _kernels(states)
         for window in chunks.windows:
             if kernels is not None:
-                shares = chunks.raw(window)
-                kernels.to_shares(shares, norm[window], chunks.late)
+                shares = kernels.to_shares(chunks.raw(window), norm[window], chunks.late, chunks.plan.dtype)
             else:
                 shares = chunks.logits(window).sub_(norm[window, None]).exp_() if kept is None else kept
             gradients.add(chunks, shares, targets[window], grad[window], window)
@@ -168,25 +175,42 @@ class _Chunks:
         # the scale is applied to the states, which are few, unless rounding them would show
         self.late = plan.scale if self.wide.dtype != plan.dtype else 1.0
         early = plan.scale / self.late
-        self.states = (states * early if early != 1.0 else states).to(plan.dtype)
-        self.weight = weight.to(plan.dtype)
-        self.bias = None if bias is None else (bias * early).to(plan.dtype)
+        kind = torch.float16 if plan.fine else plan.dtype
+        if plan.fine:
+            early, self.late = early * SHRINK, self.late / SHRINK
+        self._own = states, weight
+        self._states = (states * early if early != 1.0 else states).to(kind)
+        self._weight = weight.to(kind)
+        self._bias = None if bias is None else (bias * early).to(kind)
         size = (min(plan.rows, len(states)), len(weight))
-        self._logits = torch.empty(size, dtype=plan.dtype, device=states.device)
+        self._logits = torch.empty(size, dtype=kind, device=states.device)
         self._shares: Tensor | None = None
+
+    @cached_property
+    def states(self) -> Tensor:
+        """In the dtype of the products, with their scale apart from `remaining`."""
+        return self._own[0].to(self.plan.dtype) if self.plan.fine else self._states
+
+    @cached_property
+    def weight(self) -> Tensor:
+        return self._own[1].to(self.plan.dtype) if self.plan.fine else self._weight
+
+    @property
+    def remaining(self) -> float:
+        return self.plan.scale if self.plan.fine else self.late
 
     def logits(self, window: slice) -> Tensor:
         found = self.raw(window).to(self.wide.dtype)
         return found if self.late == 1.0 else found.mul_(self.late)
 
     def raw(self, window: slice) -> Tensor:
-        """The logits before the late part of their scale, in the dtype of the products."""
-        states = self.states[window]
+        """The logits before the late part of their scale, as they come out of the product."""
+        states = self._states[window]
         found = self._logits[: len(states)]
-        if self.bias is None:
-            torch.mm(states, self.weight.T, out=found)
+        if self._bias is None:
+            torch.mm(states, self._weight.T, out=found)
         else:
-            torch.addmm(self.bias, states, self.weight.T, out=found)
+            torch.addmm(self._bias, states, self._weight.T, out=found)
         return found
 
     def shares(self, logits: Tensor) -> Tensor:
@@ -214,8 +238,7 @@ class _Gradients:
             pulled = chunks.weight[targets].sub_(narrow @ chunks.weight)
             self._states[window] = pulled.mul_(weighted * plan.scale)
         if self._weight is not None:
-            # chunks.states carry the scale already, apart from what was left for the logits
-            states = chunks.states[window] * (weighted * chunks.late)
+            states = chunks.states[window] * (weighted * chunks.remaining)
             if self._weight.dtype == plan.dtype:
                 self._weight.addmm_(narrow.T, states, alpha=-1)
             else:

@@ -47,16 +47,18 @@ def scored(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tenso
 
 
 @triton.jit
-def _to_shares(logits, norm, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _to_shares(logits, norm, shares, width, scale, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
-    place = logits + row * width + column
+    place = row * width + column
     inside = column < width
-    value = tl.load(place, mask=inside, other=0.0).to(tl.float32) * scale
-    tl.store(place, tl.exp(value - tl.load(norm + row)).to(logits.dtype.element_ty), mask=inside)
+    value = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(shares + place, tl.exp(value - tl.load(norm + row)).to(shares.dtype.element_ty), mask=inside)
 
 
-def to_shares(logits: Tensor, norm: Tensor, scale: float) -> None:
-    """exp(scale * logits - norm), in place."""
+def to_shares(logits: Tensor, norm: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """exp(scale * logits - norm) in a dtype of the same size, where the logits were."""
     rows, width = logits.shape
-    _to_shares[(rows, triton.cdiv(width, BLOCK))](logits, norm, width, scale, BLOCK, num_warps=8)
+    shares = logits.view(dtype)
+    _to_shares[(rows, triton.cdiv(width, BLOCK))](logits, norm, shares, width, scale, BLOCK, num_warps=8)
+    return shares

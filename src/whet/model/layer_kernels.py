@@ -17,6 +17,11 @@ def _warps(block: int) -> int:
     return 2 if block <= 512 else 4 if block <= 2048 else 8
 
 
+def _grad_warps(block: int) -> int:
+    """Two hold more of a long row each, and wait less for one another."""
+    return 4 if block <= 1024 else 2
+
+
 @triton.jit
 def _added_and_normed(x, y, weight, total, out, width, epsilon, has_y: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
@@ -38,9 +43,8 @@ def added_and_normed(
     total = x if y is None else torch.empty_like(x)
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(width)
-    _added_and_normed[(rows,)](
-        x, x if y is None else y, weight, total, out, width, epsilon, y is not None, block, num_warps=_warps(block)
-    )
+    tensors = (x, x if y is None else y, weight, total, out)
+    _added_and_normed[(rows,)](*tensors, width, epsilon, y is not None, block, num_warps=_warps(block))
     return total, out
 
 
@@ -48,15 +52,14 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: T
     """x [B, W] += y in place, out = rmsnorm(x) * weight."""
     rows, width = x.shape
     block = triton.next_power_of_2(width)
-    _added_and_normed[(rows,)](
-        x, x if y is None else y, weight, x, out, width, epsilon, y is not None, block, num_warps=_warps(block)
-    )
+    tensors = (x, x if y is None else y, weight, x, out)
+    _added_and_normed[(rows,)](*tensors, width, epsilon, y is not None, block, num_warps=_warps(block))
 
 
 @triton.jit
 def _norm_grad(  # type: ignore[no-untyped-def]
     x, weight, grad, carried, out, narrow, normed_out, partial, rows, width, epsilon,
-    has_carried: tl.constexpr, block: tl.constexpr,
+    has_carried: tl.constexpr, learns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, block)
@@ -69,7 +72,8 @@ def _norm_grad(  # type: ignore[no-untyped-def]
         pull = tl.load(grad + row + column, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + epsilon)
         normed = value * scale
-        summed += pull * normed
+        if learns:
+            summed += pull * normed
         pull = pull * factor
         found = (pull - normed * (tl.sum(pull * normed, axis=0) / width)) * scale
         if has_carried:
@@ -77,27 +81,30 @@ def _norm_grad(  # type: ignore[no-untyped-def]
         tl.store(out + row + column, found.to(out.dtype.element_ty), mask=inside)
         tl.store(narrow + row + column, found.to(narrow.dtype.element_ty), mask=inside)
         tl.store(normed_out + row + column, (normed * factor).to(normed_out.dtype.element_ty), mask=inside)
-    tl.store(partial + program * width + column, summed, mask=inside)
+    if learns:
+        tl.store(partial + program * width + column, summed, mask=inside)
 
 
 def norm_grad(
-    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None, learns: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     rows, width = x.shape
     programs = min(rows, PROGRAMS)
     out, normed = torch.empty_like(x), torch.empty_like(grad)
     narrow = out if x.dtype == grad.dtype else torch.empty_like(grad)
-    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device) if learns else out
     block = triton.next_power_of_2(width)
+    tensors = (x, weight, grad, x if carried is None else carried, out, narrow, normed, partial)
     _norm_grad[(programs,)](
-        x, weight, grad, x if carried is None else carried, out, narrow, normed, partial, rows, width, epsilon,
-        carried is not None, block, num_warps=_warps(block),
-    )  # fmt: skip
-    return out, narrow, partial.sum(0).to(weight.dtype), normed
+        *tensors, rows, width, epsilon, carried is not None, learns, block, num_warps=_grad_warps(block)
+    )
+    return out, narrow, partial.sum(0).to(weight.dtype) if learns else None, normed
 
 
 @triton.jit
-def _rotate(heads, cosine, sine, row_stride, turned, size: tl.constexpr, many: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rotate(  # type: ignore[no-untyped-def]
+    heads, cosine, sine, row_stride, turned, size: tl.constexpr, many: tl.constexpr, back: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = size // 2
     head = tl.arange(0, many)
@@ -107,60 +114,24 @@ def _rotate(heads, cosine, sine, row_stride, turned, size: tl.constexpr, many: t
     first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
     turn = row * size + low
-    leaned = first * tl.load(cosine + turn)[None, :] - second * tl.load(sine + turn)[None, :]
-    second = second * tl.load(cosine + turn + half)[None, :] + first * tl.load(sine + turn + half)[None, :]
+    cosine_low, cosine_high = tl.load(cosine + turn)[None, :], tl.load(cosine + turn + half)[None, :]
+    sine_low, sine_high = tl.load(sine + turn)[None, :], tl.load(sine + turn + half)[None, :]
+    if back:
+        leaned = first * cosine_low + second * sine_high
+        second = second * cosine_high - first * sine_low
+    else:
+        leaned = first * cosine_low - second * sine_low
+        second = second * cosine_high + first * sine_high
     tl.store(place, leaned.to(heads.dtype.element_ty), mask=inside)
     tl.store(place + half, second.to(heads.dtype.element_ty), mask=inside)
 
 
-def rotate(heads: Tensor, turned: int, tables: tuple[Tensor, Tensor]) -> None:
-    """The first heads of [S, H, D] in place."""
+def rotate(heads: Tensor, turned: int, tables: tuple[Tensor, Tensor], back: bool = False) -> None:
+    """The first heads of [S, H, D] in place; back: the transpose of that."""
     rows, _, size = heads.shape
     many = triton.next_power_of_2(turned)
-    _rotate[(rows,)](heads, *tables, heads.stride(0), turned, size, many, num_warps=1 if many * size <= 1024 else 4)
-
-
-@triton.jit
-def _turned_back(  # type: ignore[no-untyped-def]
-    query, key, value, target, cosine, sine,
-    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, many: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = size // 2
-    head = tl.arange(0, many)[:, None]
-    low = tl.arange(0, half)[None, :]
-    is_query = head < heads
-    is_key = (head >= heads) & (head < heads + key_heads)
-    is_value = (head >= heads + key_heads) & (head < heads + 2 * key_heads)
-    from_query = query + (row * heads + head) * size + low
-    from_key = key + (row * key_heads + head - heads) * size + low
-    from_value = value + (row * key_heads + head - heads - key_heads) * size + low
-    first = tl.load(from_query, mask=is_query, other=0.0).to(tl.float32)
-    first += tl.load(from_key, mask=is_key, other=0.0).to(tl.float32)
-    second = tl.load(from_query + half, mask=is_query, other=0.0).to(tl.float32)
-    second += tl.load(from_key + half, mask=is_key, other=0.0).to(tl.float32)
-    turn = row * size + low
-    turned = first * tl.load(cosine + turn) + second * tl.load(sine + turn + half)
-    second = second * tl.load(cosine + turn + half) - first * tl.load(sine + turn)
-    turned += tl.load(from_value, mask=is_value, other=0.0).to(tl.float32)
-    second += tl.load(from_value + half, mask=is_value, other=0.0).to(tl.float32)
-    base = target + (row * (heads + 2 * key_heads) + head) * size + low
-    inside = head < heads + 2 * key_heads
-    tl.store(base, turned.to(target.dtype.element_ty), mask=inside)
-    tl.store(base + half, second.to(target.dtype.element_ty), mask=inside)
-
-
-def turned_back(query: Tensor, key: Tensor, value: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    rows, heads, size = query.shape
-    count = heads + 2 * key.shape[1]
-    target = torch.empty(rows, count, size, dtype=query.dtype, device=query.device)
-    many = triton.next_power_of_2(count)
-    _turned_back[(rows,)](
-        query, key, value, target, *tables, heads, key.shape[1], size, many,
-        num_warps=1 if many * size <= 1024 else 4,
-    )  # fmt: skip
-    return target
+    warps = 1 if many * size <= 1024 else 4
+    _rotate[(rows,)](heads, *tables, heads.stride(0), turned, size, many, back, num_warps=warps)
 
 
 @triton.jit

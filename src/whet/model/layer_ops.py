@@ -46,27 +46,29 @@ def added_and_normed(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float
 class NormGrad:
     x: Tensor  # [S, W], with what was carried
     narrow: Tensor  # the same in the dtype of the products
-    weight: Tensor | None  # [W]; None where there is no norm
+    weight: Tensor | None  # [W]; None where there is no norm, or it does not learn
     normed: Tensor  # [S, W], the norm's result once more, in the dtype of the products
 
 
-def norm_grad(x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None) -> NormGrad:
-    """The gradient of x, `carried` added, and of the weight, from the grad of the normed rows."""
+def norm_grad(
+    x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, carried: Tensor | None, learns: bool = True
+) -> NormGrad:
+    """The gradient of x, `carried` added, and of the weight where it learns, from the grad of the normed rows."""
     kernels = kernels_for(x)
     if kernels is not None:
-        return NormGrad(*kernels.norm_grad(x, weight, epsilon, grad, carried))
+        return NormGrad(*kernels.norm_grad(x, weight, epsilon, grad, carried, learns))
     dtype = grad.dtype
     grad = grad.to(torch.promote_types(x.dtype, torch.float32))
     scale = _inverse_size(x, epsilon)
     normed = x * scale
-    weight_grad = torch.linalg.vecdot(grad, normed, dim=0)
+    weight_grad = torch.linalg.vecdot(grad, normed, dim=0).to(weight.dtype) if learns else None
     pulled = grad * weight
     along = torch.linalg.vecdot(pulled, normed)[:, None] / x.shape[1]
     found = torch.addcmul(pulled, normed, along, value=-1).mul_(scale)
     if carried is not None:
         found.add_(carried)
     found = found.to(x.dtype)
-    return NormGrad(found, found.to(dtype), weight_grad.to(weight.dtype), (normed * weight).to(dtype))
+    return NormGrad(found, found.to(dtype), weight_grad, (normed * weight).to(dtype))
 
 
 def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
@@ -78,7 +80,7 @@ def _inverse_size(x: Tensor, epsilon: float) -> Tensor:
 def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     """The first heads of [S, H, D] turned by their position, the others as they are; in place where that is quicker."""
     kernels = kernels_for(heads)
-    if kernels is not None and _is_power(heads.shape[2]):
+    if kernels is not None and is_power(heads.shape[2]):
         kernels.rotate(heads, turned, tables)
         return heads
     cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)  # [S, 1, 2 halves, D / 2]
@@ -89,20 +91,21 @@ def rotated(heads: Tensor, turned: int, tables: Tables) -> Tensor:
     return heads
 
 
-def turned_back(query: Tensor, key: Tensor, value: Tensor, tables: Tables) -> Tensor:
-    """Grads of rotated queries and keys and of values -> those of the product before: [S, H + 2 K, D]."""
-    kernels = kernels_for(query)
-    if kernels is not None and _is_power(query.shape[2]):
-        found: Tensor = kernels.turned_back(query, key, value, tables)
-        return found
+def turned_back(heads: Tensor, turned: int, tables: Tables) -> Tensor:
+    """The transpose of `rotated`, for the grads of its heads; in place."""
+    kernels = kernels_for(heads)
+    if kernels is not None and is_power(heads.shape[2]):
+        kernels.rotate(heads, turned, tables, back=True)
+        return heads
     cosine, sine = (each.unflatten(-1, (1, 2, -1)) for each in tables)
-    halves = torch.cat((query, key), 1).unflatten(-1, (2, -1))
+    halves = heads[:, :turned].unflatten(-1, (2, -1))
     leaned = halves * sine
-    turned = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
-    return torch.cat((turned.flatten(-2).to(query.dtype), value), 1)
+    found = torch.addcmul(torch.stack((leaned[:, :, 1], -leaned[:, :, 0]), 2), halves, cosine)
+    heads[:, :turned] = found.flatten(-2).to(heads.dtype)
+    return heads
 
 
-def _is_power(size: int) -> bool:
+def is_power(size: int) -> bool:
     return size & (size - 1) == 0
 
 

@@ -192,9 +192,7 @@ def adapter_factors(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def layer_factors(*layers: nn.Module) -> list[nn.Parameter | None]:
     """down and up of each layer in turn; None twice for one without."""
-    return [getattr(layer, factor, None) for layer in layers for factor in FACTORS]
-
-
-def adapter_scale(model: nn.Module) -> float:
-    """The same for every layer of a model; 0 where there is none."""
-    return next((module.scale for module in model.modules() if isinstance(module, AdaptedLinear)), 0.0)
+    found: list[nn.Parameter | None] = []
+    for layer in layers:
+        found += [layer.down, layer.up] if isinstance(layer, AdaptedLinear) else [None, None]
+    return found

@@ -1,7 +1,9 @@
-"""Attention of a shared-prefix batch by flash kernels that take ragged lengths: no padding, mask or copies of keys.
+"""Attention of a shared-prefix batch by kernels that take ragged lengths: no padding, mask or copies of keys.
 
-Every prompt and every completion attends to itself; then all completions to a prompt attend to it.
-Both halves of a completion are one softmax, joined by their normalisers:
+Where triton is there and the size of a head is a power of two, the kernels are our own: a completion reads its prompt
+and itself in one softmax (`whet.model.prefix_attention_kernels`). Elsewhere they are torch's flash kernels, in two
+calls: every prompt and every completion attends to itself; then all completions to a prompt attend to it. Both halves
+of a completion are one softmax, joined by their normalisers:
 
     out = (e^a out_own + e^b out_prompt) / (e^a + e^b),  a, b the logarithms of the two normalisers
 
@@ -10,14 +12,22 @@ The gradient needs only the joined output and the joined normaliser, so the kern
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from whet.model.layer_ops import kernels_for
-from whet.model.shared_prefix import Segments
+from whet.model.layer_ops import is_power, kernels_for
+from whet.model.shared_prefix import Segments, shared_prefix_batch
+
+# Prompts and completions that our kernels are tried on: shorter and longer than a block, one prompt without others.
+TRIAL = ((150, (130, 70, 1)), (20, (200,)), (5, (40, 90)))
+TOLERANCE = 2e-2  # half precision rounds by a few 1e-3; a mistake is 1e-1 and more
 
 
 def ragged_works(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -27,15 +37,70 @@ def ragged_works(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return query.is_cuda and halves and size % 8 == 0 and size <= 256 and value.shape[-1] == size
 
 
+def _prefix_kernels(query: Tensor, key: Tensor) -> ModuleType | None:
+    """Our own kernels, where they take these heads and have been shown to be right."""
+    if kernels_for(query) is None or not is_power(query.shape[-1]) or query.shape[-1] < 16:
+        return None
+    if _kernels_refusal(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[2]):
+        return None
+    from whet.model import prefix_attention_kernels
+
+    return prefix_attention_kernels
+
+
+@functools.cache
+def _kernels_refusal(device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, size: int) -> str:
+    """Why our kernels are not used for such heads; empty where they are.
+
+    Tried once: their output and every gradient must be those of torch's kernels, up to rounding.
+    """
+    from whet.model import prefix_attention_kernels as ours
+
+    segments, counts, scale = _trial_segments(device), [heads, key_heads, key_heads], size**-0.5
+    stream = torch.Generator(device).manual_seed(0)
+    side_by_side = torch.randn(segments.own_bounds[-1], sum(counts), size, generator=stream, device=device).to(dtype)
+    grad = torch.randn(segments.own_bounds[-1], heads, size, generator=stream, device=device).to(dtype)
+    query, key, value = side_by_side.split(counts, 1)
+    try:
+        output, norm = ours.forward(query, key, value, segments, scale)
+        grads = torch.empty_like(side_by_side)
+        ours.backward(grad, (query, key, value, output, norm), segments, scale, grads.split(counts, 1))
+        theirs, their_norm, noise = _flash_forward(query, key, value, segments, scale)
+        their_grads = _flash_backward(grad, (query, key, value, theirs, their_norm), segments, noise, scale)
+        pairs = [(output, theirs), *zip(grads.split(counts, 1), their_grads.split(counts, 1), strict=True)]
+        gap = max(float((mine.float() - other.float()).norm() / other.float().norm()) for mine, other in pairs)
+        refusal = "" if gap <= TOLERANCE else f"they differ from torch's by {gap:.1e}"
+    except Exception as error:  # whatever stumbles here, torch's kernels are still right
+        refusal = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if refusal:
+        warnings.warn(f"attention runs on torch's kernels, whet's own are not used: {refusal}", stacklevel=2)
+    return refusal
+
+
+def _trial_segments(device: torch.device) -> Segments:
+    width = max(prompt + max(completions) for prompt, completions in TRIAL)
+    place, tokens, action = torch.arange(width), [], []
+    for number, (prompt, completions) in enumerate(TRIAL):
+        for length in completions:
+            tokens.append(torch.where(place < prompt, number, place))
+            action.append((place >= prompt) & (place < prompt + length))
+    batch = shared_prefix_batch(torch.stack(tokens), torch.stack(action), device)
+    assert batch is not None
+    return batch.segments
+
+
 def ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     """[S, H, E]."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     found: Tensor = _RaggedAttention.apply(query, key, value, segments, scale)
     return found
 
 
 class _RaggedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+        if _prefix_kernels(query, key) is not None:  # which read a row's heads behind one another
+            query, key, value = (each.contiguous() for each in (query, key, value))
         output, norm, ctx.noise = ragged_forward(query, key, value, segments, scale)
         ctx.segments, ctx.scale = segments, scale
         ctx.save_for_backward(query, key, value, output, norm)
@@ -44,17 +109,29 @@ class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        found = ragged_backward(grad, ctx.saved_tensors, ctx.segments, ctx.noise, ctx.scale)
-        return (*found, None, None)
+        query, key, *_ = ctx.saved_tensors
+        found = ragged_backward(grad.contiguous(), ctx.saved_tensors, ctx.segments, ctx.noise, ctx.scale)
+        return (*found.split([query.shape[1], key.shape[1], key.shape[1]], 1), None, None)
 
 
 Noise = list[list[Tensor]]  # the state of a dropout that is not used
 
 
 def ragged_forward(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Noise]:
-    """Output [S, H, E], the logarithm of its normaliser [H, S], and what the kernels want back."""
+    """Output [S, H, E], the logarithm of its normaliser [H, S], and what the kernels want back.
+
+    A row's heads lie behind one another; queries, keys and values may lie side by side in one tensor.
+    """
+    if (ours := _prefix_kernels(query, key)) is not None:
+        return (*ours.forward(query, key, value, segments, scale), [])
+    return _flash_forward(query, key, value, segments, scale)
+
+
+def _flash_forward(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, Noise]:
     output, norm, *noise = _forward(query, key, value, _own(segments), scale)
     kept = [noise[:2]]
     if segments.longest_completions:
@@ -72,10 +149,20 @@ def ragged_forward(
     return output, norm, kept
 
 
-def ragged_backward(
-    grad: Tensor, saved: tuple[Tensor, ...], segments: Segments, noise: Noise, scale: float | None
-) -> tuple[Tensor, ...]:
-    """Grads of query, key and value; saved are these three, output and norm."""
+def ragged_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float) -> Tensor:
+    """Grads of query, key and value side by side, [S, H + 2 K, E]; saved are these three, output and norm."""
+    if noise:
+        return _flash_backward(grad, saved, segments, noise, scale)
+    from whet.model import prefix_attention_kernels
+
+    query, key, value, *_ = saved
+    counts = [query.shape[1], key.shape[1], value.shape[1]]
+    grads = torch.empty(len(query), sum(counts), query.shape[2], dtype=query.dtype, device=query.device)
+    prefix_attention_kernels.backward(grad, saved, segments, scale, grads.split(counts, 1))
+    return grads
+
+
+def _flash_backward(grad: Tensor, saved: Sequence[Tensor], segments: Segments, noise: Noise, scale: float) -> Tensor:
     query, key, value, output, norm = saved
     found = _backward((grad, *saved), _own(segments), noise[0], scale)
     if segments.longest_completions:
@@ -85,7 +172,7 @@ def ragged_backward(
         found[0][begin:] += more[0]
         found[1][:end] += more[1]
         found[2][:end] += more[2]
-    return found
+    return torch.cat(found, 1)
 
 
 Lengths = tuple[Tensor, Tensor, int, int, float, bool]  # bounds and longest of queries and keys, dropout, causal

@@ -55,6 +55,10 @@ class Segments:
     longest_completions: int
     first_completion: int  # packed position
     end_of_prompts: int  # that have completions, packed position
+    own_bounds: tuple[int, ...]  # the same three on the host
+    prompt_bounds: tuple[int, ...]
+    completion_bounds: tuple[int, ...]
+    tables: dict[Any, Any] = field(default_factory=dict)  # what kernels want to know of this, as it is made
 
 
 @dataclass(frozen=True)
@@ -235,18 +239,25 @@ def _segments(roots: Sequence[_Root], device: torch.device) -> Segments:
     blocks = [sum(completion.length for completion in root.completions) for root in answered]
     own = [root.length for root in roots] + [completion.length for root in roots for completion in root.completions]
 
-    def bounds(lengths: list[int]) -> Tensor:
-        return to_device(torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)), device)
+    def bounds(lengths: list[int]) -> Integers:
+        return np.cumsum([0, *lengths], dtype=np.int64)
 
+    def tensor(values: Integers) -> Tensor:
+        return to_device(torch.from_numpy(values.astype(np.int32)), device)
+
+    own_bounds, prompt_bounds, completion_bounds = bounds(own), bounds(prompts), bounds(blocks)
     return Segments(
-        own=bounds(own),
+        own=tensor(own_bounds),
         longest=max(own),
-        prompts=bounds(prompts),
+        prompts=tensor(prompt_bounds),
         longest_prompt=max(prompts, default=0),
-        completions=bounds(blocks),
+        completions=tensor(completion_bounds),
         longest_completions=max(blocks, default=0),
         first_completion=sum(root.length for root in roots),
         end_of_prompts=sum(prompts),
+        own_bounds=tuple(own_bounds.tolist()),
+        prompt_bounds=tuple(prompt_bounds.tolist()),
+        completion_bounds=tuple(completion_bounds.tolist()),
     )
 
 

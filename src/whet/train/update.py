@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whet.data.packing import token_micro_batches, trimmed
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
+from whet.model.fused_weights import unchanged_weights
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
 from whet.model.shared_prefix import to_device
@@ -87,22 +88,23 @@ def update(
     details = _details(state, objective, reference)
     # on a device nothing here waits for it: the next micro-batch is on its way while this one is computed
     done: list[_MicroBatch] = []
-    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
-        host = trimmed(batch.select(rows))
-        part = moved(host, state.policy.device)
-        requested = replace(
-            details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
-        )
-        scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
-        losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
-        if state.critic is not None:
-            losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
-        differentiable = [loss.value for loss in losses if loss.value.requires_grad]
-        if differentiable:
-            torch.autograd.backward(differentiable)
-        values = [loss.value.detach() for loss in losses]
-        sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
-        done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
+    with unchanged_weights():
+        for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
+            host = trimmed(batch.select(rows))
+            part = moved(host, state.policy.device)
+            requested = replace(
+                details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
+            )
+            scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
+            losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
+            if state.critic is not None:
+                losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
+            differentiable = [loss.value for loss in losses if loss.value.requires_grad]
+            if differentiable:
+                torch.autograd.backward(differentiable)
+            values = [loss.value.detach() for loss in losses]
+            sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
+            done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
     metrics: dict[str, float] = {"loss": 0.0}
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
