@@ -17,13 +17,6 @@ def test_the_counts_are_the_real_ones():
         assert int(count) == len(methods(kind))
 
 
-def test_the_numbers_against_trl_are_those_of_the_performance_page():
-    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
-    assert "gpu_duel.py --parts grpo" in page
-    for number in ("1.95 s", "8.1 GB", "18.57 s", "21.8 GB"):
-        assert number in README and number in page
-
-
 def test_the_table_of_axes_is_the_real_one():
     page = (Path(__file__).parents[2] / "docs" / "objective.md").read_text()
     assert axes_table("policy") in page, "refresh it: python -m whet.explain"
