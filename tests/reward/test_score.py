@@ -424,3 +424,31 @@ def test_a_reward_that_limits_itself_may_take_longer() -> None:
             return [float(self.prepared)] * len(samples)
 
     assert [one.reward for one in run(RewardPart(Slow()), timeout=0.05)] == [1.0, 1.0, 1.0]
+
+
+def test_quick_calls_share_one_watchdog_and_slow_ones_renew_it(monkeypatch):
+    """It starts a thread each time: one per call cost more than the calls."""
+    from whet.reward import limit
+
+    started, ended = [], []
+    monkeypatch.setattr(limit.faulthandler, "dump_traceback_later", lambda seconds, **_: started.append(seconds))
+    monkeypatch.setattr(limit.faulthandler, "cancel_dump_traceback_later", lambda: ended.append(1))
+    now = iter([0.0, 0.1, 0.2, 1.3, 1.4])
+    monkeypatch.setattr(limit.time, "monotonic", lambda: next(now))
+    with limit.watchdog(5.0) as renew:
+        for _ in range(4):
+            renew()
+    assert started == [5.0 * 2 + limit.GRACE_SECONDS] * 2  # at 0.0 and at 1.3
+    assert ended == [1]
+
+
+def test_a_watchdog_that_another_one_ended_starts_again_with_the_next_call(monkeypatch):
+    from whet.reward import limit
+
+    started = []
+    monkeypatch.setattr(limit.faulthandler, "dump_traceback_later", lambda seconds, **_: started.append(seconds))
+    with limit.watchdog(1.0) as renew:
+        with limit.watchdog(2.0):
+            pass
+        renew()
+    assert started == [12.0, 14.0, 12.0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import queue
 import signal
 import sys
@@ -25,7 +26,11 @@ from whet.reward.failure import positions
 T = TypeVar("T")
 
 GRACE_SECONDS = 10.0  # what the watchdog adds to twice the limit
+RENEW_SECONDS = 1.0  # well below the grace: a call is never cut off before twice its limit
 REPEAT_SECONDS = 0.1  # between two interruptions of a call that swallowed the first
+
+
+_renewed = -math.inf  # when the one timer was last started
 
 
 class Overrun(BaseException):
@@ -42,16 +47,28 @@ def limited(call: Callable[[], T], seconds: float) -> T:
 
 
 @contextlib.contextmanager
-def watchdog(seconds: float) -> Iterator[None]:
-    """End the process with every thread's traceback when the block outlives twice the limit and a grace.
+def watchdog(seconds: float) -> Iterator[Callable[[], None]]:
+    """End the process with every thread's traceback when a call outlives twice the limit and a grace.
 
-    There is one such timer in a process: with several threads scoring, the last one to enter is watched.
+    The block renews it before every call. Each renewal starts a thread, so calls that are quicker than
+    RENEW_SECONDS share one. There is one such timer in a process: with several threads scoring, the last is watched.
     """
-    # the bare descriptor: notebooks and test runners put objects without one in sys.stderr
-    faulthandler.dump_traceback_later(2 * seconds + GRACE_SECONDS, exit=True, file=2)
+
+    def renew() -> None:
+        global _renewed
+        now = time.monotonic()
+        if now - _renewed >= RENEW_SECONDS:
+            _renewed = now
+            # the bare descriptor: notebooks and test runners put objects without one in sys.stderr
+            faulthandler.dump_traceback_later(2 * seconds + GRACE_SECONDS, exit=True, file=2)
+
+    global _renewed
+    _renewed = -math.inf  # this block's limit, not that of one around it
+    renew()
     try:
-        yield
+        yield renew
     finally:
+        _renewed = -math.inf  # a block around this one, or in another thread, starts it again with its next call
         faulthandler.cancel_dump_traceback_later()
 
 

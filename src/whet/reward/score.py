@@ -150,17 +150,19 @@ def _part_scores(
     scores: list[float | None] = []
     failed: list[bool] = []
     caught: list[RewardFailure] = []
-    for start in range(0, len(samples), size):
-        call = slice(start, start + size)
-        try:
-            scores += _call_scores(reward, prompts[call], samples[call], timeout)
-            failed += [False] * size
-        except RewardFailure as failure:
-            if failures.on_error == "stop":
-                raise
-            scores += [None] * size
-            failed += [True] * size
-            caught.append(failure)
+    with watchdog(timeout) as renew_watchdog:
+        for start in range(0, len(samples), size):
+            call = slice(start, start + size)
+            renew_watchdog()
+            try:
+                scores += _call_scores(reward, prompts[call], samples[call], timeout)
+                failed += [False] * size
+            except RewardFailure as failure:
+                if failures.on_error == "stop":
+                    raise
+                scores += [None] * size
+                failed += [True] * size
+                caught.append(failure)
     failures.note(reward.name, failed, str(caught[-1]) if caught else None)
     if caught:
         logger.warning(
@@ -179,8 +181,7 @@ def _call_scores(
     where = call_name(prompts, samples)
     file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
     try:
-        with watchdog(timeout):
-            values = limited(functools.partial(reward, prompts, samples), timeout)
+        values = limited(functools.partial(reward, prompts, samples), timeout)
     except WhetError:
         raise
     except Overrun as overrun:
