@@ -7,7 +7,7 @@ import transformers
 from whet.model.block import NotDescribed
 from whet.model.causal_lm import causal_lm
 from whet.rollout import torch_engine
-from whet.rollout.cuda_decode import GraphBackend
+from whet.rollout.cuda_decode import GraphBackend, rows_that_fit
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Sampling
 
@@ -66,3 +66,10 @@ def test_without_graphs_the_settings_change_nothing(monkeypatch):
     assert str(engine_of(fast=False).path_for(Sampling(8), 4)) == "the model's own forward and cache (fast=False)"
     monkeypatch.setattr(torch_engine, "hooked_decoder", lambda lm: NotDescribed("its scores are capped"))
     assert str(engine_of().decode_path) == "the model's own forward and cache (its scores are capped)"
+
+
+def test_no_more_rows_than_the_free_memory_has_room_for():
+    assert rows_that_fit(1024, 1e6, 10**12) == 1024
+    assert rows_that_fit(1024, 1e6, 10**9) == 592  # 0.6 of it, in steps of 16 rows
+    assert rows_that_fit(1024, 1e9, 10**9) == 16  # the smallest graph: what is left is the allocator's to say
+    assert rows_that_fit(32, 1e6, 10**9) == 32

@@ -40,6 +40,7 @@ from whet.types import Request, Sampling
 STEPS_PER_LOOK = 8  # replays between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
 KEPT_SHARE = 1 / 16  # of the device's memory, for caches between two rollouts: larger ones make room for training
+USED_SHARE = 0.6  # of the memory that is free, for the caches of a rollout: fewer rows are written side by side
 HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
 
@@ -55,6 +56,10 @@ class _Room:
     members: int
     parts: int  # see `prompt_parts`
     support: bool
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.rows * self.budget + self.prompts * self.longest
 
     def holds(self, other: _Room) -> bool:
         same = (self.members, self.parts) == (other.members, other.parts) and self.support >= other.support
@@ -105,11 +110,35 @@ class GraphBackend:
         self._weights.refresh()
         rows = min(max(rows_per_batch, SMALLEST), _rounded(len(requests)))
         job = decode_job(requests, sampling, self._stop, min(rows, MOST_MEMBERS))
-        self._prepare(job, rows)
+        self._prepare(job, rows_that_fit(rows, self._bytes_per_row(job), self._free_bytes()))
         completions = DecodeScheduler(self, job).run()
-        if self.cache_bytes > KEPT_SHARE * torch.cuda.get_device_properties(self._lm.device).total_memory:
+        if self.cache_bytes > self._kept_bytes:
             self.release()
         return completions
+
+    def _bytes_per_row(self, job: DecodeJob) -> float:
+        """Of the row's own keys and values, its share of its prompt's, and its logits."""
+        budget, most = job.sampling.max_new_tokens, max(map(len, job.members))
+        share = max(map(len, job.prompts)) / most
+        prompt = max(_slots_per_prompt(most) * share, min(8 * share, budget))
+        logits = 2 * self._weights.sizes.vocabulary * self._weights.dtype.itemsize
+        return self._bytes_per_token * (budget + prompt) + logits
+
+    @property
+    def _bytes_per_token(self) -> int:
+        sizes = self._weights.sizes
+        return 2 * len(self._weights.blocks) * sizes.num_key_heads * sizes.head_size * self._weights.dtype.itemsize
+
+    @property
+    def _kept_bytes(self) -> float:
+        """Of caches that may stay between two rollouts."""
+        return KEPT_SHARE * torch.cuda.get_device_properties(self._lm.device).total_memory
+
+    def _free_bytes(self) -> int:
+        """What the device has free, with what the allocator holds for reuse and the caches that may be made anew."""
+        device = self._lm.device
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held + self.cache_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -126,7 +155,8 @@ class GraphBackend:
         longest = -(-max(map(len, job.prompts)) // 64) * 64
         # many prompts at once, as long as they take no more room than the completions
         at_once = -(-rows // most)
-        num_prompts = min(len(job.prompts), max(2 * at_once + 1, min(8 * at_once, rows * budget // longest)))
+        least = int(_slots_per_prompt(most) * at_once) + 1
+        num_prompts = min(len(job.prompts), max(least, min(8 * at_once, rows * budget // longest)))
         self._sampling, self._active = job.sampling, rows
         support = job.sampling.keeps_support and job.sampling.truncates
         self.num_rows, self.num_slots = rows, num_prompts
@@ -135,7 +165,9 @@ class GraphBackend:
         if self._room is not None and self._room.holds(room):
             self.log.close(range(self._room.rows))
             return
-        room = room if self._room is None else self._room.joined(room)
+        joined = room if self._room is None else self._room.joined(room)
+        if self._bytes_per_token * joined.cache_tokens <= self._kept_bytes:
+            room = joined
         self.release()
         sizes, device, dtype = self._weights.sizes, self._weights.embedding.device, self._weights.dtype
 
@@ -326,6 +358,17 @@ def _logp_gap(backend: GraphBackend, lm: CausalLM, context: int) -> float:
         found = token_logp(lm, row, action).logp[action].cpu()
         gaps.append((found - completions.logp[number, :count]).abs())
     return float(torch.cat(gaps).mean())
+
+
+def rows_that_fit(rows: int, bytes_per_row: float, free_bytes: int) -> int:
+    """At most `rows`, as many as the free memory has room for, and never less than the smallest graph has."""
+    fitting = int(USED_SHARE * free_bytes / bytes_per_row) // SMALLEST * SMALLEST
+    return max(SMALLEST, min(rows, fitting))
+
+
+def _slots_per_prompt(most: int) -> float:
+    """Slots for each prompt that rows answer at once: a straggler holds its group's while the next ones have begun."""
+    return 2 if most > 1 else 1.125
 
 
 def _rounded(rows: int) -> int:
