@@ -444,7 +444,7 @@ def test_a_second_control_c_does_not_wait_for_the_step(tmp_path):
         process.wait()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert read_summary(tmp_path / "run")["status"] == "interrupted"
+    assert not (tmp_path / "run").exists()  # its first step was not done: there is nothing to resume
 
 
 @pytest.mark.parametrize("when", ["during", "evaluating"])
