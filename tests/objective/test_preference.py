@@ -56,7 +56,7 @@ def test_losses_by_hand():
     assert value("sppo", *given) == pytest.approx((2 - 500) ** 2 + (-2 + 500) ** 2)
     assert value("dpo_shift", *given) == pytest.approx(math.log1p(math.exp(-0.01 * (2 + 0.95 * 2))))
     assert value("cpo", *given) == pytest.approx(math.log1p(math.exp(-0.3)) + 1)
-    assert value("rpo", *given) == pytest.approx(math.log1p(math.exp(-0.04)) + 0.005)
+    assert value("rpo", *given) == pytest.approx(math.log1p(math.exp(-0.5 * 4)) + 0.2 * 0.5)
 
 
 def test_both_sides_of_a_pair_are_pulled_with_the_same_weight():
