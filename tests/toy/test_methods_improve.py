@@ -21,7 +21,14 @@ SAME_RUN = {"gspo": ("gspo_token", "gmpo", "sapo", "grpo_segment"), "dr_grpo": (
 TRAINED = [name for name in PRESETS if name not in {each for same in SAME_RUN.values() for each in same}]
 
 
-@pytest.mark.parametrize("name", TRAINED)
+ALWAYS = {"grpo", "dr_grpo", "dapo", "gspo", "rloo", "remax", "ppo", "reinforce"}  # one of each kind; the others slow
+
+
+def marked(name):
+    return name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in TRAINED])
 def test_the_method_improves_the_toy_task(name, tmp_path):
     run = whet.train(name, config=settings(name), folder=str(tmp_path / "run"), console=False)
     rewards = [line["reward"]["total"] for line in read_metrics(run.folder) if "eval" not in line]

@@ -14,7 +14,7 @@ import pytest
 
 from whet.report import read_metrics
 
-METHODS = ["grpo", "reinforce", "ppo", "sft"]
+METHODS = ["grpo", pytest.param("reinforce", marks=pytest.mark.slow), "ppo", "sft"]
 STEPS = 8
 
 
