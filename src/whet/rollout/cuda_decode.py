@@ -33,7 +33,7 @@ from whet.rollout.scheduler import (
     StopRule,
     TokenLog,
     decode_job,
-    to_device,
+    numbers_on,
 )
 from whet.types import Request, Sampling
 
@@ -207,11 +207,11 @@ class GraphBackend:
         """Keys, values and the logits behind each prompt, into its slot."""
         assert self._caches is not None
         caches, device = self._caches, self._lm.device
-        at = to_device(slots, device)
-        caches.lengths[at] = to_device([len(each) for each in prompts], device).int()
+        at = numbers_on(device, slots)
+        caches.lengths[at] = numbers_on(device, [len(each) for each in prompts]).int()
         batch = prompt_batch(prompts, device)
         # equal prompts are computed once: each takes the place of the one it equals
-        index = batch.layout.prompt_index[to_device(batch.prompt_of_row, device)]
+        index = batch.layout.prompt_index[numbers_on(device, batch.prompt_of_row)]
         longest = index.shape[1]
 
         def keep(number: int, key: Tensor, value: Tensor) -> None:
@@ -221,8 +221,8 @@ class GraphBackend:
         self._prompt_logits[at] = self._lm.logits(fused_states(self._lm, batch, keep))
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
-        self._noted[to_device(rows, self._lm.device)] = self._noted.new_ones(())
-        return self._prompt_logits[to_device(slots, self._lm.device)]
+        self._noted[numbers_on(self._lm.device, rows)] = self._noted.new_ones(())
+        return self._prompt_logits[numbers_on(self._lm.device, slots)]
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""
@@ -233,8 +233,8 @@ class GraphBackend:
             if slot is not None:
                 listed[slot].append(row)
         width, device = caches.members.shape[1], self._lm.device
-        caches.members.copy_(to_device([each + [-1] * (width - len(each)) for each in listed], device))
-        held = to_device([-1 if slot is None else slot for slot in slots], device)
+        caches.members.copy_(numbers_on(device, [each + [-1] * (width - len(each)) for each in listed]))
+        held = numbers_on(device, [-1 if slot is None else slot for slot in slots])
         caches.slot[: len(slots)] = held.int()
         self._starts[: len(slots)] = caches.lengths[held.clamp(min=0)].long()
 
@@ -271,8 +271,8 @@ class GraphBackend:
         ):
             targets = [place for place, held in enumerate(order) if place != held]
             if targets:
-                target = to_device(targets, device)
-                source = to_device([order[place] for place in targets], device)
+                target = numbers_on(device, targets)
+                source = numbers_on(device, [order[place] for place in targets])
                 for value in values:
                     value[target] = value[source]
         self._active = min(self._active, _rounded(len(rows)))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.model.shared_prefix import to_device
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason, Support, WhetError
 
@@ -174,10 +175,9 @@ class Look:
         return values[:, 0].astype(bool).tolist(), values[:, 1].tolist(), values[:, 2:]
 
 
-def to_device(values: Sequence[Any] | Tensor, device: torch.device) -> Tensor:
+def numbers_on(device: torch.device, values: Sequence[Any]) -> Tensor:
     """The values as an int64 tensor on the device, without waiting for what it computes."""
-    host = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.long)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    return to_device(torch.tensor(values, dtype=torch.long), device)
 
 
 class TokenLog:
@@ -234,7 +234,7 @@ class TokenLog:
     def close(self, rows: Sequence[int]) -> None:
         """End rows that no token has ended."""
         if rows:
-            where = to_device(rows, self.device)
+            where = numbers_on(self.device, rows)
             self.done[where] = self.done.new_ones(())
             self._cursor[where] = self._base[where] + self._stride - 1
 
@@ -265,8 +265,8 @@ class TokenLog:
         """Row n becomes what row `rows[n]` was; the rows behind are closed."""
         moved = [place for place, row in enumerate(rows) if place != row]
         if moved:
-            target = to_device(moved, self.device)
-            source = to_device([rows[place] for place in moved], self.device)
+            target = numbers_on(self.device, moved)
+            source = numbers_on(self.device, [rows[place] for place in moved])
             counts, unseen = self.counts(source), self._looked[source] - self._base[source]
             for each in (self._random, self._tokens, self._logp):
                 view = each.view(-1, self._stride)
@@ -394,8 +394,8 @@ class DecodeScheduler:
             if not taken:
                 return
             seated = [row for place in taken if (row := self._rows[place])]
-            rows = to_device(taken, self._log.device)
-            requests = to_device([row.request for row in seated], self._log.device)
+            rows = numbers_on(self._log.device, taken)
+            requests = numbers_on(self._log.device, [row.request for row in seated])
             self._log.open(rows, self._streams.index_select(0, requests))
             logits = self._backend.enter(taken, [row.slot for row in seated])
             drawn = draw(logits, self._log.uniform(rows), self._job.sampling, spend=True)
@@ -458,8 +458,8 @@ class DecodeScheduler:
                 gone.append(row)
         if not gone:
             return
-        rows = to_device([row.place for row in gone], self._log.device)
-        requests = to_device([row.request for row in gone], self._log.device)
+        rows = numbers_on(self._log.device, [row.place for row in gone])
+        requests = numbers_on(self._log.device, [row.request for row in gone])
         tokens, logp = self._log.written(rows, self._budget)
         self._tokens.index_copy_(0, requests, tokens)
         self._logp.index_copy_(0, requests, logp)
