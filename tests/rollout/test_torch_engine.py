@@ -473,3 +473,17 @@ def test_an_engine_that_is_dropped_is_gone_at_once():
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "stop"),
+    [
+        ({1: "\ufffd", 2: "\ufffd"}, "caf\u00e9", "\u00e9"),  # a character of two tokens
+        ({1: "so", 2: "it"}, "so it", "so "),  # a token that loses the space in front of it
+        ({1: "so", 2: ""}, "so!", "o!"),  # a token that is nothing alone
+    ],
+    ids=["character", "space", "empty"],
+)
+def test_a_stop_that_single_tokens_do_not_show_is_found(alone, together, stop):
+    rule = StopRule(torch.tensor([90]), lambda tokens: alone[tokens[0]] if len(tokens) == 1 else together)
+    assert rule.stopped_at([1, 2], 0, Sampling(stop=(stop,))) == 2

@@ -98,9 +98,9 @@ def claimed_folder(
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run wrote that has not done a step, but for what its owner removes: the folder is free again."""
+    """Remove what a run wrote that has not done a step: whoever holds the lock gives the folder back."""
     for path in folder.iterdir():
-        if path.name not in ("lock", ROWS, EVAL_ROWS, START):
+        if path.name != "lock":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
