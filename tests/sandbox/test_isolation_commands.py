@@ -21,7 +21,7 @@ COMMANDS = {
     "train": ["train", "grpo", "--reward", "code_tests", "--steps", "1", "--folder", "out", *FEW],
     "eval": ["eval", "whetstone", "--reward", "code_tests", "--out", "out"],
     "reward": ["reward", "test", "code_tests"],
-    "label": ["label", "steps", "--reward", "code_tests", "--count", "1", "--rollouts", "1", "--out", "out"],
+    "label": ["label", "steps", "--reward", "code_tests", "--count", "1", "--rollouts", "1", "--out", "out.jsonl"],
     "pipeline": ["pipeline", "iterative_dpo", "--set", "reward.template=code", "--folder", "out"],
 }
 
