@@ -21,6 +21,7 @@ from whet.reward.judge.questions import JudgeQuestion, comparison_question, fenc
 from whet.reward.judge.reward import meetings, outcome_of
 from whet.reward.judge.rubric import Criterion, Rubric, rubric_from
 from whet.reward.score import Failures, RewardPart, TooManyFailures, score
+from whet.reward.unscorable import collected_reasons
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 QUESTION = Prompt("q1", ({"role": "user", "content": "What is 2 + 2?"},), answer="4")
@@ -261,17 +262,17 @@ def test_no_judged_text_contains_the_code():
     assert question.messages[1]["content"].endswith(question.line) and question.code in question.line
 
 
-def test_an_unreadable_answer_is_asked_again_and_then_unscorable(serve, caplog):
+def test_an_unreadable_answer_is_asked_again_and_then_unscorable(serve):
     server = serve(lambda messages: verdict(messages, quality=6) if len(messages) > 2 else "Hmm, nice.")
     assert made(server)([QUESTION], samples("4")) == [0.6]
     again = server.requests[1]["messages"]
     assert again[2] == {"role": "assistant", "content": "Hmm, nice."} and code_in(again) in again[3]["content"]
     mumbling = serve(lambda messages: "Hmm" if judged_texts(messages)["ANSWER"] == "4" else by_length(messages))
     reward = made(mumbling, attempts=2)
-    with caplog.at_level(logging.WARNING):
+    with collected_reasons() as reasons:
         assert reward([QUESTION] * 2, samples("4", "five")) == [None, 0.4]
     assert len(mumbling.requests) == 3
-    assert "1 of 2 samples got no verdict; the last: an answer without one clear verdict: 'Hmm'" in caplog.text
+    assert reasons == [("q1", "reward 'judge': an answer without one clear verdict")]
     assert reward.take_notes() == {"judge_without_verdict": 1} and reward.take_notes() == {}
 
 
@@ -374,9 +375,10 @@ def test_a_question_that_cannot_be_answered_costs_one_sample(serve, caplog, reas
     server = serve(refusing(reason))
     reward = made(server, retries=1)
     failures = Failures()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), collected_reasons() as reasons:
         scored = score([QUESTION] * 3, samples("4", "five", "22"), [RewardPart(reward)], 10.0, failures)
     assert [each.reward for each in scored] == [0.1, None, 0.2]
+    assert reasons == [("q1", f"reward 'judge': {reason}")]
     assert failures.counts == {"judge": (1, 3)} and reward.take_notes() == {"judge_without_verdict": 1}
     assert "failed on 1 of 3 samples" in caplog.text and f"prompt 'q1': {reason}; where" in caplog.text
     assert sum(judged_texts(body["messages"])["ANSWER"] == "five" for body in server.requests) == 1 + reason.endswith(

@@ -23,11 +23,13 @@ from whet.reward.judge.questions import (
 from whet.reward.judge.rubric import Rubric, rubric_from
 from whet.reward.judge.settings import JudgeSettings
 from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, verdict_schema, without_thinking
+from whet.reward.unscorable import unscorable
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+NO_VERDICT = "an answer without one clear verdict"
 CUT = "\n[cut here: the answer goes on]"
 
 
@@ -119,7 +121,7 @@ class Judge:
 
     def preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | None]:
         """Which of its two answers each question prefers; None where no verdict could be read."""
-        verdicts: list[PairVerdict | Trouble] = self._verdicts(questions, preference_in, None)
+        verdicts = self._preferences(questions)
         if verdicts and all(isinstance(verdict, Trouble) and verdict.is_failure for verdict in verdicts):
             raise RewardFailure(self._complaint(len(verdicts), len(verdicts), str(verdicts[-1])))
         return [None if isinstance(verdict, Trouble) else verdict for verdict in verdicts]
@@ -134,6 +136,8 @@ class Judge:
         scores = [None if isinstance(each, Trouble) else each for each in found]
         troubles = {number: each for number, each in enumerate(found) if isinstance(each, Trouble)}
         self._num_without_verdict += len(troubles)
+        for number, trouble in troubles.items():
+            unscorable(f"reward {self.name!r}: {NO_VERDICT if trouble.is_unreadable else trouble}", prompts[number])
         most_unreadable = 2 * sum(each.is_unreadable for each in troubles.values()) > len(found)
         failed = [
             number for number, each in troubles.items() if each.is_failure or (each.is_unreadable and most_unreadable)
@@ -142,14 +146,6 @@ class Judge:
             last = f"prompt {prompts[failed[-1]].id!r}: {troubles[failed[-1]]}"
             complaint = self._complaint(len(failed), len(found), last)
             raise PartialFailure(complaint, scores, [number in failed for number in range(len(found))])
-        if any(each.is_unreadable for each in troubles.values()):
-            logger.warning(
-                "reward %r: %d of %d samples got no verdict; the last: %s",
-                self.name,
-                len(troubles),
-                len(found),
-                list(troubles.values())[-1],
-            )
         return scores
 
     def _complaint(self, failed: int, asked: int, last: str) -> str:
@@ -207,13 +203,17 @@ class Judge:
                 reference = self._reference(prompt) if show else None
                 questions.append(comparison_question(prompt, one, other, self.rubric, reference))
                 questions.append(comparison_question(prompt, other, one, self.rubric, reference))
-        asked: list[PairVerdict | Trouble] = self._verdicts(questions, preference_in, None)
-        verdicts = iter(asked)
+        verdicts = iter(self._preferences(questions))
         outcomes: list[float | Trouble] = []
         for _, one, other in pairs:
             trivial = _trivial_outcome(one, other)
             outcomes.append(outcome_of(next(verdicts), next(verdicts)) if trivial is None else trivial)
         return outcomes
+
+    def _preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | Trouble]:
+        verdicts: Any = self._verdicts(questions, preference_in, None)  # a literal type is inferred as str
+        found: list[PairVerdict | Trouble] = verdicts
+        return found
 
     def _verdicts(
         self, questions: Sequence[JudgeQuestion], read: Callable[[str, str], T | None], rubric: Rubric | None
@@ -232,7 +232,7 @@ class Judge:
                 verdict = read(answer, questions[number].code)
                 if verdict is None:
                     pending[number] = repeated_question(questions[number], answer)
-                    reason = f"an answer without one clear verdict: {one_line(answer[-EXCERPT:])!r}"
+                    reason = f"{NO_VERDICT}: {one_line(answer[-EXCERPT:])!r}"
                     verdicts[number] = Trouble(reason, is_unreadable=True)
                 else:
                     verdicts[number] = verdict
