@@ -22,8 +22,10 @@ Read = Callable[..., list[Any]]
 
 def read_usable(data: DataSection, source: str, reader: Callable[[Row], Read], limit: int = 0) -> Usable[Any]:
     """The values of a file; `reader` says by its first row who reads it. At most `limit` rows, 0 is all."""
-    rows = renamed(read_rows(source, limit or None), data.columns)
-    return usable(rows, partial(reader(rows[0]), as_chat=data.as_chat), drop=data.unusable == "drop")
+    rows = renamed(read_rows(source, limit or None, faulty=True), data.columns)
+    first = next((row for row in rows if row.fault is None), None)
+    read: Read = partial(reader(first), as_chat=data.as_chat) if first else list  # then each row has its fault
+    return usable(rows, read, drop=data.unusable == "drop")
 
 
 def left_out_phrases(*values: Sequence[Any]) -> list[str]:

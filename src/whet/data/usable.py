@@ -33,6 +33,9 @@ def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], dr
     """What `read` makes of the rows; with `drop` of those it takes, and at least half of them must be."""
     if not drop:
         try:
+            fault = next((row.fault for row in rows if row.fault is not None), None)
+            if fault is not None:
+                raise fault
             return _placed(Usable(read(rows)), rows)
         except BadRow as error:
             raise WhetError(f"{error}{_others(rows, read)}") from error
@@ -66,6 +69,8 @@ def _sorted_out(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]
     kept, refused = [], []
     for row in rows:
         try:
+            if row.fault is not None:
+                raise row.fault
             read([row])
             kept.append(row)
         except BadRow as error:
