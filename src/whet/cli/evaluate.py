@@ -118,7 +118,7 @@ def sample(
 def _tell_slow(facts: Mapping[str, str]) -> None:
     """A path that is not the fastest has its reason in brackets; said beside the completions, not among them."""
     for name, path in facts.items():
-        if path.endswith(")") or name == "columns":
+        if path.endswith(")") or name in ("columns", "left out"):
             typer.echo(f"{name}: {path}", err=True)
 
 

@@ -35,14 +35,9 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[i
         if prompt.tools or any(each["role"] == "tool" or each.get("tool_calls") for each in prompt.messages):
             _require_tool_support(tokenizer, prompt.messages, prompt)
         write = partial(templated, tokenizer, prompt.messages, prompt.id, tools=prompt.tools)
-        return _known(tokenizer, tuple(write(open_completion=True, tokenize=True)), f"prompt {prompt.id!r}")
-    tokens = _known(tokenizer, tuple(tokenizer(prompt.text)["input_ids"]), f"prompt {prompt.id!r}")
-    if not tokens and prompt.text:
-        raise BadRow(
-            f"prompt {prompt.id!r}: the tokenizer makes no token of {_excerpt(prompt.text)}; expected at least one; "
-            "write it otherwise, or use another model",
-            "the tokenizer makes no token of the prompt",
-        )
+        return _known(tokenizer, tuple(write(open_completion=True, tokenize=True)), prompt)
+    tokens = tuple(tokenizer(prompt.text)["input_ids"])
+    tokens = _known(tokenizer, tokens, prompt) if prompt.text else tokens
     # some tokenizers close every text; a prompt has to stay open
     closed = (*text_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
     return tokens[:-1] if tokens[-len(closed) :] == closed else tokens
@@ -241,7 +236,7 @@ def _end_token(tokenizer: PreTrainedTokenizerBase, prompt_id: str) -> int:
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _known(tokenizer, tokens, f"the text {_excerpt(text)}") if _rows(tokenizer) is not None else tokens
+    return _embedded(tokenizer, tokens, f"the text {_excerpt(text)}") if _rows(tokenizer) is not None else tokens
 
 
 def _rows(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -249,8 +244,18 @@ def _rows(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return getattr(tokenizer, "embedding_rows", None)
 
 
-def _known(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], shown: str) -> tuple[int, ...]:
-    """The tokens, unless the model has no embedding for one: it would read beyond its table."""
+def _known(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], prompt: Prompt) -> tuple[int, ...]:
+    """The tokens of a prompt: at least one, and none beyond the model's embedding."""
+    if not tokens:
+        raise BadRow(
+            f"prompt {prompt.id!r}: the tokenizer makes no token of {_excerpt(prompt.question())}; expected at least "
+            "one; write it otherwise, or use another model",
+            "the tokenizer makes no token of the prompt",
+        )
+    return _embedded(tokenizer, tokens, f"prompt {prompt.id!r}")
+
+
+def _embedded(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], shown: str) -> tuple[int, ...]:
     rows = _rows(tokenizer)
     if rows is not None and tokens and max(tokens) >= rows:
         beyond = max(tokens)

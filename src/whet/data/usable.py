@@ -54,6 +54,18 @@ def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
     return values
 
 
+def without(values: Sequence[Value], kept: Sequence[int], left_out: Mapping[str, int]) -> Usable[Value]:
+    """The values of these numbers; the others are counted by reason, beside those that were left out before."""
+    found = Usable(
+        [values[number] for number in kept],
+        Counter(getattr(values, "left_out", {})) + Counter(left_out),
+        getattr(values, "notes", ""),
+    )
+    places = getattr(values, "places", [])
+    found.places = [places[number] for number in kept] if places else []
+    return found
+
+
 def left_out_words(left_out: Mapping[str, int]) -> str:
     """`5 unusable: chosen is empty (3), label is null (2)`, the commonest first; nothing where none was left out."""
     if not left_out:

@@ -212,7 +212,7 @@ def switch_off_dropout(model: nn.Module) -> None:
 
 
 def note_unknown_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tell who writes tokens that the tokenizer has some without a row in the embedding (an added padding, an image)."""
+    """Note that the tokenizer has tokens without a row in the embedding: an added padding, an image."""
     rows = cast(Tensor, model.get_input_embeddings().weight).shape[0]
     if len(tokenizer) > rows:
         tokenizer.embedding_rows = rows
