@@ -88,7 +88,7 @@ def _report_threads(reward: str, before: set[threading.Thread]) -> None:
 
     pooled = getattr(pools, "_threads_queues", {})  # of an executor: they end by themselves
     left = [each for each in threading.enumerate() if each not in before and not each.daemon and each not in pooled]
-    if left and reward not in _threads_reported:
+    if left and threading.current_thread() is threading.main_thread() and reward not in _threads_reported:
         _threads_reported.add(reward)
         logger.warning(
             "reward %r left a thread running (%s); it is not waited for when the command ends", reward, left[0].name

@@ -148,8 +148,21 @@ SHARED: tuple[SharedState, ...] = (
     SharedState("signal handlers", _handlers, _set_handlers, is_kept=False),
 )
 
+
+@dataclass(frozen=True)
+class _OwnState:
+    """The run's side of what is shared, while user code runs."""
+
+    values: list[Any]  # of SHARED
+    random: list[Any]
+    streams: tuple[Any, Any, Any]
+    descriptors: dict[int, tuple[int, int] | None]
+    exit: Callable[[int], NoReturn]
+
+
 _lock = threading.Lock()
-_depth = 0  # open blocks of user code, nested or in other threads: only the outermost swaps states
+_depth = 0  # open blocks of user code, nested or in other threads: the first and the last swap states
+_own: _OwnState | None = None
 _changes: dict[str, Any] = {}  # what user code has changed, by the name of the state
 _random: list[Any] | None = None  # where its random numbers are
 _reported: set[tuple[str, str]] = set()
@@ -162,58 +175,67 @@ def user_code(who: str, *, tell: bool = True) -> Iterator[None]:
     Meanwhile `os._exit` raises `ExitRefused`, and standard output and error cannot be closed. `tell=False` is for the
     package's own rewards: what a library changes when it is first imported is no news.
     """
-    global _depth
-    with _lock:
-        _depth += 1
-        is_outermost = _depth == 1
-    try:
-        if is_outermost:
-            with _own_world(who, tell):
-                yield
-        else:
-            yield
-    finally:
+    global _depth, _own
+    gradients = torch.is_grad_enabled()
+    # leaving it also leaves an inference mode that was entered inside and not left, and restores the gradient mode
+    with torch.inference_mode(torch.is_inference_mode_enabled()):
+        torch.set_grad_enabled(gradients)
         with _lock:
-            _depth -= 1
+            _depth += 1
+            if _depth == 1:
+                _own = _enter()
+        try:
+            yield
+        finally:
+            with _lock:
+                _depth -= 1
+                changes = _leave(_own) if _depth == 0 and _own is not None else []
+    for state, before, after in changes:
+        if tell and state.is_reported and (who, state.name) not in _reported:
+            _reported.add((who, state.name))
+            difference = _difference(before, after)
+            logger.warning(
+                "%s changed %s%s; that holds for rewards only, the run keeps its own", who, state.name, difference
+            )
 
 
-@contextlib.contextmanager
-def _own_world(who: str, tell: bool) -> Iterator[None]:
+def _enter() -> _OwnState:
+    """Note the run's state and put user code's in its place."""
+    own = _OwnState(
+        [each.read() for each in SHARED],
+        _random_states(),
+        (sys.stdin, sys.stdout, sys.stderr),
+        _standard_descriptors(),
+        os._exit,
+    )
+    for state in SHARED:
+        if state.name in _changes:
+            _write(state, _changes[state.name])
+    _set_random_states(_random_states_of_users(own.random))
+    sys.stdout, sys.stderr = (None if each is None else _Unclosable(each) for each in own.streams[1:])  # type: ignore[assignment]
+    os._exit = _exit_refusal()  # type: ignore[assignment]
+    return own
+
+
+def _leave(own: _OwnState) -> list[tuple[SharedState, Any, Any]]:
+    """Put the run's state back; what user code had changed: (state, before, after)."""
     global _random
-    own, own_random, theirs = [each.read() for each in SHARED], _random_states(), None
-    descriptors = _standard_descriptors()
-    refuse_exit, real_exit = _exit_refusal(), os._exit
-    try:
-        # leaving it also leaves an inference mode that was entered inside and not left
-        with torch.inference_mode(torch.is_inference_mode_enabled()), _unclosable_streams():
-            torch.set_grad_enabled(own[0])
-            for state in SHARED:
-                if state.name in _changes:
-                    _write(state, _changes[state.name])
-            _set_random_states(_random_states_of_users(own_random))
-            os._exit = refuse_exit
-            try:
-                yield
-            finally:
-                os._exit = real_exit
-                theirs = [each.read() for each in SHARED]
-                _random = _random_states()
-    finally:
-        _set_random_states(own_random)
-        _restore_descriptors(descriptors)
-        for state, before, after in zip(SHARED, own, theirs or own, strict=True):
-            if after == before:
-                _changes.pop(state.name, None)
-                continue
-            _write(state, before)
-            if state.is_kept:
-                _changes[state.name] = after
-            if tell and state.is_reported and (who, state.name) not in _reported:
-                _reported.add((who, state.name))
-                logger.warning(
-                    "%s changed %s%s; that holds for rewards only, the run keeps its own",
-                    *(who, state.name, _difference(before, after)),
-                )
+    os._exit = own.exit  # type: ignore[assignment]
+    sys.stdin, sys.stdout, sys.stderr = own.streams
+    _random = _random_states()
+    _set_random_states(own.random)
+    _restore_descriptors(own.descriptors)
+    changes = []
+    for state, before in zip(SHARED, own.values, strict=True):
+        after = state.read()
+        if after == before:
+            _changes.pop(state.name, None)
+            continue
+        changes.append((state, before, after))
+        _write(state, before)
+        if state.is_kept:
+            _changes[state.name] = after
+    return changes
 
 
 def _write(state: SharedState, value: Any) -> None:
@@ -286,16 +308,6 @@ class _Unclosable:
 
     def detach(self) -> NoReturn:
         raise ValueError("the run writes to this stream; write to it, or open one of your own")
-
-
-@contextlib.contextmanager
-def _unclosable_streams() -> Iterator[None]:
-    own = sys.stdin, sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (None if each is None else _Unclosable(each) for each in own[1:])  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.stdin, sys.stdout, sys.stderr = own
 
 
 _spares: dict[int, int] = {}  # copies of standard output and error, to put them back where they were closed
