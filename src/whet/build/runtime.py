@@ -19,6 +19,7 @@ from whet.data.usable import Usable, without
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
+from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
@@ -51,6 +52,10 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
+    if (name := non_finite_weight(loaded.model)) is not None:
+        raise WhetError(
+            f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
+        )
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
