@@ -116,7 +116,8 @@ WRONG = "def add(a, b):\n    return None"
 NEVER_RUN = {
     "pytest functions": "def test_add():\n    assert add(1, 2) == 3\n",
     "a unittest class": "import unittest\nclass TestAdd(unittest.TestCase):\n"
-    "    def setUp(self):\n        self.two = 2\n    def test_add(self):\n        self.assertEqual(add(1, self.two), 3)\n",
+    "    def setUp(self):\n        self.two = 2\n"
+    "    def test_add(self):\n        self.assertEqual(add(1, self.two), 3)\n",
     "check without entry_point": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
     "under main": "if __name__ == '__main__':\n    assert add(1, 2) == 3\n",
 }
