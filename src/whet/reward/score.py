@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from whet.protocols import Reward
-from whet.reward.call import Batched, PerSample, scores_of
+from whet.reward.call import PerSample, RewardFunction, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
 from whet.reward.failure import RewardFailure, call_name, one_line, place, positions, source_file
 from whet.reward.limit import Overrun, limited, watchdog
@@ -179,7 +179,7 @@ def _call_scores(
     reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float
 ) -> list[float | None]:
     where = call_name(prompts, samples)
-    file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
+    file = source_file(reward.function if isinstance(reward, RewardFunction) else reward)
     try:
         values = limited(functools.partial(reward, prompts, samples), timeout)
     except WhetError:
