@@ -11,7 +11,7 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, normal_form, tagged
@@ -20,9 +20,6 @@ from whet.reward.math_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.math_value import Comparison, MathValue, Name, read_value, same
 from whet.reward.quantity import changes_value, quantity
 from whet.types import Prompt, WhetError
-
-if TYPE_CHECKING:
-    import math_verify  # noqa: F401  what it says depends on its version, so that is part of this reward's
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
 LONGEST_TAIL = 2000  # characters read from the end of a completion without a marked answer
@@ -104,6 +101,7 @@ def _check_library() -> None:
 
 
 math_answer.prepare = _check_library  # type: ignore[attr-defined]
+math_answer.packages = ("math_verify",)  # type: ignore[attr-defined]
 math_answer.together = math_answers  # type: ignore[attr-defined]
 math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
 

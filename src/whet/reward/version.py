@@ -150,7 +150,10 @@ def _source(code: Any) -> dict[str, str]:
         file = inspect.getsourcefile(code)
         if file and Path(file).is_file():
             text = Path(file).read_text(encoding="utf-8", errors="replace")
-            return {f"file {Path(file).name}": _digest(_plain(text)), **_packages(text, Path(file))}
+            # what its helpers import counts where it says so
+            further = filter(None, map(_package, getattr(code, "packages", ())))
+            packages = {**_packages(text, Path(file)), **{f"package {name}": version for name, version in further}}
+            return {f"file {Path(file).name}": _digest(_plain(text)), **packages}
         return {f"code {name}": _digest(_plain(inspect.getsource(code)))}  # a cell of a notebook
     except (OSError, TypeError):
         # typed at a prompt
