@@ -107,6 +107,16 @@ class Batched(RewardFunction):
         return {name: [row.get(name) for row in rows] for name in names}
 
 
+def require_columns(reward: RewardFunction, prompt: Prompt) -> None:
+    """Raise where the function asks for a column that the prompt's row lacks."""
+    row = columns(prompt)
+    filled = FROM_SAMPLES if isinstance(reward, Batched) else {"prompt", *SEES_THE_COMPLETION}
+    for parameter in reward.parameters:
+        known = parameter.name in row or parameter.name in filled or _wants_prompt(parameter)
+        if _is_required(parameter) and not known:
+            raise _missing_column(parameter.name, row, reward.name, f"prompt {prompt.id!r}")
+
+
 def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) -> Reward:
     """A `Reward` made of a function (the module's docstring has the accepted forms); a `Reward` as it is."""
     if inspect.isclass(function):

@@ -19,6 +19,7 @@ from whet.reward.formula import Unreadable
 from whet.reward.math_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.math_value import Comparison, MathValue, Name, read_value, same
 from whet.reward.quantity import changes_value, quantity
+from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
@@ -82,6 +83,8 @@ def math_answers(
         # "\\boxed{20} percent" speaks of percent as well as a question does
         rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
         cases.append(_MathScoring(gold, completion, rule, judged))
+        if gold.unread:
+            unscorable(f"reward 'math_answer': {gold.unread}", prompt)
     while any(case.job is not None for case in cases):
         asking = [case for case in cases if case.job is not None]
         results = POOL.run([case.job for case in asking if case.job is not None])
