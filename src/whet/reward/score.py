@@ -197,7 +197,7 @@ def _part_scores(
 
 
 def _is_built_in(reward: Reward) -> bool:
-    function = reward.function if isinstance(reward, PerSample | Batched) else reward
+    function = reward.function if isinstance(reward, RewardFunction) else reward
     return str(getattr(function, "__module__", None) or type(function).__module__).startswith("whet.")
 
 
