@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from whet.protocols import Reward
-from whet.reward.call import Batched, PerSample, scores_of
+from whet.reward.call import PerSample, RewardFunction, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, error_text, place, positions, source_file
 from whet.reward.journal import note_call, remarks
@@ -197,7 +197,7 @@ def _part_scores(
 
 
 def _is_built_in(reward: Reward) -> bool:
-    function = reward.function if isinstance(reward, PerSample | Batched) else reward
+    function = reward.function if isinstance(reward, RewardFunction) else reward
     return str(getattr(function, "__module__", None) or type(function).__module__).startswith("whet.")
 
 
@@ -223,7 +223,7 @@ def _call_scores(
 ) -> list[float | None]:
     where = call_name(prompts, samples)
     note_call(reward.name, where)
-    file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
+    file = source_file(reward.function if isinstance(reward, RewardFunction) else reward)
     try:
         values = limited(functools.partial(reward, prompts, samples), timeout)
     except WhetError:
