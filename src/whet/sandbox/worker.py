@@ -36,7 +36,7 @@ PRELOAD = (
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
 )
 Body = Callable[[], None]
-ROOMS = ("candidate", "suite_runner", "cgroup", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+ROOMS = ("candidate", "suite", "suite_runner", "cgroup", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
 OWN_MODULES = ("whet", "whet.sandbox", *(f"whet.sandbox.{name}" for name in ROOMS))
 
 
