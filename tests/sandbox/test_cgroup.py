@@ -44,7 +44,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def content(folder: Path, group: cgroup.Group) -> dict[str, str]:
+def content(folder: Path, group: cgroup.JobGroup) -> dict[str, str]:
     return {file: (folder / group.name / file).read_text() for file in FILES}
 
 

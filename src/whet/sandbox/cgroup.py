@@ -20,7 +20,7 @@ SLACK = 16 * MEGABYTE  # page tables, pipes, and what the interpreter itself tou
 
 
 @dataclass(frozen=True)
-class Group:
+class JobGroup:
     """A folder of the cgroup file system, by descriptors: the paths are out of reach inside the private root."""
 
     parent: int
@@ -54,7 +54,7 @@ class Group:
             os.rmdir(self.name, dir_fd=self.parent)
 
 
-def make_group(root: str = "/", needed: frozenset[str] = NEEDED) -> Group:
+def make_group(root: str = "/", needed: frozenset[str] = NEEDED) -> JobGroup:
     """A new folder below the nearest one that hands out what is needed; OSError with the reason where there is none."""
     reasons = []
     for folder in folders_above(root):
@@ -72,12 +72,12 @@ def make_group(root: str = "/", needed: frozenset[str] = NEEDED) -> Group:
     raise OSError(0, reasons[0] if reasons else "no cgroup v2")
 
 
-def _new_group(parent: int, needed: frozenset[str]) -> Group:
+def _new_group(parent: int, needed: frozenset[str]) -> JobGroup:
     _remove_left_ones(parent)
     name = f"{PREFIX}-{_maker(os.getpid())}"
     os.mkdir(name, dir_fd=parent)
     try:
-        group = Group(parent, name, os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent))
+        group = JobGroup(parent, name, os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent))
         if "memory" in needed:
             with contextlib.suppress(OSError):  # without swap there is no such file
                 group.write("memory.swap.max", 0)

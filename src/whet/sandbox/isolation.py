@@ -51,7 +51,7 @@ class Confinement:
     visible: tuple[str, ...] = ()
     rules: int | None = None  # landlock
     processes: int | None = None  # a descriptor of /proc that shows this worker's jobs
-    group: cgroup.Group | None = None  # of its jobs
+    group: cgroup.JobGroup | None = None  # of its jobs
     address_space: int = 0  # bytes the interpreter takes before any job
     mounted: tuple[int, int] | None = None  # megabytes of the working directory's file system, and its birth in ns
     counts_processes: bool = False  # the kernel's limit on processes is about this worker alone; else none may fork
