@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from whet.build.kind import BuildInputs
 from whet.build.kinds import kind_of
 from whet.build.prompts import load_prompts
-from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, failure_policy
+from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, failure_policy, sandbox_summary
 from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.reward import RewardPart
@@ -47,6 +47,13 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
     built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
-    facts = {**runtime.facts, **decoding, **built.facts, **settings_facts(config), **built.lengths}
+    facts = {
+        **runtime.facts,
+        **decoding,
+        **built.facts,
+        **sandbox_summary(parts),
+        **settings_facts(config),
+        **built.lengths,
+    }
     eval_size = (len(evaluator.prompts) if evaluator else 0) or built.eval_rows
     return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts), eval_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,8 @@ from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
 from whet.rollout.collect import Score
-from whet.sandbox import active_protections
+from whet.sandbox import active_protections, require_isolation, shared_sandbox
+from whet.sandbox.requirement import isolation_summary, tell_isolation
 from whet.types import Prompt, Sampling, WhetError, did_you_mean
 
 DEFENCES = ROWS["defences"]
@@ -78,6 +79,7 @@ def build_reward_parts(
     parts = [part.resolved(_find) for part in named]
     check_parts(parts)
     check_company([part.resolved_reward for part in parts if any(part.weights)])
+    start_sandbox(parts, config.sandbox.require)
     return parts
 
 
@@ -222,8 +224,37 @@ def reward_summary(parts: Sequence[RewardPart]) -> str:
     return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
 
 
+def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> None:
+    """Start a worker where a part runs code: a machine that isolates too little is refused before the first sample.
+
+    Every run is told what is missing, also one that finds the workers of an earlier run. `require` stays in force.
+    """
+    if require is not None:
+        require_isolation(require)
+    for workers in sorted({reward.workers for reward in code_rewards(parts)}):
+        sandbox = shared_sandbox(workers)
+        is_known = bool(sandbox.holds)
+        sandbox.start(1)
+        if is_known:
+            tell_isolation(sandbox.requirement, sandbox.holds, sandbox.why)
+
+
+def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
+    """The rewards that run model-written code, also inside of others."""
+
+    def found(reward: Any) -> list[CodeTests]:
+        if isinstance(reward, CodeTests):
+            return [reward]
+        inner = [getattr(reward, each.name) for each in fields(reward)] if is_dataclass(reward) else []
+        return [each for value in inner for each in found(value)]
+
+    return [each for part in parts for each in found(part.reward)]
+
+
 def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
-    """What protects the machine from model-written code, where a part runs any."""
-    if not any(isinstance(part.reward, CodeTests) for part in parts):
+    """What protects the machine from model-written code, where a part runs any; every protection is tried."""
+    rewards = code_rewards(parts)
+    if not rewards:
         return {}
-    return {"sandbox": active_protections().summary()}
+    isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
+    return {"sandbox": f"{isolation}\n{active_protections().summary()}"}

@@ -27,7 +27,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="SETTING=VALUE of the reward, PART.SETTING=VALUE, reward.timeout=S or data.columns.YOURS=OURS.",
+        help="SETTING=VALUE of the reward, PART.SETTING=VALUE, reward.timeout=S, sandbox.require=LEVEL or "
+        "data.columns.YOURS=OURS.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -206,17 +207,22 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """How people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
-    from whet.report.record import read_lines
-    from whet.report.review import REVIEW, read_review, review_counts, review_verdict, with_marks, write_review
+    from whet.report.review import (
+        REVIEW,
+        read_marks,
+        read_review,
+        review_counts,
+        review_verdict,
+        with_marks,
+        write_review,
+    )
     from whet.types import WhetError
 
     rows = read_review(run)
     if not rows:
         raise WhetError(f"{run} has no {REVIEW}; a run writes one every report.review_every steps and at its end")
     if marks is not None:
-        if not Path(marks).is_file():
-            raise WhetError(f"{marks}: no such file; give the review.jsonl that the page saved")
-        rows = with_marks(rows, read_lines(Path(marks)))
+        rows = with_marks(rows, read_marks(marks, run))
     written = write_review(run, rows)
     counts = review_counts(rows)
     if as_json:
@@ -254,15 +260,15 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
     if repeated:
         raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, drop or rename one")
     values = from_settings(settings or [])
-    config: dict[str, Any] = {key: values.pop(key) for key in ("data", "reward") if key in values}
+    config: dict[str, Any] = {key: values.pop(key) for key in ("data", "reward", "sandbox") if key in values}
     _check_config(config)
-    return reward_parts(names, values), config
+    return reward_parts(names, values, config.get("sandbox", {}).get("require")), config
 
 
 def _check_config(config: dict[str, Any]) -> None:
     from whet.types import WhetError, did_you_mean
 
-    keys_of = {"reward": ("timeout",), "data": ("columns", "as_chat", "unusable")}
+    keys_of = {"reward": ("timeout",), "data": ("columns", "as_chat", "unusable"), "sandbox": ("require",)}
     for section, keys in keys_of.items():
         for key in config.get(section, {}):
             if key not in keys:

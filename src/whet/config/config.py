@@ -32,6 +32,7 @@ from whet.config.sections import (
     RewardSection,
     RowsSection,
     SamplingSection,
+    SandboxSection,
     Section,
 )
 from whet.explain import catalogue
@@ -61,6 +62,7 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
     reward: RewardSection = RewardSection()
+    sandbox: SandboxSection = SandboxSection()
     optimizer: OptimizerSection = OptimizerSection()
     eval: EvalSection = EvalSection()
     report: ReportSection = ReportSection()
@@ -73,7 +75,7 @@ class RunConfig(Section):
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
         if not self.samples():
-            idle |= dict.fromkeys(("sampling", "reward"), _NOTHING_SAMPLED)
+            idle |= dict.fromkeys(("sampling", "reward", "sandbox"), _NOTHING_SAMPLED)
         return idle
 
     def check(self) -> None:
@@ -192,6 +194,7 @@ class EvaluationConfig(Section):
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
     reward: RewardSection = RewardSection()
+    sandbox: SandboxSection = SandboxSection()
     eval: EvalSection = EvalSection()
     report: ReportSection = ReportSection()
     rerank: RerankSection = RerankSection()

@@ -145,6 +145,14 @@ class RewardSection(Section):
     ledger: str = Field("", description="file that records reward changes; empty: rewards.jsonl next to the run folder")
 
 
+class SandboxSection(Section):
+    require: Literal["any", "namespaces", "landlock", "none"] = Field(
+        "any",
+        description="isolation without which no model-written code runs: namespaces, landlock, any (the strongest this "
+        "machine gives, never none), or none, which lets code read, write and delete this user's files",
+    )
+
+
 class BatchSection(Section):
     prompts_per_step: int = Field(8, ge=1, description="prompts per step")
     group_size: int = Field(8, ge=1, description="completions per prompt")

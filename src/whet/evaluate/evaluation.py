@@ -88,6 +88,7 @@ def sample_completions(
     on_facts: OnFacts | None = None,
 ) -> list[list[Sample]]:
     """Draw completions to the user's own prompts; `scored` by the config's rewards."""
+    parts = build_reward_parts(config, wanted=True) if scored else []
     runtime = load_runtime(config)
     sampling = sampling_from(config.sampling)
     tokens = encode_prompts(runtime, prompts, sampling)
@@ -96,6 +97,5 @@ def sample_completions(
     drawn = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
     if not scored:
         return [list(samples) for samples in drawn]
-    parts = bind_judges(build_reward_parts(config, wanted=True), runtime.engine, runtime.loaded.tokenizer)
-    score = build_scorer(config, parts)
+    score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
     return [list(score([prompt] * len(samples), samples)) for prompt, samples in zip(prompts, drawn, strict=True)]

@@ -239,6 +239,7 @@ def _policy_config(settings: RLAIFSettings, pairs: str, reward_model: str, steps
     reward = RewardSection(parts=(*watched, learned)).model_dump(mode="json", exclude_defaults=True)
     data = settings.data.model_dump(exclude_defaults=True)
     own = {"data": data, "reward": reward, "sampling": settings.sampling.model_dump()}
+    own["sandbox"] = settings.sandbox.model_dump()
     num_prompts = settings.eval.prompts if has_eval(settings) else 0
     # its own eval on the way shows where a learned reward stops helping
     evals: dict[str, Any] = {"prompts": num_prompts, "every": EVAL_EVERY if num_prompts else 0}

@@ -11,10 +11,11 @@ from typing import Any
 
 from whet.config.config import read_toml
 from whet.config.run_folder import next_free_folder
+from whet.config.sections import RewardSection
 from whet.pipeline import FinishedStage, Stage, write_atomically
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
 from whet.pipeline.registry import find_pipeline
-from whet.pipeline.settings import Pipeline, resolve_settings, settings_toml
+from whet.pipeline.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.pipeline.training import RUN
 from whet.report.pipeline_page import write_pipeline_page
 from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, rounds_table, verdict
@@ -22,6 +23,7 @@ from whet.report.run_page import REPORT
 from whet.types import WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
+CODE_TESTS = "code_tests"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
     stages = pipeline.stages(settings)
+    start_pipeline_sandbox(settings)
     folder = Path(settings.folder) if settings.folder else next_free_folder(pipeline.name)
     if (folder / SETTINGS).exists():
         raise WhetError(f"{folder} already holds a pipeline; `whet resume {folder}`, or give another --folder")
@@ -68,10 +71,25 @@ def resume_pipeline(folder: str | Path, steps: int | None = None, checkpoint: st
         raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
     pipeline = find_pipeline(str(values.get("pipeline")))
     settings = resolve_settings(pipeline, {**values, "folder": str(place)})
+    start_pipeline_sandbox(settings)
     try:
         return _run(pipeline, pipeline.stages(settings), place)
     except WhetError as error:
         raise _with_next_step(error, place, False) from error
+
+
+def start_pipeline_sandbox(settings: PipelineSettings) -> None:
+    """Refuse a machine that isolates too little now, and not in the stage whose reward runs code."""
+    from whet.build.rewards import start_sandbox
+    from whet.reward import RewardPart, find_reward, template
+
+    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
+    rewards = [section for section in sections if isinstance(section, RewardSection)]
+    named = [(part.reward, part.settings) for reward in rewards for part in reward.parts]
+    ready_made = [template(reward.template) for reward in rewards if reward.template]
+    named += [(str(part.reward), dict(part.settings)) for parts in ready_made for part in parts]
+    built_in = [RewardPart(find_reward(name, given)) for name, given in named if name == CODE_TESTS]
+    start_sandbox(built_in, settings.sandbox.require)
 
 
 def is_pipeline(folder: str | Path) -> bool:

@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import Field
 
 from whet.config.config import idle_data_keys, merged, origin_of, validated
-from whet.config.sections import DataSection, ModelSection, RewardSection, SamplingSection, Section
+from whet.config.sections import DataSection, ModelSection, RewardSection, SamplingSection, SandboxSection, Section
 from whet.pipeline.stages import Stage
 from whet.types import WhetError
 
@@ -53,6 +53,7 @@ class PipelineSettings(Section):
     data: DataSection = DataSection()
     sampling: SamplingSection = Field(SamplingSection(), description="how completions are drawn")
     eval: PipelineEval = PipelineEval()
+    sandbox: SandboxSection = Field(SandboxSection(), description="of every stage whose reward runs code")
     report: PipelineReport = PipelineReport()
 
     def idle(self) -> dict[str, str]:

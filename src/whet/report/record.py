@@ -193,7 +193,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
         raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
     if not isinstance(summary, dict):
         raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
-    return _in_todays_names(summary)
+    return in_todays_names(summary)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
@@ -282,10 +282,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 value = None
             if not isinstance(value, dict):
                 raise WhetError(f"{path}:{place} is not a JSON object; delete the line or restore the file")
-            yield _in_todays_names(value)
+            yield in_todays_names(value)
 
 
-def _in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
+def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
     """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
     renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
     for name in ("metrics", "result", "before", "after"):
