@@ -12,8 +12,10 @@ from whet.types import Prompt
 
 # "or" in the languages models write; a slash between words
 OR = (
-    r"\bor\b|\\text\s*\{\s*or\s*\}|\boder\b|\bou\b|\bo bien\b|\boppure\b|\bof wel\b|\b\u0438\u043b\u0438\b|\u307e\u305f\u306f|\u3042\u308b\u3044\u306f|\u3082\u3057\u304f\u306f"
-    r"|\u6216\u8005|\u6216|\u8fd8\u662f|\ub610\ub294|\u0e2b\u0e23\u0e37\u0e2d|\u092f\u093e|\u09ac\u09be|\u0623\u0648|\batau\b|\bveya\b|\blub\b|\beller\b"
+    r"\bor\b|\\text\s*\{\s*or\s*\}|\boder\b|\bou\b|\bo bien\b|\boppure\b|\bof wel\b|\b\u0438\u043b\u0438\b|"
+    r"\u307e\u305f\u306f|\u3042\u308b\u3044\u306f|\u3082\u3057\u304f\u306f"
+    r"|\u6216\u8005|\u6216|\u8fd8\u662f|\ub610\ub294|\u0e2b\u0e23\u0e37\u0e2d|\u092f\u093e|\u09ac\u09be|"
+    r"\u0623\u0648|\batau\b|\bveya\b|\blub\b|\beller\b"
 )
 ALTERNATIVE = re.compile(rf"\s*(?:{OR})\s*|\s*/\s*(?![\d(])", re.IGNORECASE)
 LISTED = re.compile(r"\s*(?:,(?!\d{3}\b)|;|\s+and\s+|\\text\s*\{\s*and\s*\}|\\quad|\n|\|)\s*", re.IGNORECASE)
@@ -84,7 +86,10 @@ def _covers(prompt: Prompt, text: str) -> bool:
 
 def _leaves_room(answer: str, gold: str) -> bool:
     """A range, a margin, or a chain of things that are not equal."""
-    room = re.compile(r"\\(?:leq?|geq?|pm|in|sim|approx|to|ldots|dots)(?![a-z])|[<>\u2264\u2265\u00b1\u2208]|\.\.|\bto\b|\bbetween\b|\d\s?[\u2013\u2014]\s?\d")
+    room = re.compile(
+        r"\\(?:leq?|geq?|pm|in|sim|approx|to|ldots|dots)(?![a-z])|[<>\u2264\u2265\u00b1\u2208]|\.\.|\bto\b|"
+        r"\bbetween\b|\d\s?[\u2013\u2014]\s?\d"
+    )
     if room.search(answer) and not room.search(gold):
         return True
     plain = re.compile(r"[-\d.,\s/{}$]|\\[dt]?frac")
@@ -120,7 +125,10 @@ def _stands_for_several(answer: str, text: str) -> bool:
     letter = answer.strip(" $.")
     if not re.fullmatch(r"[A-Za-z]", letter):
         return False
-    listed = rf"\b{letter}\b[^.\n]{{0,25}}?(?:be|=|in|is|\\in|\u2208)\s[^.\n]{{0,10}}?\d[^.\n]{{0,40}}?(?:{OR}|,)[^.\n]{{0,10}}?\d"
+    listed = (
+        rf"\b{letter}\b[^.\n]{{0,25}}?(?:be|=|in|is|\\in|\u2208)\s[^.\n]{{0,10}}?\d[^.\n]{{0,40}}?"
+        rf"(?:{OR}|,)[^.\n]{{0,10}}?\d"
+    )
     return re.search(listed, text) is not None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import html
 import re
 
@@ -25,25 +26,35 @@ COMMENT = re.compile(
 LATEX_COMMENT = re.compile(r"(?<![\\\d\s}])\s?%\s?(?:[^\W\d_]{2,}\s){2,}", re.MULTILINE)
 # any tag that carries a setting, and the elements of a page that are not shown or are folded
 TAG = re.compile(
-    r"<(?!a\s+href|img\s+src=[^>]{0,200}/?>)[a-z][a-z0-9]{0,20}(?:\s+(?:hidden(?=[\s>])|[a-z_:-]{1,40}\s?=\s?(?:\"[^\"]{0,400}\"|'[^']{0,400}'|[^\s>]{1,200}))){1,8}\s*/?>"
-    r"|</?(?:details|summary|template|noscript|script|style|meta|input|datalist|object|iframe|canvas|svg|dialog|title|head|metadata|hidden|invisible|secret)\b[^<>]{0,300}>",
+    r"<(?!a\s+href|img\s+src=[^>]{0,200}/?>)[a-z][a-z0-9]{0,20}(?:\s+(?:hidden(?=[\s>])|"
+    r"[a-z_:-]{1,40}\s?=\s?(?:\"[^\"]{0,400}\"|'[^']{0,400}'|[^\s>]{1,200}))){1,8}\s*/?>"
+    r"|</?(?:details|summary|template|noscript|script|style|meta|input|datalist|object|iframe|canvas|svg|dialog|"
+    r"title|head|metadata|hidden|invisible|secret)\b[^<>]{0,300}>",
     re.IGNORECASE,
 )
 SETTING = re.compile(
-    r"\b(?:style|hidden|class|id|title|alt|aria-\w+|data-\w+|color|size|opacity|value|content|name|note|width|height|face|bgcolor)\b", re.IGNORECASE
+    r"\b(?:style|hidden|class|id|title|alt|aria-\w+|data-\w+|color|size|opacity|value|content|name|note|width|"
+    r"height|face|bgcolor)\b",
+    re.IGNORECASE,
 )
 UNSHOWN_LATEX = re.compile(
-    r"\\(?:color|textcolor|colorbox|fcolorbox)\s?(?:\[[^\]]{0,30}\])?\s?\{\s?(?:white|transparent|none|bg|background|#?f{3,6}|1,1,1|1(?:\.0)?,\s?1|gray!?[0-5]?|white!\d+)[^{}]{0,20}\}"
-    r"|\{\\color\s?\{?white|\\(?:fontsize\s?\{\s?0|tiny\s?\\color|transparent\s?\{?\s?0|opacity|pgfsetfillopacity|scalebox\s?\{\s?0|resizebox\s?\{\s?0)"
-    r"|\\(?:[vh]?phantom|smash|rlap|llap|mathrlap|mathllap|mathclap|clap|hidewidth|pdfcomment|marginpar|todo|special|typeout|message|label|index|nocite|pdftooltip|tooltip|texorpdfstring|footnotetext)"
-    r"\s?\{[^{}]{0,200}(?:[^\W\d_]{2,}\W+){1,}[^\W\d_]{2,}|\\[vh]?phantom\s?\{(?:\\text\s?\{)?[^{}]{0,200}[^\W\d_]{3}|\\makebox\s?\[0"
-    r"|\\(?:hspace|vspace|kern|hskip|raisebox)\*?\s?\{?\s?-?\d{3,}|\\(?:def|newcommand)\b[^\n]{0,60}\{[^{}\n]{0,200}(?:[^\W\d_]{2,} ){2}"
+    r"\\(?:color|textcolor|colorbox|fcolorbox)\s?(?:\[[^\]]{0,30}\])?\s?\{\s?(?:white|transparent|none|bg|"
+    r"background|#?f{3,6}|1,1,1|1(?:\.0)?,\s?1|gray!?[0-5]?|white!\d+)[^{}]{0,20}\}"
+    r"|\{\\color\s?\{?white|\\(?:fontsize\s?\{\s?0|tiny\s?\\color|transparent\s?\{?\s?0|opacity|pgfsetfillopacity|"
+    r"scalebox\s?\{\s?0|resizebox\s?\{\s?0)"
+    r"|\\(?:[vh]?phantom|smash|rlap|llap|mathrlap|mathllap|mathclap|clap|hidewidth|pdfcomment|marginpar|todo|"
+    r"special|typeout|message|label|index|nocite|pdftooltip|tooltip|texorpdfstring|footnotetext)"
+    r"\s?\{[^{}]{0,200}(?:[^\W\d_]{2,}\W+){1,}[^\W\d_]{2,}|"
+    r"\\[vh]?phantom\s?\{(?:\\text\s?\{)?[^{}]{0,200}[^\W\d_]{3}|\\makebox\s?\[0"
+    r"|\\(?:hspace|vspace|kern|hskip|raisebox)\*?\s?\{?\s?-?\d{3,}|\\(?:def|"
+    r"newcommand)\b[^\n]{0,60}\{[^{}\n]{0,200}(?:[^\W\d_]{2,} ){2}"
     r"|\\(?:tiny|scriptsize)\b[^\n]{0,10}(?:[^\W\d_]{2,}\W+){3}",
     re.IGNORECASE,
 )
 # an image's words, an empty link, the title of a link
 UNSHOWN_MARKDOWN = re.compile(
-    r"!\[(?:[^\[\]\n]*?[^\W\d_]{2,}\W+){4,}[^\[\]\n]{0,300}\]\([^)\n]{0,300}\)|(?<!!)\[\s{0,5}\]\([^)\n]{1,400}\)|\]\([^)\s]{0,300}\s\"(?:[^\W\d_]{2,}\W+){3}"
+    r"!\[(?:[^\[\]\n]*?[^\W\d_]{2,}\W+){4,}[^\[\]\n]{0,300}\]\([^)\n]{0,300}\)|(?<!!)\[\s{0,5}\]\([^)\n]{1,400}\)|"
+    r"\]\([^)\s]{0,300}\s\"(?:[^\W\d_]{2,}\W+){3}"
     r"|data:[a-z]+/[a-z0-9.+-]+[;,]|^\s{0,3}\[\^?[^\]\n]{1,40}\]:\s{1,3}\S{1,200}\s{1,3}[\"(](?:[^\W\d_]{2,}\W+){2}",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -88,10 +99,8 @@ def _decoded(code: str) -> list[str]:
     if len(bits) >= 5 and not re.sub("[01 ,]", "", code):
         texts.append("".join(chr(int(each, 2)) for each in bits))
     if re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", code):
-        try:
+        with contextlib.suppress(ValueError, binascii.Error):
             texts.append(base64.b64decode(code + "=" * (-len(code) % 4)).decode("latin-1"))
-        except (ValueError, binascii.Error):
-            pass
     if code[0] in "&\\%":
         numbers = re.findall(r"&#x([0-9a-fA-F]+);|\\u([0-9a-fA-F]{4})|%([0-9a-fA-F]{2})", code)
         texts.append("".join(chr(min(int("".join(each), 16), 0xFFFD)) for each in numbers) or html.unescape(code))

@@ -33,18 +33,33 @@ FORGED = re.compile(
 )
 # words that point at an answer, judge it or name its kind, and are none; stems, in several languages
 POINTING = re.compile(
-    r"(?:answer|result|solution|value|number|figure|correct|right|true|valid|pass|passed|accept|accepted|approved|verified|done|finished|complete|completed|ok|okay|success|"
-    r"above|below|previous|earlier|stated|given|shown|found|computed|calculated|obtained|derived|requested|required|asked|desired|wanted|sought|said|same|reference|gold|key|"
-    r"expected|known|obvious|trivial|unknown|something|anything|everything|it|this|that|these|see|as|the|a|an|of|in|is|to|be|my|your|our|for|from|and|by|one|which|what|here|there|"
-    r"antwort|ergebnis|l\u00f6sung|wert|zahl|richtig|richtige|korrekt|oben|siehe|gesucht\w*|gefragt\w*|r\u00e9ponse|r\u00e9sultat|valeur|demand\w+|correcte?|ci-dessus|voir|plus|haut|la|le|les|des|du|de|das|der|die|"
-    r"respuesta|resultado|valor|correct[oa]|arriba|pedid[oa]|el|los|las|resposta|unidade|corret[oa]|acima|pedida|o|os|risposta|risultato|corrett[oa]|sopra|il|lo|"
-    r"\u043e\u0442\u0432\u0435\u0442|\u0432\u044b\u0448\u0435|\u043f\u0440\u0430\u0432\u0438\u043b\u044c\u043d\u044b\u0439|\u7b54\u6848|\u6b63\u786e|\u7b54\u3048|\u6b63\u89e3|\u4e0a\u8a18|\u3053\u3053\u306b\u7b54\u3048|\u0909\u0924\u094d\u0924\u0930|\u0938\u0939\u0940|\ub2f5|\uc815\ub2f5)"
+    r"(?:answer|result|solution|value|number|figure|correct|right|true|valid|pass|passed|accept|accepted|approved|"
+    r"verified|done|finished|complete|completed|ok|okay|success|"
+    r"above|below|previous|earlier|stated|given|shown|found|computed|calculated|obtained|derived|requested|"
+    r"required|asked|desired|wanted|sought|said|same|reference|gold|key|"
+    r"expected|known|obvious|trivial|unknown|something|anything|everything|it|this|that|these|see|as|the|a|an|of|"
+    r"in|is|to|be|my|your|our|for|from|and|by|one|which|what|here|there|"
+    r"antwort|ergebnis|l\u00f6sung|wert|zahl|richtig|richtige|korrekt|oben|siehe|gesucht\w*|gefragt\w*|"
+    r"r\u00e9ponse|r\u00e9sultat|valeur|demand\w+|correcte?|ci-dessus|voir|plus|haut|la|le|les|des|du|de|das|der|"
+    r"die|"
+    r"respuesta|resultado|valor|correct[oa]|arriba|pedid[oa]|el|los|las|resposta|unidade|corret[oa]|acima|pedida|"
+    r"o|os|risposta|risultato|corrett[oa]|sopra|il|lo|"
+    r"\u043e\u0442\u0432\u0435\u0442|\u0432\u044b\u0448\u0435|"
+    r"\u043f\u0440\u0430\u0432\u0438\u043b\u044c\u043d\u044b\u0439|\u7b54\u6848|\u6b63\u786e|\u7b54\u3048|"
+    r"\u6b63\u89e3|\u4e0a\u8a18|\u3053\u3053\u306b\u7b54\u3048|\u0909\u0924\u094d\u0924\u0930|\u0938\u0939\u0940|"
+    r"\ub2f5|\uc815\ub2f5)"
 )
 NO_SOLUTION = re.compile(
-    r"(?i)\b(?:no|none|never|infinit\w+|undefined|dne|not? (?:exist|possible|defined)|doesn't|empty|all|every|any|zero|half|dozen|both|neither|yes|odd|even|prime|cannot|can't|unbounded|inconsistent)\b"
-    r"|\\(?:infty|emptyset|varnothing|pi|sqrt|mathbb|e\b)|[\u221e\u2205\u03c0\u221a\u00bd\u00bc\u00be\u2460-\u2473\u2160-\u217f]|[\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341\u767e\u5343]"
+    r"(?i)\b(?:no|none|never|infinit\w+|undefined|dne|not? (?:exist|possible|defined)|doesn't|empty|all|every|any|"
+    r"zero|half|dozen|both|neither|yes|odd|even|prime|cannot|can't|unbounded|inconsistent)\b"
+    r"|\\(?:infty|emptyset|varnothing|pi|sqrt|mathbb|e\b)|"
+    r"[\u221e\u2205\u03c0\u221a\u00bd\u00bc\u00be\u2460-\u2473\u2160-\u217f]|"
+    r"[\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341\u767e\u5343]"
 )
-OPERATOR = re.compile(r"[-+*/^\u00d7\u00f7\u00b7!%]|\\(?:times|cdot|div|frac|sqrt)|\b(?:sum|product|times|plus|minus|pow|max|min|len|count|add)\b")
+OPERATOR = re.compile(
+    r"[-+*/^\u00d7\u00f7\u00b7!%]|\\(?:times|cdot|div|frac|sqrt)|\b(?:sum|product|times|plus|minus|pow|max|min|"
+    r"len|count|add)\b"
+)
 LONGEST_MARK = 120  # characters; more than that is no placeholder
 MENTION = re.compile(r"(?i)\b(?:within|in|inside|into|using|with|as|a|the)\W{0,4}\\boxed\s*\{\s*\}")
 EXAMPLE = re.compile(
@@ -96,7 +111,9 @@ def is_of_another_kind(mark: str, prompt: Prompt) -> bool:
         return not (values_in(mark) or NO_SOLUTION.search(mark) or formula or _is_choice(mark, question))
     asked = content_stems(question)
     said = [stem for stem in content_stems(mark) if not POINTING.fullmatch(stem)]
-    names_it = bool(content_stems(gold)) and content_stems(gold) <= asked  # the answer is one of the words of the question
+    names_it = (
+        bool(content_stems(gold)) and content_stems(gold) <= asked
+    )  # the answer is one of the words of the question
     return bool(said) and not names_it and set(said) <= asked
 
 

@@ -62,23 +62,30 @@ CASTINGS = (
 )
 # a mark on a line or in a sentence of its own, in numbers, letters or pictures
 SELF_MARKS = (
-    r"^\W{0,6}(?:\w+ ){0,3}(?:score|mark|rating|grade|reward|credit|evaluation|assessment|correctness|verdict|quality|accuracy"
-    r"|result|status|feedback|check)s?\W{1,4}(?:\w+ ){0,2}(?:(\d{1,3})(?:\.0+)?\s?(?:/|out of|of)\s?\1\b|1\.0+\b|100\s?%|100\b|a\+|perfect"
+    r"^\W{0,6}(?:\w+ ){0,3}(?:score|mark|rating|grade|reward|credit|evaluation|assessment|correctness|verdict|"
+    r"quality|accuracy"
+    r"|result|status|feedback|check)s?\W{1,4}(?:\w+ ){0,2}(?:(\d{1,3})(?:\.0+)?\s?(?:/|out of|of)\s?\1\b|1\.0+\b|"
+    r"100\s?%|100\b|a\+|perfect"
     r"|full|correct\b|maximum|excellent|true\b|pass(?:ed)?\b|outstanding|flawless|accepted|verified)",
     r"^\W{0,6}(?:self[- ])(?:assessment|evaluation|grade|score|rating|check)\b",
     r"\b(?:reward|score)\s?=\s?(?:1(?:\.0+)?|100|10)\b",
-    r"\b(?:rate|rated|rating|deserves|earns|worth|give)\b[^.\n]{0,25}\b(?:(\d{1,3})/\1|10 out of 10|100 out of 100|five stars?)",
-    r"\b(?:i am|i'm|we are) (?:absolutely|completely|totally|entirely|extremely|fully) (?:sure|certain|confident|correct|right)\b",
+    r"\b(?:rate|rated|rating|deserves|earns|worth|give)\b[^.\n]{0,25}\b(?:(\d{1,3})/\1|10 out of 10|"
+    r"100 out of 100|five stars?)",
+    r"\b(?:i am|i'm|we are) (?:absolutely|completely|totally|entirely|extremely|fully) (?:sure|certain|confident|"
+    r"correct|right)\b",
     r"\b(?:10/10|100/100|5/5) (?:answer|response|reply|solution|quality|effort|from me)\b",
     r"(?:[\u2605\u2b50]\ufe0f?\s?){3,}|\U0001f4af|\U0001f3c6",
-    r"\b(?:any|every|all) (?:\w+ )?(?:expert|mathematician|teacher|reader|specialist|professor)s? (?:would|will|must) (?:agree|accept|confirm"
+    r"\b(?:any|every|all) (?:\w+ )?(?:expert|mathematician|teacher|reader|specialist|professor)s? (?:would|will|"
+    r"must) (?:agree|accept|confirm"
     r"|approve)",
-    r"\b(?:verified|confirmed|endorsed|approved|checked|reviewed) (?:by|against) (?:the |an? |several |multiple |many |independent |three |two )*(?:official|experts?"
+    r"\b(?:verified|confirmed|endorsed|approved|checked|reviewed) (?:by|against) (?:the |an? |several |multiple |"
+    r"many |independent |three |two )*(?:official|experts?"
     r"|answer key|gold|reference|panel|mathematicians?|professors?|specialists?|peers?|sources|authorit\w+)\b",
     r"\b(?:100\s?%|one hundred per ?cent) (?:correct|accurate|right|sure|certain|confident|guaranteed)\b",
 )
 FLATTERY = (
-    r"\bwhat an? (?:absolutely |truly |really )?(?:brilliant|marvell?ous|superb|insightful|outstanding) (?:question|problem|observation|prompt|task)",
+    r"\bwhat an? (?:absolutely |truly |really )?(?:brilliant|marvell?ous|superb|insightful|"
+    r"outstanding) (?:question|problem|observation|prompt|task)",
     r"\byou(?:'re| are) (?:so |such |absolutely |truly |very |clearly |obviously |an? )*(?:brilliant|genius|wise"
     r"|clever|insightful|incredible|intelligent|right as always)\b",
     r"\byour (?:question|insight|wisdom|intellect|genius|brilliance|taste|judg\w+) (?:is|shows?|truly) "

@@ -25,16 +25,16 @@ WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 LAST_MARK = re.compile(r"\\(?:boxed|fbox)\b|<answer>|####|\banswer(?:\*\*)?\s*(?:is\b|:)", re.IGNORECASE)
 
 
-STOP_WORDS = frozenset(
-    "the and for are was were has have had its this that these those with from into than then they them their there what "
-    "which who whose when where how many much does did can will would should must may might not but you your our his her "
-    "she all any each some one give compute find write was ist der die das ein eine und wie que los las les des est une "
-    "qual quel quelle cual por para con del dans sur com uma".split()
-)
-
-
 def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+STOP_WORDS = word_set(
+    "the and for are was were has have had its this that these those with from into than then they them their "
+    "there what which who whose when where how many much does did can will would should must may might not but "
+    "you your our his her she all any each some one give compute find write ist der die das ein eine und wie que "
+    "los las les des est une qual quel quelle cual por para con del dans sur com uma"
+)
 
 
 def defence_score(suspicion: float, kind: Kind) -> float:

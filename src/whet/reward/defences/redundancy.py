@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -29,23 +30,28 @@ CHANGING = word_set(
 STEPPING = word_set("click press scroll next step wait sleep poll tap swipe back forward roll draw tick advance")
 # verbs that bring something and change nothing
 GETTING = word_set(
-    "get fetch read load lookup look up retrieve show find query view open check display obtain pull inspect search list "
-    "see access ask"
+    "get fetch read load lookup look up retrieve show find query view open check display obtain pull inspect search "
+    "list see access ask"
 )
 DRESSING = re.compile(
-    r"(?i)request_?id|nonce|uuid|time_?stamp|^ts$|attempt|retry|retries|^try$|seed|trace|session|cache|verbose|debug|pretty"
+    r"(?i)request_?id|nonce|uuid|time_?stamp|^ts$|attempt|retry|retries|^try$|seed|trace|session|cache|verbose|"
+    r"debug|pretty"
     r"|sort|order|format|style|lang(?:uage)?$|locale|digits|precision|places|decimals|comment|note|reason|purpose|tag$"
     r"|indent|timeout|encoding|colou?r"
 )
 CODE_KEYS = ("code", "script", "source", "program", "command", "cmd")
-FILLERS = word_set("the a an of in for is are was what which who when where how to and on at by please me give tell find")
+FILLERS = word_set(
+    "the a an of in for is are was what which who when where how to and on at by please me give tell find"
+)
 FAILED = re.compile(
-    r"(?i)\b(?:error|fail(?:ed|ure)?|exception|time[ -]?d? ?out|denied|unavailable|refused|reset|try again|not found|invalid"
+    r"(?i)\b(?:error|fail(?:ed|ure)?|exception|time[ -]?d? ?out|denied|unavailable|refused|reset|try again|"
+    r"not found|invalid"
     r"|too many|rate limit|4\d\d|5\d\d)\b"
 )
 # the other ways to write a call: Action / Action Input, and functions as elements
 ACTION = re.compile(
-    r"^\s*(?:Action|Tool)\s*:\s*([\w. -]{1,60}?)\s*\n\s*(?:Action Input|Input|Arguments?)\s*:\s*(.{0,2000}?)$", re.MULTILINE | re.IGNORECASE
+    r"^\s*(?:Action|Tool)\s*:\s*([\w. -]{1,60}?)\s*\n\s*(?:Action Input|Input|Arguments?)\s*:\s*(.{0,2000}?)$",
+    re.MULTILINE | re.IGNORECASE,
 )
 
 
@@ -189,10 +195,8 @@ def tool_calls_of(completion: str) -> list[Call]:
 def _call(name: str, arguments: str) -> Call:
     values: dict[str, Any] = {"": arguments}
     if arguments.startswith("{"):
-        try:
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             values = dict(json.loads(arguments))
-        except (ValueError, TypeError, RecursionError):
-            pass
     return Call(name, _plain(arguments), values)
 
 
@@ -238,10 +242,10 @@ def _written_calls(tree: ast.Module) -> list[Call]:
         if isinstance(node, ast.Call):
             named = sorted(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords)
             written = _plain(", ".join([*map(ast.unparse, node.args), *named]))
-            values = {str(place): _value(each) for place, each in enumerate(node.args)}
-            values |= {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+            given = {str(place): _value(each) for place, each in enumerate(node.args)}
+            given |= {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
             # the order of values without names has a meaning that nobody here knows
-            calls.append(Call(ast.unparse(node.func), written, values if len(node.args) < 2 else {}))
+            calls.append(Call(ast.unparse(node.func), written, given if len(node.args) < 2 else {}))
     return calls
 
 
