@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.api.ending import ERROR_LOG, going_on, one_line_of, signals_wait, watched, write_traceback
 from whet.api.inputs import (
     RewardLike,
     check_callbacks,
@@ -38,6 +39,7 @@ from whet.config.run_folder import (
 )
 from whet.config.width import stated_width
 from whet.reward.find import refuse_while_importing_a_reward
+from whet.reward.journal import journal
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -190,13 +192,15 @@ def _run(
     command: str,
     rewards: Any,
 ) -> Run:
+    import torch
+
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
     from whet.train.run import LoopSettings, notify, run_training
     from whet.workbench.workbench import note_version, record_effect, write_version
 
     started = time.time()
-    with uncollected():
+    with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
         assembly = assemble(config, rewards)
     write_config(folder, config)
     summary = _summary(config, assembly, folder, started, command)
@@ -211,34 +215,60 @@ def _run(
     schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)
     start_up = time.time() - started
     try:
-        outcome = run_training(
-            assembly.trainer,
-            schedule,
-            folder,
-            record,
-            everyone,
-            summary,
-            checkpoint=checkpoint,
-            precision=assembly.precision,
-        )
+        with watched(folder), journal(folder):
+            outcome = run_training(
+                assembly.trainer,
+                schedule,
+                folder,
+                record,
+                everyone,
+                summary,
+                checkpoint=checkpoint,
+                precision=assembly.precision,
+            )
     except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        if display is not None:
-            display.close()
-        if checkpoint is None and not first.done:
-            discard(folder)
-            raise
-        record.finished({**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)})
-        write_report(folder)
+        with signals_wait():
+            _break_off(error, folder, record, summary, display, is_untouched=checkpoint is None and not first.done)
         raise
-    ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
-    record.finished(ending)
-    if reward_hash:
-        record_effect(folder, reward_hash, ledger)
-    report = write_report(folder)
-    going_on = _next_command(config, folder, outcome)
-    notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": going_on})
+    with signals_wait():
+        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
+        record.finished(ending)
+        if reward_hash:
+            record_effect(folder, reward_hash, ledger)
+        report = write_report(folder)
+        next_command = _next_command(config, folder, outcome)
+        notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": next_command})
     return Run(folder)
+
+
+def _break_off(
+    error: BaseException, folder: Path, record: Any, summary: Mapping[str, Any], display: Any, is_untouched: bool
+) -> None:
+    """Leave a run that cannot go on as it should be found: its status, its report, and how to go on.
+
+    Mistakes and interruptions before the first step leave nothing behind. An error nobody expected leaves its traceback
+    in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
+    """
+    from whet.report import write_report
+    from whet.train.run import RunFailed
+
+    is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
+    if display is not None:
+        with contextlib.suppress(Exception):
+            display.close()
+    if is_untouched and is_expected:
+        with contextlib.suppress(OSError):
+            discard(folder)
+        return
+    line = str(error) if is_expected else one_line_of(error)
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    if not is_expected and write_traceback(folder / ERROR_LOG, error):
+        error.add_note(f"the traceback is in {folder / ERROR_LOG}")
+    error.add_note(going_on(folder))
+    with contextlib.suppress(OSError, ValueError):
+        record.finished({**summary, "status": status, "finished": time.time(), "error": line or repr(error)})
+    with contextlib.suppress(OSError, WhetError):
+        write_report(folder)
 
 
 class _FirstStep:

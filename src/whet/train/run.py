@@ -28,6 +28,7 @@ from whet.model.checkpoint import (
     remove_leftovers,
     save_checkpoint,
 )
+from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
 from whet.report.record import RunRecorder, read_metrics, step_reports
 from whet.types import Prompt, Sample, StepReport
@@ -138,6 +139,7 @@ def run_training(
     notify(everyone, "started", summary)
 
     def evaluate(step: int) -> None:
+        _check_weights(trainer.model, step, folder)
         timer = PhaseTimer()
         with timer.phase("evaluate"), _memory_in_words(f"the evaluation at step {step}", folder):
             result = trainer.evaluate()
@@ -151,6 +153,7 @@ def run_training(
     def save(step: int) -> None:
         timer = PhaseTimer()
         with timer.phase("save"):
+            _check_weights(trainer.model, step, folder)
             state = {"run": vars(progress), "trainer": trainer.state(), "logs": record.position()}
             path = save_checkpoint(checkpoints, step, trainer.model, trainer.tokenizer, trainer.tensors(), state)
             prune_checkpoints(checkpoints, settings.keep_checkpoints)
@@ -183,6 +186,16 @@ def run_training(
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
     return _result(progress, settings.steps, trainer.ended_early)
+
+
+def _check_weights(model: Any, step: int, folder: Path) -> None:
+    """Never save or measure weights that are not numbers."""
+    name = non_finite_weight(model)
+    if name is not None:
+        raise RunFailed(
+            f"step {step}: the weight {name} is not finite (NaN or infinity), and such weights are not saved; lower "
+            f"optimizer.learning_rate (in {folder}/config.toml, then `whet resume {folder}`), or start again with less"
+        )
 
 
 def _result(progress: _Progress, steps: int, ended: str | None) -> TrainingResult:
@@ -227,7 +240,7 @@ def _memory_in_words(during: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _graceful_stop() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C or termination finish the step and save; a second one interrupts at once."""
+    """Let the first Ctrl-C, termination or end of the terminal finish the step and save; a second one interrupts."""
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopping
@@ -238,7 +251,10 @@ def _graceful_stop() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopping.set()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the run outlives its terminal
+        heeded.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield stopping
     finally:
