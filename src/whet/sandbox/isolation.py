@@ -320,7 +320,8 @@ def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
 def empty_folder(folder: str) -> None:
     """Remove everything in it, however deep and whatever its modes; links are removed, never followed."""
     with contextlib.suppress(OSError):
-        os.chmod(folder, 0o700)
+        if not os.path.islink(folder):
+            os.chmod(folder, 0o700)
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         names = itertools.count()

@@ -15,7 +15,7 @@ class Limits:
     cpu_seconds: int = 5  # of one process
     wall_seconds: float = 15.0  # of the whole job
     memory_mb: int = 1024  # of one process, and of all together where the kernel lets a worker look
-    file_mb: int = 16  # of one file, and of all together in a working directory of its own
+    file_mb: int = 16  # of one file, and of all together
     processes: int = 16  # threads count
     output_kb: int = 1024  # standard output of a program
     open_files: int = 64
