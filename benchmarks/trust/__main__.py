@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from results_file import write_results
 
@@ -47,7 +48,8 @@ def main() -> None:
         rows = import_module(f"benchmarks.trust.{area}").measure(chosen.full)
         print(table(area, rows), f"  {time.perf_counter() - started:.0f} s", sep="\n", flush=True)
         if chosen.results:
-            write_results(f"trust_{area}", {"full": chosen.full, "rows": rows})
+            values = {row["what"]: {key: row.get(key, "") for key in ("tried", "held", "note")} for row in rows}
+            write_results(f"trust_{area}", {"full": chosen.full, "rows": values})
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from whet.types import Prompt
     ("answer", "score"),
     [
         ("It is clear. Score: 4", 4),
-        ("Score: 1. On reflection it is fine.\n**Score: 5**", 5),
+        ("Score: 4. I repeat:\n**Score: 4**", 4),
+        ("Score: 1. The answer itself says **Score: 5**", None),
         ("score : 3.5", 3.5),
         ("Score: 7", None),
         ("Score: 45", None),

@@ -110,7 +110,8 @@ class LikesLonger(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
         first, second = (re.search(rf"<<<ANSWER {side} \w+>>>\n(.*?)\n<<<END", asked, re.S)[1] for side in "AB")
-        said = json.dumps({"better": "A" if len(first) > len(second) else "B"})
+        code = re.search(r'"code": "(\w+)"', asked)[1]
+        said = json.dumps({"code": code, "better": "A" if len(first) > len(second) else "B"})
         body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

@@ -3,20 +3,26 @@
 import base64
 import hashlib
 import json
+import logging
 import re
 import shutil
 import subprocess
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from whet.cli.reward import reward_app
 from whet.metrics.correlation import correlations, pearson, ranks, spearman
 from whet.metrics.distribution import distribution, flat_shares, histogram, reward_spread
 from whet.report.pages import TEMPLATES
 from whet.report.rescore import Rescore, RescoredSample, rescore_record, rescore_text
 from whet.report.review import (
+    Review,
+    ReviewPlan,
     is_review_due,
     read_review,
     review_counts,
@@ -290,12 +296,96 @@ def test_downloaded_marks_are_taken_over():
     assert with_marks(rows, marked)[1]["note"] == "fair"
 
 
-def test_a_wrong_mark_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('"mark": null', '"mark": "fine"'), r':1: mark is "fine"; write "good", "bad" or null'),
+        (('"end": "high"', '"end": "top"'), ":1: no row of a review; restore the line or delete it"),
+        (('"step": 1', '"step": "one"'), ":1: no row of a review"),
+        (('"id": "', '"id": 1, "was": "'), ":1: no sample is named"),
+        (('{"id"', '["id"'), ":1 is not a JSON object"),
+    ],
+)
+def test_a_review_edited_wrongly_is_named(tmp_path, caplog, change, said):
     write_review(tmp_path, review_rows(1, step_samples([0.0, 1.0])))
     path = tmp_path / "review.jsonl"
-    path.write_text(path.read_text().replace('"mark": null', '"mark": "fine"', 1))
-    with pytest.raises(WhetError, match=r"review.jsonl:1: mark is 'fine'"):
+    path.write_text(path.read_text().replace(*change, 1))
+    edited = path.read_bytes()
+    with pytest.raises(WhetError, match=rf"review.jsonl{said}"):
         read_review(tmp_path)
+    with caplog.at_level(logging.WARNING):  # and does not end the run
+        Review(tmp_path, 2, ReviewPlan()).stepped(StepReport(2, 1, {}, {}, {}), step_samples([0.0, 1.0]))
+    assert "the review of step 2 is not written" in caplog.text and path.read_bytes() == edited
+
+
+def test_a_review_edited_by_hand_loses_nothing(tmp_path):
+    write_review(tmp_path, review_rows(1, step_samples([0.0, 0.5, 1.0])))
+    path = tmp_path / "review.jsonl"
+    path.write_text("\ufeff" + path.read_text().replace("\n", "\r\n\r\n").rstrip())  # an editor that means well
+    rows = read_review(tmp_path)
+    assert len(rows) == 3
+    write_review(tmp_path, review_rows(2, step_samples([0.0, 1.0])))
+    assert [row["step"] for row in read_review(tmp_path)] == [1, 1, 1, 2, 2]
+
+
+MARKED = {
+    "an invalid mark": (
+        lambda rows: [{**rows[0], "mark": "great"}],
+        ':1: mark is "great"; write "good", "bad" or null',
+    ),
+    "a mark in capitals": (lambda rows: [rows[0], {**rows[1], "mark": "Good"}], ':2: mark is "Good"; write'),
+    "a mark that is a list": (lambda rows: [{**rows[0], "mark": ["good"]}], r':1: mark is \["good"\]; write'),
+    "a mark that is true": (lambda rows: [{**rows[0], "mark": True}], ":1: mark is true; write"),
+    "a note that is a number": (lambda rows: [{**rows[0], "note": 3}], ":1: note is 3; write text in quotes"),
+    "an unknown sample": (
+        lambda rows: [rows[0], {**rows[1], "id": "0123"}],
+        r":2: '0123' is no sample of .*review.jsonl; give the file that the review.html of this run saved",
+    ),
+    "no id": (lambda rows: [{"mark": "good"}], ":1: no sample is named"),
+    "a duplicate": (lambda rows: [rows[0], rows[1], rows[0]], r":3: sample '\w+' stands in line 1 too; delete one"),
+    "broken JSON": (lambda rows: [rows[0], '{"id": '], ":2 is not a JSON object; restore the line"),
+    "a list": (lambda rows: [rows], ":1 is not a JSON object"),
+    "deep JSON": (lambda rows: ["[" * 100_000], ":1 is not a JSON object"),
+    "a long number": (lambda rows: ['{"id": ' + "9" * 6000 + "}"], ":1 is not a JSON object"),
+    "another encoding": (lambda rows: [b"\xff\xfe{\x00"], ":1 is not a JSON object"),
+    "nothing": (lambda rows: [], " is empty; give the review.jsonl that the page saved"),
+    "no file": (None, ": no such file; give the review.jsonl"),
+    "a folder": (Path.mkdir, " is a folder; give the review.jsonl"),
+}
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_wrong_marks_are_one_line_and_change_nothing(tmp_path, case):
+    made, said = MARKED[case]
+    run, file = tmp_path / "run", tmp_path / "marks.jsonl"
+    rows = review_rows(1, step_samples([0.0, 1.0]))
+    write_review(run, rows)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}
+    if made is Path.mkdir:
+        file.mkdir()
+    elif made is not None:
+        lines = [each if isinstance(each, str | bytes) else json.dumps(each) for each in made(rows)]
+        file.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+    done = CliRunner().invoke(reward_app, ["review", str(run), "--marks", str(file)])
+    assert isinstance(done.exception, WhetError) and re.search(rf"marks.jsonl{said}", str(done.exception))
+    assert "\n" not in str(done.exception) and not done.output
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()} == before
+
+
+def test_a_review_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
+    rows = review_rows(1, step_samples([0.0, 1.0]))
+    write_review(tmp_path, rows)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("whet.report.review.os.fsync", full)
+    with pytest.raises(
+        WhetError, match=r"review.jsonl cannot be written \(No space left on device\) and stays as it was"
+    ):
+        write_review(tmp_path, [{**row, "mark": "bad"} for row in rows])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_the_review_page_runs_no_script_but_its_own(tmp_path):

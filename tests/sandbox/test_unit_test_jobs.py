@@ -15,7 +15,7 @@ import pytest
 
 from whet.sandbox import JobResult, Limits, Sandbox, UnitTestJob
 from whet.sandbox.literal import NotPlain, nodes_of, value_of
-from whet.sandbox.test_runner import equals, expected_names
+from whet.sandbox.suite_runner import equals, expected_names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 

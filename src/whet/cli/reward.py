@@ -206,17 +206,22 @@ def review(
     as_json: AsJson = False,
 ) -> None:
     """How people marked a run's best and worst answers: is the reward right? Reads downloaded marks with --marks."""
-    from whet.report.record import read_lines
-    from whet.report.review import REVIEW, read_review, review_counts, review_verdict, with_marks, write_review
+    from whet.report.review import (
+        REVIEW,
+        read_marks,
+        read_review,
+        review_counts,
+        review_verdict,
+        with_marks,
+        write_review,
+    )
     from whet.types import WhetError
 
     rows = read_review(run)
     if not rows:
         raise WhetError(f"{run} has no {REVIEW}; a run writes one every report.review_every steps and at its end")
     if marks is not None:
-        if not Path(marks).is_file():
-            raise WhetError(f"{marks}: no such file; give the review.jsonl that the page saved")
-        rows = with_marks(rows, read_lines(Path(marks)))
+        rows = with_marks(rows, read_marks(marks, run))
     written = write_review(run, rows)
     counts = review_counts(rows)
     if as_json:

@@ -328,7 +328,7 @@ def write_labels(
 
 def _ask(settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage]) -> Ask:
     from whet.reward.judge import Judge, JudgeSettings
-    from whet.reward.judge.questions import comparison_question
+    from whet.reward.judge.questions import JudgeQuestion, comparison_question
 
     section = settings.judge
     judge = Judge(
@@ -338,9 +338,9 @@ def _ask(settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage]) ->
     )
     is_short = trains_judge(settings) or section.question == "short"
 
-    def request(prompt: Prompt, first: str, second: str) -> tuple[Message, ...]:
+    def question(prompt: Prompt, first: str, second: str) -> JudgeQuestion:
         return (
-            short_question(prompt, first, second)
+            JudgeQuestion(short_question(prompt, first, second))
             if is_short
             else comparison_question(prompt, first, second, judge.rubric)
         )
@@ -349,10 +349,10 @@ def _ask(settings: JudgedPipelineSettings, done: Mapping[str, FinishedStage]) ->
         name = trained_model(done["judge-train"]) if trains_judge(settings) else section.name
         config = evaluation_config(settings, name)
         if section.verdict == "logp":
-            return _soft_ask(config, request)
+            return _soft_ask(config, lambda *row: question(*row).messages)
         judge = judge.asking(_engine_ask(config, judge))
     return lambda rows: [
-        None if answer is None else WORDS[answer] for answer in judge.preferences([request(*row) for row in rows])
+        None if answer is None else WORDS[answer] for answer in judge.preferences([question(*row) for row in rows])
     ]
 
 

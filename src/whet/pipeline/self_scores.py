@@ -6,6 +6,7 @@ that could not be read), `truth` and `anchor` (both empty where unknown).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -42,11 +43,12 @@ def short_score_question(prompt: Prompt, completion: str) -> tuple[Message, ...]
 
 
 def score_in(answer: str) -> float | None:
-    """The last "Score: k" of an answer; None where there is none on the scale. Never 0 for silence."""
-    stated = SCORE.findall(answer)
-    if not stated:
-        return None
-    score = float(stated[-1])
+    """The "Score: k" of an answer; None where there is none on the scale, or two differ. Never 0 for silence.
+
+    An answer that repeats a score of the completion beside its own cannot be read: which is which is not known.
+    """
+    stated = {float(score) for score in SCORE.findall(answer)}
+    score = stated.pop() if len(stated) == 1 else math.nan
     return score if LOW <= score <= HIGH else None
 
 

@@ -258,7 +258,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
         raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
     if not isinstance(summary, dict):
         raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
-    return _in_todays_names(summary)
+    return in_todays_names(summary)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
@@ -336,7 +336,7 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a log. A last line without its newline was torn by a kill and is left out."""
     for line in _raw_lines(path):
-        yield _in_todays_names(line)
+        yield in_todays_names(line)
 
 
 def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -364,7 +364,7 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
                 return
 
 
-def _in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
+def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
     """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
     renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
     for name in ("metrics", "result", "before", "after"):

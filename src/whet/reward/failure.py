@@ -17,6 +17,14 @@ class RewardFailure(WhetError):
     """A reward could not judge a sample. `reward.on_error=exclude` leaves such samples out of training."""
 
 
+class PartialFailure(RewardFailure):
+    """A reward that judges many samples at once could not judge some of them; `scores` has what it could."""
+
+    def __init__(self, message: str, scores: Sequence[float | None], failed: Sequence[bool]) -> None:
+        super().__init__(message)
+        self.scores, self.failed = list(scores), list(failed)
+
+
 def one_line(text: str, length: int = EXCERPT) -> str:
     return " ".join(text[: 4 * length].split())[:length]
 

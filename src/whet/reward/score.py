@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from whet.protocols import Reward
 from whet.reward.call import Batched, PerSample, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
-from whet.reward.failure import RewardFailure, call_name, one_line, place, positions, source_file
+from whet.reward.failure import PartialFailure, RewardFailure, call_name, one_line, place, positions, source_file
 from whet.reward.limit import Overrun, limited, watchdog
 from whet.types import Prompt, Sample, WhetError
 
@@ -179,8 +179,8 @@ def _part_scores(
             except RewardFailure as failure:
                 if failures.on_error == "stop":
                     raise
-                scores += [None] * size
-                failed += [True] * size
+                scores += failure.scores if isinstance(failure, PartialFailure) else [None] * size
+                failed += failure.failed if isinstance(failure, PartialFailure) else [True] * size
                 caught.append(failure)
     failures.note(reward.name, failed, str(caught[-1]) if caught else None)
     if caught:

@@ -54,7 +54,6 @@ class _Room:
     longest: int  # prompt
     budget: int
     members: int
-    parts: int  # see `prompt_parts`
     support: bool
 
     @property
@@ -62,15 +61,13 @@ class _Room:
         return self.rows * self.budget + self.prompts * self.longest
 
     def holds(self, other: _Room) -> bool:
-        same = (self.members, self.parts) == (other.members, other.parts) and self.support >= other.support
-        mine, theirs = ((each.rows, each.prompts, each.longest, each.budget) for each in (self, other))
-        return same and all(one >= two for one, two in zip(mine, theirs, strict=True))
+        return self.joined(other) == self
 
     def joined(self, other: _Room) -> _Room:
         """Room for both: batches of a run differ a little, and graphs made anew each time would cost more."""
         return _Room(
             max(self.rows, other.rows), max(self.prompts, other.prompts), max(self.longest, other.longest),
-            max(self.budget, other.budget), other.members, other.parts, self.support or other.support,
+            max(self.budget, other.budget), max(self.members, other.members), self.support or other.support,
         )  # fmt: skip
 
 
@@ -97,6 +94,7 @@ class GraphBackend:
         self._warm: set[tuple[Any, ...]] = set()  # shapes whose kernels are compiled
         self._sampling = Sampling()
         self._active = 0  # rows of the graph in use
+        self._parts = 0  # see `prompt_parts`
 
     def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
         """Why prompts of so many tokens are left to another backend; empty where they are taken."""
@@ -160,8 +158,8 @@ class GraphBackend:
         self._sampling, self._active = job.sampling, rows
         support = job.sampling.keeps_support and job.sampling.truncates
         self.num_rows, self.num_slots = rows, num_prompts
-        parts = prompt_parts(self._weights, longest, at_once)
-        room = _Room(rows, num_prompts, longest, budget, -(-most // 8) * 8, parts, support)
+        self._parts = prompt_parts(self._weights, longest, at_once)
+        room = _Room(rows, num_prompts, longest, budget, -(-most // 8) * 8, support)
         if self._room is not None and self._room.holds(room):
             self.log.close(range(self._room.rows))
             return
@@ -279,26 +277,26 @@ class GraphBackend:
 
     def _graph(self) -> torch.cuda.CUDAGraph:
         assert self._room is not None
-        active, sampling = self._active, self._sampling
+        active, parts, sampling = self._active, self._parts, self._sampling
         how = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.keeps_support)
-        if (active, how) not in self._graphs:
-            work = workspace(self._weights, active, self._room.parts)
+        if (active, parts, how) not in self._graphs:
+            work = workspace(self._weights, active, parts)
             saved = [value.clone() for value in self.log.moving]
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            if (active, how, self._room) not in self._warm:
+            if (active, parts, how, self._room) not in self._warm:
                 with torch.cuda.stream(side):  # kernels compile on their first call, which a capture cannot hold
                     for _ in range(2):
                         self._step(active, work)
-                self._warm.add((active, how, self._room))
+                self._warm.add((active, parts, how, self._room))
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self._step(active, work)
             for value, before in zip(self.log.moving, saved, strict=True):
                 value.copy_(before)
-            self._graphs[active, how] = (graph, work)
-        return self._graphs[active, how][0]
+            self._graphs[active, parts, how] = (graph, work)
+        return self._graphs[active, parts, how][0]
 
     def _step(self, active: int, work: Workspace) -> None:
         """One token for every row; rows that are done write over their last slot and count no further."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from whet.sandbox.wire import LENGTH
 
 DEFAULT_LIMITS = Limits()
 LOST = "the worker was lost"
+RECORD = 1 << 20  # bytes of what a job's tests write down
+ERRORS = 4096  # bytes kept of what a program writes to standard error
 REASONS = {
     **{"time": "out of time", "memory": "out of memory", "output": "too much output"},
     **{"": ""},
@@ -27,7 +29,11 @@ class ProgramJob:
     limits: Limits = DEFAULT_LIMITS
 
     def messages(self) -> list[dict[str, Any]]:
-        return [{**_common(self.limits), "kind": "program", "source": self.source, "stdin": self.stdin}]
+        return [_header("program", self.limits), {"source": self.source, "stdin": self.stdin}]
+
+    def streams(self) -> dict[str, int]:
+        """The pipes the job writes to, and how many bytes are taken from each."""
+        return {"stdout": self.limits.output_kb * 1024, "stderr": ERRORS}
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,12 @@ class UnitTestJob:
     limits: Limits = DEFAULT_LIMITS
 
     def messages(self) -> list[dict[str, Any]]:
-        code = {**_common(self.limits), "kind": "unit_tests", "sources": list(self.sources), "prelude": self.prelude}
-        return [code, {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}]
+        code = {"sources": list(self.sources), "prelude": self.prelude}
+        tests = {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}
+        return [_header("unit_tests", self.limits), code, tests]
+
+    def streams(self) -> dict[str, int]:
+        return {"record": RECORD}
 
 
 Job = ProgramJob | UnitTestJob
@@ -72,21 +82,21 @@ class JobResult:
         return self.ended == LOST
 
 
-def job_result(answer: Mapping[str, Any]) -> JobResult:
-    """A worker's answer as a `JobResult`."""
-    record = _record(answer["record"].encode("latin-1")) if "record" in answer else []
+def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
+    """A worker's answer and what the job wrote, as a `JobResult`."""
+    record = _record(streams.get("record", b""))
     tests = [entry for entry in record if "passed" in entry]
     closing = next((entry for entry in record if "ended" in entry), None)
-    ended = REASONS[answer["ended"]]
-    if "record" in answer and not ended:
+    ended = REASONS["output" if overflowed else answer["ended"]]
+    if "record" in streams and not ended:
         ended = "the test program ended early" if closing is None else str(closing["ended"])
     status = int(answer["status"])
     signal_number, code = status & 0x7F, status >> 8 & 0xFF
     return JobResult(
         ended=ended,
         exit_code=-signal_number if signal_number else code,
-        stdout=answer.get("stdout", ""),
-        stderr=answer.get("stderr", ""),
+        stdout=streams.get("stdout", b"").decode("utf-8", "replace"),
+        stderr=streams.get("stderr", b"").decode("utf-8", "replace"),
         passed=tuple(bool(entry["passed"]) for entry in tests),
         notes=tuple(str(entry["note"]) for entry in tests),
         seconds=float(answer["seconds"]),
@@ -95,8 +105,9 @@ def job_result(answer: Mapping[str, Any]) -> JobResult:
     )
 
 
-def _common(limits: Limits) -> dict[str, Any]:
-    return {"limits": limits.counts(), "wall_seconds": limits.wall_seconds}
+def _header(kind: str, limits: Limits) -> dict[str, Any]:
+    """All that the worker itself learns of a job; the rest goes to processes that end with it."""
+    return {"kind": kind, "limits": limits.counts(), "wall_seconds": limits.wall_seconds}
 
 
 def _record(data: bytes) -> Sequence[dict[str, Any]]:

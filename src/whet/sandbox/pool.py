@@ -52,6 +52,37 @@ ENVIRONMENT = {
 }
 
 
+class Stream:
+    """The reading end of a pipe that a job writes to."""
+
+    def __init__(self, name: str, most: int, descriptor: int) -> None:
+        self.name, self.most, self.descriptor = name, most, descriptor
+        self.data = bytearray()
+        self.has_overflowed = False  # never of standard error: what is too much of it is dropped
+        self.is_open = True
+        os.set_blocking(descriptor, False)
+
+    def read(self) -> bool:
+        """Take what is there; False when that was nothing. Closes where nothing more will be taken."""
+        if not self.is_open:
+            return False
+        try:
+            piece = os.read(self.descriptor, 65536)
+        except BlockingIOError:
+            return False
+        room = self.most - len(self.data)
+        self.data += piece[:room]
+        self.has_overflowed = self.name != "stderr" and len(piece) > room
+        if self.has_overflowed or not piece:
+            self.close()
+        return bool(piece)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            os.close(self.descriptor)
+
+
 class WorkerProcess:
     """One worker process as the trainer sees it."""
 
@@ -74,6 +105,7 @@ class WorkerProcess:
             )
         self.connection.settimeout(START_SECONDS)
         self.at: int | None = None  # the job it works on
+        self.streams: list[Stream] = []  # what that job writes
         self.deadline = 0.0
         wanted = {"preload": list(preload), "without": list(without)}
         self.send({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
@@ -83,6 +115,29 @@ class WorkerProcess:
             self.connection.sendall(b"".join(map(wire.packed, messages)))
         except OSError as error:
             raise wire.ConnectionClosed(str(error)) from None
+
+    def give(self, job: Job) -> None:
+        """Send a job, with the writing ends of pipes for what it writes."""
+        ends = []
+        for name, most in job.streams().items():
+            reading, writing = os.pipe()
+            ends.append(writing)
+            self.streams.append(Stream(name, most, reading))
+        header, *parts = job.messages()
+        try:
+            data = wire.packed(header)
+            sent = socket.send_fds(self.connection, [data], ends)
+            self.connection.sendall(b"".join([data[sent:], *map(wire.packed, parts)]))
+        except OSError as error:
+            raise wire.ConnectionClosed(str(error)) from None
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def close_streams(self) -> None:
+        for stream in self.streams:
+            stream.close()
+        self.streams = []
 
     def receive(self) -> dict[str, object]:
         length = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))[0]
@@ -103,6 +158,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Hang up and let the worker clean up its jobs; only one that does not is killed."""
+        self.close_streams()
         self.hang_up()
         self.connection.close()
         try:
@@ -121,6 +177,7 @@ class WorkerProcess:
 
     def forget(self) -> None:
         """Let go of a worker that belongs to the process this one was forked from."""
+        self.close_streams()
         self.connection.close()
         self.process.returncode = 0  # not a child of this process: there is nothing to wait for
 
@@ -214,18 +271,18 @@ class Sandbox:
         with selectors.DefaultSelector() as busy:
             while waiting or busy.get_map():
                 if len(self.workers) < self.size:
-                    self._start(len(waiting) + len(busy.get_map()))
+                    self._start(len(waiting) + sum(worker.at is not None for worker in self.workers))
                 for worker in self.workers:
                     if worker.at is None and waiting:
-                        self._give(worker, waiting.popleft(), jobs, attempts)
-                        busy.register(worker.connection, selectors.EVENT_READ, worker)
+                        self._give(worker, waiting.popleft(), jobs, attempts, busy)
                 for worker, answer in self._answers(busy):
-                    busy.unregister(worker.connection)
-                    at, worker.at = worker.at, None
+                    at = worker.at
                     assert at is not None
-                    if answer is not None and not answer.get("is_out_of_step"):
-                        results[at] = job_result(answer)
+                    result = None if answer is None else self._result(worker, answer, busy)
+                    if result is not None:
+                        results[at] = result
                         continue
+                    self._release(worker, busy)
                     self._end([worker])
                     if attempts[at] < ATTEMPTS:
                         waiting.appendleft(at)
@@ -234,28 +291,69 @@ class Sandbox:
                         results[at] = JobResult(ended=LOST)
         return [each for each in results if each is not None]
 
-    def _give(self, worker: WorkerProcess, at: int, jobs: Sequence[Job], attempts: list[int]) -> None:
+    def _give(
+        self,
+        worker: WorkerProcess,
+        at: int,
+        jobs: Sequence[Job],
+        attempts: list[int],
+        busy: selectors.BaseSelector,
+    ) -> None:
         attempts[at] += 1
         worker.at = at
         worker.deadline = time.monotonic() + jobs[at].limits.wall_seconds + GRACE_SECONDS
         worker.connection.settimeout(GRACE_SECONDS)
         with contextlib.suppress(wire.ConnectionClosed):  # its end will be noticed
-            worker.send(*jobs[at].messages())
+            worker.give(jobs[at])
+        busy.register(worker.connection, selectors.EVENT_READ, (worker, None))
+        for stream in worker.streams:
+            busy.register(stream.descriptor, selectors.EVENT_READ, (worker, stream))
+
+    def _release(self, worker: WorkerProcess, busy: selectors.BaseSelector) -> None:
+        """The worker is done with its job: nothing more is read for it."""
+        busy.unregister(worker.connection)
+        for stream in worker.streams:
+            if stream.is_open:
+                busy.unregister(stream.descriptor)
+        worker.close_streams()
+        worker.at = None
+
+    def _result(
+        self, worker: WorkerProcess, answer: dict[str, object], busy: selectors.BaseSelector
+    ) -> JobResult | None:
+        """What came of the worker's job; None where its tests never reached the process that runs them."""
+        for stream in worker.streams:
+            was_open = stream.is_open
+            while stream.read():  # whoever could write has ended: what is there is all there will be
+                pass
+            if was_open and not stream.is_open:
+                busy.unregister(stream.descriptor)
+        streams = {stream.name: bytes(stream.data) for stream in worker.streams}
+        overflowed = [stream.name for stream in worker.streams if stream.has_overflowed]
+        if "record" in streams and b'"taken"' not in streams["record"][:64]:
+            return None
+        self._release(worker, busy)
+        return job_result(answer, streams, overflowed)
 
     def _answers(self, busy: selectors.BaseSelector) -> list[tuple[WorkerProcess, dict[str, object] | None]]:
         """Every worker that has something to say, with None for one that is gone or far too late."""
         answers: list[tuple[WorkerProcess, dict[str, object] | None]] = []
-        workers: list[WorkerProcess] = [key.data for key in busy.get_map().values()]
+        workers = [worker for worker in self.workers if worker.at is not None]
         earliest = min(worker.deadline for worker in workers)
         for key, _ in busy.select(max(0.0, earliest - time.monotonic())):
-            try:
-                answers.append((key.data, key.data.receive()))
-            except wire.ConnectionClosed:
-                answers.append((key.data, None))
-        if not answers:
-            now = time.monotonic()
-            answers = [(worker, None) for worker in workers if worker.deadline < now]
-        return answers
+            worker, stream = key.data
+            if stream is None:
+                try:
+                    answers.append((worker, worker.receive()))
+                except wire.ConnectionClosed:
+                    answers.append((worker, None))
+            else:
+                stream.read()
+                if not stream.is_open:
+                    busy.unregister(stream.descriptor)
+        now = time.monotonic()
+        done = {id(worker) for worker, _ in answers}
+        return answers + [(each, None) for each in workers if each.deadline < now and id(each) not in done]
 
 
 _open_pools: weakref.WeakSet[Sandbox] = weakref.WeakSet()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 from typing import Any
 
@@ -44,6 +45,23 @@ def receive(descriptor: int, largest: int = LARGEST) -> Any:
     try:
         return json.loads(_exactly(descriptor, length))
     except (ValueError, RecursionError):
+        raise ConnectionClosed("not a message") from None
+
+
+def receive_with_descriptors(descriptor: int, most: int) -> tuple[Any, list[int]]:
+    """The next message of a socket, and the descriptors that came with it."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        start, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, most)
+    except OSError as error:
+        raise ConnectionClosed(str(error)) from None
+    finally:
+        connection.detach()
+    if len(start) < LENGTH.size:
+        raise ConnectionClosed("the other side is gone")
+    try:
+        return json.loads(_exactly(descriptor, LENGTH.unpack(start)[0])), list(descriptors)
+    except ValueError:
         raise ConnectionClosed("not a message") from None
 
 

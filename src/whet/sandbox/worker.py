@@ -1,9 +1,12 @@
-"""A warm worker: an interpreter started once, confined once, that forks a fresh process for every job.
+"""A warm worker: an interpreter started once, confined once, that forks fresh processes for every job.
 
-Runs inside the sandbox's own processes: only the standard library may be imported here. It speaks with the trainer
-over one socket (`wire`). A job is a program (source and standard input in, output back) or unit tests: two processes,
-one with the code under test, one with the tests (`candidate`, `test_runner`). After a job everything it started is
-killed, the working directory is new, and nothing of it is left in this process but the source it was asked to run.
+Runs inside the sandbox's own processes: only the standard library may be imported here. The worker speaks with the
+trainer over one socket (`wire`), and it never reads or writes a job: it learns the limits, forks, watches the clock
+and the memory, and says how the processes ended. The forked processes take their part of the job from the socket
+themselves, and what they write goes to the trainer by pipes of its own. So code under test is forked from a state
+that has seen nothing of another job or of the expected side. A job is a program (source and standard input in,
+output back) or unit tests: two processes, one with the code under test, one with the tests (`candidate`,
+`suite_runner`). After a job everything it started is killed, and the working directory is new.
 """
 
 from __future__ import annotations
@@ -18,15 +21,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
-from whet.sandbox import candidate, isolation, kernel, test_runner, wire
+from whet.sandbox import candidate, isolation, kernel, suite_runner, wire
 from whet.sandbox.isolation import BROKEN, MEGABYTE, Confinement
 
+MOST_STREAMS = 2  # pipes of one job to the trainer
 TICK = 0.05  # seconds between two looks at the memory of a job
-RECORD = 1 << 20  # bytes of the test runner's record
-ERRORS = 4096  # bytes kept of what a program writes to standard error
 # not threading: its work after every fork would double what a fork costs
 PRELOAD = (
     *("abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses"),
@@ -34,64 +35,30 @@ PRELOAD = (
     *("json", "math", "numbers", "operator", "pprint", "random", "re", "statistics", "string", "struct"),
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
 )
+Body = Callable[[], None]
 OWN_MODULES = (
     *("whet", "whet.sandbox"),
     *(
         f"whet.sandbox.{name}"
-        for name in ("candidate", "test_runner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+        for name in ("candidate", "suite_runner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
     ),
 )
 
 
-@dataclass
-class Stream:
-    """One pipe that is read until it ends or overflows."""
-
-    descriptor: int
-    most: int
-    is_essential: bool = True  # overflowing it ends the job; else the rest is dropped
-    data: bytearray = field(default_factory=bytearray)
-    is_open: bool = True
-
-    def read(self) -> bool:
-        """Take what is there; False when there was too much."""
-        try:
-            piece = os.read(self.descriptor, 65536)
-        except BlockingIOError:
-            return True
-        if not piece:
-            self.is_open = False
-            return True
-        room = self.most - len(self.data)
-        self.data += piece[:room]
-        return not self.is_essential or len(piece) <= room
-
-    def drain(self) -> bool:
-        """Take what was written before the writers ended, and close: the end may be seen before the last words.
-
-        False when there was too much.
-        """
-        os.set_blocking(self.descriptor, False)
-        fits = True
-        while fits and self.is_open:
-            before = len(self.data)
-            fits = self.read()
-            if len(self.data) == before:
-                break
-        os.close(self.descriptor)
-        return fits
-
-
 def start_job(
-    confinement: Confinement, limits: dict[str, int], kept: tuple[int, ...], role: int, body: Callable[[], None]
+    confinement: Confinement, limits: dict[str, int], role: int, prepare: Callable[[], tuple[tuple[int, ...], Body]]
 ) -> int:
-    """Fork a confined process that runs `body` and never returns."""
+    """Fork a process that prepares itself, is confined, runs its body and never returns.
+
+    What `prepare` returns: the descriptors to keep, and the body.
+    """
     child = os.fork()
     if child:
         return child
     try:
         gc.enable()
         os.setsid()
+        kept, body = prepare()
         held = isolation.confine(confinement, limits, kept, role)
         if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
             os._exit(BROKEN)
@@ -114,85 +81,73 @@ class SandboxWorker:
     def run(self) -> None:
         while True:
             try:
-                job = wire.receive(self.control)
+                header, descriptors = wire.receive_with_descriptors(self.control, MOST_STREAMS)
             except wire.ConnectionClosed:
                 return
-            isolation.renew_folder(self.confinement, job["limits"]["file_mb"])
-            self.usage = {}
-            started = time.monotonic()
-            result = self.unit_tests(job) if job["kind"] == "unit_tests" else self.program(job)
-            result["seconds"] = time.monotonic() - started
-            wire.send(self.control, result)
-            if result.pop("is_out_of_step", False):
+            if "kind" not in header:  # a job of which a process died before it had read its part
                 return
+            self.usage = {}
+            wire.send(self.control, self.job(header, descriptors))
 
-    def unit_tests(self, job: dict[str, Any]) -> dict[str, Any]:
-        limits = job["limits"]
-        deadline = time.monotonic() + job["wall_seconds"]
-        here, there = (end.detach() for end in socket.socketpair())
-        code = start_job(
-            *(self.confinement, limits, (there,), 0),
-            lambda: candidate.serve(there, job["prelude"], job["sources"]),
+    def job(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Do one job; how it ended."""
+        limits = header["limits"]
+        isolation.renew_folder(self.confinement, limits["file_mb"])
+        started = time.monotonic()
+        leader, *others = (
+            self.unit_tests(limits, *descriptors)
+            if header["kind"] == "unit_tests"
+            else self.program(limits, *descriptors)
         )
-        os.close(there)
-        record, written = os.pipe()
-        # forked second: the code under test never had the record's descriptor, nor the tests in its memory
-        tests = start_job(
-            *(self.confinement, limits, (here, written, self.control), 1),
-            lambda: test_runner.run_tests(here, written, self.control),
-        )
-        os.close(here)
-        os.close(written)
-        stream = Stream(record, RECORD)
-        ended = self.watch([stream], deadline, limits, tests)
-        self.end_all((code, tests))
-        stream.drain()
-        status, processor = self.usage.get(code, (0, 0.0))
-        text = bytes(stream.data)
-        return {
-            **{"ended": ended, "status": status, "processor_seconds": processor},
-            **{"record": text.decode("latin-1"), "is_out_of_step": b'"taken"' not in text[:64]},
-        }
-
-    def program(self, job: dict[str, Any]) -> dict[str, Any]:
-        limits = job["limits"]
-        deadline = time.monotonic() + job["wall_seconds"]
-        given = _file_with(job["stdin"].encode("utf-8", "surrogatepass"))
-        output, output_end = os.pipe()
-        errors, errors_end = os.pipe()
-
-        def body() -> None:
-            for number, descriptor in enumerate((given, output_end, errors_end)):
-                os.dup2(descriptor, number)
-            kernel.close_all_but(())
-            candidate.run_program(job["source"])
-
-        code = start_job(self.confinement, limits, (given, output_end, errors_end), 0, body)
-        for descriptor in (given, output_end, errors_end):
+        for descriptor in descriptors:
             os.close(descriptor)
-        streams = [Stream(output, limits["output_kb"] * 1024), Stream(errors, ERRORS, is_essential=False)]
-        ended = self.watch(streams, deadline, limits, code)
-        self.end_all((code,))
-        for stream in streams:
-            if not stream.drain():
-                ended = ended or "output"
+        ended = self.watch(started + header["wall_seconds"], limits, leader)
+        self.end_all((leader, *others))
+        code = others[0] if others else leader
         status, processor = self.usage.get(code, (0, 0.0))
-        shown = [bytes(stream.data).decode("utf-8", "replace") for stream in streams]
-        return {
-            **{"ended": ended, "status": status, "processor_seconds": processor},
-            **{"stdout": shown[0], "stderr": shown[1]},
-        }
+        took = time.monotonic() - started
+        return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
 
-    def watch(self, streams: list[Stream], deadline: float, limits: dict[str, int], leader: int) -> str:
-        """Wait for the leader's end. Why it was cut short: "time", "memory", "output"; "" when it ended itself."""
+    def unit_tests(self, limits: dict[str, int], record: int) -> tuple[int, int]:
+        """The process of the tests, which decides the end, and that of the code."""
+        here, there = (end.detach() for end in socket.socketpair())
+
+        def prepare_code() -> tuple[tuple[int, ...], Body]:
+            job = wire.receive(self.control)
+            wire.send(there, {"received": True})
+            return (there,), lambda: candidate.serve(there, job["prelude"], job["sources"])
+
+        def prepare_tests() -> tuple[tuple[int, ...], Body]:
+            return (here, record, self.control), lambda: suite_runner.run_tests(here, record, self.control)
+
+        code = start_job(self.confinement, limits, 0, prepare_code)
+        os.close(there)
+        tests = start_job(self.confinement, limits, 1, prepare_tests)
+        os.close(here)
+        return tests, code
+
+    def program(self, limits: dict[str, int], output: int, errors: int) -> tuple[int]:
+        def prepare() -> tuple[tuple[int, ...], Body]:
+            job = wire.receive(self.control)
+            given = _file_with(job["stdin"].encode("utf-8", "surrogatepass"))
+
+            def body() -> None:
+                for number, descriptor in enumerate((given, output, errors)):
+                    os.dup2(descriptor, number)
+                kernel.close_all_but(())
+                candidate.run_program(job["source"])
+
+            return (given, output, errors), body
+
+        return (start_job(self.confinement, limits, 0, prepare),)
+
+    def watch(self, deadline: float, limits: dict[str, int], leader: int) -> str:
+        """Wait for the leader's end. Why it was cut short: "time" or "memory"; "" when it ended itself."""
         poll = select.poll()
-        by_descriptor = {stream.descriptor: stream for stream in streams}
-        for descriptor in by_descriptor:
-            poll.register(descriptor, select.POLLIN)
         end_descriptor = _end_descriptor(leader)
         if end_descriptor is not None:
             poll.register(end_descriptor, select.POLLIN)
-        # the test runner reads the tests from the control socket: only its hang-up concerns the worker
+        # the job's processes read from the control socket: only its hang-up concerns the worker
         poll.register(self.control, 0)
         next_look = time.monotonic() + TICK
         try:
@@ -205,13 +160,6 @@ class SandboxWorker:
                     if descriptor == self.control:
                         self.end_all((leader,))
                         os._exit(0)
-                    stream = by_descriptor.get(descriptor)
-                    if stream is None:
-                        continue
-                    if not stream.read():
-                        return "output"
-                    if not stream.is_open:
-                        poll.unregister(descriptor)
                 if self._has_ended(leader):
                     return ""
                 if now > next_look:

@@ -1,7 +1,8 @@
 """Who answers a judge's questions: an OpenAI-compatible endpoint, an engine, or any callable.
 
-All are instructions the same way: `answers(questions)` yields (number of the question, answer or trouble) as they
-arrive.
+All are asked the same way: `answers(questions)` yields (number of the question, answer or trouble) as they arrive.
+A question that the other side cannot take (too long, filtered, answered with nothing) is trouble of that question
+alone; what no question would survive (a wrong key, address or model) is an error.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ from whet.reward.failure import one_line
 from whet.reward.judge.cache import JudgeBudget
 from whet.types import Message, Request, Sampling, WhetError
 
-Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str]]
-"""Conversations in, one answer each, in order."""
-
 RETRIED = frozenset((408, 409, 425, 429))  # and every 5xx
+OF_ONE_QUESTION = frozenset((400, 413, 422))  # a context that is too long, a filter, a body that is too large
 LONGEST_WAIT = 60.0  # seconds between two attempts, also when the server asks for more
 LARGEST_ANSWER = 8 * 2**20  # bytes
 CHARACTERS_PER_TOKEN = 4  # where the other side does not count
@@ -46,7 +45,21 @@ class Trouble:
     """Why a question has no answer."""
 
     reason: str
+    tokens: int = 0
     is_budget: bool = False
+    is_unreadable: bool = False  # it was answered, without a verdict
+
+    @property
+    def is_failure(self) -> bool:
+        """Nobody answered, though somebody was asked."""
+        return not self.is_budget and not self.is_unreadable
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str | Trouble]]
+"""Conversations in, one answer each, in order."""
 
 
 class AnswerSource(Protocol):
@@ -66,11 +79,14 @@ class Callee:
         if len(given) != len(paid):
             raise WhetError(f"the judge's ask returned {len(given)} answers to {len(paid)} questions; return one each")
         for number, text in zip(paid, given, strict=True):
+            if isinstance(text, Trouble):
+                yield number, text
+                continue
             if not isinstance(text, str):
                 raise WhetError(f"the judge's ask returned a {type(text).__name__}; return one text a question")
             tokens = estimated_tokens(questions[number], text)
             self.budget.add_tokens(tokens)
-            yield number, JudgeAnswer(text, tokens)
+            yield number, JudgeAnswer(text, tokens) if text.strip() else Trouble("an empty answer")
         for number in sorted(set(range(len(questions))) - set(paid)):
             yield number, Trouble("the budget is spent", is_budget=True)
 
@@ -80,9 +96,15 @@ def engine_ask(
 ) -> Ask:
     """An `Ask` of an engine: `encode` writes a conversation as tokens, the opening of the completion included."""
 
-    def ask(questions: Sequence[Sequence[Message]]) -> list[str]:
+    def ask(questions: Sequence[Sequence[Message]]) -> list[str | Trouble]:
         requests = [Request(tuple(encode(question)), seed) for question in questions]
-        return [sample.completion for sample in engine.generate(requests, sampling)]
+        try:
+            return [sample.completion for sample in engine.generate(requests, sampling)]
+        except WhetError as error:
+            if len(requests) == 1:
+                return [Trouble(one_line(str(error)))]
+        # one question that exceeds the model's context must not cost the others their answers
+        return [answer for question in questions for answer in ask([question])]
 
     return ask
 
@@ -133,7 +155,7 @@ class Endpoint:
             return answer
         return Trouble(f"{reason} ({self.retries + 1} attempts)")
 
-    def _attempt(self, question: Sequence[Message]) -> JudgeAnswer:
+    def _attempt(self, question: Sequence[Message]) -> JudgeAnswer | Trouble:
         body = {"model": self.model, "messages": [dict(message) for message in question], **self.payload}
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         key = self._key()
@@ -144,7 +166,7 @@ class Endpoint:
             with _OPENER.open(request, timeout=self.timeout) as response:
                 content = _read(response, time.monotonic() + self.timeout)
         except urllib.error.HTTPError as error:
-            raise self._refusal(error, key) from None
+            return self._refused(error, key)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise _Retryable(one_line(f"{type(error).__name__}: {reason}")) from None
@@ -165,18 +187,25 @@ class Endpoint:
             )
         return key
 
-    def _refusal(self, error: urllib.error.HTTPError, key: str) -> Exception:
+    def _refused(self, error: urllib.error.HTTPError, key: str) -> Trouble:
+        """Why this one question was refused; raises what is to be tried again, and what no question would survive."""
         with error:
-            body = error.read(2000).decode("utf-8", "replace")
+            try:
+                body = error.read(2000).decode("utf-8", "replace")
+            except (OSError, http.client.HTTPException):
+                body = ""
         body = one_line(body.replace(key, "***") if key else body) or str(error.reason)
+        reason = f"HTTP {error.code}: {body}"
         if error.code in RETRIED or error.code >= 500:
-            return _Retryable(f"HTTP {error.code}: {body}", _seconds_of(error.headers.get("Retry-After")))
+            raise _Retryable(reason, _seconds_of(error.headers.get("Retry-After"))) from None
+        if error.code in OF_ONE_QUESTION:
+            return Trouble(reason)
         fix = {
             401: f"check the key in {self.key_variable or 'key_variable'}",
             403: f"check the key in {self.key_variable or 'key_variable'}",
             404: "check base_url and model",
         }.get(error.code, "check base_url, model and the settings of reward 'judge'")
-        return WhetError(f"the judge at {self.url} refused with HTTP {error.code}: {body}; {fix}")
+        raise WhetError(f"the judge at {self.url} refused with {reason}; {fix}") from None
 
 
 class _Retryable(Exception):
@@ -226,17 +255,26 @@ def _read(response: Any, deadline: float) -> bytes:
     return b"".join(pieces)
 
 
-def _answer_of(content: bytes, question: Sequence[Message]) -> JudgeAnswer:
+def _answer_of(content: bytes, question: Sequence[Message]) -> JudgeAnswer | Trouble:
     try:
         table = json.loads(content)
-        text = table["choices"][0]["message"]["content"] or ""
+        choice = table["choices"][0]
+        text = choice["message"].get("content") or ""
         if not isinstance(text, str):  # a list of typed parts
             text = "".join(str(part.get("text", "")) for part in text)
+        refusal, ending = choice["message"].get("refusal"), choice.get("finish_reason")
         used = (table.get("usage") or {}).get("total_tokens")
-    except (ValueError, LookupError, TypeError, AttributeError):
+        tokens = int(used) if isinstance(used, int | float) else estimated_tokens(question, text)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         excerpt = one_line(content.decode("utf-8", "replace"))
         raise _Retryable(f"an answer that is no chat completion: {excerpt!r}") from None
-    return JudgeAnswer(text, int(used) if isinstance(used, int | float) else estimated_tokens(question, text))
+    if refusal:
+        return Trouble(f"the judge refused: {one_line(str(refusal))}", tokens)
+    if ending == "content_filter":
+        return Trouble("stopped by the server's content filter", tokens)
+    if not text.strip():
+        return Trouble("an empty answer" + (", cut at max_new_tokens" if ending == "length" else ""), tokens)
+    return JudgeAnswer(text, tokens)
 
 
 def _seconds_of(header: str | None) -> float:

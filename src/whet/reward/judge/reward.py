@@ -10,18 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from whet.protocols import Reward
-from whet.reward.failure import RewardFailure
-from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer
+from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line
+from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer, Trouble
 from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
-from whet.reward.judge.questions import Messages, comparison_question, grading_question, repeated_question
-from whet.reward.judge.rubric import rubric_from
+from whet.reward.judge.questions import (
+    JudgeQuestion,
+    Messages,
+    comparison_question,
+    grading_question,
+    repeated_question,
+)
+from whet.reward.judge.rubric import Rubric, rubric_from
 from whet.reward.judge.settings import JudgeSettings
-from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, without_thinking
+from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, verdict_schema, without_thinking
+from whet.reward.unscorable import unscorable
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+NO_VERDICT = "an answer without one clear verdict"
 CUT = "\n[cut here: the answer goes on]"
 
 
@@ -48,6 +56,8 @@ class Judge:
     the reference answer (`compare=reference`), or with the others of the group, on average (`compare=group`).
 
     A completion that says nothing outside its thinking gets 0 unasked, and loses every comparison with one that does.
+    A question that cannot be answered (too long for the judge, filtered, a server that gives up) leaves its sample
+    unscorable, and counts as a failure of the reward; an answer without a verdict does so where most of them are.
     """
 
     limits_itself = True  # by `timeout` and `retries` of each call
@@ -58,6 +68,7 @@ class Judge:
         self._ask = ask
         self._cache = AnswerCache(settings.cache) if settings.cache else None
         self.budget = JudgeBudget(settings.max_calls, settings.max_tokens, self._cache)
+        self._num_without_verdict = 0
 
     @property
     def name(self) -> str:
@@ -100,19 +111,51 @@ class Judge:
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         completions = [self._visible(sample.completion) for sample in samples]
         if self.settings.compare == "none":
-            return self._rubric_scores(prompts, completions)
-        if self.settings.compare == "reference":
+            scores = self._rubric_scores(prompts, completions)
+        elif self.settings.compare == "reference":
             references = [self._reference(prompt) for prompt in prompts]
-            rows = zip(prompts, completions, references, strict=True)
-            return self._outcomes([(prompt, completion, reference) for prompt, completion, reference in rows])
-        return self._ranks(prompts, completions)
+            scores = list(self._outcomes(list(zip(prompts, completions, references, strict=True))))
+        else:
+            scores = self._ranks(prompts, completions)
+        return self._checked(prompts, scores)
 
-    def preferences(self, questions: Sequence[Messages]) -> list[PairVerdict | None]:
+    def preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | None]:
         """Which of its two answers each question prefers; None where no verdict could be read."""
-        verdicts: list[PairVerdict | None] = self._verdicts(questions, preference_in)  # type: ignore[assignment]
-        return verdicts
+        verdicts = self._preferences(questions)
+        if verdicts and all(isinstance(verdict, Trouble) and verdict.is_failure for verdict in verdicts):
+            raise RewardFailure(self._complaint(len(verdicts), len(verdicts), str(verdicts[-1])))
+        return [None if isinstance(verdict, Trouble) else verdict for verdict in verdicts]
 
-    def _rubric_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
+    def take_notes(self) -> dict[str, float]:
+        """How many samples got no verdict since the last call; nothing where all did."""
+        count, self._num_without_verdict = self._num_without_verdict, 0
+        return {f"{self.name}_without_verdict": float(count)} if count else {}
+
+    def _checked(self, prompts: Sequence[Prompt], found: Sequence[float | Trouble | None]) -> list[float | None]:
+        """The scores; raises a failure that has them, and says of which samples the judge is to blame."""
+        scores = [None if isinstance(each, Trouble) else each for each in found]
+        troubles = {number: each for number, each in enumerate(found) if isinstance(each, Trouble)}
+        self._num_without_verdict += len(troubles)
+        for number, trouble in troubles.items():
+            unscorable(f"reward {self.name!r}: {NO_VERDICT if trouble.is_unreadable else trouble}", prompts[number])
+        most_unreadable = 2 * sum(each.is_unreadable for each in troubles.values()) > len(found)
+        failed = [
+            number for number, each in troubles.items() if each.is_failure or (each.is_unreadable and most_unreadable)
+        ]
+        if failed:
+            last = f"prompt {prompts[failed[-1]].id!r}: {troubles[failed[-1]]}"
+            complaint = self._complaint(len(failed), len(found), last)
+            raise PartialFailure(complaint, scores, [number in failed for number in range(len(found))])
+        return scores
+
+    def _complaint(self, failed: int, asked: int, last: str) -> str:
+        who = self.settings.base_url if self._ask is None else "the model that judges"
+        fix = "check that it runs and follows the format asked for, or raise retries and timeout"
+        if failed < asked:
+            fix = "where there are many, lower longest_completion or max_new_tokens, or take another judge"
+        return f"reward {self.name!r}: {failed} of {asked} got no verdict from {who}; the last, {last}; {fix}"
+
+    def _rubric_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | Trouble | None]:
         nonempty = [number for number, completion in enumerate(completions) if completion.strip()]
         questions = [
             grading_question(
@@ -123,13 +166,16 @@ class Judge:
             )
             for number in nonempty
         ]
-        verdicts = self._verdicts(questions, lambda answer: rubric_scores_in(answer, self.rubric))
-        scores: list[float | None] = [0.0] * len(completions)
-        for number, found in zip(nonempty, verdicts, strict=True):
-            scores[number] = None if found is None else self.rubric.share(found)
+        verdicts = self._verdicts(questions, self._scores_in, self.rubric)
+        scores: list[float | Trouble | None] = [0.0] * len(completions)
+        for number, verdict in zip(nonempty, verdicts, strict=True):
+            scores[number] = verdict if isinstance(verdict, Trouble) else self.rubric.share(verdict)
         return scores
 
-    def _ranks(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
+    def _scores_in(self, answer: str, code: str) -> dict[str, float] | None:
+        return rubric_scores_in(answer, self.rubric, code)
+
+    def _ranks(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | Trouble | None]:
         """The mean outcome of each completion against the others of its group; None for a completion without others."""
         groups: dict[str, list[int]] = defaultdict(list)
         for number, prompt in enumerate(prompts):
@@ -137,68 +183,85 @@ class Judge:
         pairs = [pair for members in groups.values() for pair in meetings(members, self.settings.opponents)]
         outcomes = self._outcomes([(prompts[one], completions[one], completions[other]) for one, other in pairs])
         earned: dict[int, list[float]] = defaultdict(list)
+        ranks: list[float | Trouble | None] = [None] * len(completions)
         for (one, other), outcome in zip(pairs, outcomes, strict=True):
-            if outcome is not None:
+            if isinstance(outcome, Trouble):
+                ranks[one] = ranks[other] = outcome
+            else:
                 earned[one].append(outcome)
                 earned[other].append(1.0 - outcome)
-        means = {number: sum(ranks) / len(ranks) for number, ranks in earned.items()}
-        return [means.get(number) for number in range(len(completions))]
+        for number, shares in earned.items():
+            ranks[number] = sum(shares) / len(shares)
+        return ranks
 
-    def _outcomes(self, pairs: Sequence[tuple[Prompt, str, str]]) -> list[float | None]:
-        """For the first completion of each pair: 1 better, 0 worse, 0.5 a tie, None without a verdict."""
-        outcomes = [_trivial_outcome(one, other) for _, one, other in pairs]
-        asked = [number for number, outcome in enumerate(outcomes) if outcome is None]
+    def _outcomes(self, pairs: Sequence[tuple[Prompt, str, str]]) -> list[float | Trouble]:
+        """For the first completion of each pair: 1 better, 0 worse, 0.5 a tie."""
         questions = []
-        for number in asked:
-            prompt, one, other = pairs[number]
-            show = self.settings.show_reference and self.settings.compare == "group"
-            reference = self._reference(prompt) if show else None
-            questions.append(comparison_question(prompt, one, other, self.rubric, reference))
-            questions.append(comparison_question(prompt, other, one, self.rubric, reference))
-        verdicts = self._verdicts(questions, preference_in)
-        for number, forth, back in zip(asked, verdicts[::2], verdicts[1::2], strict=True):
-            outcomes[number] = outcome_of(forth, back)
+        for prompt, one, other in pairs:
+            if _trivial_outcome(one, other) is None:
+                show = self.settings.show_reference and self.settings.compare == "group"
+                reference = self._reference(prompt) if show else None
+                questions.append(comparison_question(prompt, one, other, self.rubric, reference))
+                questions.append(comparison_question(prompt, other, one, self.rubric, reference))
+        verdicts = iter(self._preferences(questions))
+        outcomes: list[float | Trouble] = []
+        for _, one, other in pairs:
+            trivial = _trivial_outcome(one, other)
+            outcomes.append(outcome_of(next(verdicts), next(verdicts)) if trivial is None else trivial)
         return outcomes
 
-    def _verdicts(self, questions: Sequence[Messages], read: Callable[[str], T | None]) -> list[T | None]:
+    def _preferences(self, questions: Sequence[JudgeQuestion]) -> list[PairVerdict | Trouble]:
+        verdicts: Any = self._verdicts(questions, preference_in, None)  # a literal type is inferred as str
+        found: list[PairVerdict | Trouble] = verdicts
+        return found
+
+    def _verdicts(
+        self, questions: Sequence[JudgeQuestion], read: Callable[[str, str], T | None], rubric: Rubric | None
+    ) -> list[T | Trouble]:
         """The verdict read from the answer to each question; a question without a readable one is sent again."""
-        verdicts: list[T | None] = [None] * len(questions)
-        pending = dict(enumerate(questions))
+        verdicts: dict[int, T | Trouble] = {}
+        pending = {number: question.messages for number, question in enumerate(questions)}
         for _ in range(self.settings.attempts):
             numbers = list(pending)
-            answers = self._answers([pending[number] for number in numbers])
+            answers = self._answers([pending[number] for number in numbers], rubric)
             pending = {}
             for number, answer in zip(numbers, answers, strict=True):
-                verdicts[number] = None if answer is None else read(answer)
-                if answer is not None and verdicts[number] is None:
+                if isinstance(answer, Trouble):
+                    verdicts[number] = answer
+                    continue
+                verdict = read(answer, questions[number].code)
+                if verdict is None:
                     pending[number] = repeated_question(questions[number], answer)
+                    reason = f"{NO_VERDICT}: {one_line(answer[-EXCERPT:])!r}"
+                    verdicts[number] = Trouble(reason, is_unreadable=True)
+                else:
+                    verdicts[number] = verdict
             if not pending:
                 break
-        if pending:
-            logger.warning("reward %r: %d of %d verdicts cannot be read", self.name, len(pending), len(questions))
-        return verdicts
+        return [verdicts[number] for number in range(len(questions))]
 
-    def _answers(self, questions: Sequence[Messages]) -> list[str | None]:
+    def _answers(self, questions: Sequence[Messages], rubric: Rubric | None) -> list[str | Trouble]:
         """One answer per question, from the cache where it holds one; equal questions are sent once."""
         keys = [question_key(self.settings.request, question) for question in questions]
-        answers = self._cache.lookup(keys) if self._cache is not None else {}
+        answers: dict[str, str | Trouble] = dict(self._cache.lookup(keys)) if self._cache is not None else {}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in answers}
         if missing:
-            answers |= self._ask_source(missing)
-        return [answers.get(key) for key in keys]
+            answers |= self._ask_source(missing, rubric)
+        return [answers[key] for key in keys]
 
-    def _ask_source(self, missing: Mapping[str, Messages]) -> dict[str, str]:
+    def _ask_source(self, missing: Mapping[str, Messages], rubric: Rubric | None) -> dict[str, str | Trouble]:
         keys = list(missing)
-        answers: dict[str, str] = {}
+        answers: dict[str, str | Trouble] = {}
         troubles = []
         try:
-            for number, answer in self._source().answers(list(missing.values())):
+            for number, answer in self._source(rubric).answers(list(missing.values())):
                 if isinstance(answer, JudgeAnswer):
                     answers[keys[number]] = answer.text
                     if self._cache is not None:
                         self._cache.store(keys[number], answer.text, answer.tokens)
                         self.budget.save()
                 else:
+                    answers[keys[number]] = answer
                     troubles.append(answer)
         finally:
             self.budget.save()
@@ -206,17 +269,9 @@ class Judge:
             if self.settings.at_budget_end == "stop":
                 raise WhetError(self.budget.complaint(self.name))
             logger.warning("reward %r: its budget is spent, and completions are left unscored", self.name)
-        failed = [trouble for trouble in troubles if not trouble.is_budget]
-        if failed and not answers:
-            raise RewardFailure(
-                f"reward {self.name!r}: none of {len(failed)} questions was answered at {self.settings.base_url}; the "
-                f"last: {failed[-1].reason}; check that the server runs, or raise retries and timeout"
-            )
-        if failed:
-            logger.warning("reward %r: %d calls failed; the last: %s", self.name, len(failed), failed[-1].reason)
         return answers
 
-    def _source(self) -> AnswerSource:
+    def _source(self, rubric: Rubric | None) -> AnswerSource:
         if self._ask is not None:
             return Callee(self._ask, self.budget)
         settings = self.settings
@@ -230,7 +285,7 @@ class Judge:
             settings.model,
             self.budget,
             settings.key_variable,
-            settings.payload,
+            settings.payload(verdict_schema(rubric)),
             settings.timeout,
             settings.retries,
             settings.concurrency,
@@ -264,10 +319,11 @@ def meetings(members: Sequence[int], opponents: int) -> list[tuple[int, int]]:
     return list({frozenset(pair): pair for pair in ring}.values())
 
 
-def outcome_of(forth: str | None, back: str | None) -> float | None:
+def outcome_of(forth: PairVerdict | Trouble, back: PairVerdict | Trouble) -> float | Trouble:
     """The outcome of a completion from the two preferences: it stood first, and then second."""
-    if forth is None or back is None:
-        return None
+    for verdict in (forth, back):
+        if isinstance(verdict, Trouble):
+            return verdict
     if (forth, back) == ("first", "second"):
         return 1.0
     return 0.0 if (forth, back) == ("second", "first") else 0.5

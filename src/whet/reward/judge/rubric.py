@@ -16,6 +16,7 @@ TEXT_FILES = (".txt", ".md")
 TABLE_FILES = (".toml", ".json")
 KNOWN = ("instructions", "scale", "criteria")
 KNOWN_OF_CRITERION = ("name", "weight", "text")
+RESERVED = ("code", "reason")  # keys of every verdict
 DEFAULT_TEXT = "How correct, complete and helpful the answer is. Length and style earn nothing by themselves."
 
 
@@ -95,9 +96,7 @@ def _from_table(table: Mapping[str, Any], place: str) -> Rubric:
     names = [criterion.name.casefold() for criterion in criteria]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
-        raise WhetError(
-            f"{place}: two criteria are called {repeated[0]!r}; marks are instructions apart by name, rename one"
-        )
+        raise WhetError(f"{place}: two criteria are called {repeated[0]!r}; marks are told apart by name, rename one")
     if sum(criterion.weight for criterion in criteria) <= 0:
         raise WhetError(f"{place}: every weight is 0; give at least one criterion a weight")
     low, high = _scale(table.get("scale", [0, 10]), place)
@@ -108,6 +107,8 @@ def _criterion(row: Any, place: str) -> Criterion:
     if not isinstance(row, Mapping) or not str(row.get("name", "")).strip():
         raise WhetError(f"{place} has no name; give a table with name, weight and text")
     _check_keys(row, KNOWN_OF_CRITERION, place)
+    if str(row["name"]).strip().casefold() in RESERVED:
+        raise WhetError(f"{place} is called {row['name']!r}, which a verdict uses for itself; rename it")
     weight = row.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise WhetError(f"{place} ({row['name']}) has weight {weight!r}; give a number that is not negative")

@@ -31,6 +31,7 @@ class JudgeSettings:
     longest_completion: int = 40_000  # characters shown; the rest is cut, and the judge is told so
     temperature: float = 0.0
     max_new_tokens: int = 1024  # 0 leaves it to the server
+    structured: bool = False  # ask the server for JSON by a schema (response_format), where it offers that
     extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
     attempts: int = 3  # at a readable answer
     retries: int = 5  # of a call that fails
@@ -59,6 +60,8 @@ class JudgeSettings:
             raise WhetError(f"timeout of reward 'judge' is {self.timeout}; give seconds, more than 0")
         if self.opponents and self.compare != "group":
             raise WhetError("opponents of reward 'judge' has no effect without compare=group; set that, or drop it")
+        if self.structured and not self.base_url:
+            raise WhetError("structured of reward 'judge' has no effect without base_url; set that, or drop it")
         if self.base_url:
             check_url(self.base_url)
             if not self.model:
@@ -68,14 +71,15 @@ class JudgeSettings:
     def request(self) -> dict[str, Any]:
         """The model and its settings: with the question itself, all that an answer depends on. No secret."""
         extra = dict(self.extra)
-        return {"base_url": self.base_url, "model": self.model, "extra": extra, **self.drawn}
+        structured = {"structured": True} if self.structured else {}
+        return {"base_url": self.base_url, "model": self.model, "extra": extra, **structured, **self.drawn}
 
     @property
     def drawn(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
 
-    @property
-    def payload(self) -> dict[str, Any]:
+    def payload(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a request beside the model and the messages."""
         drawn = self.drawn if self.max_new_tokens else {"temperature": self.temperature}
-        return {**drawn, **self.extra}
+        structured = {"response_format": schema} if self.structured else {}
+        return {**drawn, **structured, **self.extra}

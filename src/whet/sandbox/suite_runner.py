@@ -19,7 +19,7 @@ from typing import Any
 from whet.sandbox import literal, wire
 from whet.sandbox.candidate import load_module, raised, shared_classes
 
-MODULE = "test_runner"
+MODULE = "suite_runner"
 LARGEST_ANSWER = 1 << 24  # bytes
 MOST_TESTS = 10_000
 NOTE = 200  # characters
@@ -311,7 +311,9 @@ FORMS: dict[str, Callable[[int, ResultLog, dict[str, Any]], None]] = {
 
 
 def run_tests(channel: int, output: int, control: int) -> None:
-    """Take the tests straight from the trainer: the worker that forks the code under test never holds it."""
+    """Take the tests straight from the trainer: the worker that forks the code under test never holds them."""
+    # the code's process takes its part of the job first: this is said before any of that code runs
+    wire.receive(channel)
     test_spec = wire.receive(control)
     os.close(control)
     wire.send(output, {"taken": True})
