@@ -121,6 +121,19 @@ def test_a_file_of_the_user_in_a_killed_start_is_not_removed(tmp_path):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
+def test_a_run_that_lost_its_config_keeps_the_rest(tmp_path):
+    folder = tmp_path / "run"
+    with claimed_folder(resolved("sft", {"folder": str(folder)}), rows=[{"prompt": "mine"}]) as (place, _):
+        (place / "config.toml").write_text('method = "sft"\n')
+        (place / "metrics.jsonl").touch()
+    (folder / "config.toml").unlink()
+    with pytest.raises(WhetError, match="not empty"), claimed_folder(resolved("sft", {"folder": str(folder)})):
+        pass
+    assert "mine" in (folder / "data.jsonl").read_text()
+    with pytest.raises(WhetError, match="not a run folder"):
+        read_config(folder)
+
+
 def lock_and_fork(folder: Path) -> None:
     with locked(folder):
         if not os.fork():  # a worker that outlives the run

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def read_config(folder: Path) -> Config:
     """The config a run was started with."""
     if not (folder / CONFIG).is_file():
-        if (folder / LOCK).is_file() and (folder / LOCK).read_text(errors="replace") == WAS_EMPTY:
+        if was_cut_off(folder, BEFORE_CONFIG):
             raise WhetError(f"{folder}: the run was killed before it began; start it again with the same command")
         raise WhetError(f"{folder}: not a run folder (no {CONFIG}); `whet train` makes one, `whet runs` lists yours")
     values = read_values(folder)
@@ -150,7 +150,7 @@ def claimed_place(
     try:
         with locked(folder, new=True) as lock:
             try:
-                if not (folder / config).exists() and lock.read() == WAS_EMPTY:
+                if was_cut_off(folder, before_config):
                     remove_all(folder, before_config)
                 refuse_used(folder)
                 is_ours = True
@@ -204,6 +204,14 @@ def discard(folder: Path) -> None:
             remove(path)
 
 
+def was_cut_off(folder: Path, before_config: Sequence[str]) -> bool:
+    """Whether all that a folder holds was made by a process that was killed before its config was there."""
+    with contextlib.suppress(OSError):
+        names = {path.name for path in folder.iterdir()}
+        return names <= {LOCK, *before_config} and (folder / LOCK).read_text(errors="replace") == WAS_EMPTY
+    return False
+
+
 def remove_all(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         remove(folder / name)
@@ -222,10 +230,6 @@ class FolderLock:
 
     file: TextIO
     is_new: bool  # its file was made by this process
-
-    def read(self) -> str:
-        self.file.seek(0)
-        return self.file.read()
 
     def mark(self, text: str) -> None:
         self.file.truncate(0)

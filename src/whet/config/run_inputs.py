@@ -107,7 +107,7 @@ def _shown(value: Any) -> str:
 def accepted_inputs(before: RunInputs, now: RunInputs, what: Sequence[str], step: int) -> RunInputs:
     """The inputs from now on, with what changed after which step."""
     if not what:
-        return now
+        return before
     earlier = (*before.accepted, before.identity) if before.identity != now.identity else before.accepted
     return replace(
         now, accepted=tuple(dict.fromkeys(earlier)), changes=(*before.changes, {"after_step": step, "what": list(what)})
