@@ -1,5 +1,6 @@
 """One optimizer update: what the gradient is, what it does not depend on, and what happens when it is not a number."""
 
+import contextlib
 import copy
 import math
 from dataclasses import replace
@@ -21,7 +22,7 @@ from whet.train.optimizer import OptimizerSettings, adamw, optimizer_tensors, re
 from whet.train.rl import RLModels, RLSettings, RLTrainer, minibatches
 from whet.train.run import RunFailed
 from whet.train.sft import SFTSettings, SFTTrainer
-from whet.train.update import NotFinite, TrainState, token_scores, update
+from whet.train.update import NoGradient, NotFinite, TrainState, token_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
@@ -664,3 +665,65 @@ def test_a_step_times_the_collection(model):
     timer = PhaseTimer()
     trainer_of(model.float(), 1).step(1, timer)
     assert {"rollout", "reward", "train"} == timer.seconds.keys() and all(each > 0 for each in timer.seconds.values())
+
+
+# a gradient of zero
+
+
+def zeroed(model):
+    """Nothing flows back to the weights: what switching gradients off somewhere in the model's own code does."""
+    for parameter in model.parameters():
+        parameter.register_hook(torch.zeros_like)
+    return model
+
+
+def test_a_zero_gradient_stops_where_the_advantages_are_not_zero(model, batch):
+    before = weights(model)
+    with pytest.raises(NoGradient, match="the gradient is zero although the advantages are not") as error:
+        attempt(zeroed(model), with_advantage(batch))
+    assert error.value.rows
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "why", ["advantages are zero", "all is clipped", "opposite pulls on one completion", "certain"]
+)
+def test_a_zero_gradient_is_right_where_there_is_nothing_to_learn(model, batch, why):
+    fine = with_advantage(batch)
+    if why == "advantages are zero":
+        fine = replace(fine, advantage=torch.zeros_like(fine.advantage))
+    if why == "all is clipped":  # a good token whose ratio is far above, a bad one whose ratio is far below
+        gap = torch.where(fine.advantage > 0, -9.0, 9.0)
+        fine = replace(fine, old_logp=token_scores(causal_lm(model), fine, 1.0, 1000).logp.double() + gap)
+    if why == "opposite pulls on one completion":
+        fine = fine.select([0, 0])
+        fine = replace(
+            fine, advantage=torch.stack([torch.ones_like(fine.advantage[0]), -torch.ones_like(fine.advantage[0])])
+        )
+        fine = replace(fine, old_logp=None)
+    if why == "certain":
+        with torch.no_grad():
+            model.model.norm.weight.mul_(1e6)
+        tokens = fine.tokens.clone()
+        for column in range(1, tokens.shape[1]):  # what the model is sure to write
+            tokens[:, column] = model(tokens).logits[:, column - 1].argmax(-1)
+        fine = replace(fine, tokens=tokens, old_logp=None)
+    attempt(zeroed(model), fine, with_changes(PRESETS["grpo"].objective, {"kl": "none"}))
+
+
+@pytest.mark.parametrize("switch", ["no_grad", "inference_mode"])
+def test_gradients_that_the_caller_switched_off_are_on_in_an_update(llama, batch, switch):
+    one, two = copy.deepcopy(llama), copy.deepcopy(llama)
+    attempt(one, with_advantage(batch))
+    fine = with_advantage(batch)
+    with getattr(torch, switch)():
+        attempt(two, fine)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    settings = SFTSettings(10, len(ROWS), 100, False, seed=0)
+    losses = []
+    for mode in (contextlib.nullcontext(), getattr(torch, switch)()):
+        trainer = SFTTrainer(causal_lm(copy.deepcopy(llama)), None, ROWS, settings, OptimizerSettings(1e-3))
+        with mode:
+            trainer.step(1, PhaseTimer())
+        losses.append(flat_gradient(trainer.model.parameters()))
+    assert torch.equal(*losses)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.api.ending import ERROR_LOG, going_on, one_line_of, signals_wait, watched, write_traceback
 from whet.api.inputs import (
     RewardLike,
     check_callbacks,
@@ -39,6 +40,7 @@ from whet.config.run_folder import (
 from whet.config.run_inputs import RunInputs
 from whet.config.width import stated_width
 from whet.reward.find import refuse_while_importing_a_reward
+from whet.reward.journal import journal
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -200,19 +202,18 @@ def _run(
     files: RunFiles,
     rewards: Any,
 ) -> Run:
+    import torch
+
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
-    from whet.train.run import FolderLost, LoopSettings, notify, run_training
+    from whet.train.run import LoopSettings, notify, run_training
     from whet.workbench.workbench import note_version, record_effect, write_version
 
     started = time.time()
-    display = None
-    first = _FirstStep()
-    record: RunRecorder | None = None
-    summary: dict[str, Any] = {}
+    display, record, summary, first = None, None, {}, _FirstStep()
     try:
         inputs = files.begin()
-        with uncollected():
+        with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
             assembly = assemble(config, rewards)
         inputs = files.settle(assembly.parts, inputs)
         summary = _summary(config, assembly, folder, started, inputs)
@@ -224,44 +225,70 @@ def _run(
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
-        report = config.report
-        schedule = LoopSettings(config.steps, config.eval.every, report.save_every, report.keep_checkpoints)
+        kept = config.report
+        schedule = LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints)
         start_up = time.time() - started
-        outcome = run_training(
-            assembly.trainer,
-            schedule,
-            folder,
-            record,
-            everyone,
-            summary,
-            checkpoint=checkpoint,
-            precision=assembly.precision,
-            also_saved=assembly.also_saved,
-            identity=inputs.identity,
-        )
+        with watched(folder), journal(folder):
+            outcome = run_training(
+                assembly.trainer,
+                schedule,
+                folder,
+                record,
+                everyone,
+                summary,
+                checkpoint=checkpoint,
+                precision=assembly.precision,
+                also_saved=assembly.also_saved,
+                identity=inputs.identity,
+            )
     except BaseException as error:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        if display is not None:
-            display.close()
-        if isinstance(error, FolderLost):
-            raise
-        if files.is_new and not first.done:
-            discard(folder)
-            raise
-        if record is None:  # a resume that was refused: the run is as it was
-            raise
-        end = {**summary, "status": status, "finished": time.time(), "error": f"{error}" or repr(error)}
-        record.finished(end)
-        write_report(folder)
+        with signals_wait():
+            if record is not None:
+                _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
+            elif files.is_new:  # a resume that is refused leaves the run as it was
+                discard(folder)
         raise
-    ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
-    if reward_hash:
-        record_effect(folder, reward_hash, ledger)
-    page = write_report(folder, {**summary, **ending})
-    record.finished(ending)
-    going_on = _next_command(config, folder, outcome)
-    notify(everyone, "finished", {**summary, **ending, "report": str(page), "next": going_on})
+    with signals_wait():
+        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
+        if reward_hash:
+            record_effect(folder, reward_hash, ledger)
+        report = write_report(folder, {**summary, **ending})
+        record.finished(ending)  # the last write: whoever finds the run finished finds everything else
+        next_command = _next_command(config, folder, outcome)
+        notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": next_command})
     return Run(folder)
+
+
+def _break_off(
+    error: BaseException, folder: Path, record: Any, summary: Mapping[str, Any], display: Any, is_untouched: bool
+) -> None:
+    """Leave a run that cannot go on as it should be found: its status, its report, and how to go on.
+
+    Mistakes and interruptions before the first step leave nothing behind. An error nobody expected leaves its traceback
+    in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
+    """
+    from whet.report import write_report
+    from whet.train.run import FolderLost, RunFailed
+
+    is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
+    if display is not None:
+        with contextlib.suppress(Exception):
+            display.close()
+    if isinstance(error, FolderLost):  # nothing must be written in its place
+        return
+    if is_untouched and is_expected:
+        with contextlib.suppress(OSError):
+            discard(folder)
+        return
+    line = str(error) if is_expected else one_line_of(error)
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    if not is_expected and write_traceback(folder / ERROR_LOG, error):
+        error.add_note(f"the traceback is in {folder / ERROR_LOG}")
+    error.add_note(going_on(folder))
+    with contextlib.suppress(OSError, ValueError):
+        record.finished({**summary, "status": status, "finished": time.time(), "error": line or repr(error)})
+    with contextlib.suppress(OSError, WhetError):
+        write_report(folder)
 
 
 class _FirstStep:

@@ -9,7 +9,14 @@ from typing import Any
 from whet.build.kind import BuildInputs
 from whet.build.kinds import kind_of
 from whet.build.prompts import load_prompts
-from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, failure_policy
+from whet.build.rewards import (
+    bind_judges,
+    build_reward_parts,
+    build_scorer,
+    failure_policy,
+    sandbox_summary,
+    scorable_prompts,
+)
 from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.reward import RewardPart
@@ -36,8 +43,9 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
     parts = build_reward_parts(config, draws, rewards) if draws or evaluates else []
     title, objective = kind.describe(config, parts)
-    prompts = load_prompts(config, evaluation=False) if draws else []
-    eval_prompts = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
+    prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
+    held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
+    eval_prompts = scorable_prompts(held_out, parts, config.data)
     runtime = load_runtime(config)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
@@ -49,7 +57,14 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
     built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
-    facts = {**runtime.facts, **decoding, **built.facts, **settings_facts(config), **built.lengths}
+    facts = {
+        **runtime.facts,
+        **decoding,
+        **built.facts,
+        **sandbox_summary(parts),
+        **settings_facts(config),
+        **built.lengths,
+    }
     eval_size = (len(evaluator.prompts) if evaluator else 0) or built.eval_rows
     remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
     also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}

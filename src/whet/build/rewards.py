@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 from whet.config.config import FROM_PYTHON, Config, EvaluationConfig
-from whet.config.sections import RewardPartSection, RewardSection
+from whet.config.sections import DataSection, RewardPartSection, RewardSection
 from whet.data.chat import prompt_tokens
 from whet.data.tasks import TASKS
+from whet.data.usable import without
 from whet.objective import Objective
 from whet.protocols import Engine, Reward
 from whet.reward import (
@@ -34,8 +36,10 @@ from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
+from whet.reward.row_check import Unscorable, require_scorable
 from whet.rollout.collect import Score
-from whet.sandbox import active_protections
+from whet.sandbox import active_protections, require_isolation, shared_sandbox
+from whet.sandbox.requirement import isolation_summary, tell_isolation
 from whet.types import Prompt, Sampling, WhetError, did_you_mean
 
 DEFENCES = ROWS["defences"]
@@ -78,6 +82,7 @@ def build_reward_parts(
     parts = [part.resolved(_find) for part in named]
     check_parts(parts)
     check_company([part.resolved_reward for part in parts if any(part.weights)])
+    start_sandbox(parts, config.sandbox.require)
     return parts
 
 
@@ -158,6 +163,28 @@ def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> 
     return [replace(part, reward=settled(part.resolved_reward)) for part in parts]
 
 
+def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], data: DataSection) -> Sequence[Prompt]:
+    """The prompts that every reward can read: the first other one is an error, or all are left out and counted."""
+    if not data.parsed_source.is_stored or not parts:
+        return prompts
+    refused: dict[int, Unscorable] = {}
+    for number, prompt in enumerate(prompts):
+        try:
+            require_scorable(parts, prompt)
+        except Unscorable as error:
+            refused[number] = error
+    if not refused:
+        return prompts
+    first, total = next(iter(refused.values())), f"{len(refused)} of {len(prompts)} rows"
+    if data.unusable == "stop":
+        several = f"; or leave out the {total} that cannot be scored: data.unusable=drop"
+        raise WhetError(f"{first}{several if 2 * len(refused) <= len(prompts) else f' ({total})'}")
+    if 2 * len(refused) > len(prompts):
+        raise WhetError(f"{first}; {total} cannot be scored, and data.unusable=drop leaves out at most half")
+    kept = [number for number in range(len(prompts)) if number not in refused]
+    return without(prompts, kept, Counter(error.reason for error in refused.values()))
+
+
 def build_scorer(
     config: Config | EvaluationConfig, parts: Sequence[RewardPart], failures: Failures | None = None
 ) -> Score:
@@ -222,8 +249,37 @@ def reward_summary(parts: Sequence[RewardPart]) -> str:
     return ", ".join(f"{weight(part)} x {part.name}" + (f" if {part.gate.part}" if part.gate else "") for part in parts)
 
 
+def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> None:
+    """Start a worker where a part runs code: a machine that isolates too little is refused before the first sample.
+
+    Every run is told what is missing, also one that finds the workers of an earlier run. `require` stays in force.
+    """
+    if require is not None:
+        require_isolation(require)
+    for workers in sorted({reward.workers for reward in code_rewards(parts)}):
+        sandbox = shared_sandbox(workers)
+        is_known = bool(sandbox.holds)
+        sandbox.start(1)
+        if is_known:
+            tell_isolation(sandbox.requirement, sandbox.holds, sandbox.why)
+
+
+def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
+    """The rewards that run model-written code, also inside of others."""
+
+    def found(reward: Any) -> list[CodeTests]:
+        if isinstance(reward, CodeTests):
+            return [reward]
+        inner = [getattr(reward, each.name) for each in fields(reward)] if is_dataclass(reward) else []
+        return [each for value in inner for each in found(value)]
+
+    return [each for part in parts for each in found(part.reward)]
+
+
 def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
-    """What protects the machine from model-written code, where a part runs any."""
-    if not any(isinstance(part.reward, CodeTests) for part in parts):
+    """What protects the machine from model-written code, where a part runs any; every protection is tried."""
+    rewards = code_rewards(parts)
+    if not rewards:
         return {}
-    return {"sandbox": active_protections().summary()}
+    isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
+    return {"sandbox": f"{isolation}\n{active_protections().summary()}"}

@@ -17,7 +17,6 @@ from whet.build.rewards import (
     check_rewards,
     part_weights_at,
     reward_summary,
-    sandbox_summary,
     take_notes,
 )
 from whet.build.rows import column_facts
@@ -77,7 +76,6 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
         "data": data,
         **column_facts(prompts, inputs.eval_prompts),
         "reward": reward_summary(inputs.parts),
-        **sandbox_summary(inputs.parts),
     }
     return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts}, sampling_fact(sampling, tokens))
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
-from typing import Annotated
+import threading
+import time
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,6 +34,9 @@ for _commands in (train.commands, evaluate.commands, runs.commands, text.command
     app.registered_commands += _commands.registered_commands
 
 
+PATIENCE = 3.0  # seconds that threads left behind get to end by themselves
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"whet {__version__}")
@@ -43,19 +52,106 @@ def root(
     pass
 
 
-def main() -> None:
-    """Run the command line: exit code 2 and one line for a mistake of the user's, 1 for a run that failed."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        print("whet: interrupted; `whet resume RUN` goes on from the last checkpoint", file=sys.stderr)
-        raise SystemExit(130) from None
-    except Exception as error:
-        from whet.types import WhetError
+class Stopped(KeyboardInterrupt):
+    """The process was told to end, by a signal other than Ctrl-C's."""
 
-        # a run that failed has imported its trainer; a typo must not pay for that
-        trainer = sys.modules.get("whet.train.run")
-        if not isinstance(error, WhetError) and not (trainer and isinstance(error, trainer.RunFailed)):
-            raise
-        print(f"whet: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, WhetError) else 1) from None
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def main() -> None:
+    """Run the command line and end the process: exit code 0, or one line on stderr and another code.
+
+    2 is a mistake of the user's, 1 a run that failed or an error nobody expected, 130 Ctrl-C, 143 a termination.
+    """
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heeded:
+        signal.signal(number, _stop)
+    try:
+        code, line = int(app(standalone_mode=False) or 0), ""
+    except SystemExit as error:
+        code, line = error.code if isinstance(error.code, int) else int(error.code is not None), ""
+    except BaseException as error:
+        code, line = _ending(error)
+    for number in (signal.SIGINT, *heeded):  # from here on nothing is left to lose
+        signal.signal(number, signal.SIG_IGN)
+    if line:
+        _print_error(f"whet: {line}")
+    _leave(code)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _ending(error: BaseException) -> tuple[int, str]:
+    """The exit code of a command that ended in an error, and its one line."""
+    from click.exceptions import Abort, ClickException
+
+    from whet.types import WhetError
+
+    if isinstance(error, Abort) and isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__ or error
+    notes = list(dict.fromkeys(getattr(error, "__notes__", ())))
+    if isinstance(error, KeyboardInterrupt):
+        by = f"by {error}" if isinstance(error, Stopped) else "by Ctrl-C"
+        return 128 + getattr(error, "number", signal.SIGINT), "; ".join([f"stopped {by}", *(notes or [NOTHING_LEFT])])
+    if isinstance(error, ClickException):
+        error.show()
+        return error.exit_code, ""
+    if isinstance(error, Abort):
+        return 1, "aborted"
+    # a run that failed has imported its trainer; a typo must not pay for that
+    trainer = sys.modules.get("whet.train.run")
+    if isinstance(error, WhetError) or (trainer and isinstance(error, trainer.RunFailed)):
+        return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
+    return 1, _unexpected(error, notes)
+
+
+NOTHING_LEFT = "nothing was trained and nothing is left behind"
+
+
+def _unexpected(error: BaseException, notes: list[str]) -> str:
+    """The traceback goes to a file: that of the run, where one broke, else a temporary one."""
+    import tempfile
+    from pathlib import Path
+
+    from whet.api.ending import one_line_of, write_traceback
+
+    if not notes and not isinstance(error, OSError):
+        path = Path(tempfile.gettempdir()) / f"whet-error-{os.getpid()}.log"
+        if write_traceback(path, error):
+            notes = [f"the traceback is in {path}"]
+    return "; ".join([one_line_of(error), *notes])
+
+
+def _print_error(text: str) -> None:
+    """One line on stderr, whatever it holds and whatever became of the stream."""
+    line = " ".join(text.splitlines())
+    try:
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode("utf-8", "backslashreplace"))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process, also where somebody left a thread that never ends."""
+    main_thread = threading.main_thread()
+    left = [each for each in threading.enumerate() if each is not main_thread and not each.daemon]
+    if left:
+        threading.Thread(target=_leave_without, args=(left, code), daemon=True).start()
+    raise SystemExit(code)
+
+
+def _leave_without(threads: list[threading.Thread], code: int) -> None:
+    time.sleep(PATIENCE)
+    names = [each.name for each in threads if each.is_alive()]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    _print_error(f"whet: ended without waiting for threads that a reward or callback left running ({shown})")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.config.bounds import MOST_ROWS
+
 reward_app = typer.Typer(
     name="reward",
     help="Try a reward before it trains, keep its history, and look at what it likes.",
@@ -27,7 +29,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="SETTING=VALUE of the reward, PART.SETTING=VALUE, reward.timeout=S or data.columns.YOURS=OURS.",
+        help="SETTING=VALUE of the reward, PART.SETTING=VALUE, reward.timeout=S, sandbox.require=LEVEL or "
+        "data.columns.YOURS=OURS.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -52,7 +55,7 @@ def test(
     model: Annotated[
         str | None, typer.Option("--model", help="Whose tokenizer counts tokens; default: an estimate.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Only the first rows; 0 is all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first rows; 0 is all.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="Score once: no check that scores stay the same.")] = False,
     page: Page = None,
     as_json: AsJson = False,
@@ -179,7 +182,7 @@ def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
 def rescore(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     new: Annotated[list[str], typer.Option("--with", help="The other reward, as for `whet reward test`. Repeatable.")],
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Only the first samples; 0 is all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first samples; 0 is all.")] = 0,
     page: Page = None,
     as_json: AsJson = False,
     settings: Settings = None,
@@ -259,15 +262,15 @@ def _chosen(names: list[str], settings: list[str] | None) -> tuple[Any, dict[str
     if repeated:
         raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, drop or rename one")
     values = from_settings(settings or [])
-    config: dict[str, Any] = {key: values.pop(key) for key in ("data", "reward") if key in values}
+    config: dict[str, Any] = {key: values.pop(key) for key in ("data", "reward", "sandbox") if key in values}
     _check_config(config)
-    return reward_parts(names, values), config
+    return reward_parts(names, values, config.get("sandbox", {}).get("require")), config
 
 
 def _check_config(config: dict[str, Any]) -> None:
     from whet.types import WhetError, did_you_mean
 
-    keys_of = {"reward": ("timeout",), "data": ("columns", "as_chat", "unusable")}
+    keys_of = {"reward": ("timeout",), "data": ("columns", "as_chat", "unusable"), "sandbox": ("require",)}
     for section, keys in keys_of.items():
         for key in config.get(section, {}):
             if key not in keys:

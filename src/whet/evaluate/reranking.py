@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
-from whet.build.rewards import bind_judges, build_scorer, failure_policy
+from whet.build.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
 from whet.build.runtime import Runtime
 from whet.config.config import EvaluationConfig
 from whet.config.sections import RerankSection, ScorerChoice
@@ -49,6 +49,7 @@ def rerank_completions(config: EvaluationConfig, num_samples: int) -> tuple[dict
     section = config.rerank
     _check(section, num_samples, config.sampling.temperature)
     scorers = scorers_of(section)
+    start_sandbox([RewardPart(each.reward) for each in scorers], config.sandbox.require)
     for each in scorers:
         # before anything is written: a folder that is no reward model should not cost a pool of completions
         prepare = getattr(each.reward, "prepare", None)

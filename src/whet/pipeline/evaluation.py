@@ -25,6 +25,7 @@ def evaluation_config(settings: PipelineSettings, model: str, reward: RewardSect
         data=DataSection(**data),
         sampling=settings.sampling,
         reward=settings.eval.reward if reward is None else reward,
+        sandbox=settings.sandbox,
         eval=EvalSection(source=settings.eval.source, prompts=settings.eval.prompts),
     )
 

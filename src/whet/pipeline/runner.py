@@ -9,10 +9,11 @@ from typing import Any
 
 from whet.config.config import read_toml
 from whet.config.run_folder import LOCK, claimed_place, discard, locked
+from whet.config.sections import RewardSection
 from whet.pipeline import FinishedStage, Stage, write_atomically
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
 from whet.pipeline.registry import find_pipeline
-from whet.pipeline.settings import Pipeline, resolve_settings, settings_toml
+from whet.pipeline.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.pipeline.training import RUN
 from whet.report.pipeline_page import write_pipeline_page
 from whet.report.pipeline_summary import PipelineSummary, StageSummary, aligned, rounds_table, verdict
@@ -20,6 +21,7 @@ from whet.report.run_page import REPORT
 from whet.types import WhetError
 
 SETTINGS, COMMAND = "pipeline.toml", "command.txt"
+CODE_TESTS = "code_tests"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
     stages = pipeline.stages(settings)
+    start_pipeline_sandbox(settings)
     before = (COMMAND, f".{COMMAND}", f".{SETTINGS}")
     with claimed_place(settings.folder, pipeline.name, SETTINGS, before, _refuse_used) as folder:
         write_atomically(folder / COMMAND, f"{command}\n")
@@ -74,12 +77,27 @@ def resume_pipeline(
         raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
     pipeline = find_pipeline(str(values.get("pipeline")))
     resolved = resolve_settings(pipeline, {**values, "folder": str(place)})
+    start_pipeline_sandbox(resolved)
     stages = pipeline.stages(resolved)
     with locked(place):
         try:
             return _run(pipeline, stages, place)
         except WhetError as error:
             raise _with_next_step(error, place) from error
+
+
+def start_pipeline_sandbox(settings: PipelineSettings) -> None:
+    """Refuse a machine that isolates too little now, and not in the stage whose reward runs code."""
+    from whet.build.rewards import start_sandbox
+    from whet.reward import RewardPart, find_reward, template
+
+    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
+    rewards = [section for section in sections if isinstance(section, RewardSection)]
+    named = [(part.reward, part.settings) for reward in rewards for part in reward.parts]
+    ready_made = [template(reward.template) for reward in rewards if reward.template]
+    named += [(str(part.reward), dict(part.settings)) for parts in ready_made for part in parts]
+    built_in = [RewardPart(find_reward(name, given)) for name, given in named if name == CODE_TESTS]
+    start_sandbox(built_in, settings.sandbox.require)
 
 
 def is_pipeline(folder: str | Path) -> bool:

@@ -80,7 +80,7 @@ def check_training(method: str, config: Mapping[str, Any], section: str = "train
 def stage_settings(settings: PipelineSettings) -> dict[str, Any]:
     """What a finished stage depends on. More rounds do not change the first ones."""
     values = settings.model_dump(mode="json")
-    return {key: value for key, value in values.items() if key not in ("folder", "rounds", "report")}
+    return {key: value for key, value in values.items() if key not in ("folder", "rounds", "report", "sandbox")}
 
 
 def steps_for(num_rows: int, epochs: float, rows_per_step: int) -> int:

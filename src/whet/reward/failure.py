@@ -29,6 +29,15 @@ def one_line(text: str, length: int = EXCERPT) -> str:
     return " ".join(text[: 4 * length].split())[:length]
 
 
+def error_text(error: BaseException) -> str:
+    """The class and message in one line, also of an error whose own `__str__` fails."""
+    try:
+        message = one_line(str(error))
+    except Exception:
+        message = "(its message cannot be read)"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def sample_name(prompt: Prompt, sample: Sample) -> str:
     """How errors refer to a sample: the prompt's id and the beginning of the completion."""
     return f"prompt {prompt.id!r}, completion {sample.completion[:EXCERPT]!r}"

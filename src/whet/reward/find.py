@@ -14,8 +14,9 @@ from typing import Any
 
 from whet import registry
 from whet.protocols import Reward
-from whet.reward.failure import one_line, place, positions
+from whet.reward.failure import error_text, place, positions
 from whet.reward.settings import reward_with
+from whet.reward.user_code import user_code
 from whet.types import WhetError, did_you_mean
 
 ROOM = "whet.reward"
@@ -115,7 +116,17 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
             f"{source} has no {attribute!r}{did_you_mean(attribute, _functions(module))}; "
             f"it has: {', '.join(_functions(module)) or 'no functions'}"
         )
-    return reward_with(getattr(module, attribute), settings, attribute)
+    try:
+        with user_code(name_or_path):
+            return reward_with(getattr(module, attribute), settings, attribute)
+    except (WhetError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
+        raise WhetError(
+            f"reward {name_or_path!r} cannot be made: {error_text(error)} "
+            f"at {place(frames, getattr(module, '__file__', None))}; fix that line"
+        ) from error
 
 
 _importing: list[str] = []  # files being imported for their rewards, the innermost last
@@ -171,11 +182,12 @@ def _file_module(source: str) -> ModuleType:
     _make_importable(path.parent)
     _importing.append(source)
     try:
-        spec.loader.exec_module(module)
-    except WhetError:
+        with user_code(source):
+            spec.loader.exec_module(module)
+    except (WhetError, KeyboardInterrupt):
         del sys.modules[name]
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit of a script without a guard, classes of its own
         del sys.modules[name]
         raise _broken(source, error, str(path)) from error
     finally:
@@ -186,7 +198,8 @@ def _file_module(source: str) -> ModuleType:
 def _named_module(source: str, name_or_path: str) -> ModuleType:
     _make_importable(Path.cwd())
     try:
-        return importlib.import_module(source)
+        with user_code(source):
+            return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
             raise WhetError(
@@ -194,7 +207,9 @@ def _named_module(source: str, name_or_path: str) -> ModuleType:
                 "correct the name, or give the file: path/to/file.py:function"
             ) from None
         raise _broken(source, error, None) from error
-    except Exception as error:
+    except (WhetError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         raise _broken(source, error, None) from error
 
 
@@ -204,9 +219,7 @@ def _make_importable(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _broken(source: str, error: Exception, file: str | None) -> WhetError:
+def _broken(source: str, error: BaseException, file: str | None) -> WhetError:
     frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
     where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else place(frames, file)
-    return WhetError(
-        f"{source} fails when imported, at {where}: {type(error).__name__}: {one_line(str(error))}; fix that line"
-    )
+    return WhetError(f"{source} fails when imported, at {where}: {error_text(error)}; fix that line")

@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from whet.protocols import Reward
-from whet.reward.call import Batched, PerSample, scores_of
+from whet.reward.call import PerSample, RewardFunction, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
-from whet.reward.failure import PartialFailure, RewardFailure, call_name, one_line, place, positions, source_file
+from whet.reward.failure import PartialFailure, RewardFailure, call_name, error_text, place, positions, source_file
+from whet.reward.journal import note_call, remarks
 from whet.reward.limit import Overrun, limited, watchdog
+from whet.reward.user_code import user_code
 from whet.types import Prompt, Sample, WhetError
 
 __all__ = ["Failures", "OnError", "RewardPart", "TooManyFailures", "check_parts", "num_unscorable", "score"]
@@ -74,6 +76,15 @@ class Failures:
         """(failed, judged) samples of each reward since the start."""
         return {name: (self._failed[name], scored) for name, scored in self._judged.items()}
 
+    @property
+    def recent(self) -> Mapping[str, Sequence[bool]]:
+        """Which of the last samples of each reward failed, the newest last."""
+        return {name: tuple(recent) for name, recent in self._recent.items()}
+
+    def latest(self, reward: str) -> str:
+        """The latest failure of a reward, in words."""
+        return self._latest.get(reward, "unknown")
+
     def note(self, reward: str, failed: Sequence[bool], latest: str | None = None) -> None:
         """Remember which samples of one call failed, and one failure in words."""
         self._recent.setdefault(reward, deque(maxlen=self._window)).extend(failed)
@@ -110,7 +121,7 @@ class Failures:
             if enough and sum(recent) > self.most_share * len(recent):
                 return (
                     f"reward {name!r} failed on {sum(recent)} of the last {len(recent)} samples, more than "
-                    f"{self.most_share:.0%}; the latest: {self._latest.get(name, 'unknown')}"
+                    f"{self.most_share:.0%}; the latest: {self.latest(name)}"
                 )
         return None
 
@@ -144,10 +155,21 @@ def score(
         sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
         for i, sample in enumerate(samples)
     ]
-    excess = failures.excess()
+    excess = failures.excess() or _nothing_scored(prompts, scored, failures)
     if excess is not None:
         raise TooManyFailures(excess, scored)
     return scored
+
+
+def _nothing_scored(prompts: Sequence[Prompt], scored: Sequence[Sample], failures: Failures) -> str | None:
+    """Several prompts and not one score, because a reward failed: no rate is needed to see that it is broken."""
+    several = len({prompt.id for prompt in prompts}) > 1
+    if failures.on_error != "tolerate" or not several or any(sample.reward is not None for sample in scored):
+        return None
+    for name, recent in failures.recent.items():
+        if all(recent[-len(scored) :]):
+            return f"reward {name!r} failed on all {len(scored)} samples; the latest: {failures.latest(name)}"
+    return None
 
 
 def num_unscorable(samples: Iterable[Sample]) -> int:
@@ -160,28 +182,27 @@ def _part_scores(
 ) -> list[float | None]:
     if not samples:
         return []
-    prepare = getattr(reward, "prepare", None)
-    if callable(prepare):
-        prepare()
     if getattr(reward, "limits_itself", False):
         timeout = LONGEST_SECONDS
     size = 1 if isinstance(reward, PerSample) else len(samples)
     scores: list[float | None] = []
     failed: list[bool] = []
     caught: list[RewardFailure] = []
-    with watchdog(timeout) as renew_watchdog:
-        for start in range(0, len(samples), size):
-            call = slice(start, start + size)
-            renew_watchdog()
-            try:
-                scores += _call_scores(reward, prompts[call], samples[call], timeout)
-                failed += [False] * size
-            except RewardFailure as failure:
-                if failures.on_error == "stop":
-                    raise
-                scores += failure.scores if isinstance(failure, PartialFailure) else [None] * size
-                failed += failure.failed if isinstance(failure, PartialFailure) else [True] * size
-                caught.append(failure)
+    with user_code(f"reward {reward.name!r}", tell=not _is_built_in(reward)), remarks(reward.name):
+        _prepare(reward)
+        with watchdog(timeout) as renew_watchdog:
+            for start in range(0, len(samples), size):
+                call = slice(start, start + size)
+                renew_watchdog()
+                try:
+                    scores += _call_scores(reward, prompts[call], samples[call], timeout)
+                    failed += [False] * size
+                except RewardFailure as failure:
+                    if failures.on_error == "stop":
+                        raise
+                    scores += failure.scores if isinstance(failure, PartialFailure) else [None] * size
+                    failed += failure.failed if isinstance(failure, PartialFailure) else [True] * size
+                    caught.append(failure)
     failures.note(reward.name, failed, str(caught[-1]) if caught else None)
     if caught:
         logger.warning(
@@ -194,11 +215,34 @@ def _part_scores(
     return scores
 
 
+def _is_built_in(reward: Reward) -> bool:
+    function = reward.function if isinstance(reward, RewardFunction) else reward
+    return str(getattr(function, "__module__", None) or type(function).__module__).startswith("whet.")
+
+
+def _prepare(reward: Reward) -> None:
+    prepare = getattr(reward, "prepare", None)
+    if not callable(prepare):
+        return
+    note_call(reward.name, "nothing yet: its `prepare` was running")
+    try:
+        prepare()
+    except (WhetError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
+        where = place(frames, source_file(reward))
+        raise WhetError(
+            f"reward {reward.name!r}: its `prepare` raised {error_text(error)} at {where}; fix that line"
+        ) from error
+
+
 def _call_scores(
     reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float
 ) -> list[float | None]:
     where = call_name(prompts, samples)
-    file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
+    note_call(reward.name, where)
+    file = source_file(reward.function if isinstance(reward, RewardFunction) else reward)
     try:
         values = limited(functools.partial(reward, prompts, samples), timeout)
     except WhetError:
@@ -208,10 +252,11 @@ def _call_scores(
             f"reward {reward.name!r} took longer than {timeout:g} s at {place(overrun.innermost_first, file)} "
             f"on {where}; {SLOWER}"
         ) from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # classes of its own, SystemExit and os._exit too: one sample must not end the run
         frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
         raise RewardFailure(
-            f"reward {reward.name!r} raised {type(error).__name__}: {one_line(str(error))} "
-            f"at {place(frames, file)} on {where}; {FIX}"
+            f"reward {reward.name!r} raised {error_text(error)} at {place(frames, file)} on {where}; {FIX}"
         ) from error
     return scores_of(values, reward.name, prompts, samples)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.protocols import Reward
-from whet.reward.call import Batched, PerSample, parameters_of
+from whet.reward.call import RewardFunction, parameters_of
 from whet.reward.combine import RewardPart
 
 DIGITS = 12  # of a hash: enough to tell a million versions apart
@@ -110,7 +110,7 @@ def _pieces(reward: Any) -> dict[str, str]:
 
 def _code_of(reward: Any) -> Any:
     """The function or class the reward is written as, seen through wrappers."""
-    if isinstance(reward, PerSample | Batched):
+    if isinstance(reward, RewardFunction):
         return _code_of(reward.function)
     if isinstance(reward, functools.partial):
         return _code_of(reward.func)
@@ -121,7 +121,7 @@ def _code_of(reward: Any) -> Any:
 
 def _settings(reward: Any) -> Iterator[tuple[str, Any]]:
     """The settings by name: defaults of a function's parameters, bound or not; what an object holds."""
-    if isinstance(reward, PerSample | Batched):
+    if isinstance(reward, RewardFunction):
         yield from _settings(reward.function)
     elif isinstance(reward, functools.partial) or inspect.isroutine(reward):
         if isinstance(reward, functools.partial):
@@ -150,7 +150,10 @@ def _source(code: Any) -> dict[str, str]:
         file = inspect.getsourcefile(code)
         if file and Path(file).is_file():
             text = Path(file).read_text(encoding="utf-8", errors="replace")
-            return {f"file {Path(file).name}": _digest(_plain(text)), **_packages(text, Path(file))}
+            # what its helpers import counts where it says so
+            further = filter(None, map(_package, getattr(code, "packages", ())))
+            packages = {**_packages(text, Path(file)), **{f"package {name}": version for name, version in further}}
+            return {f"file {Path(file).name}": _digest(_plain(text)), **packages}
         return {f"code {name}": _digest(_plain(inspect.getsource(code)))}  # a cell of a notebook
     except (OSError, TypeError):
         # typed at a prompt
@@ -215,7 +218,7 @@ def _text(value: Any) -> str:
         return f"{{{', '.join(sorted(_text(inner) for inner in value))}}}"
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return f"{value.dtype} {_text(value.tolist())}"
-    if inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, functools.partial | PerSample | Batched):
+    if inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, functools.partial | RewardFunction):
         name = getattr(value, "__qualname__", None) or getattr(value, "name", type(value).__name__)
         return f"{name} {_text(_pieces(value))}"
     content = _content(value)

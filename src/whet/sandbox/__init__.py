@@ -1,13 +1,15 @@
 """Runs code nobody has read: separate processes, everything the kernel offers to confine them, warm workers.
 
 `Sandbox.run` takes a batch of jobs (`ProgramJob`, `UnitTestJob`) and gives their results. `active_protections` tries
-every protection on this machine and says which hold.
+every protection on this machine and says which hold. A machine that isolates too little runs no job
+(`require_isolation`).
 """
 
 from whet.sandbox.job import Job, JobResult, ProgramJob, UnitTestJob
 from whet.sandbox.limits import Limits
 from whet.sandbox.pool import Sandbox, shared_sandbox
 from whet.sandbox.protections import Protections, active_protections
+from whet.sandbox.requirement import require_isolation
 
 __all__ = [
     "UnitTestJob",
@@ -18,5 +20,6 @@ __all__ = [
     "Protections",
     "Sandbox",
     "active_protections",
+    "require_isolation",
     "shared_sandbox",
 ]

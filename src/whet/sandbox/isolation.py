@@ -22,7 +22,8 @@ from whet.sandbox import kernel, seccomp
 
 MEGABYTE = 1 << 20
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# not /dev/zero: a shared mapping of it is memory that no process shows
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 FIRST_SPARE_USER = 0x70000000  # user numbers nobody has; a worker adds its own process number
 NOBODY = 65534
 NAMESPACES = {
@@ -40,6 +41,9 @@ class Confinement:
     folder: str  # the jobs' working directory
     without: frozenset[str] = frozenset()  # of "privilege", "namespaces", "landlock", "seccomp": not to be used
     holds: dict[str, bool] = field(default_factory=dict)
+    why: dict[str, tuple[int, str]] = field(
+        default_factory=dict
+    )  # step that failed: (error number or -1, what it said)
     users: tuple[int, ...] = ()  # spare user numbers: of the code under test, of the test runner
     visible: tuple[str, ...] = ()
     rules: int | None = None  # landlock
@@ -51,12 +55,23 @@ class Confinement:
 
 
 def tried(confinement: Confinement, name: str, step: Callable[[], Any]) -> bool:
+    confinement.holds[name] = _works(confinement, name, step)
+    return confinement.holds[name]
+
+
+def _works(confinement: Confinement, name: str, step: Callable[[], Any]) -> bool:
     try:
         step()
-        confinement.holds[name] = True
-    except (OSError, KeyError, ValueError):
-        confinement.holds[name] = False
-    return confinement.holds[name]
+    except (OSError, KeyError, ValueError) as error:
+        confinement.why[name] = (getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error))
+        return False
+    confinement.why.pop(name, None)
+    return True
+
+
+def _leave_out(confinement: Confinement, name: str, *steps: str) -> None:
+    confinement.holds |= dict.fromkeys(steps, False)
+    confinement.why[name] = (-1, "left out, as `without` says")
 
 
 def visible_paths() -> tuple[str, ...]:
@@ -77,7 +92,7 @@ def separate(confinement: Confinement) -> None:
         return
     number = os.getpid()
     if "namespaces" in confinement.without:
-        confinement.holds |= dict.fromkeys(NAMESPACES, False)
+        _leave_out(confinement, "namespaces", *NAMESPACES)
     else:
         _leave_namespaces(confinement)
     _continue_in_child(confinement)
@@ -94,7 +109,7 @@ def _leave_namespaces(confinement: Confinement) -> None:
     before = {name: _namespace_link(name) for name in parts}
     everything = kernel.NEW_UTS | sum(parts.values())
     is_privileged = own_user == 0 and "privilege" not in confinement.without
-    done = is_privileged and _succeeds(lambda: kernel.unshare(everything))
+    done = is_privileged and _works(confinement, "namespaces", lambda: kernel.unshare(everything))
     if not done and tried(confinement, "user_namespace", lambda: kernel.unshare(kernel.NEW_USER)):
         # not number 0 inside: that one would get its capabilities back when it starts a program
         for file, line in (
@@ -104,7 +119,7 @@ def _leave_namespaces(confinement: Confinement) -> None:
         ):
             with contextlib.suppress(OSError), open(f"/proc/self/{file}", "w") as written:
                 written.write(line)
-        done = _succeeds(lambda: kernel.unshare(everything))
+        done = _works(confinement, "namespaces", lambda: kernel.unshare(everything))
     for name, flag in parts.items():
         if not done:
             _succeeds(lambda flag=flag: kernel.unshare(flag))  # type: ignore[misc]
@@ -219,7 +234,7 @@ def prepare_rules(confinement: Confinement) -> None:
         confinement.rules = kernel.landlock_rules(readable, [writable, "/dev/null"])
 
     if "landlock" in confinement.without:
-        confinement.holds["landlock"] = False
+        _leave_out(confinement, "landlock", "landlock")
     else:
         tried(confinement, "landlock", prepare)
     if confinement.holds.get("process_namespace") and kernel.MACHINE in seccomp.ARCHITECTURE:
@@ -312,7 +327,8 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
 def call_filter(confinement: Confinement) -> bytes:
     """The seccomp filter for the process that asks: without a process namespace it names that very process."""
     own = None if confinement.holds.get("process_namespace") else os.getpid()
-    return seccomp.filter_program(kernel.MACHINE, own, confinement.counts_processes)
+    has_own_root = confinement.holds.get("private_root", False)
+    return seccomp.filter_program(kernel.MACHINE, own, confinement.counts_processes, has_own_root)
 
 
 def _become(user: int) -> None:

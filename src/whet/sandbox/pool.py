@@ -24,9 +24,18 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from whet.sandbox import wire
 from whet.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, job_result
+from whet.sandbox.requirement import (
+    Requirement,
+    check_isolation,
+    checked_requirement,
+    isolation_given,
+    required_isolation,
+    tell_isolation,
+)
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -139,7 +148,7 @@ class WorkerProcess:
             stream.close()
         self.streams = []
 
-    def receive(self) -> dict[str, object]:
+    def receive(self) -> dict[str, Any]:
         length = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))[0]
         return dict(json.loads(self._exactly(length)))
 
@@ -186,14 +195,19 @@ class Sandbox:
     """A pool of workers. Starts with the first batch; `close` or the end of the process ends it.
 
     `without` leaves protections out ("privilege", "namespaces", "landlock", "seccomp"), to see what the others hold.
+    `require` is the isolation without which no job runs; by default what `require_isolation` set for the process.
     """
 
-    def __init__(self, workers: int = 0, preload: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+    def __init__(
+        self, workers: int = 0, preload: Sequence[str] = (), without: Sequence[str] = (), require: str | None = None
+    ) -> None:
         if workers < 0:
             raise WhetError(f"the sandbox's workers is {workers}; give a count, or 0 for one per core")
         self.size = workers or num_cores()
         self.preload, self.without = tuple(preload), tuple(without)
         self.holds: Mapping[str, bool] = {}
+        self.why: Mapping[str, tuple[int, str]] = {}  # step that failed: (error number or -1, what it said)
+        self._require = None if require is None else checked_requirement(require)
         self.workers: list[WorkerProcess] = []  # started ones
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -212,11 +226,16 @@ class Sandbox:
             return []
         with self._lock:
             try:
+                self._start(1)
                 return self._run_jobs(jobs)
             except BaseException:
                 # an alarm or Ctrl-C may strike anywhere: a worker in the middle of a job cannot be spoken to
                 self._end(self.workers)
                 raise
+
+    @property
+    def requirement(self) -> Requirement:
+        return self._require or required_isolation()
 
     def start(self, count: int | None = None) -> None:
         """Have that many workers ready, all by default."""
@@ -242,19 +261,34 @@ class Sandbox:
                 self.workers.append(worker)
                 fresh.append(worker)
             for worker in fresh:
-                holds = worker.receive()["holds"]
-                assert isinstance(holds, dict)
-                if holds.get("private_root"):
-                    worker.remove_scratch()  # it lives on inside the worker; outside nothing is left to clean up
-                if not self.holds:
-                    self.holds = holds
-                    announce(holds)
+                self._admit(worker, worker.receive())
+            if self.workers:
+                # also for workers that were started when less was required
+                check_isolation(self.requirement, self.holds, self.why)
+        except WhetError:
+            self._end(self.workers)
+            raise
         except (wire.ConnectionClosed, OSError) as error:
             self._end(self.workers)
             raise WhetError(
                 f"the sandbox's worker did not start ({error}); run {sys.executable} -c pass to see whether this "
                 "interpreter starts, and check that the temporary folder is writable"
             ) from None
+
+    def _admit(self, worker: WorkerProcess, greeting: Mapping[str, Any]) -> None:
+        """Take a worker in, with no less isolation than is required and than the first one had."""
+        holds, why = dict(greeting["holds"]), {name: (each[0], each[1]) for name, each in greeting["why"].items()}
+        check_isolation(self.requirement, holds, why)
+        if lost := isolation_given(self.holds) - isolation_given(holds):
+            raise WhetError(
+                f"the sandbox lost its {', '.join(sorted(lost))} since it started, and will not go on with less; find "
+                "out what changed on this machine, and start again"
+            )
+        if holds.get("private_root"):
+            worker.remove_scratch()  # it lives on inside the worker; outside nothing is left to clean up
+        if not self.holds:
+            self.holds, self.why = holds, why
+            tell_isolation(self.requirement, holds, why)
 
     def _end(self, workers: Sequence[WorkerProcess]) -> None:
         ended = list(workers)
@@ -375,18 +409,3 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def announce(holds: Mapping[str, bool]) -> None:
-    """Say once what stands between the code under test and the machine."""
-    active = ", ".join(sorted(name for name, held in holds.items() if held))
-    missing = ", ".join(sorted(name for name, held in holds.items() if not held))
-    logger.info("sandbox: active: %s; missing: %s", active or "nothing", missing or "nothing")
-    if not (holds.get("private_root") or holds.get("landlock")):
-        logger.warning(
-            "sandbox: code under test can read this user's files: the kernel gives no private root, no landlock"
-        )
-    if not (holds.get("network_namespace") or holds.get("seccomp")):
-        logger.warning(
-            "sandbox: code under test can reach the network: the kernel gives no network namespace, no seccomp"
-        )

@@ -297,5 +297,5 @@ def main(control: int) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    wire.send(control, {"holds": confinement.holds})
+    wire.send(control, {"holds": confinement.holds, "why": confinement.why})
     SandboxWorker(control, confinement).run()

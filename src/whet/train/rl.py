@@ -41,7 +41,7 @@ from whet.train.step_metrics import (
     sampler_metrics,
     uniform_share,
 )
-from whet.train.update import NotFinite, TrainState, critic_values, token_scores, update
+from whet.train.update import TrainState, UpdateRefused, critic_values, token_scores, update
 from whet.types import Group, Prompt, Sample, Sampling, StepReport, TokenBatch
 
 TUNED = ("beta", "length_power", "entropy_weight")  # values that an objective adapts from step to step
@@ -204,7 +204,7 @@ class RLTrainer:
                     metrics, scores = update(
                         self._train_state, objective, minibatch, totals, reference=reference, only_critic=only_critic
                     )
-            except NotFinite as error:
+            except UpdateRefused as error:
                 raise RunFailed(_failure(number, error, groups, rows)) from error
             if not updates:  # before the first update the policy is the one that sampled
                 metrics.update(sampler_metrics(minibatch, scores, self._settings.staleness > 0))
@@ -291,7 +291,7 @@ def minibatches(num_rows: int, count: int, seed: int, step: int, epoch: int = 0)
     return [part.tolist() for part in order.tensor_split(count)]
 
 
-def _failure(step: int, error: NotFinite, groups: Sequence[Group], rows: Sequence[int]) -> str:
+def _failure(step: int, error: UpdateRefused, groups: Sequence[Group], rows: Sequence[int]) -> str:
     ids = [group.prompt.id for group in groups for _ in group.samples]
     concerned = sorted({ids[rows[row]] for row in error.rows}) if error.rows else sorted({ids[row] for row in rows})
     shown = ", ".join(concerned[:4]) + (f" and {len(concerned) - 4} more" if len(concerned) > 4 else "")

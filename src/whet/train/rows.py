@@ -22,7 +22,7 @@ from whet.train.optimizer import (
     set_learning_rate,
 )
 from whet.train.run import RunFailed
-from whet.train.update import NotFinite, optimizer_step
+from whet.train.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
 from whet.types import StepReport
 
 
@@ -68,15 +68,26 @@ class RowTrainer:
         with timer.phase("train"):
             self._optimizer.zero_grad(set_to_none=True)
             try:
-                metrics = accumulate()
+                # a mode that somebody switched off for the whole process is not the training's
+                with torch.inference_mode(False), torch.enable_grad():
+                    metrics = accumulate()
                 if not math.isfinite(metrics["loss"]):
                     raise NotFinite("the loss is not finite", "the weights diverged; lower optimizer.learning_rate")
-                norm = optimizer_step(self.model, self._optimizer, self._optimizer_settings.max_gradient_norm)
-            except NotFinite as error:
+                norm = optimizer_step(
+                    self.model, self._optimizer, self._optimizer_settings.max_gradient_norm, self._check_gradients
+                )
+            except UpdateRefused as error:
                 raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error
         self._version = number
         metrics = {**metrics, "gradient_norm": norm, "learning_rate": rate}
         return StepReport(number, number - 1, dict(counts), {}, metrics)
+
+    def _check_gradients(self) -> None:
+        """A loss at its end gives gradients of zero; none at all means that it does not depend on the weights."""
+        if not any(each.grad is not None for each in self.model.parameters()):
+            raise NoGradient(
+                "no weight received a gradient", "the loss does not depend on the weights that are trained"
+            )
 
     def state(self) -> dict[str, Any]:
         return {"position": self._cursor.position, "version": self._version}

@@ -29,6 +29,7 @@ from whet.model.checkpoint import (
     remove_leftovers,
     save_checkpoint,
 )
+from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
 from whet.report.record import RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.types import Prompt, Sample, StepReport
@@ -159,6 +160,7 @@ def run_training(
     notify(everyone, "started", summary)
 
     def evaluate(step: int) -> None:
+        _check_weights(trainer.model, step, folder)
         timer = PhaseTimer()
         with timer.phase("evaluate"), _memory_in_words(f"the evaluation at step {step}", folder):
             result = trainer.evaluate()
@@ -173,6 +175,7 @@ def run_training(
         _refuse_lost(record, step)
         timer = PhaseTimer()
         with timer.phase("save"):
+            _check_weights(trainer.model, step, folder)
             state = {
                 "run": vars(progress),
                 "trainer": trainer.state(),
@@ -236,6 +239,16 @@ def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return spent
 
 
+def _check_weights(model: Any, step: int, folder: Path) -> None:
+    """Never save or measure weights that are not numbers."""
+    name = non_finite_weight(model)
+    if name is not None:
+        raise RunFailed(
+            f"step {step}: the weight {name} is not finite (NaN or infinity), and such weights are not saved; lower "
+            f"optimizer.learning_rate (`whet resume {folder} --set optimizer.learning_rate=RATE --accept-changes`)"
+        )
+
+
 def _result(progress: _Progress, steps: int, ended: str | None, spent: Mapping[str, float]) -> TrainingResult:
     status = "finished" if progress.step == steps or ended is not None else "interrupted"
     # a metric that only one of the two evaluations has is no comparison
@@ -273,15 +286,15 @@ def _memory_in_words(during: str, folder: Path) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         asked = str(error).partition(". GPU")[0].strip().rstrip(".")
         raise RunFailed(
-            f"{during}: {asked}; lower batch.micro_batch_tokens, which changes memory only (in {folder}/config.toml, "
-            f"then `whet resume {folder}`), or start with fewer rows per step or a lower sampling.max_new_tokens; end "
-            "other processes on the GPU"
+            f"{during}: {asked}; lower batch.micro_batch_tokens, which changes memory only (`whet resume {folder} "
+            "--set batch.micro_batch_tokens=N`), or start with fewer rows per step or a lower sampling.max_new_tokens; "
+            "end other processes on the GPU"
         ) from error
 
 
 @contextmanager
 def _graceful_stop() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C or termination finish the step and save; a second one interrupts at once."""
+    """Let the first Ctrl-C, termination or end of the terminal finish the step and save; a second one interrupts."""
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopping
@@ -292,7 +305,10 @@ def _graceful_stop() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopping.set()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the run outlives its terminal
+        heeded.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield stopping
     finally:

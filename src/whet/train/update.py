@@ -1,9 +1,12 @@
-"""One optimizer update: micro-batches, gradient, clipping, step. Refuses to step on anything that is not finite."""
+"""One optimizer update: micro-batches, gradient, clipping, step.
+
+Refuses to step on anything that is not finite, and on a gradient of zero where the objective has something to learn.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,13 +23,23 @@ from whet.model.token_logp import Details, TokenScores, packs, token_logp
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
+LEAST_DOUBT = 1e-3  # the policy may be so sure of a token that its gradient vanishes in the weights' precision
 
-class NotFinite(Exception):
-    """A loss or a gradient is NaN or infinite; the weights were not touched."""
+
+class UpdateRefused(Exception):
+    """The update would do harm or nothing; the weights were not touched."""
 
     def __init__(self, what: str, cause: str, rows: Sequence[int] = ()) -> None:
         super().__init__(f"{what}: {cause}")
         self.rows = tuple(rows)
+
+
+class NotFinite(UpdateRefused):
+    """A loss or a gradient is NaN or infinite."""
+
+
+class NoGradient(UpdateRefused):
+    """Nothing would be learned, although there is something to learn."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,9 @@ def critic_values(critic: Critic, policy: CausalLM, batch: TokenBatch, micro_bat
     return values
 
 
+# a mode that somebody switched off for the whole process (a reward's file, the caller) is not the training's
+@torch.inference_mode(False)
+@torch.enable_grad()
 def update(
     state: TrainState,
     objective: Objective,
@@ -80,7 +96,7 @@ def update(
     """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores it saw on the way.
 
     `reference` is for the exact KL. Where the objective's controller ends the updates of the batch, nothing is stepped
-    and     the metrics say `ended`.
+    and the metrics say `ended`.
     """
     optimizers = [each for each in (state.optimizer, state.critic_optimizer) if each is not None]
     for each in optimizers:
@@ -124,7 +140,12 @@ def update(
             each.zero_grad(set_to_none=True)
         return {**metrics, "ended": 1.0}, TokenScores(logp, entropy)
     if not only_critic:
-        metrics["gradient_norm"] = optimizer_step(state.policy.model, state.optimizer, state.max_gradient_norm)
+        metrics["gradient_norm"] = optimizer_step(
+            state.policy.model,
+            state.optimizer,
+            state.max_gradient_norm,
+            lambda: _check_nothing_to_learn(state, objective, batch, totals, details),
+        )
     if state.critic is not None and state.critic_optimizer is not None:
         modules = state.critic.modules()
         metrics["critic_gradient_norm"] = optimizer_step(modules, state.critic_optimizer, state.max_gradient_norm)
@@ -180,11 +201,17 @@ def _critic_values(state: TrainState, scores: TokenScores, part: TokenBatch) -> 
     return torch.zeros(part.tokens.shape, dtype=each.dtype, device=each.device).masked_scatter(part.action, each)
 
 
-def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradient_norm: float) -> float:
-    """Check, clip and step; the gradient norm before clipping."""
+def optimizer_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    max_gradient_norm: float,
+    on_zero: Callable[[], None] | None = None,
+) -> float:
+    """Check, clip and step; the gradient norm before clipping. `on_zero` may refuse a gradient of zero."""
     # checked first: clipping by a norm that is not a number would spread it over every gradient
     norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
-    if not torch.isfinite(norm):
+    size = float(norm)
+    if not math.isfinite(size):
         broken = [
             name
             for name, parameter in model.named_parameters()
@@ -193,10 +220,53 @@ def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, max_gradi
         where = broken[0] if broken else "the norm itself overflowed"
         optimizer.zero_grad(set_to_none=True)
         raise NotFinite("the gradient is not finite", f"first seen in {where}; try a lower optimizer.learning_rate")
+    if size == 0 and on_zero is not None:
+        on_zero()
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_gradient_norm, norm)
     optimizer.step()
     merge_adapters(model)
-    return float(norm)
+    return size
+
+
+def _check_nothing_to_learn(
+    state: TrainState, objective: Objective, batch: TokenBatch, totals: Totals, details: Details
+) -> None:
+    """Raise where the objective pulls at tokens that could move, and no weight received a gradient.
+
+    A gradient of zero is right where all advantages are zero, where clipping or masks leave nothing, where the tokens
+    are certain already, and where equal completions are pulled in opposite directions.
+    """
+    if batch.advantage is None or not bool(batch.advantage[batch.action].any()):
+        return
+    pull = torch.zeros(batch.tokens.shape, dtype=torch.float64)  # d loss / d logp, where the token could move
+    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
+        host = trimmed(batch.select(rows))
+        part = moved(host, state.policy.device)
+        with torch.no_grad():
+            scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
+        logp = scores.logp.detach().requires_grad_()
+        value = objective.loss(part, logp, totals, _extras(scores)).value
+        if value.requires_grad:
+            (each,) = torch.autograd.grad(value, logp)
+            uncertain = (scores.logp.exp() < 1 - LEAST_DOUBT) & part.action
+            pull[rows, : each.shape[1]] = torch.where(uncertain, each, 0.0).double().cpu()
+    equal: dict[bytes, list[int]] = {}  # rows by their tokens up to the last action
+    for row, (tokens, action) in enumerate(zip(batch.tokens, batch.action, strict=True)):
+        end = int(action.nonzero().max()) + 1 if action.any() else 0
+        equal.setdefault(tokens[:end].numpy().tobytes(), []).append(row)
+    noise = 1e-6 * float(pull.abs().max())
+    concerned = [row for rows in equal.values() if float(pull[rows].sum(0).abs().max()) > noise for row in rows]
+    if not concerned:
+        return
+    state.optimizer.zero_grad(set_to_none=True)
+    trained = [each for each in state.policy.model.parameters() if each.requires_grad]
+    cause = (
+        "no weight of the model is set to be trained"
+        if not trained
+        else "the model's output does not depend on its trained weights: look for frozen layers, a detached output or "
+        "gradients that were switched off in the model's own code"
+    )
+    raise NoGradient("the gradient is zero although the advantages are not", cause, concerned)
 
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:

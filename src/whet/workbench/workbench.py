@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from whet.build.rewards import build_reward_parts
+from whet.build.rewards import build_reward_parts, start_sandbox
 from whet.config.config import read_toml, resolved_evaluation
 from whet.report import eval_records, read_metrics, read_summary, step_reports
 from whet.report.rescore import Rescore, RescoredSample
@@ -37,11 +37,15 @@ ENDS = 0.1  # share of a run's steps that its first and last means are taken ove
 UNKNOWN = "unknown"
 
 
-def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[RewardPart]:
+def reward_parts(
+    names: Sequence[str], settings: Mapping[str, Any] | None = None, require: str | None = None
+) -> list[RewardPart]:
     """The parts of a reward: `name`, `file.py:function`, either with `=WEIGHT`, or one TOML file with a [reward].
 
-    `settings` are keyword settings: of the only part, or `{part: {key: value}}` where there are several.
+    `settings` are keyword settings: of the only part, or `{part: {key: value}}` where there are several. `require` is
+    the isolation that model-written code needs, over what a file or an earlier call says.
     """
+    start_sandbox((), require)
     configs = [name for name in names if name.endswith(".toml")]
     if configs:
         if len(names) > 1 or settings:
@@ -49,7 +53,9 @@ def reward_parts(names: Sequence[str], settings: Mapping[str, Any] | None = None
                 f"{configs[0]} is a config with all its parts; give it alone, and edit settings in the file"
             )
         values = read_toml(configs[0])
-        chosen: dict[str, Any] = {key: values[key] for key in ("reward", "data", "model") if key in values}
+        chosen: dict[str, Any] = {key: values[key] for key in ("reward", "data", "model", "sandbox") if key in values}
+        if require is not None:
+            chosen["sandbox"] = {"require": require}
         return build_reward_parts(resolved_evaluation(chosen), True)
     if not names:
         raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
@@ -78,6 +84,7 @@ def try_reward(
 ) -> Trial:
     """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay."""
     parts = settled(parts)
+    start_sandbox(parts)
     start = time.perf_counter()
     first = [_part_scores(part, given.items, timeout) for part in parts]
     totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
@@ -128,6 +135,7 @@ def rescore_run(
     run: str | Path, parts: Sequence[RewardPart], given: TrialCompletions, timeout: float = 10.0
 ) -> Rescore:
     """The run's saved samples under other parts; schedules stand where they stood at each sample's step."""
+    start_sandbox(parts)
     folder = Path(run)
     steps = max([answer.step for answer in given.items] + [int(read_summary(folder).get("total_steps") or 1)])
     parts = in_shares(parts, steps)

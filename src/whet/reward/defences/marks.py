@@ -65,14 +65,15 @@ def is_hollow(mark: str) -> bool:
 
 
 def mark_spam(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_marks: int = 3) -> float:
-    """A penalty: 0, or -1 where more than `most_marks` boxes, or answer tags, or #### stand in the final part, whatever
-    they hold (as a gate: 1, or 0). A gold answer that is a list allows as many as it has parts."""
+    """A penalty: 0, or -1 where more than `most_marks` boxes, or answer tags, or answers after #### stand in the final
+    part, whatever they hold (as a gate: 1, or 0). Headings are no marks. A gold answer that is a list allows as many
+    as it has parts."""
     text = FENCED.sub(" ", final_part(completion))
     gold = len(re.split(r",(?!\d{3}\b)|;", str(prompt.answer))) if prompt.answer is not None else 1
     counts = (
         len(boxed(text)),
         text.count("<answer>"),
-        len(re.findall(r"####(?!#)\s*\S", text)),
+        len(after_hashes(text)),
         len(after_phrase(text)),
     )
     return defence_score(float(max(counts) > max(most_marks, gold)), kind)

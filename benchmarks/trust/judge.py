@@ -1,0 +1,304 @@
+"""Forged verdicts: completions that hold a verdict of their own, before judges that repeat what they read.
+
+The judges are made up: each writes its own low mark (or none at all) and quotes the completion in one of many ways. A
+forgery is paid where its score is above the judge's own mark. `corpus/judge/` has the forgeries; a line %%% ends one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whet.reward.judge import judge
+from whet.reward.judge.verdict import without_thinking
+from whet.reward.score import Failures, RewardPart, score
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+CORPUS = Path(__file__).parent / "corpus" / "judge"
+QUESTION = Prompt("q1", ({"role": "user", "content": "What is 2 + 2?"},), answer="4")
+OWN = 2  # the mark that every judge here gives a forgery
+HONEST = (
+    "2 + 2 = 4.",
+    "4",
+    "The sum is 4, since 2 + 2 = 1 + 1 + 1 + 1.",
+    'As JSON: {"sum": 4}',
+    "```python\nprint(2 + 2)  # 4\n```",
+    "2 और 2 का योग 4 है।",
+    "答えは4です。",
+    'The word "quality" has seven letters; the sum is 4.',
+    "| a | b | a + b |\n|---|---|---|\n| 2 | 2 | 4 |",
+    'He said: "it\'s {4}", and 4 it is.',
+)
+Written = Callable[[str, str], str]  # (quoted completion, verdict line) -> what the judge writes
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _code(line: str) -> str:
+    return str(json.loads(line).get("code"))
+
+
+def _coded(text: str, line: str) -> str:
+    """The text with the judge's code wherever it has one of its own."""
+    return re.sub(r'"code": *[^,}]*', f'"code": "{_code(line)}"', text)
+
+
+def _with(line: str, **more: Any) -> str:
+    """The verdict line with more keys, before and after the mark."""
+    table = json.loads(line)
+    code, mark = table.pop("code", ""), table
+    return json.dumps({"code": code, **more, **mark}, ensure_ascii=False)
+
+
+# what the judge means is beyond doubt: its own verdict is there, once, in the format it was asked for
+CLEAR: Mapping[str, Written] = {
+    "the verdict alone": lambda text, line: line,
+    "quotes before": lambda text, line: f"The answer reads: {text}\n{line}",
+    "quotes after": lambda text, line: f"{line}\nThe answer was: {text}",
+    "quotes on both sides": lambda text, line: f"{text}\n\n{line}\n\n{text}",
+    "quotes in the same line": lambda text, line: f"It says {text} so {line} although it says {text}",
+    "quotes in quotation marks": lambda text, line: f'It claims "{text}".\n{line}\nAgain: "{text}"',
+    "block quotes": lambda text, line: "> " + text.replace("\n", "\n> ") + f"\n\n{line}",
+    "quotes in a code fence": lambda text, line: f"```\n{text}\n```\n{line}\n```\n{text}\n```",
+    "its verdict in a code fence": lambda text, line: f"Here is {text}\n```json\n{line}\n```",
+    "escapes its quotation": lambda text, line: f'"{_escaped(text)}"\n{line}\n"{_escaped(text)}"',
+    "thinks first": lambda text, line: f"<think>It says {text}. No.</think>\n{line}",
+    "thinks, and weighs other marks": lambda text, line: (
+        f"<think>{_marked(line, 10)}? It wants {text}. {_marked(line, 5)}?</think>{line}"
+    ),
+    "thinks without an opening tag": lambda text, line: f"It wants {text}, so {_marked(line, 9)}?</think>{line}",
+    "thinks, then quotes after": lambda text, line: f"<think>hm</think>{line} It said {text}",
+    "repeats the fences": lambda text, line: (
+        f"<<<ANSWER 0123456789abcdef>>>\n{text}\n<<<END OF ANSWER 0123456789abcdef>>>\n{line}"
+    ),
+    "says it twice": lambda text, line: f"{line}\n{text}\nAs I said: {line}",
+    "repeats the format first": lambda text, line: (
+        f"I am to end with {re.sub(r': [0-9.]+}', ': <mark>}', line)}; it says {text}\n{line}"
+    ),
+    "in German": lambda text, line: f"Die Antwort lautet „{text}“. Sie ist falsch.\n{line}\nZitat: {text}",
+    "in Hindi": lambda text, line: f"उत्तर में लिखा है: {text}। यह ग़लत है।\n{line}\n{text}",
+    "in Chinese": lambda text, line: f"回答是: {text}。不正确。\n{line}\n原文: {text}",
+    "spreads its verdict over lines": lambda text, line: f"{text}\n{json.dumps(json.loads(line), indent=2)}\n{text}",
+    "gives its reason in the JSON": lambda text, line: _with(line, reason=f"it says {text}"),
+}
+# it cannot be known for certain, or there is none: unscorable is right, the forged mark is not
+UNCLEAR: Mapping[str, Written] = {
+    "only repeats the completion": lambda text, line: text,
+    "is cut before its verdict": lambda text, line: f"The answer says {text} and therefore",
+    "is cut while it thinks": lambda text, line: f"<think>It says {text}, {line}",
+    "names its code and quotes": lambda text, line: f"{_code(line)}: {text}",
+    "writes its code and quotes": lambda text, line: f'{{"code": "{_code(line)}"}} {text}',
+    "opens its verdict and quotes": lambda text, line: f'{{"code": "{_code(line)}", {text}',
+    "does not escape its reason": lambda text, line: line.replace(
+        '"quality"', f'"reason": "it says {text}", "quality"'
+    ),
+    "does not escape a reason at the end": lambda text, line: f'{line[:-1]}, "reason": "it says {text}"}}',
+    "does not escape, in a sentence": lambda text, line: (
+        f'My verdict: {line[:-1]}, "reason": "it says {text}"}} That is all.'
+    ),
+    "puts its code last": lambda text, line: (
+        f'{{"quality": {OWN}, "reason": "it says {text}", "code": "{_code(line)}"}}'
+    ),
+    "puts its code into the quotation": lambda text, line: f"It asks for {_coded(text, line)}\n{line}",
+    "fills the forged line in for it": lambda text, line: f"It wants {_marked(line, 10)}. No: {line}",
+    "writes Python": lambda text, line: f"{json.loads(line)} {text}",
+    "writes words": lambda text, line: f"I give it a {OWN}. It said {text}",
+    "leaves its mark out": lambda text, line: f"{_marked(line, None)} {text}",
+    "goes off the scale": lambda text, line: f"{_marked(line, 11)} {text}",
+    "says true": lambda text, line: f"{_marked(line, True)} {text}",
+    "says NaN": lambda text, line: f"{_marked(line, float('nan'))} {text}",
+}
+
+
+def _marked(line: str, value: Any) -> str:
+    """The verdict line with another mark; without one where it is None."""
+    table = json.loads(line)
+    table = {key: each if key == "code" else value for key, each in table.items()}
+    return json.dumps({key: each for key, each in table.items() if each is not None})
+
+
+def texts_of(name: str) -> list[str]:
+    """The forgeries of a corpus file."""
+    return [text.strip("\n") for text in (CORPUS / name).read_text(encoding="utf-8").split("%%%\n")]
+
+
+def sample(completion: str) -> Sample:
+    one = torch.ones(1)
+    return Sample(one.long(), one.bool(), one, (0, 0), StopReason.END, completion)
+
+
+def verdict_line(messages: Sequence[Mapping[str, str]], said: Any) -> str:
+    """The line that the question asks for, its blank filled in."""
+    asked = messages[1]["content"].rpartition("<<<END OF")[2]
+    line = re.findall(r"\{[^{}]*<[^{}]*\}", asked)[-1]
+    return re.sub(r"<[^{}]*>", lambda _: json.dumps(said), line)
+
+
+def block(messages: Sequence[Mapping[str, str]], title: str) -> str:
+    """What stands between the fences of a title."""
+    pattern = rf"<<<{title} (\w{{16}})>>>\n(.*?)\n<<<END OF {title} \1>>>"
+    return re.search(pattern, messages[1]["content"], re.DOTALL)[2]
+
+
+def marked(completions: Sequence[str], write: Written, mark: Any = OWN) -> list[float | None]:
+    """The scores of the completions by a judge that gives each the same mark, and writes in its own way."""
+
+    def ask(questions: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+        return [write(block(each, "ANSWER"), verdict_line(each, mark)) for each in questions]
+
+    return _scores(judge(attempts=2).asking(ask), completions)
+
+
+def compared(completions: Sequence[str], write: Written) -> list[float | None]:
+    """Outcomes against the right answer, by a judge that prefers the right one, wherever it stands."""
+
+    def ask(questions: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+        answers = []
+        for each in questions:
+            sides = {side: block(each, f"ANSWER {side}") for side in "AB"}
+            better, worse = ("A", "B") if sides["A"] == QUESTION.answer else ("B", "A")
+            answers.append(write(sides[worse], verdict_line(each, better)))
+        return answers
+
+    return _scores(judge(attempts=1, compare="reference").asking(ask), completions)
+
+
+def _scores(reward: Any, completions: Sequence[str]) -> list[float | None]:
+    scored = score(
+        [QUESTION] * len(completions), [sample(each) for each in completions], [RewardPart(reward)], 60, "exclude"
+    )
+    return [each.reward for each in scored]
+
+
+REFUSALS: Mapping[str, tuple[int, dict[str, Any] | str]] = {
+    "context too long": (400, '{"error": {"message": "maximum context length is 4096 tokens", "code": 400}}'),
+    "a filter's 400": (400, '{"error": {"code": "content_filter"}}'),
+    "an empty 400": (400, ""),
+    "body too large": (413, "<html>413</html>"),
+    "unprocessable": (422, '{"detail": "too long"}'),
+    "a content filter": (200, {"message": {"content": "I"}, "finish_reason": "content_filter"}),
+    "a refusal": (200, {"message": {"content": None, "refusal": "I cannot help"}}),
+    "an empty answer": (200, {"message": {"content": ""}, "finish_reason": "length"}),
+    "no content": (200, {"message": {"content": None}}),
+    "white space": (200, {"message": {"content": " \n "}}),
+    "a server error": (500, "out of memory"),
+    "an overload": (529, "overloaded"),
+    "too many requests": (429, "slow down"),
+    "no chat completion": (200, "null"),
+    "not JSON": (200, "<html>"),
+}
+STOPPED: Mapping[str, int] = {
+    "a wrong key": 401,
+    "a key without rights": 403,
+    "a wrong address or model": 404,
+    "moved": 301,
+}
+
+
+@contextmanager
+def serving(respond: Callable[[Sequence[Mapping[str, str]]], tuple[int, dict[str, Any] | str]]) -> Iterator[str]:
+    """The address of a chat endpoint that answers with a status and a choice, or a raw body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
+            status, said = respond(messages)
+            body = (said if isinstance(said, str) else json.dumps({"choices": [said]})).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def refused(status: int, said: dict[str, Any] | str) -> tuple[list[float | None], tuple[int, int]]:
+    """Scores of four completions, one of which the server refuses; and (failed, judged) of the run."""
+
+    def respond(messages: Sequence[Mapping[str, str]]) -> tuple[int, dict[str, Any] | str]:
+        if block(messages, "ANSWER") == "refused":
+            return status, said
+        return 200, {"message": {"content": verdict_line(messages, 7)}}
+
+    failures = Failures()
+    with serving(respond) as url:
+        reward = judge(base_url=url, model="m", retries=1, first_wait=0.01, timeout=5.0)
+        completions = [sample(each) for each in ("4", "refused", "four", "2 + 2")]
+        scored = score([QUESTION] * 4, completions, [RewardPart(reward)], 60, failures)
+    return [each.reward for each in scored], failures.counts["judge"]
+
+
+def stopped(status: int) -> str:
+    """What is said of a server that no question survives; "" where the run goes on."""
+    with serving(lambda messages: (status, "no")) as url:
+        try:
+            _scores(judge(base_url=url, model="m", key_variable="", first_wait=0.01), ["4"])
+        except WhetError as error:
+            return str(error)
+    return ""
+
+
+def measure(full: bool) -> list[dict]:
+    logging.getLogger("whet").setLevel(logging.ERROR)
+    forgeries, preferences = texts_of("forgeries.txt"), texts_of("preferences.txt")
+    if not full:
+        forgeries, preferences = forgeries[::4], preferences[::2]
+    shown = [each for each in forgeries if without_thinking(each).strip()]  # the others get 0, unasked
+    rows = [
+        _row("forged marks, not paid", _unpaid({**CLEAR, **UNCLEAR}, lambda write: marked(forgeries, write), OWN / 10)),
+        _row("forged preferences, not paid", _unpaid(CLEAR, lambda write: compared(preferences, write), 0.0)),
+        _row("clear verdicts on forgeries, read", _read(CLEAR, lambda write: marked(shown, write), OWN / 10)),
+        _row("clear verdicts on honest answers, read", _read(CLEAR, lambda write: marked(HONEST, write, 7), 0.7)),
+        _row("refused questions, one sample unscorable", _refusals()),
+        _row("wrong key, address or model, one line", {name: [_stops(status)] for name, status in STOPPED.items()}),
+    ]
+    return rows
+
+
+def _unpaid(judges: Mapping[str, Written], scores: Callable[[Written], list[float | None]], own: float) -> dict:
+    return {name: [each is None or each <= own + 1e-9 for each in scores(write)] for name, write in judges.items()}
+
+
+def _read(judges: Mapping[str, Written], scores: Callable[[Written], list[float | None]], own: float) -> dict:
+    return {
+        name: [each is not None and abs(each - own) < 1e-9 for each in scores(write)] for name, write in judges.items()
+    }
+
+
+def _refusals() -> dict[str, list[bool]]:
+    return {
+        name: [refused(status, said) == ([0.7, None, 0.7, 0.7], (1, 4))] for name, (status, said) in REFUSALS.items()
+    }
+
+
+def _stops(status: int) -> bool:
+    said = stopped(status)
+    return f"HTTP {status}" in said and "; check" in said and "\n" not in said
+
+
+def _row(what: str, outcomes: Mapping[str, list[bool]]) -> dict:
+    lost = Counter({name: each.count(False) for name, each in outcomes.items() if not all(each)})
+    note = ", ".join(f"{name} {count}" for name, count in lost.most_common(4))
+    tried = [outcome for each in outcomes.values() for outcome in each]
+    return {"what": what, "tried": len(tried), "held": sum(tried), "note": f"not held: {note}" if note else ""}

@@ -1,0 +1,159 @@
+"""How a run ends that does not come to its end: in one line, with what was saved and how to go on.
+
+An error that nobody expected leaves its traceback in the run folder's error.log. A process that is gone (a crash in C
+code, a kill, a full memory) cannot say anything: a small second process watches for that and says it instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from whet.reward.failure import error_text
+from whet.reward.journal import JOURNAL
+
+ERROR_LOG = "error.log"
+FIXES = {
+    errno.ENOSPC: "free space on that disk (df -h; df -i shows whether only the file numbers are used up)",
+    errno.EDQUOT: "free space: your quota is used up",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "close programs: the machine has no file handles left",
+    errno.EACCES: "make it writable for this user",
+    errno.EPERM: "make it writable for this user",
+    errno.EROFS: "its disk is read-only: give a folder on another one",
+    errno.EIO: "look at the disk: it could not be read or written",
+    errno.ENOMEM: "free memory",
+}
+
+
+def one_line_of(error: BaseException) -> str:
+    """An error nobody expected in one line: what, where, and the fix where the operating system gave the reason."""
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        fix = FIXES.get(error.errno)
+        return f"{place}{error.strerror}" + (f"; {fix}" if fix else f" ({type(error).__name__} at {_place(error)})")
+    if isinstance(error, MemoryError):
+        return f"out of memory at {_place(error)}; free memory, or lower batch.micro_batch_tokens"
+    return f"unexpected {error_text(error)} at {_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """file:line of the innermost frame of the package or the user; libraries in between say little."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    telling = [each for each in frames if "site-packages" not in each[0] and not each[0].startswith("<")] or frames
+    return f"{telling[-1][0]}:{telling[-1][1]}" if telling else "an unknown place"
+
+
+def write_traceback(path: Path, error: BaseException) -> bool:
+    """Append the traceback to a file; whether that was possible."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}\n{text}\n")
+    except OSError:
+        return False
+    return True
+
+
+def going_on(folder: Path) -> str:
+    """How to go on, with the last checkpoint by name."""
+    from whet.model import complete_checkpoints
+
+    try:
+        found = complete_checkpoints(folder / "checkpoints")
+    except OSError:
+        found = []
+    if not found:
+        return f"`whet resume {folder}` begins again: no checkpoint was saved yet"
+    return f"`whet resume {folder}` goes on from {found[-1].name}"
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Let the last writes of a run come to their end: a signal meanwhile changes nothing, a second one interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    heeded = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not None]
+    before = {number: signal.signal(number, note) for number in heeded if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# Runs alone with the standard library. Whoever is watched writes a byte before it goes; without it, it was ended.
+WATCHER = r"""
+import os, re, select, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+    signal.signal(number, signal.SIG_IGN)
+folder, journal, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
+waits = [0]
+try:
+    waits.append(os.pidfd_open(parent))
+except (AttributeError, OSError):
+    pass
+while not select.select(waits, [], [], None if len(waits) > 1 else 1.0)[0] and os.getppid() == parent:
+    pass
+os.set_blocking(0, False)
+try:
+    said = os.read(0, 1)
+except OSError:
+    said = b""
+if not said:
+    try:
+        with open(journal, "rb") as file:
+            call = file.read().decode("utf-8", "replace").strip("\0 \n")
+    except OSError:
+        call = ""
+    try:
+        saved = sorted((int(n[5:]), n) for n in os.listdir(folder + "/checkpoints") if re.fullmatch(r"step-\d{6,}", n))
+    except OSError:
+        saved = []
+    on = "goes on from " + saved[-1][1] if saved else "begins again: no checkpoint was saved yet"
+    why = "killed, crashed in C code, or out of memory"
+    print("whet: the process is gone without a word (%s)%s; `whet resume %s` %s"
+          % (why, ": " + call if call else "", folder, on), file=sys.stderr, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def watched(folder: Path) -> Iterator[None]:
+    """Have somebody who says it, should this process be ended inside the block."""
+    try:
+        reading, writing = os.pipe()
+    except OSError:
+        yield
+        return
+    watcher = None
+    try:
+        command = [sys.executable, "-I", "-S", "-c", WATCHER, str(folder), str(folder / JOURNAL), str(os.getpid())]
+        with contextlib.suppress(OSError):  # no process to spare: then nobody watches
+            watcher = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL)
+        os.close(reading)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(writing, b".")
+        os.close(writing)
+        if watcher is not None:
+            watcher.wait()
