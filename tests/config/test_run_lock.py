@@ -73,8 +73,14 @@ def test_without_a_name_each_process_gets_a_folder_of_its_own(tmp_path):
     start = time.time() + 0.5
     for process in [claim("", tmp_path, f"process-{number}", start, 1.0, tmp_path) for number in range(20)]:
         process.join()
-    claimed = [note.read_text() for note in tmp_path.glob("*.claimed")]
-    assert len(set(claimed)) == 20, claimed
+    assert {note.read_text() for note in tmp_path.glob("*.told")} == {"a mistake before the run began"}
+    by_folder: dict[str, list[tuple[float, ...]]] = {}
+    for note in tmp_path.glob("*.held"):
+        folder = note.with_suffix(".claimed").read_text()
+        by_folder.setdefault(folder, []).append(tuple(map(float, note.read_text().split())))
+    assert sum(map(len, by_folder.values())) == 20
+    for held in by_folder.values():  # a number is free again once its run has failed
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(sorted(held)))
     assert not list(tmp_path.glob("runs/*"))
 
 
