@@ -310,6 +310,9 @@ def test_active_protections_are_observed(sandbox):
 def test_limits_are_checked():
     with pytest.raises(WhetError, match="cpu_seconds is 0"):
         Limits(cpu_seconds=0)
+    for kind, value in (("memory_mb", 1 << 40), ("wall_seconds", float("inf")), ("processes", float("nan"))):
+        with pytest.raises(WhetError, match=f"{kind} is .*; give a number above 0, at most"):
+            Limits(**{kind: value})
     with pytest.raises(WhetError, match="workers is -1"):
         Sandbox(-1)
 

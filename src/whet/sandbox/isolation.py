@@ -34,7 +34,6 @@ NAMESPACES = {
 STACK = 64 * MEGABYTE
 MOST_FILES = 4096  # of one job
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")  # of a process's status: kilobytes
-BROKEN = 66  # exit code of a job whose protections could not be put up
 
 
 @dataclass

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from whet.types import WhetError
 
+MOST = 1 << 30  # of any limit: what the kernel can count
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -22,8 +24,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not (math.isfinite(value) and value > 0):
-                raise WhetError(f"the sandbox's {name} is {value}; give a number above 0")
+            if not (math.isfinite(value) and 0 < value <= MOST):
+                raise WhetError(f"the sandbox's {name} is {value}; give a number above 0, at most {MOST}")
         if self.open_files < 8:
             raise WhetError(f"the sandbox's open_files is {self.open_files}; the interpreter needs at least 8")
         if self.memory_mb < 16:
