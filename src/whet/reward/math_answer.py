@@ -27,6 +27,7 @@ LONGEST_TAIL = 2000  # characters read from the end of a completion without a ma
 WORD = re.compile(r"[^\W\d_]{3,}")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
 NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
+FINDABLE = re.compile(r"[0-9$\\\[]")  # without any of these math-verify finds nothing
 UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
 
@@ -94,7 +95,10 @@ def math_answers(
 
 
 def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
-    """Why each prompt cannot be scored, None where it can: what of its gold answer was not read."""
+    """Why each prompt cannot be scored, None where it can: what of its gold answer was not read.
+
+    `row_check` asks before the first step.
+    """
     return [gold.unread or None for gold in _golds([gold_text(prompt, "math_answer") for prompt in prompts])]
 
 
@@ -173,6 +177,8 @@ class _MathScoring:
                 return 1.0
             if quantity(tail) is not None:
                 return 0.0
+        if not FINDABLE.search(tail):
+            return 0.0
         self.job = MathJob("extract", (tail,))
         return None
 
