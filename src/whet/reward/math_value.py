@@ -815,6 +815,17 @@ def same(gold: MathValue, given: MathValue, rule: Comparison = EXACT) -> bool:
     return _same_members(gold, given, rule)
 
 
+def verdict(gold: str, given: str, rule: Comparison = EXACT) -> bool | None:
+    """Whether one text is the same answer as the gold one; None where it has LaTeX that only math-verify may know."""
+    wanted = read_value(gold)
+    try:
+        return same(wanted, read_value(given), rule)
+    except Unreadable as what:
+        if isinstance(wanted, Name):
+            return same(wanted, Name(given), rule)
+        return None if what.is_command else False
+
+
 def _unnamed(gold: MathValue, given: MathValue) -> tuple[MathValue, MathValue]:
     """x = 3 against 3: what names the value is left out where only one side has it."""
     if isinstance(given, Equation) and given.named and not isinstance(gold, Equation):
