@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -87,26 +87,35 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _ending(error: BaseException) -> tuple[int, str]:
     """The exit code of a command that ended in an error, and its one line."""
-    from click.exceptions import Abort, ClickException
-
     from whet.types import WhetError
 
-    if isinstance(error, Abort) and isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+    aborted = isinstance(error, typer.Abort)
+    if aborted and isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
         error = error.__cause__ or error.__context__ or error
     notes = list(dict.fromkeys(getattr(error, "__notes__", ())))
     if isinstance(error, KeyboardInterrupt):
         by = f"by {error}" if isinstance(error, Stopped) else "by Ctrl-C"
         return 128 + getattr(error, "number", signal.SIGINT), "; ".join([f"stopped {by}", *(notes or [NOTHING_LEFT])])
-    if isinstance(error, ClickException):
-        error.show()
-        return error.exit_code, ""
-    if isinstance(error, Abort):
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # of click, or of the copy typer brings
+        return _misused(error)
+    if aborted:
         return 1, "aborted"
     # a run that failed has imported its trainer; a typo must not pay for that
     trainer = sys.modules.get("whet.train.run")
     if isinstance(error, WhetError) or (trainer and isinstance(error, trainer.RunFailed)):
         return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
     return 1, _unexpected(error, notes)
+
+
+def _misused(error: Any) -> tuple[int, str]:
+    """Options and arguments that the command does not take, in one line; a bare command shows its help."""
+    if "NoArgs" in type(error).__name__:
+        error.show()
+        return int(error.exit_code), ""
+    context = getattr(error, "ctx", None)
+    command = context.command_path.replace("python -m ", "") if context is not None else "whet"
+    said = " ".join(error.format_message().split()).rstrip(".")
+    return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
 
 
 NOTHING_LEFT = "nothing was trained and nothing is left behind"

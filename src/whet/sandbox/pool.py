@@ -400,9 +400,9 @@ def _close_pools() -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def shared_sandbox(workers: int = 0) -> Sandbox:
-    """One pool for all rewards of the process."""
-    return Sandbox(workers)
+def shared_sandbox(workers: int = 0, preload: tuple[str, ...] = ()) -> Sandbox:
+    """One pool for all rewards of the process; another one where jobs gain by packages that are loaded already."""
+    return Sandbox(workers, preload)
 
 
 def num_cores() -> int:

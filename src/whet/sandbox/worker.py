@@ -40,7 +40,17 @@ OWN_MODULES = (
     *("whet", "whet.sandbox"),
     *(
         f"whet.sandbox.{name}"
-        for name in ("candidate", "suite_runner", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+        for name in (
+            "candidate",
+            "suite",
+            "suite_runner",
+            "isolation",
+            "kernel",
+            "literal",
+            "seccomp",
+            "wire",
+            "worker",
+        )
     ),
 )
 
