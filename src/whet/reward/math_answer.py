@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from whet.data.gold import boxed
-from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, normal_form, tagged
+from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
 from whet.reward.formula import Unreadable
 from whet.reward.math_pool import GOLD_SECONDS, POOL, MathJob, MathResult
 from whet.reward.math_value import Comparison, MathValue, read_value, verdict
@@ -156,7 +156,7 @@ class _MathScoring:
         longest = max(LONGEST_ANSWER, 2 * len(gold.text))
         if any(len(answer) > longest for answer in self.answers):
             self.score = 0.0
-        elif self.answers and all(normal_form(answer) == normal_form(gold.text) for answer in self.answers):
+        elif self.answers and all(answer.split() == gold.text.split() for answer in self.answers):
             self.score = 1.0
 
     def to_compare(self) -> Sequence[str]:
@@ -196,7 +196,7 @@ class _MathScoring:
         if not tail:
             return 0.0
         if len(tail) <= LONGEST_ANSWER:
-            if normal_form(tail) == normal_form(self.gold.text) or self._same(tail) is True:
+            if self._same(tail) is True:
                 return 1.0
             if quantity(tail) is not None:
                 return 0.0
