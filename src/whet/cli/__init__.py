@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from whet import __version__
 from whet.cli import bench, evaluate, runs, text, train
@@ -21,8 +22,21 @@ from whet.cli.pipeline import pipeline_app
 from whet.cli.reward import reward_app
 from whet.cli.study import study_app
 
+class Interruption(BaseException):
+    """A KeyboardInterrupt in a command, under a name that typer does not turn into a silent exit."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interruption from error
+
+
 app = typer.Typer(
     name="whet",
+    cls=_Commands,
     help="Sharpen language models with reinforcement learning.\n\n"
     "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
     **APP_SETTINGS,
@@ -69,7 +83,8 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _stop)
     try:
-        code, line = int(app(standalone_mode=False) or 0), ""
+        app()
+        code, line = 0, ""
     except SystemExit as error:
         code, line = error.code if isinstance(error.code, int) else int(error.code is not None), ""
     except BaseException as error:
@@ -87,21 +102,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _ending(error: BaseException) -> tuple[int, str]:
     """The exit code of a command that ended in an error, and its one line."""
-    from click.exceptions import Abort, ClickException
-
     from whet.types import WhetError
 
-    if isinstance(error, Abort) and isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__ or error
+    if isinstance(error, Interruption) and error.__cause__ is not None:
+        error = error.__cause__
     notes = list(dict.fromkeys(getattr(error, "__notes__", ())))
     if isinstance(error, KeyboardInterrupt):
         by = f"by {error}" if isinstance(error, Stopped) else "by Ctrl-C"
-        return 128 + getattr(error, "number", signal.SIGINT), "; ".join([f"stopped {by}", *(notes or [NOTHING_LEFT])])
-    if isinstance(error, ClickException):
-        error.show()
-        return error.exit_code, ""
-    if isinstance(error, Abort):
-        return 1, "aborted"
+        return 128 + getattr(error, "number", signal.SIGINT), "; ".join([f"stopped {by}", *(notes or [NOTHING_CHANGED])])
     # a run that failed has imported its trainer; a typo must not pay for that
     trainer = sys.modules.get("whet.train.run")
     if isinstance(error, WhetError) or (trainer and isinstance(error, trainer.RunFailed)):
@@ -109,7 +117,7 @@ def _ending(error: BaseException) -> tuple[int, str]:
     return 1, _unexpected(error, notes)
 
 
-NOTHING_LEFT = "nothing was trained and nothing is left behind"
+NOTHING_CHANGED = "nothing was changed"
 
 
 def _unexpected(error: BaseException, notes: list[str]) -> str:

@@ -7,6 +7,7 @@ a model that may have read anything.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -79,7 +80,9 @@ def render(template: str, **values: Any) -> str:
 def write_page(path: Path | str, page: str) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", errors="replace")
+    temporary = path.with_name(f".{path.name}.temporary")
+    temporary.write_text(page, encoding="utf-8", errors="replace")
+    os.replace(temporary, path)  # a reader finds the old page or the new one
     return path
 
 
