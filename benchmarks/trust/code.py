@@ -1,11 +1,21 @@
-"""Attacks on the reward for code: thieves of what other jobs and the tests hold."""
+"""Attacks on the reward for code: thieves of what other jobs and the tests hold, forged results, tests that never run,
+and honest code in whatever markdown it comes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
+from whet.reward.code_tests import CodeTests, code_tests
+from whet.reward.unscorable import collected_reasons
 from whet.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob
+from whet.types import Prompt
 
 CORPUS = Path(__file__).parent / "corpus" / "code"
 LIMITS = Limits(cpu_seconds=5, wall_seconds=15.0, memory_mb=256, output_kb=64)
@@ -60,11 +70,109 @@ def loot_of(pool: Sandbox, source: str, planted: bool = False) -> list[str]:
     return taken + (["in a unit test"] if results[5].passed[:1] == (False,) and not results[5].ended else [])
 
 
+RIGHT = "def add(a, b):\n    return a + b"
+WRONG = (
+    "def add(a, b):\n    pass",
+    "def add(a, b):\n    return None",
+    "def add(a, b):\n    return []",
+    "def add(a, b):\n    return -999",
+    "def add(a, b):\n    raise Exception",
+    "def other(a, b):\n    return a + b + 1",
+    "add = 3",
+    "this is not Python",
+)
+FORMS = {
+    "assertions": {"tests": ["assert add(1, 2) == 3", "assert add(5, 5) == 10"]},
+    "check": {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "add"},
+    "check without an entry point": {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n"},
+    "pytest": {"tests": "import pytest\n\ndef test_add():\n    assert add(1, 2) == pytest.approx(3)\n"},
+    "unittest": {
+        "tests": "import unittest\n\nclass TestAdd(unittest.TestCase):\n    def test_add(self):\n"
+        "        self.assertEqual(add(1, 2), 3)\n\nif __name__ == '__main__':\n    unittest.main()\n"
+    },
+    "under main": {"tests": "if __name__ == '__main__':\n    expected = 3\n    assert add(1, 2) == expected\n"},
+    "calls": {"tests": {"fn_name": "add", "inputs": [[1, 2], [5, 5]], "outputs": [3, 10]}},
+    "standard input": {"tests": {"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10\n"]}},
+}
+
+
+def fenced(code: str) -> str:
+    return f"```python\n{code.rstrip()}\n```"
+
+
+def suite_prompt(name: str, text: str) -> Prompt:
+    """The prompt of a section of suites.txt."""
+    columns, question = {}, "Add two numbers."
+    if header := re.match(r"#: (.*)\n", text):
+        text = text[header.end() :]
+        if header[1] == "list":
+            columns["tests"] = re.split(r"\n\n+(?=\S)", text.strip())
+        else:
+            columns = json.loads(header[1])
+            question = columns.pop("prompt", question)
+    return Prompt(name, (), question, None, {"tests": text, **columns})
+
+
+def is_suite_judged(reward: CodeTests, name: str, text: str) -> bool:
+    """A suite that runs pays the right code alone; one that cannot judge pays nobody, and says why."""
+    codes = [fenced(RIGHT), "", *map(fenced, WRONG)]
+    with collected_reasons() as reasons:
+        scores = reward.scores([suite_prompt(name, text)] * len(codes), codes)
+    if name.startswith("runs"):
+        return scores[0] == 1.0 and all(score is not None and score < 1 for score in scores[1:])
+    return scores == [None] * len(codes) and len(reasons) == len(codes) and all(reason for _, reason in reasons)
+
+
+def paid_forgeries(reward: CodeTests, forgeries: dict[str, str], forms: dict[str, dict]) -> list[str]:
+    """The forgeries that any test of any form lets pass, or that make themselves unscorable."""
+    pairs = [(name, form) for name in forgeries for form in forms]
+    prompts = [Prompt(f"{name}, {form}", (), "Add two numbers.", None, forms[form]) for name, form in pairs]
+    # every other job is honest: what an attack does to its worker must not spoil the next job
+    mixed = [
+        each for prompt in prompts for each in (prompt, Prompt(f"{prompt.id}, honest", (), "", None, FORMS["check"]))
+    ]
+    codes = [each for name, _ in pairs for each in (fenced(forgeries[name]), fenced(RIGHT))]
+    scores = reward.scores(mixed, codes)
+    paid = [f"{prompt.id}: {score}" for prompt, score in zip(prompts, scores[::2], strict=True) if score != 0.0]
+    return paid + [
+        f"{prompt.id}: honest {score}" for prompt, score in zip(prompts, scores[1::2], strict=True) if score != 1.0
+    ]
+
+
+def is_code_found(reward: CodeTests, reply: str) -> bool:
+    """Honest code scores 1 in whatever markdown it comes."""
+    return reward.scores([Prompt("markdown", (), "Add two numbers.", None, FORMS["assertions"])], [reply]) == [1.0]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings about prompts that cannot be judged: they are what is tried here."""
+    logger = logging.getLogger("whet.reward.unscorable")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def measure(full: bool) -> list[dict]:
-    thieves = sections("thieves.txt")
-    caught = []
-    with Sandbox(1) as pool:
-        for name, source in thieves.items():
-            if loot_of(pool, source):
-                caught.append(name)
-    return [{"what": "thieves", "tried": len(thieves), "held": len(thieves) - len(caught), "note": ", ".join(caught)}]
+    thieves, forgeries, suites = sections("thieves.txt"), sections("forgeries.txt"), sections("suites.txt")
+    forms = FORMS if full else {name: FORMS[name] for name in ("assertions", "unittest", "standard input")}
+    reward = code_tests(seconds=2)
+    with Sandbox(1) as pool, quiet():
+        found = [name for name, source in thieves.items() if loot_of(pool, source)]
+        unjudged = [name for name, text in suites.items() if not is_suite_judged(reward, name, text)]
+        paid = paid_forgeries(reward, forgeries, forms)
+        lost = [name for name, reply in sections("replies.txt").items() if not is_code_found(reward, reply)]
+    runs, dead = ([name for name in suites if name.startswith(start)] for start in ("runs", "unscorable"))
+    return [
+        _row("thieves of other jobs and of the tests", len(thieves), found),
+        _row("forged test results", len(forgeries) * len(forms), paid),
+        _row("test suites that run", len(runs), [name for name in unjudged if name in runs]),
+        _row("test suites in which nothing is tested", len(dead), [name for name in unjudged if name in dead]),
+        _row("honest code in other markdown", len(sections("replies.txt")), lost),
+    ]
+
+
+def _row(what: str, tried: int, failed: list[str]) -> dict:
+    return {"what": what, "tried": tried, "held": tried - len(failed), "note": "; ".join(failed[:5])}

@@ -105,7 +105,7 @@ def become_nobody():
         os.setgid(65534); os.setuid(65534)
 '''
 
-ZYGOTE = '''
+ZYGOTE = """
 import faulthandler, gc, json, os, sys, time
 import torch, transformers
 import whet.cli, whet.api.training, whet.build.assembly, whet.train.run, whet.report.run_page, whet.workbench.workbench
@@ -142,7 +142,7 @@ for line in sys.stdin:
         os.killpg(child, 9)
         os.waitpid(child, 0)
     print(json.dumps({"code": os.waitstatus_to_exitcode(status) if ended else None}), flush=True)
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class Fault:
     status: tuple[str, ...] = ("failed",)  # "": no run folder
     lines: int = 1  # of the command's own in standard error
     check: Callable[[Path], str] | None = None  # more that must hold in the folder: what does not, or ""
+    resumes: bool = False  # with the fault gone, `whet resume` must bring the run to its end
     quick: bool = False  # in the quick cut
 
 
@@ -239,20 +240,25 @@ def survives(one: Forker, fault: Fault, folder: Path) -> Outcome | None:
     if outcome.code not in (0, None) and outcome.errors.count("whet: ") != fault.lines:
         complaints.append(f"{outcome.errors.count('whet: ')} lines of the command's own, not {fault.lines}")
     complaints += _folder_complaints(folder, fault)
+    if fault.resumes and (folder / "run" / "config.toml").exists():
+        again = one.run(folder, ["resume", "run"])
+        if again.code != 0 and "nothing to do" not in again.errors:
+            complaints.append(f"cannot be resumed: {again.errors[-300:]}")
     return outcome
 
 
 def _folder_complaints(folder: Path, fault: Fault) -> list[str]:
-    from whet.model.checkpoint import complete_checkpoints, damage
-
     from whet.api.run import Run
+    from whet.model.checkpoint import complete_checkpoints, damage
 
     run = folder / "run"
     status = Run(run).status if (run / "run.json").exists() else ""
     complaints = [] if status in fault.status else [f"status {status!r}, not {' or '.join(map(repr, fault.status))}"]
-    if "" == status and "" in fault.status and run.exists() and any(run.iterdir()):
+    if status == "" and "" in fault.status and run.exists() and any(run.iterdir()):
         complaints.append(f"left behind: {sorted(path.name for path in run.iterdir())}")
-    complaints += [f"{path.name}: {found}" for path in complete_checkpoints(run / "checkpoints") if (found := damage(path))]
+    complaints += [
+        f"{path.name}: {found}" for path in complete_checkpoints(run / "checkpoints") if (found := damage(path))
+    ]
     if fault.check is not None and (found := fault.check(folder)):
         complaints.append(found)
     return complaints
@@ -356,11 +362,19 @@ def stops(name: str, number: int, where: str, status: tuple[str, ...], said: str
 
 ON = r"stopped by \w+|$"
 SIGNALS = tuple(
-    stops(f"{signal.Signals(number).name} {when}", number, where, status, said, quick=quick and number == signal.SIGTERM)
+    stops(
+        f"{signal.Signals(number).name} {when}", number, where, status, said, quick=quick and number == signal.SIGTERM
+    )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for when, where, status, said, quick in (
         ("in start-up", "opens('lock')", ("",), "stopped by (Ctrl-C|SIG).*nothing was changed", True),
-        ("when the config is written", "opens('.config.toml')", ("",), "stopped by (Ctrl-C|SIG).*nothing was changed", False),
+        (
+            "when the config is written",
+            "opens('.config.toml')",
+            ("",),
+            "stopped by (Ctrl-C|SIG).*nothing was changed",
+            False,
+        ),
         ("before the first step", "opens('scoring.txt', '')", ("",), "stopped by (Ctrl-C|SIG)", False),
     )
 )
@@ -371,7 +385,7 @@ GRACEFUL = tuple(
     for when, where, codes, status, quick in (
         ("in a step", "opens('samples.jsonl')", (130,), ("interrupted",), True),
         ("while saving", "opens('state.json')", (130,), ("interrupted",), False),
-        ("in the last writes", "opens('.report.html.temporary')", (0,), ("finished",), False),
+        ("in the last writes", "opens('.report.html')", (0,), ("finished",), False),
     )
 )  # fmt: skip
 TWICE = tuple(
@@ -380,7 +394,7 @@ TWICE = tuple(
     for number in (signal.SIGINT, signal.SIGTERM)
 )  # fmt: skip
 
-NUM_EVENTS = 90  # at least: file-system events of the run
+NUM_EVENTS = 72  # file-system events of the run, about
 SMALL_DISK = """
 mount_small_disk({options!r})
 def after():
@@ -393,26 +407,15 @@ def after():
 ON_DISK = tuple("disk/run" if word == "run" else word for word in TRAIN)
 
 
-def resumes(folder: Path) -> str:
-    """With the fault gone the run goes on to its end."""
-    if not (folder / "run" / "config.toml").exists():
-        return ""
-    done = subprocess.run(
-        [sys.executable, "-m", "whet", "resume", "run"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE
-    )
-    is_done = done.returncode == 0 or "nothing to do" in done.stderr
-    return "" if is_done else f"resuming: {done.stderr[-300:]}"
-
-
 def full_disk(number: int, full: bool) -> Fault:
     return Fault(
         f"full from event {number} on",
         before=SMALL_DISK.format(options="size=48m") + f"at(event_number({number}), fill_disk)\n",
         words=ON_DISK,
-        codes=(1, 2),
-        said=r"No space left|cannot write",
+        codes=(0, 1, 2),  # 0 where nothing that came later needed room
+        said=r"No space left|cannot write|^\s*$",
         status=("failed", "interrupted", "finished", ""),
-        check=resumes if full else None,
+        resumes=full,
     )
 
 
@@ -424,7 +427,7 @@ def no_inodes(number: int, full: bool) -> Fault:
         codes=(0, 1, 2),
         said=r"No space left|cannot write|^\s*$",
         status=("failed", "interrupted", "finished", ""),
-        check=resumes if full else None,
+        resumes=full,
     )
 
 

@@ -20,6 +20,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from quoted_results import write_pages
 
+from whet.config.annotated import shown_bounds
+
 DOCS = Path(__file__).parents[2] / "docs"
 REFRESH = "python tests/docs/generated_tables.py"
 KIND_NAMES = {
@@ -28,7 +30,6 @@ KIND_NAMES = {
     "PreferenceConfig": "preferences",
     "RewardModelConfig": "reward models",
 }
-SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def reward_table() -> str:
@@ -173,12 +174,7 @@ def default_text(field: FieldInfo) -> str:
 
 def bounds_text(field: FieldInfo) -> str:
     choices = literal_choices(field.annotation)
-    bounds = [
-        f"{sign} {value:g}"
-        for metadata in field.metadata
-        for key, sign in SIGNS.items()
-        if (value := getattr(metadata, key, None)) is not None
-    ]
+    bounds = shown_bounds(field)
     said = [f"one of {', '.join(choices)}"] if choices else []
     return f" ({'; '.join([*said, *([' and '.join(bounds)] if bounds else [])])})" if said or bounds else ""
 

@@ -273,12 +273,11 @@ def test_math_answer(gold: Any, completion: str, expected: float | None) -> None
     assert math_answer(prompt(gold), completion) == expected
 
 
-def test_math_answer_is_not_stopped_by_an_endless_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[math_answer.__module__], "COMPARISON_SECONDS", 0.3)
-    for answer in ("9^{9^{9^{9}}}", "(10^9)!", r"\sin(" * 30 + "1" + ")" * 30):
-        started = time.monotonic()
-        assert math_answer(SEVEN, rf"\boxed{{{answer}}}") == 0.0
-        assert time.monotonic() - started < 1.5
+@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "(10^9)!", r"\sin(" * 30 + "1" + ")" * 30])
+def test_math_answer_is_not_stopped_by_an_endless_comparison(answer: str) -> None:
+    started = time.monotonic()
+    assert math_answer(SEVEN, rf"\boxed{{{answer}}}") == 0.0
+    assert time.monotonic() - started < 1.5
 
 
 def test_math_answer_off_the_main_thread() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from whet.protocols import Reward
 from whet.reward.code_tests import code_of, code_tests, same_output, tests_of
+from whet.reward.unscorable import collected_reasons
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 tests_of.__test__ = False  # pytest would take it for a test
@@ -111,12 +112,86 @@ def test_unscorable_data_and_mistakes():
         code_tests(tolerance=2)
 
 
+WRONG = "def add(a, b):\n    return None"
+NEVER_RUN = {
+    "pytest functions": "def test_add():\n    assert add(1, 2) == 3\n",
+    "a unittest class": "import unittest\nclass TestAdd(unittest.TestCase):\n"
+    "    def setUp(self):\n        self.two = 2\n"
+    "    def test_add(self):\n        self.assertEqual(add(1, self.two), 3)\n",
+    "check without entry_point": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+    "under main": "if __name__ == '__main__':\n    assert add(1, 2) == 3\n",
+}
+
+
+@pytest.mark.parametrize("form", NEVER_RUN)
+def test_tests_that_nothing_calls_are_run(form):
+    for tests in (NEVER_RUN[form], [NEVER_RUN[form]]):
+        assert [scored(code, prompt(tests=tests)) for code in (RIGHT, WRONG)] == [1.0, 0.0]
+
+
+def test_one_test_function_is_one_test():
+    tests = "def test_one():\n    assert add(1, 2) == 3\n    assert add(1, 2) == 3\n"
+    tests += "def test_two():\n    assert add(5, 5) == 10\n"
+    assert scored("def add(a, b): return 3", prompt(tests=tests)) == 0.5
+    # what hangs in the first has not passed the second
+    assert scored("def add(a, b):\n    while a == 1: pass\n    return 10", prompt(tests=tests), seconds=1) == 0.0
+
+
+def test_an_early_error_leaves_the_other_assertions_failed():
+    tests = (
+        "def check(candidate):\n    assert candidate(1, 2) == 3\n    x = candidate(2, 2)\n" + "    assert x == 4\n" * 8
+    )
+    code = "def add(a, b):\n    return 3 if a == 1 else 1 / 0"
+    assert scored(code, prompt(test=tests, entry_point="add")) == pytest.approx(1 / 9)
+
+
+def test_unscorable_tests_have_a_reason(caplog):
+    for tests, reason in (
+        ("# later", "only comments"),
+        ("import math", "hold no assertion"),
+        ("assert 1 + 1 == 2", "never call the code"),
+        ("import nobody_has_this\nassert add(1, 2) == 3", "No module named 'nobody_has_this'"),
+        (["assert (add(1, 2) == 3, 'sum')"], "hold no assertion"),
+    ):
+        with collected_reasons() as reasons:
+            assert [scored(code, prompt(tests=tests)) for code in (RIGHT, WRONG, "")] == [None] * 3
+        assert len(reasons) == 3 and all(name == "p" and reason in why for name, why in reasons)
+    assert "prompt 'p' cannot be judged: the tests are only comments" in caplog.text
+
+
+def test_code_cannot_make_itself_unscorable():
+    for code in (
+        "import os\nos._exit(0)",
+        "import builtins\nbuiltins.isinstance = None",
+        "raise SystemExit",
+        "def add(",
+        "",
+    ):
+        assert scored(code, prompt(tests="def test_add():\n    assert add(1, 2) == 3\n")) == 0.0
+    # an assertion that is not reached because of what the code returns has not passed
+    assert scored("def add(a, b): return []", prompt(tests="for x in add(1, 2):\n    assert x == 3\n")) == 0.0
+
+
+def test_the_function_that_is_meant():
+    check = "def check(candidate):\n    assert candidate(1, 2) == 3\n"
+    helper = "def half(x):\n    return x\n\ndef add(a, b):\n    return half(a) + b\n"
+    assert scored(helper, prompt(test=check)) == 1.0
+    two = "def subtract(a, b):\n    return a - b\n\ndef add(a, b):\n    return a + b\n"
+    assert scored(two, prompt(test=check)) == 0.0
+    assert scored(two, prompt(test=check, text="def add(a, b):\n    ...")) == 1.0
+    assert scored(two, prompt(test=check, canonical_solution="def add(a, b):\n    return b + a")) == 1.0
+
+
 def test_the_code_of_a_completion():
     assert code_of("<think>```python\na\n```</think>text\n```python\nb\n```\nor\n```py\nc\n```\n```\nout\n```") == "c\n"
     assert code_of("```\nplain\n```\n```text\nwords\n```") == "plain\n"
     assert code_of("x = 1") == "x = 1" and code_of("") is None and code_of("<think>x = 1") is None
-    assert code_of("```python\ncut off") == "cut off"
-    assert code_of("1.\n   ```python\n   x\n   ```\n") == "   x\n"
+    assert code_of("```python\ncut off") == "cut off\n"
+    assert code_of("1.\n   ```python\n   x\n     y\n   ```\n") == "x\n  y\n"
+    assert code_of("```python\nx = '\x0c'\n```") == "x = '\x0c'\n"
+    assert code_of("```python\ndef f(): 1\n```\n```python\nf()\n```") == "f()\n"
+    assert code_of("```python\ndef f(): 1\n```\n```python\nf()\n```", {"f"}) == "def f(): 1\n"
+    assert code_of("```python\n" + "x = 1\n" * 40_000 + "```") is None
 
 
 def test_outputs_are_compared_word_by_word():

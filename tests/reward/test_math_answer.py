@@ -36,6 +36,13 @@ def prompt(answer: Any) -> Prompt:
         (r"90^\circ", 90, "degrees"),
         ("7.", 7, ""),
         ("12 miles per hour", 12, "miles per hour"),
+        ("five hundred", 500, ""),
+        ("one hundred and five apples", 105, "apples"),
+        ("minus twenty-one", -21, ""),
+        ("2 thousand", 2000, ""),
+        ("$125$ miles", 125, "miles"),
+        ("0,111", Fraction(111, 1000), ""),
+        ("7 times", 7, "times"),
     ],
 )
 def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
@@ -64,6 +71,7 @@ def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
             "1/0",
             "--5",
         ],
+        *["10 negative", "10 below zero", "5 two", "five two", "5 (x)", "$5 or $7", "10 twenty", "5 loss"],
         *["10^3", "7 minus x", "3 sin x", "1.5 1/2", "1e99999", "7" * 200, "2 + 3", "x = 5", "\uff17"],
     ],
 )
@@ -90,6 +98,27 @@ def test_what_is_no_quantity(text: str) -> None:
         ("100", "101", 0.01, "same"),
         ("100", "101.1", 0.01, "different"),
         ("0", "0.001", 0.01, "different"),
+        ("5 dozen", "60", 0.0, "same"),
+        ("5 dozen", "5", 0.0, "different"),
+        ("5", "5 dozen", 0.0, "different"),
+        ("5 tenths", "0.5", 0.0, "same"),
+        ("5", "5 tenths", 0.0, "different"),
+        ("3 pairs", "3", 0.0, "different"),
+        ("2 score", "2", 0.0, "different"),
+        ("5 dozen eggs", "60 eggs", 0.0, "same"),
+        ("50", "50%", 0.0, "different"),
+        ("0.5", "0.5%", 0.0, "different"),
+        ("5 cm", "5 m", 0.0, "different"),
+        ("1/3", "0.33333333", 0.0, "same"),
+        ("1/3", "0.333333", 0.0, "same"),
+        ("0.333333", "1/3", 0.0, "same"),
+        ("1/3", "0.33", 0.0, "different"),
+        ("0.33", "1/3", 0.0, "different"),
+        ("2/3", "0.66666666", 0.0, "same"),
+        ("1", "0.999999", 0.0, "different"),
+        ("1/3", "0.333334", 0.0, "different"),
+        ("0.3", "0.30000000000000004", 0.0, "same"),
+        ("1234567.89", "1234567.9", 0.0, "different"),
     ],
 )
 def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> None:
@@ -109,8 +138,8 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
         (r"\{1,2\}", r"\boxed{\{2.001,1\}}", {"tolerance": 0.01}, 1.0),
         (r"\{1,2\}", r"\boxed{\{2.1,1\}}", {"tolerance": 0.01}, 0.0),
         (r"2\pi", r"\boxed{6.28}", {"tolerance": 0.01}, 1.0),
-        (r"x \in [-2,7]", r"\boxed{-2 \le x \le 7}", {"relations_as_sets": True}, 1.0),
-        (r"x \in [-2,7]", r"\boxed{-2 \le x \le 7}", {}, 0.0),
+        (r"x \in [-2,7]", r"\boxed{-2 \le x \le 7}", {}, 1.0),
+        (r"x \in [-2,7]", r"\boxed{-2 \le x \le 7}", {"relations_as_sets": False}, 0.0),
         ("7", r"\boxed{3} on the way, and \boxed{7}", {"judged": "last"}, 1.0),
         ("3", r"\boxed{3} on the way, and \boxed{7}", {"judged": "last"}, 0.0),
         ("9 (apples)", "#### 9", {}, 1.0),
@@ -135,6 +164,23 @@ def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> No
 )
 def test_settings_and_forms(gold: str, completion: str, settings: dict[str, Any], expected: float) -> None:
     assert math_answer(prompt(gold), completion, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "other", "expected"),
+    [
+        ("What percent of them?", "50", "50%", "same"),
+        ("How many of them?", "50", "50%", "different"),
+        ("How many dozen eggs are left?", "5 dozen", "5", "same"),
+        ("How many dozen eggs are left?", "5", "5 dozen", "same"),
+        ("He has 5 dozen eggs. How many eggs?", "60", "5 dozen", "same"),
+        ("He has 5 dozen eggs. How many eggs?", "5", "5 dozen", "different"),
+    ],
+)
+def test_the_question_says_what_a_bare_number_counts(question: str, gold: str, other: str, expected: str) -> None:
+    first, second = quantity(gold), quantity(other)
+    assert first is not None and second is not None
+    assert agreement(first, second, question=question) == expected
 
 
 def test_a_tolerance_that_is_no_share() -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from whet.sandbox import JobResult, Limits, Sandbox, UnitTestJob
 from whet.sandbox.literal import NotPlain, nodes_of, value_of
-from whet.sandbox.suite_runner import equals, expected_names
+from whet.sandbox.suite import expected_names
+from whet.sandbox.suite_runner import equals
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from whet.build.kind import BuildInputs
 from whet.build.kinds import kind_of
 from whet.build.prompts import load_prompts
-from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, failure_policy, sandbox_summary
+from whet.build.rewards import (
+    bind_judges,
+    build_reward_parts,
+    build_scorer,
+    failure_policy,
+    sandbox_summary,
+    scorable_prompts,
+)
 from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.reward import RewardPart
-from whet.train.run import Trainer
+from whet.train.run import Stateful, Trainer
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Assembly:
     facts: Mapping[str, str]
     precision: str
     parts: tuple[RewardPart, ...] = ()
+    also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
 
 
@@ -34,8 +43,9 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
     parts = build_reward_parts(config, draws, rewards) if draws or evaluates else []
     title, objective = kind.describe(config, parts)
-    prompts = load_prompts(config, evaluation=False) if draws else []
-    eval_prompts = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
+    prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
+    held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
+    eval_prompts = scorable_prompts(held_out, parts, config.data)
     runtime = load_runtime(config)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
@@ -56,4 +66,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
         **built.lengths,
     }
     eval_size = (len(evaluator.prompts) if evaluator else 0) or built.eval_rows
-    return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts), eval_size)
+    remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
+    also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
+    precision = str(runtime.policy.dtype)
+    return Assembly(built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size)

@@ -13,6 +13,7 @@ from whet.build.rewards import build_scorer, reward_summary, take_notes
 from whet.build.rows import (
     Read,
     column_facts,
+    encodable,
     file_rows,
     left_out_phrases,
     method_for,
@@ -79,13 +80,14 @@ def build_preference(config: PreferenceConfig, inputs: BuildInputs) -> Built:
 def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     objective, loaded, source = preference_objective(config), inputs.runtime.loaded, config.data.source
     train, evaluation = _load_rows(config, objective)
+    encode = partial(preference_rows, loaded.tokenizer, context=loaded.context)
     with naming_source(source):
-        rows, dropped = preference_rows(loaded.tokenizer, train, loaded.context) if train else ([], 0)
+        train, (rows, dropped) = encodable(train, encode, config.data)
         refuse_too_long(config.data, dropped, loaded.context)
         if dropped and {row.label for row in rows} in ({1}, {-1}):
             raise WhetError(f"all {len(rows)} completions that fit have the same label{too_long_note(dropped)}")
     with naming_source(config.eval.source):
-        eval_rows, too_long = preference_rows(loaded.tokenizer, evaluation, loaded.context) if evaluation else ([], 0)
+        evaluation, (eval_rows, too_long) = encodable(evaluation, encode, config.data)
         refuse_too_long(config.data, too_long, loaded.context)
     models = _models(config, inputs, objective, [*rows, *eval_rows])
     dataset = PreferenceDataset(rows, eval_rows)

@@ -10,6 +10,7 @@ from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.rows import (
     Read,
     column_facts,
+    encodable,
     file_rows,
     left_out_phrases,
     method_for,
@@ -77,11 +78,12 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
     train, evaluation = _load_rows(config, learns)
     separator = _separator(config, train)
     heads, everywhere = config.reward_model.heads, config.reward_model.outcome_at == "every_token"
+    encode = partial(reward_model_rows, tokenizer, context=context, separator=separator)
     with naming_source(source):
-        rows, dropped = reward_model_rows(tokenizer, train, context, separator, everywhere)
+        train, (rows, dropped) = encodable(train, partial(encode, every_token=everywhere), config.data)
         refuse_too_long(config.data, dropped, context)
     with naming_source(config.eval.source):
-        eval_rows, too_long = reward_model_rows(tokenizer, evaluation, context, separator) if evaluation else ([], 0)
+        evaluation, (eval_rows, too_long) = encodable(evaluation, encode, config.data)
         refuse_too_long(config.data, too_long, context)
     kind: Kind = "token" if learns == "steps" else "sequence"
     reward_model = build_reward_model(policy, tokenizer, [*rows, *eval_rows], kind, config.seed, heads)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 from whet.config.config import FROM_PYTHON, Config, EvaluationConfig
-from whet.config.sections import RewardPartSection, RewardSection
+from whet.config.sections import DataSection, RewardPartSection, RewardSection
 from whet.data.chat import prompt_tokens
 from whet.data.tasks import TASKS
+from whet.data.usable import without
 from whet.objective import Objective
 from whet.protocols import Engine, Reward
 from whet.reward import (
@@ -34,6 +36,7 @@ from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
+from whet.reward.row_check import Unscorable, require_scorable
 from whet.rollout.collect import Score
 from whet.sandbox import active_protections, require_isolation, shared_sandbox
 from whet.sandbox.requirement import isolation_summary, tell_isolation
@@ -158,6 +161,28 @@ def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> 
         return found
 
     return [replace(part, reward=settled(part.resolved_reward)) for part in parts]
+
+
+def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], data: DataSection) -> Sequence[Prompt]:
+    """The prompts that every reward can read: the first other one is an error, or all are left out and counted."""
+    if not data.parsed_source.is_stored or not parts:
+        return prompts
+    refused: dict[int, Unscorable] = {}
+    for number, prompt in enumerate(prompts):
+        try:
+            require_scorable(parts, prompt)
+        except Unscorable as error:
+            refused[number] = error
+    if not refused:
+        return prompts
+    first, total = next(iter(refused.values())), f"{len(refused)} of {len(prompts)} rows"
+    if data.unusable == "stop":
+        several = f"; or leave out the {total} that cannot be scored: data.unusable=drop"
+        raise WhetError(f"{first}{several if 2 * len(refused) <= len(prompts) else f' ({total})'}")
+    if 2 * len(refused) > len(prompts):
+        raise WhetError(f"{first}; {total} cannot be scored, and data.unusable=drop leaves out at most half")
+    kept = [number for number in range(len(prompts)) if number not in refused]
+    return without(prompts, kept, Counter(error.reason for error in refused.values()))
 
 
 def build_scorer(

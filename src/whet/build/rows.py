@@ -6,24 +6,56 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from whet.config.config import PreferenceConfig, RewardModelConfig
 from whet.config.sections import DataSection
 from whet.data import Row, read_rows
 from whet.data.prompts import renamed
+from whet.data.rows import BadRow
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
-from whet.data.usable import Usable, left_out_words, usable
+from whet.data.usable import Usable, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.types import WhetError
 
 Read = Callable[..., list[Any]]
+Encodings = TypeVar("Encodings")
 
 
 def read_usable(data: DataSection, source: str, reader: Callable[[Row], Read], limit: int = 0) -> Usable[Any]:
     """The values of a file; `reader` says by its first row who reads it. At most `limit` rows, 0 is all."""
-    rows = renamed(read_rows(source, limit or None), data.columns)
-    return usable(rows, partial(reader(rows[0]), as_chat=data.as_chat), drop=data.unusable == "drop")
+    rows = renamed(read_rows(source, limit or None, faulty=True), data.columns)
+    first = next((row for row in rows if row.fault is None), None)
+    read: Read = partial(reader(first), as_chat=data.as_chat) if first else list  # then each row has its fault
+    return usable(rows, read, drop=data.unusable == "drop")
+
+
+def encodable(
+    values: Sequence[Any], encode: Callable[[Sequence[Any]], Encodings], data: DataSection
+) -> tuple[Sequence[Any], Encodings]:
+    """The values that `encode` takes, and what it makes of them.
+
+    One that a chat template refuses stops the run, or is left out and counted.
+    """
+    try:
+        return values, encode(values)
+    except BadRow as error:
+        if data.unusable == "stop" or not data.parsed_source.is_stored:
+            raise WhetError(f"{error}; or leave such rows out with data.unusable=drop") from error
+    kept, refused = [], []
+    for number, value in enumerate(values):
+        try:
+            encode([value])
+            kept.append(number)
+        except BadRow as error:
+            refused.append(error)
+    if 2 * len(refused) > len(values):
+        raise WhetError(
+            f"{refused[0]}; {len(refused)} of {len(values)} rows cannot be used, and data.unusable=drop leaves out at "
+            "most half"
+        )
+    usable_values = without(values, kept, Counter(error.reason for error in refused))
+    return usable_values, encode(usable_values)
 
 
 def left_out_phrases(*values: Sequence[Any]) -> list[str]:

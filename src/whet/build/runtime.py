@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from whet.build.adapters import add_configured_adapters
+from whet.build.rows import encodable
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
-from whet.data.usable import Usable
+from whet.data.usable import Usable, without
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
@@ -130,34 +132,40 @@ def decode_facts(runtime: Runtime, sampling: Sampling, prompts: Sequence[Sequenc
 def encode_prompts(runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[int, ...]]:
     """Tokens of each prompt; one that cannot fit with its completion is an error."""
     tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
-    lengths = [len(each) for each in tokens]
+    require_room(runtime, prompts, tokens, sampling)
+    return tokens
+
+
+def require_room(
+    runtime: Runtime, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], sampling: Sampling
+) -> None:
+    """Raise unless every prompt fits into the context with its completion."""
     loaded = runtime.loaded
     check_context(
         prompts,
-        lengths,
+        [len(each) for each in tokens],
         max_new_tokens=sampling.max_new_tokens,
         context=loaded.context,
         reason=loaded.context_reason,
     )
-    return tokens
 
 
 def fitting_prompts(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, data: DataSection
 ) -> tuple[Usable[Prompt], list[tuple[int, ...]]]:
     """Prompts and their tokens. One that leaves no room for a completion is an error, or is left out and counted."""
+    encode = partial(prompt_tokens, runtime.loaded.tokenizer)
+    prompts, tokens = encodable(prompts, lambda some: [encode(each) for each in some], data)
     if data.unusable == "stop" or not data.parsed_source.is_stored:
-        return Usable(prompts), encode_prompts(runtime, prompts, sampling)
+        require_room(runtime, prompts, tokens, sampling)
+        return Usable(prompts), tokens
     room = runtime.loaded.context - sampling.max_new_tokens
-    tokens = [prompt_tokens(runtime.loaded.tokenizer, prompt) for prompt in prompts]
     kept = [number for number, each in enumerate(tokens) if len(each) <= room]
     if not kept:
-        encode_prompts(runtime, prompts, sampling)  # raises: none fits
-    left_out = dict(getattr(prompts, "left_out", {}))
-    if len(kept) < len(tokens):
-        left_out["too long for the context"] = len(tokens) - len(kept)
-    notes = getattr(prompts, "notes", "")
-    return Usable([prompts[number] for number in kept], left_out, notes), [tokens[number] for number in kept]
+        require_room(runtime, prompts, tokens, sampling)  # raises: none fits
+    too_long = len(tokens) - len(kept)
+    left_out = {"too long for the context": too_long} if too_long else {}
+    return without(prompts, kept, left_out), [tokens[number] for number in kept]
 
 
 def build_evaluator(

@@ -7,7 +7,7 @@ from functools import partial
 
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.prompts import data_summary
-from whet.build.rows import column_facts, left_out_phrases, read_usable
+from whet.build.rows import column_facts, encodable, left_out_phrases, read_usable
 from whet.build.runtime import optimizer_settings, rows_fact
 from whet.config.config import SFTConfig
 from whet.data import check_context, demonstration_tokens, demonstrations_from
@@ -42,10 +42,18 @@ def describe_sft(config: SFTConfig, parts: Sequence[RewardPart]) -> tuple[str, l
 
 def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
     loaded = inputs.runtime.loaded
+    rows: Sequence[Demonstration]
+    eval_rows: Sequence[Demonstration]
     rows, eval_rows = load_demonstrations(config)
     encode = partial(demonstration_tokens, loaded.tokenizer, every_completion=config.data.every_completion)
-    encoded, too_long = _fitting(config, rows, [encode(row) for row in rows], loaded)
-    eval_encoded, eval_too_long = _fitting(config, eval_rows, [encode(row) for row in eval_rows], loaded)
+
+    def encode_all(some: Sequence[Demonstration]) -> list[Encoded]:
+        return [encode(row) for row in some]
+
+    rows, written = encodable(rows, encode_all, config.data)
+    encoded, too_long = _fitting(config, rows, written, loaded)
+    eval_rows, written = encodable(eval_rows, encode_all, config.data)
+    eval_encoded, eval_too_long = _fitting(config, eval_rows, written, loaded)
     dropped = too_long + eval_too_long
     batch = config.batch
     settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)

@@ -22,6 +22,7 @@ from whet.cli.pipeline import pipeline_app
 from whet.cli.reward import reward_app
 from whet.cli.study import study_app
 
+
 class Interruption(BaseException):
     """A KeyboardInterrupt in a command, under a name that typer does not turn into a silent exit."""
 
@@ -83,8 +84,7 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _stop)
     try:
-        app()
-        code, line = 0, ""
+        code, line = int(app(standalone_mode=False) or 0), ""
     except SystemExit as error:
         code, line = error.code if isinstance(error.code, int) else int(error.code is not None), ""
     except BaseException as error:
@@ -109,12 +109,29 @@ def _ending(error: BaseException) -> tuple[int, str]:
     notes = list(dict.fromkeys(getattr(error, "__notes__", ())))
     if isinstance(error, KeyboardInterrupt):
         by = f"by {error}" if isinstance(error, Stopped) else "by Ctrl-C"
-        return 128 + getattr(error, "number", signal.SIGINT), "; ".join([f"stopped {by}", *(notes or [NOTHING_CHANGED])])
+        return 128 + getattr(error, "number", signal.SIGINT), "; ".join(
+            [f"stopped {by}", *(notes or [NOTHING_CHANGED])]
+        )
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # of click, or of the copy typer brings
+        return _misused(error)
+    if isinstance(error, typer.Abort):
+        return 1, "aborted"
     # a run that failed has imported its trainer; a typo must not pay for that
     trainer = sys.modules.get("whet.train.run")
     if isinstance(error, WhetError) or (trainer and isinstance(error, trainer.RunFailed)):
         return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
     return 1, _unexpected(error, notes)
+
+
+def _misused(error: Any) -> tuple[int, str]:
+    """Options and arguments that the command does not take, in one line; a bare command shows its help."""
+    if "NoArgs" in type(error).__name__:
+        error.show()
+        return int(error.exit_code), ""
+    context = getattr(error, "ctx", None)
+    command = context.command_path.replace("python -m ", "") if context is not None else "whet"
+    said = " ".join(error.format_message().split()).rstrip(".")
+    return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
 
 
 NOTHING_CHANGED = "nothing was changed"

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, Model, Settings, print_json
+from whet.cli.options import APP_SETTINGS, AsJson, Model, Settings, finite, print_json
+from whet.config.bounds import LONGEST_BENCH, MOST_SAMPLES, MOST_TOKENS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -14,11 +15,18 @@ commands = typer.Typer(**APP_SETTINGS)
 @commands.command()
 def bench(
     model: Model = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts per step.")] = 4,
-    group: Annotated[int, typer.Option("--group", min=1, help="Completions per prompt.")] = 8,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of a prompt.")] = 40,
-    completion_tokens: Annotated[int, typer.Option("--completion-tokens", min=1, help="Length of a completion.")] = 64,
-    seconds: Annotated[float, typer.Option("--seconds", help="For each of the measurements, about.")] = 3.0,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, max=MOST_SAMPLES, help="Prompts per step.")] = 4,
+    group: Annotated[int, typer.Option("--group", min=1, max=MOST_SAMPLES, help="Completions per prompt.")] = 8,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, max=MOST_TOKENS, help="Length of a prompt.")
+    ] = 40,
+    completion_tokens: Annotated[
+        int, typer.Option("--completion-tokens", min=1, max=MOST_TOKENS, help="Length of a completion.")
+    ] = 64,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", min=0.001, max=LONGEST_BENCH, callback=finite, help="For each measurement, about."),
+    ] = 3.0,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:

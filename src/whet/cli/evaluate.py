@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.options import APP_SETTINGS, AsJson, Data, Rewards, Settings, print_json
+from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
 
 commands = typer.Typer(**APP_SETTINGS)
 EVALS = "evals"  # in a run folder: the completions of its evaluations by hand
@@ -46,7 +47,9 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
     data: Data = None,
     reward: Rewards = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Completions per prompt; 1 is greedy.")] = 1,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Completions per prompt; 1 is greedy.")
+    ] = 1,
     rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
     search: Annotated[str | None, typer.Option(help="steps: search step by step, by the --rerank.")] = None,
     page: Annotated[str | None, typer.Option("--html", help="Write the --rerank curves as a page.")] = None,
@@ -69,8 +72,10 @@ def evaluate(
 def sample(
     model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
     prompt: Annotated[str | None, typer.Argument(help="A question; without one, held-out prompts are asked.")] = None,
-    number: Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions per prompt.")] = 1,
-    count: Annotated[int, typer.Option("--count", min=1, help="Held-out prompts to show.")] = 5,
+    number: Annotated[
+        int, typer.Option("--samples", "-n", min=1, max=MOST_SAMPLES, help="Completions per prompt.")
+    ] = 1,
+    count: Annotated[int, typer.Option("--count", min=1, max=MOST_ROWS, help="Held-out prompts to show.")] = 5,
     plain: Annotated[
         bool, typer.Option("--plain", help="Send the prompt as it is, without the chat template.")
     ] = False,
@@ -113,7 +118,7 @@ def sample(
 def _tell_slow(facts: Mapping[str, str]) -> None:
     """A path that is not the fastest has its reason in brackets; said beside the completions, not among them."""
     for name, path in facts.items():
-        if path.endswith(")") or name == "columns":
+        if path.endswith(")") or name in ("columns", "left out"):
             typer.echo(f"{name}: {path}", err=True)
 
 

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.cli.options import finite
+from whet.config.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_WEIGHT
+
 label_app = typer.Typer(
     name="label",
     help="Label data by the outcomes of rollouts.",
@@ -26,15 +29,28 @@ Prompts = Annotated[
 Solutions = Annotated[
     str | None, typer.Option("--solutions", help="Given solutions instead: a file with `steps`, or task:NAME.")
 ]
-Rollouts = Annotated[int, typer.Option("--rollouts", min=1, help="Completions from the end of each step.")]
-Count = Annotated[int, typer.Option("--count", min=1, help="Prompts, or given solutions.")]
-Each = Annotated[int, typer.Option("--each", min=1, help="Solutions that the model draws for a prompt.")]
+Rollouts = Annotated[
+    int, typer.Option("--rollouts", min=1, max=MOST_SAMPLES, help="Completions from the end of each step.")
+]
+Count = Annotated[int, typer.Option("--count", min=1, max=MOST_ROWS, help="Prompts, or given solutions.")]
+Each = Annotated[
+    int, typer.Option("--each", min=1, max=MOST_SAMPLES, help="Solutions that the model draws for a prompt.")
+]
 Out = Annotated[str, typer.Option("--out", help="The file; one that was started is continued.")]
 Rewards = Annotated[
     list[str] | None,
     typer.Option("--reward", help="Judges a completion; default: the task's own. Repeatable."),
 ]
-RightFrom = Annotated[float, typer.Option("--right-from", help="A completion with at least this score is right.")]
+RightFrom = Annotated[
+    float,
+    typer.Option(
+        "--right-from",
+        min=-MOST_WEIGHT,
+        max=MOST_WEIGHT,
+        callback=finite,
+        help="A completion with at least this score is right.",
+    ),
+]
 Separator = Annotated[
     str, typer.Option("--separator", help="Ends a step; default: the data's own, else an empty line.")
 ]
@@ -63,7 +79,7 @@ def steps(
     right_from: RightFrom = 1.0,
     separator: Separator = "",
     truth: Truth = "",
-    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: Settings = None,
 ) -> None:

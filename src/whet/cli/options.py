@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from typing import Annotated, Any
@@ -34,6 +35,13 @@ Data = Annotated[
 ]
 Config = Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def finite(value: float | None) -> float | None:
+    """For options with `min` and `max`: nan is never less and never more, so their range lets it pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
 
 
 def command_line() -> str:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.config.bounds import MOST_REPEATS, MOST_SEED
+
 pipeline_app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -19,10 +21,12 @@ pipeline_app = typer.Typer(
 @pipeline_app.command()
 def pipeline(
     name: Annotated[str | None, typer.Argument(help="Which one; without a name they are listed.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="How many rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, max=MOST_REPEATS, help="How many rounds.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="The policy to start from, as in `whet train`.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="task:NAME, a file, or hub:owner/name.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the pipeline.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the pipeline.")
+    ] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Default: the next free one under runs/.")] = None,
     config: Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")] = None,
     settings: Annotated[

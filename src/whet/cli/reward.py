@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.config.bounds import MOST_ROWS
+
 reward_app = typer.Typer(
     name="reward",
     help="Try a reward before it trains, keep its history, and look at what it likes.",
@@ -53,7 +55,7 @@ def test(
     model: Annotated[
         str | None, typer.Option("--model", help="Whose tokenizer counts tokens; default: an estimate.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Only the first rows; 0 is all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first rows; 0 is all.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="Score once: no check that scores stay the same.")] = False,
     page: Page = None,
     as_json: AsJson = False,
@@ -180,7 +182,7 @@ def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
 def rescore(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     new: Annotated[list[str], typer.Option("--with", help="The other reward, as for `whet reward test`. Repeatable.")],
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Only the first samples; 0 is all.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first samples; 0 is all.")] = 0,
     page: Page = None,
     as_json: AsJson = False,
     settings: Settings = None,

@@ -18,6 +18,7 @@ from whet.cli.options import (
     exit_if_interrupted,
     print_json,
 )
+from whet.config.bounds import MOST_REPEATS, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -45,11 +46,16 @@ def compare(
     methods: Annotated[
         str | None, typer.Option("--methods", help="Methods to train instead, separated by commas.")
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs per method; 3 or more tell noise from difference.")] = 3,
+    seeds: Annotated[
+        int,
+        typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Runs per method; 3 or more tell noise from difference."),
+    ] = 3,
     model: Model = None,
     data: Data = None,
     reward: Rewards = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps of every run.")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps of every run.")
+    ] = None,
     folder: Annotated[
         str | None,
         typer.Option("--folder", help="Of the comparison. With --methods: what is finished there is not run again."),

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.config.bounds import MOST_REPEATS
+
 study_app = typer.Typer(
     name="study",
     help="Experiments that show a known effect on your own machine.",
@@ -26,7 +28,10 @@ def root() -> None:
 
 @study_app.command()
 def overoptimization(
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Repetitions with other comparisons and runs.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Repetitions with other data and runs."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything: about two minutes.")] = False,
     folder: Annotated[
         str | None, typer.Option("--folder", help="Of the study; what is finished there is not done again.")

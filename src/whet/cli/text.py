@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, Data, Model, Settings, print_json
+from whet.cli.options import APP_SETTINGS, AsJson, Data, Model, Settings, finite, print_json
+from whet.config.bounds import MOST_TOKENS, MOST_WEIGHT
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -67,11 +68,15 @@ def advise(
         str | None,
         typer.Option("--signal", help="verifiable, preferences, labels, demonstrations or reward_model."),
     ] = None,
-    model_size: Annotated[float | None, typer.Option("--model-size", help="Billions of weights.")] = None,
+    model_size: Annotated[
+        float | None, typer.Option("--model-size", min=0, max=MOST_WEIGHT, callback=finite, help="Billions of weights.")
+    ] = None,
     moe: Annotated[bool, typer.Option("--moe", help="The model is a mixture of experts.")] = False,
-    memory: Annotated[float | None, typer.Option("--memory", help="Gigabytes of the device.")] = None,
+    memory: Annotated[
+        float | None, typer.Option("--memory", min=0, max=MOST_WEIGHT, callback=finite, help="Gigabytes of the device.")
+    ] = None,
     completion_tokens: Annotated[
-        int | None, typer.Option("--completion-tokens", help="Budget of a completion.")
+        int | None, typer.Option("--completion-tokens", min=1, max=MOST_TOKENS, help="Budget of a completion.")
     ] = None,
     several_updates: Annotated[bool, typer.Option("--several-updates", help="Each batch is reused.")] = False,
     one_completion: Annotated[
@@ -81,7 +86,7 @@ def advise(
     goal: Annotated[
         str | None, typer.Option("--goal", help="pass@1, or pass@k: one of k completions is right.")
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", help="Rows of data.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=0, max=10**12, help="Rows of data.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which method to use: the reasons, the alternatives, the memory and the command. Asks when no flag is given.

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli.options import APP_SETTINGS, Config, Data, Model, Rewards, Settings, command_line, exit_if_interrupted
+from whet.config.bounds import MOST_REPEATS, MOST_SEED, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
 
@@ -17,11 +18,15 @@ def train(
     model: Model = None,
     data: Data = None,
     reward: Rewards = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Optimization steps.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of everything random in the run.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the run.")
+    ] = None,
     folder: Annotated[str | None, typer.Option("--folder", help="Of the run; default: the next under runs/.")] = None,
     config: Config = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Reward models of an ensemble, one per seed.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=MOST_REPEATS, help="Reward models of an ensemble, one per seed.")
+    ] = 1,
     settings: Settings = None,
 ) -> None:
     """Train a model and leave a run folder with checkpoints, samples, metrics and report.html.
@@ -65,16 +70,36 @@ def train(
 @commands.command()
 def resume(
     run: Annotated[str, typer.Argument(help="A run folder.")],
-    steps: Annotated[int | None, typer.Option("--steps", help="New total of steps, to train longer.")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="New total of steps, to train longer.")
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
     ] = None,
+    settings: Settings = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Train on although data, model, reward or config changed; it is noted."),
+    ] = False,
 ) -> None:
-    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
+    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped.
+
+    --set changes what does not decide the training: steps, report.*, eval.every, batch.micro_batch_tokens, ...; other
+    settings only with --accept-changes.
+    """
     from whet import api
+    from whet.config.config import from_settings
     from whet.pipeline.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
-        exit_if_interrupted(resume_pipeline(run, steps, checkpoint))
+        exit_if_interrupted(resume_pipeline(run, steps, checkpoint, settings, accept_changes))
         return
-    exit_if_interrupted(api.resume(run, steps=steps, checkpoint=checkpoint, command=command_line()))
+    run_on = api.resume(
+        run,
+        steps=steps,
+        checkpoint=checkpoint,
+        settings=from_settings(settings or []),
+        accept_changes=accept_changes,
+        command=command_line(),
+    )
+    exit_if_interrupted(run_on)

@@ -17,6 +17,7 @@ from whet.config.config import Config, config_values, merged, rate_reasons
 from whet.explain import catalogue
 
 WIDTH = 120
+TINY, HUGE = 1e-4, 2e4  # bounds beyond them are not shown
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 OBJECTIVE = "objective"
@@ -87,14 +88,19 @@ def _line(name: str, value: Any, comment: str) -> str:
 def about(field: FieldInfo) -> str:
     """What a key means, its choices and its bounds, on one line."""
     choices = choices_of(field.annotation)
-    bounds = [
-        f"{sign} {bound:g}"
-        for each in field.metadata
-        for key, sign in SIGNS.items()
-        if (bound := getattr(each, key, None)) is not None
-    ]
+    bounds = shown_bounds(field)
     limits = [*([f"one of {', '.join(choices)}"] if choices else []), *([" and ".join(bounds)] if bounds else [])]
     return (field.description or "") + (f" ({'; '.join(limits)})" if limits else "")
+
+
+def shown_bounds(field: FieldInfo) -> list[str]:
+    """`>= 0` and `<= 1`; without the bounds that only slips of the hand would meet."""
+    return [
+        f"{sign} {bound:g}" if not bound or abs(bound) > TINY else "> 0"
+        for each in field.metadata
+        for key, sign in SIGNS.items()
+        if (bound := getattr(each, key, None)) is not None and abs(bound) < HUGE
+    ]
 
 
 def choices_of(annotation: Any) -> list[str]:

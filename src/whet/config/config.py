@@ -6,6 +6,7 @@ The resolved value is written into the run folder before anything else happens.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, ClassVar, TypeVar
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
+from whet.config.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
+from whet.config.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.config.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
 from whet.config.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
 from whet.config.sections import (
@@ -23,6 +26,7 @@ from whet.config.sections import (
     DemonstrationSection,
     EvalSection,
     ModelSection,
+    ObjectiveChanges,
     OptimizerSection,
     PreferenceSection,
     PromptSection,
@@ -35,6 +39,7 @@ from whet.config.sections import (
     SandboxSection,
     Section,
 )
+from whet.data.files import readable_file, reading
 from whet.explain import catalogue
 from whet.explain.catalogue import MethodKind
 from whet.types import WhetError, did_you_mean, nearest
@@ -55,8 +60,8 @@ class RunConfig(Section):
     kind: ClassVar[MethodKind]
 
     method: str = Field(description="a method that `whet algorithms` lists")
-    seed: int = Field(0, description="seed of everything random in the run")
-    steps: int = Field(100, ge=1, description="training steps")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random in the run")
+    steps: int = Field(100, ge=1, le=MOST_STEPS, description="training steps")
     folder: str = Field("", description="run folder; empty: the next free one under runs/")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -97,7 +102,7 @@ class PolicyConfig(RunConfig):
     data: PromptSection = PromptSection()
     batch: BatchSection = BatchSection()
     critic: CriticSection = CriticSection()
-    objective: dict[str, Any] = Field({}, description="changes to the method's preset: clip.high, kl, kl.beta, ...")
+    objective: ObjectiveChanges = Field({}, description="changes to the method's preset: clip.high, kl, kl.beta, ...")
 
     def samples(self) -> bool:
         return True
@@ -119,6 +124,12 @@ class PolicyConfig(RunConfig):
         rows, updates = self.batch.prompts_per_step * self.batch.group_size, self.batch.updates_per_step
         if updates > rows:
             raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")
+        _refuse_crowd("batch.prompts_per_step x batch.group_size", rows)
+
+
+def _refuse_crowd(product: str, samples: int) -> None:
+    if samples > MOST_ROWS:
+        raise WhetError(f"{product} is {samples} completions in every step; give at most {MOST_ROWS}")
 
 
 class SFTConfig(RunConfig):
@@ -154,10 +165,13 @@ class PreferenceConfig(RunConfig):
 
     batch: RowsSection = RowsSection()
     preference: PreferenceSection = PreferenceSection()
-    objective: dict[str, Any] = Field({}, description="changes to the method's preset: curve.beta, reference, ...")
+    objective: ObjectiveChanges = Field({}, description="changes to the method's preset: curve.beta, reference, ...")
 
     def samples(self) -> bool:
         return self.data.parsed_source.is_task or self.preference.online > 0
+
+    def check(self) -> None:
+        _refuse_crowd("batch.rows_per_step x preference.online", self.batch.rows_per_step * self.preference.online)
 
 
 class RewardModelConfig(RunConfig):
@@ -189,7 +203,7 @@ class RewardModelConfig(RunConfig):
 class EvaluationConfig(Section):
     """Completions of a model to eval prompts, and their scores."""
 
-    seed: int = 0
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything random")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
@@ -283,8 +297,10 @@ def origin_of(name: str) -> str:
     """The model that a run, or a checkpoint of one, began with: a trained built-in model is still as small."""
     for _ in range(20):  # runs on runs on runs
         folder = Path(name)
-        configs = [each / "config.toml" for each in (folder, folder.parent.parent) if (each / "config.toml").is_file()]
-        before = read_toml(configs[0]).get("model", {}).get("name") if configs else None
+        files = (each / "config.toml" for each in (folder, folder.parent.parent))
+        configs = [file for file in files if os.path.isfile(file)]  # False for a name that is too long, too
+        model = read_toml(configs[0]).get("model") if configs else None
+        before = model.get("name") if isinstance(model, Mapping) else None
         if not isinstance(before, str) or before == name:
             return name
         name = before
@@ -294,10 +310,11 @@ def origin_of(name: str) -> str:
 def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:
     """Like `resolved`, for a model that is not trained; of a run's own values only those that matter here are used."""
     shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
-    if "data" in shared:
+    if isinstance(shared.get("data"), Mapping):
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
     given = _given((shared, *layers))
-    is_small = str(given.get("model", {}).get("name")) == ModelSection().name
+    model = given.get("model")
+    is_small = isinstance(model, Mapping) and str(model.get("name")) == ModelSection().name
     sampling = PolicyConfig.small_run["sampling"] if is_small else {}
     return validated(EvaluationConfig, merged({"sampling": sampling}, given))
 
@@ -351,6 +368,7 @@ def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
+    refuse_hostile(values)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -358,11 +376,14 @@ def validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
+    file = readable_file(str(path), "a TOML config", "give the path of a TOML config")
+    with reading(str(path), "correct the path, or the file's permissions"):
+        content = file.read_bytes()
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise WhetError(f"{path}: no such file; give the path of a TOML config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise WhetError(f"{path}: too many tables or lists inside one another; write it flatter") from error
+    except ValueError as error:  # also an integer of thousands of digits, and bytes that are no text
         raise WhetError(f"{path}: not valid TOML ({error}); fix that line") from error
 
 
@@ -396,8 +417,10 @@ def from_settings(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path.strip():
-            raise WhetError(f"--set {setting}: expected path=value, such as batch.group_size=16")
+            raise WhetError(f"--set {shown_path(setting)}: expected path=value, such as batch.group_size=16")
         keys = path.strip().split(".")
+        if len(keys) > DEEPEST:
+            raise WhetError(f"--set {shown(setting)}: the path has {len(keys)} parts; expected one such as steps=8")
         place = nested
         for key in keys[:-1]:
             if not isinstance(place.setdefault(key, {}), dict):
@@ -429,8 +452,11 @@ def differing_keys(first: Config, second: Config) -> list[str]:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        # a line break would begin a second key, which nobody reads
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except RecursionError:
+        return text
+    except ValueError:  # also an integer of thousands of digits
         return [_value(part) for part in text.split(",")] if "," in text else text
 
 
@@ -455,7 +481,13 @@ def _complaint(kind: type[BaseModel], error: ValidationError) -> str:
     if unknown[0]:
         return f"config: no key is called {paths[0]!r}{_near_key(kind, mistakes[0]['loc'])}{more}"
     first = mistakes[0]
-    return f"config: {paths[0]} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    bound = next((value for key, value in first.get("ctx", {}).items() if key in ("ge", "gt", "le", "lt")), None)
+    if isinstance(bound, float) and 0 < bound < 1e-4:  # pydantic writes out all its zeros
+        message = f"{message.rpartition(' ')[0]} {bound:g}"
+    if first["type"] == "value_error":  # whet's own words: they name the value
+        return f"config: {paths[0] and paths[0] + ': '}{message}{more}"
+    return f"config: {shown_path(paths[0])} is {shown(first['input'])}: {message[0].lower()}{message[1:]}{more}"
 
 
 def _near_key(kind: type[BaseModel], location: tuple[Any, ...]) -> str:

@@ -1,27 +1,94 @@
-"""The sections of a config: every setting with its default, its bounds and one line that says what it is."""
+"""The sections of a config: every setting with its default, its bounds and one line that says what it is.
+
+Every number has a least and a most, both finite: a test walks all sections. The bounds are wide; they are there for
+slips of the hand, which would otherwise never end or end in an error that nobody understands.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from datetime import date, time
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from whet.config.bounds import (
+    COLDEST,
+    LEAST_NUMBER,
+    MOST_NUMBER,
+    MOST_ROWS,
+    MOST_STEPS,
+    MOST_TOKENS,
+    MOST_WEIGHT,
+)
+from whet.config.hostile import leaves, shown
 from whet.data.source import DEFAULT_DIFFICULTY, DataSource, parse_source
 from whet.reward.combine import Normalise, Over, part_description
+
+Weight = Annotated[float, Field(ge=-MOST_WEIGHT, le=MOST_WEIGHT)]
 
 
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else (value,)
 
 
+def _warm(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise ValueError(f"give {COLDEST} or more, or 0 for greedy completions")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0, le=1000), AfterValidator(_warm)]
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """A table of free keys can be written to config.toml, and its numbers are numbers."""
+    for path, value in leaves(values):
+        if not isinstance(value, bool | int | float | str | date | time):
+            raise ValueError(f"{path} is {shown(value)}; give text, a number, true, false, a list or a table")
+    return values
+
+
+def _objective_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    for path, value in leaves(_plain(values)):
+        if isinstance(value, int | float) and value and not LEAST_NUMBER <= abs(value) <= MOST_NUMBER:
+            raise ValueError(f"{path} is {shown(value)}; give 0 or a number from {LEAST_NUMBER:g} to {MOST_NUMBER:g}")
+    return values
+
+
+Table = Annotated[dict[str, Any], AfterValidator(_plain)]  # keys that somebody else reads
+ObjectiveChanges = Annotated[dict[str, Any], AfterValidator(_objective_numbers)]
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truths(cls, values: Any) -> Any:
+        """`batch.group_size=true` would be read as 1."""
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            field = cls.model_fields.get(str(name))
+            if field is not None and _holds_truth(value) and is_number(field.annotation):
+                raise ValueError(f"{name} is {str(value).lower()}; give a number")
+        return values
+
+
+def _holds_truth(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth, value)))
+
+
+def is_number(annotation: Any) -> bool:
+    """True for a type that is a number, or holds numbers, and nothing that may be true or false."""
+    inner = [each for each in get_args(annotation) if each is not Ellipsis]
+    if get_origin(annotation) is Annotated:
+        return is_number(inner[0])
+    return any(map(is_number, inner)) if inner else annotation in (int, float)
 
 
 class LoraSection(Section):
-    rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 trains every weight")
-    alpha: float = Field(32.0, gt=0, description="an adapter is scaled by alpha / rank")
+    rank: int = Field(0, ge=0, le=65536, description="rank of the LoRA adapters; 0 trains every weight")
+    alpha: float = Field(32.0, ge=1e-6, le=MOST_WEIGHT, description="an adapter is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
         (), description="linear layers that get an adapter, such as q_proj,v_proj; empty: all"
     )
@@ -52,7 +119,7 @@ class ModelSection(Section):
         "auto",
         description="what the backward pass recomputes to save memory: the MLP's wide activations, or whole layers",
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0: every usable core, or one for a tiny model")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: every usable core, or one for a tiny model")
     reference: Literal["memory", "reload"] = Field(
         "memory", description="keep the reference in memory, or read it from its source at every step"
     )
@@ -63,12 +130,12 @@ class ModelSection(Section):
 
 class DataSection(Section):
     source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
-    difficulty: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field(
-        DEFAULT_DIFFICULTY, description="difficulty of a task; several are mixed evenly"
+    difficulty: Annotated[tuple[Annotated[int, Field(ge=0, le=1000)], ...], BeforeValidator(_listed)] = Field(
+        DEFAULT_DIFFICULTY, min_length=1, max_length=100, description="difficulty of a task; several are mixed evenly"
     )
-    count: int = Field(4096, ge=1, description="questions a task generates for training")
-    settings: dict[str, Any] = Field({}, description="settings of a gym dataset, and its level")
-    limit: int = Field(0, ge=0, description="use only the first rows of a file; 0: all")
+    count: int = Field(4096, ge=1, le=MOST_ROWS, description="questions a task generates for training")
+    settings: Table = Field({}, description="settings of a gym dataset, and its level")
+    limit: int = Field(0, ge=0, le=10**12, description="use only the first rows of a file; 0: all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = whet's name")
     as_chat: bool = Field(False, description="send a plain text prompt as a user message")
     unusable: Literal["stop", "drop"] = Field(
@@ -94,13 +161,15 @@ class DemonstrationSection(DataSection):
 
 
 class SamplingSection(Section):
-    max_new_tokens: int = Field(256, ge=1, description="longest completion, in tokens")
-    temperature: float = Field(1.0, ge=0, description="0 is greedy, for evaluation only")
-    top_p: float = Field(1.0, gt=0, le=1, description="1 is off")
-    top_k: int = Field(0, ge=0, description="0 is off")
+    max_new_tokens: int = Field(256, ge=1, le=MOST_TOKENS, description="longest completion, in tokens")
+    temperature: Temperature = Field(1.0, description="0 is greedy, for evaluation only")
+    top_p: float = Field(1.0, ge=1e-6, le=1, description="1 is off")
+    top_k: int = Field(0, ge=0, le=2**31 - 1, description="0 is off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0 is off")
-    stop: tuple[str, ...] = Field((), description="strings that end a completion")
-    stop_tokens: tuple[tuple[int, ...], ...] = Field((), description="sequences of token ids that end a completion")
+    stop: tuple[str, ...] = Field((), max_length=1000, description="strings that end a completion")
+    stop_tokens: tuple[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], ...] = Field(
+        (), max_length=1000, description="sequences of token ids that end a completion"
+    )
     engine: str = Field("torch", description="what writes the completions: torch, or an engine that was registered")
 
 
@@ -108,13 +177,15 @@ class RewardPartSection(Section):
     """`whet.reward.RewardPart` as a config file writes it: a gate's and a schedule's own settings stand beside them."""
 
     reward: str = Field(description=part_description("reward"))
-    weight: float | tuple[tuple[float, float], ...] = Field(1.0, description=part_description("weight"))
+    weight: Weight | tuple[tuple[Annotated[float, Field(ge=0, le=MOST_STEPS)], Weight], ...] = Field(
+        1.0, description=part_description("weight")
+    )
     over: Over = Field("share", description="unit of the positions: shares of the training, or steps")
-    settings: dict[str, Any] = Field({}, description=part_description("settings"))
+    settings: Table = Field({}, description=part_description("settings"))
     gate: str = Field("", description=part_description("gate"))
-    gate_least: float = Field(1.0, description="lowest score that passes the gate")
-    gate_otherwise: float = Field(0.0, description="score where the gate does not pass")
-    cap: tuple[float, ...] = Field((), description=part_description("cap"))
+    gate_least: Weight = Field(1.0, description="lowest score that passes the gate")
+    gate_otherwise: Weight = Field(0.0, description="score where the gate does not pass")
+    cap: tuple[Weight, ...] = Field((), max_length=2, description=part_description("cap"))
     normalise: Normalise = Field("off", description=part_description("normalise"))
     penalty: bool = Field(False, description=part_description("penalty"))
 
@@ -130,17 +201,17 @@ class RewardSection(Section):
     defences: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
         (), description="defences against reward hacking; `whet reward list` names them"
     )
-    defence_weight: float = Field(0.5, gt=0, description="weight of each defence")
+    defence_weight: float = Field(0.5, ge=1e-6, le=MOST_WEIGHT, description="weight of each defence")
     defences_as_gates: bool = Field(
         False, description="defences cancel the first part of the reward instead of adding a penalty"
     )
-    timeout: float = Field(10.0, gt=0, description="time limit of one call, in seconds")
+    timeout: float = Field(10.0, ge=0.001, le=86400, description="time limit of one call, in seconds")
     on_error: Literal["tolerate", "stop", "exclude"] = Field(
         "tolerate",
         description="a failed reward drops the sample; the run stops after many failures, at the first, or never",
     )
     most_failures: float = Field(
-        0.05, gt=0, le=1, description="tolerated share of failures among the last 200 samples (checked from 50 on)"
+        0.05, ge=1e-6, le=1, description="tolerated share of failures among the last 200 samples (checked from 50 on)"
     )
     ledger: str = Field("", description="file that records reward changes; empty: rewards.jsonl next to the run folder")
 
@@ -154,22 +225,26 @@ class SandboxSection(Section):
 
 
 class BatchSection(Section):
-    prompts_per_step: int = Field(8, ge=1, description="prompts per step")
-    group_size: int = Field(8, ge=1, description="completions per prompt")
-    updates_per_step: int = Field(1, ge=1, description="optimizer updates per epoch over the step's batch")
-    epochs_per_batch: int = Field(1, ge=1, description="epochs over the step's batch")
+    prompts_per_step: int = Field(8, ge=1, le=65536, description="prompts per step")
+    group_size: int = Field(8, ge=1, le=65536, description="completions per prompt")
+    updates_per_step: int = Field(
+        1, ge=1, le=MOST_ROWS, description="optimizer updates per epoch over the step's batch"
+    )
+    epochs_per_batch: int = Field(1, ge=1, le=1000, description="epochs over the step's batch")
     staleness: int = Field(
-        0, ge=0, description="how many policy versions completions lie behind, as with an asynchronous sampler"
+        0, ge=0, le=1000, description="how many policy versions completions lie behind, as with an asynchronous sampler"
     )
     micro_batch_tokens: int = Field(
-        16384, ge=1, description="tokens per forward and backward pass: affects memory, never the gradient"
+        16384, ge=1, le=2**40, description="tokens per forward and backward pass: affects memory, never the gradient"
     )
 
 
 class RowsSection(Section):
-    rows_per_step: int = Field(32, ge=1, description="demonstrations, pairs or completions per optimizer step")
+    rows_per_step: int = Field(
+        32, ge=1, le=MOST_ROWS, description="demonstrations, pairs or completions per optimizer step"
+    )
     micro_batch_tokens: int = Field(
-        16384, ge=1, description="tokens per forward and backward pass: affects memory, never the gradient"
+        16384, ge=1, le=2**40, description="tokens per forward and backward pass: affects memory, never the gradient"
     )
     packed: bool = Field(True, description="pack rows one after another if the model can keep them apart; else pad")
 
@@ -183,6 +258,7 @@ class PreferenceSection(Section):
     online: int = Field(
         0,
         ge=0,
+        le=1024,
         description="completions per prompt drawn in every step; the best and the worst form a pair; 0: off",
     )
     labels: bool = Field(False, description="for a task: single completions with labels instead of pairs")
@@ -190,7 +266,9 @@ class PreferenceSection(Section):
 
 class RewardModelSection(Section):
     cost: Literal["all_pairs", "plackett_luce"] = Field("all_pairs", description="loss of a ranking")
-    centre: float = Field(0.0, ge=0, description="weight of a term that keeps scores around 0; 0.01 is usual")
+    centre: float = Field(
+        0.0, ge=0, le=MOST_WEIGHT, description="weight of a term that keeps scores around 0; 0.01 is usual"
+    )
     separator: str = Field(
         "", description="text that ends a step of a solution; empty: the data's own (; in a task), else an empty line"
     )
@@ -198,7 +276,9 @@ class RewardModelSection(Section):
         "labels", description="column with the labels of the steps; shares: the soft labels of `whet label steps`"
     )
     even_completions: bool = Field(False, description="every solution counts the same, whatever its number of steps")
-    positive_weight: float = Field(1.0, gt=0, description="weight of positive labels; above 1 where they are rare")
+    positive_weight: float = Field(
+        1.0, ge=1e-6, le=MOST_WEIGHT, description="weight of positive labels; above 1 where they are rare"
+    )
     heads: int = Field(1, ge=1, le=64, description="heads on one trunk, each a member of an ensemble")
     bootstrap: bool = Field(True, description="each head learns from its own bootstrap sample of the rows")
     outcome_at: Literal["last_token", "every_token"] = Field(
@@ -208,53 +288,61 @@ class RewardModelSection(Section):
 
 class OptimizerSection(Section):
     learning_rate: float = Field(
-        1e-6, gt=0, description="peak learning rate; the default depends on the method, the model's width and LoRA"
+        1e-6,
+        gt=0,
+        le=1e30,
+        description="peak learning rate; the default depends on the method, the model's width and LoRA",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after the warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    weight_decay: float = Field(0.0, ge=0, description="applied to matrices only")
+    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps of linear warm-up")
+    weight_decay: float = Field(0.0, ge=0, le=1000, description="applied to matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient's running mean")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient's running mean")
-    epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
-    max_gradient_norm: float = Field(1.0, gt=0, description="gradients are clipped to this norm")
+    epsilon: float = Field(1e-8, ge=1e-30, le=1, description="AdamW's epsilon")
+    max_gradient_norm: float = Field(1.0, ge=1e-12, le=1e12, description="gradients are clipped to this norm")
 
 
 class CriticSection(Section):
     trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")
     start: str = Field("", description="reward model (one label) to start from; empty: the policy")
     learning_rate: float = Field(
-        0.0, ge=0, description="learning rate of the critic; the default depends on the model too; 0: the policy's"
+        0.0,
+        ge=0,
+        le=1000,
+        description="learning rate of the critic; the default depends on the model too; 0: the policy's",
     )
 
 
 class ScorerChoice(Section):
     reward: str = Field(description="run or checkpoint of a reward model, or a reward by name, as in reward.parts")
-    settings: dict[str, Any] = Field({}, description="settings of the reward, by name")
+    settings: Table = Field({}, description="settings of the reward, by name")
 
 
 class RerankSection(Section):
     scorers: tuple[ScorerChoice, ...] = Field(
         (), description="rewards that choose among the completions, as named by --rerank"
     )
-    settings: dict[str, Any] = Field({}, description="settings of the scorer, if there is only one")
+    settings: Table = Field({}, description="settings of the scorer, if there is only one")
     search: Literal["none", "steps"] = Field(
         "none", description="search step by step, guided by the scores of the steps"
     )
-    beams: int = Field(4, ge=1, description="partial completions a search keeps after each step")
-    branches: int = Field(4, ge=1, description="continuations that a search draws for each")
+    beams: int = Field(4, ge=1, le=4096, description="partial completions a search keeps after each step")
+    branches: int = Field(4, ge=1, le=4096, description="continuations that a search draws for each")
     separator: str = Field("", description="text that ends a step in a search; empty: the scorer's own")
 
 
 class EvalSection(Section):
     source: str = Field("", description="file or hub dataset to evaluate on; tasks and gym datasets have their own")
-    every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after training")
-    prompts: int = Field(200, ge=0, description="prompts per evaluation; 0 switches evaluation off")
+    every: int = Field(
+        10, ge=0, le=MOST_STEPS, description="steps between evaluations; 0: only before and after training"
+    )
+    prompts: int = Field(200, ge=0, le=MOST_ROWS, description="prompts per evaluation; 0 switches evaluation off")
     by: str = Field("", description="column of the eval rows; each of its values gets a metric of its own")
 
 
 class ReportSection(Section):
-    save_every: int = Field(10, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=1, description="checkpoints to keep; older ones are deleted")
-    samples_per_step: int = Field(1, ge=0, description="groups per step written to samples.jsonl")
-    review_every: int = Field(100, ge=0, description="steps between two selections for review; 0: off")
-    review_count: int = Field(20, ge=1, description="best and worst completions to select, each")
+    save_every: int = Field(10, ge=1, le=MOST_STEPS, description="steps between checkpoints")
+    keep_checkpoints: int = Field(2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted")
+    samples_per_step: int = Field(1, ge=0, le=MOST_ROWS, description="groups per step written to samples.jsonl")
+    review_every: int = Field(100, ge=0, le=MOST_STEPS, description="steps between two selections for review; 0: off")
+    review_count: int = Field(20, ge=1, le=MOST_ROWS, description="best and worst completions to select, each")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +23,14 @@ def model_width(name: str) -> int | None:
     """The hidden size of a folder, a .gguf file, smollm2 or a hub model; None where it cannot be read."""
     if name in KNOWN:
         return KNOWN[name]
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
+    path = Path(os.path.expanduser(name))
+    if path.suffix == ".gguf" and os.path.isfile(path):  # False for a name that is too long, too
         return gguf_width(path)
     on_hub = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    config = path / "config.json" if path.is_dir() else hub_file(name, "config.json") if on_hub else None
+    config = path / "config.json" if os.path.isdir(path) else hub_file(name, "config.json") if on_hub else None
     try:
         return stated_width(json.loads(config.read_text(encoding="utf-8"))) if config is not None else None
-    except (OSError, ValueError):  # what is wrong with the model is told when it is loaded
+    except (OSError, ValueError, TypeError, RecursionError):  # what is wrong with the model is told when it is loaded
         return None
 
 
@@ -45,8 +46,9 @@ def stated_width(config: Any) -> int | None:
 
 def gguf_width(file: Path) -> int | None:
     """`ARCHITECTURE.embedding_length` of a GGUF header, which stands before the long lists of the tokenizer."""
-    with file.open("rb") as stream:
-        try:
+    damage = (OSError, struct.error, KeyError, OverflowError, MemoryError, RecursionError)
+    try:  # a damaged file is told when it is loaded
+        with file.open("rb") as stream:
             magic, _, _, count = struct.unpack("<4sIQQ", stream.read(24))
             for _ in range(count if magic == b"GGUF" else 0):
                 key = stream.read(_number(stream, "<Q")).decode("utf-8", "replace")
@@ -54,8 +56,8 @@ def gguf_width(file: Path) -> int | None:
                 if key.endswith(".embedding_length") and kind == GGUF_UINT32:
                     return _number(stream, "<I")
                 _skip(stream, kind)
-        except (struct.error, KeyError):  # a damaged file is told when it is loaded
-            return None
+    except damage:
+        return None
     return None
 
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from whet.data.rows import BadRow, first_line
 from whet.types import Demonstration, Encoded, Message, Prompt, WhetError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_TURNS = 8  # named in an error line
 # a placeholder for any completion, to see what a template writes after one
 PROBE = "probe0completion"
 
@@ -33,8 +35,9 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[i
         if prompt.tools or any(each["role"] == "tool" or each.get("tool_calls") for each in prompt.messages):
             _require_tool_support(tokenizer, prompt.messages, prompt)
         write = partial(templated, tokenizer, prompt.messages, prompt.id, tools=prompt.tools)
-        return tuple(write(open_completion=True, tokenize=True))
+        return _known(tokenizer, tuple(write(open_completion=True, tokenize=True)), prompt)
     tokens = tuple(tokenizer(prompt.text)["input_ids"])
+    tokens = _known(tokenizer, tokens, prompt) if prompt.text else tokens
     # some tokenizers close every text; a prompt has to stay open
     closed = (*text_tokens(tokenizer, prompt.text), tokenizer.eos_token_id)
     return tokens[:-1] if tokens[-len(closed) :] == closed else tokens
@@ -135,9 +138,10 @@ def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence
     )
     for name, is_used, without in checks:
         if is_used and write(messages, tools=prompt.tools) == without():
-            raise WhetError(
+            raise BadRow(
                 f"prompt {prompt.id!r}: the chat template does not write {name}; expected one with tool support; "
-                "use a model that was trained with tools, or set tokenizer.chat_template"
+                "use a model that was trained with tools, or set tokenizer.chat_template",
+                f"the chat template does not write {name}",
             )
 
 
@@ -206,11 +210,18 @@ def templated(
             return_dict=False,
             tools=[dict(each) for each in tools] or None,
         )
-    except (jinja2.TemplateError, ValueError) as error:
-        roles = ", ".join(message["role"] for message in messages)
+    except (jinja2.TemplateSyntaxError, OverflowError, RecursionError, MemoryError) as error:
         raise WhetError(
-            f"prompt {prompt_id!r}: the chat template refuses the turns {roles} ({error}); "
-            "expected a conversation it can write; change the turns or the tokenizer's chat_template"
+            f"prompt {prompt_id!r}: the chat template cannot be run ({first_line(error)}); expected a Jinja template "
+            "that ends; correct the tokenizer's chat_template"
+        ) from error
+    except Exception as error:  # whatever a template of somebody else's raises
+        turns = [message["role"] for message in messages]
+        roles = ", ".join(turns if len(turns) <= MOST_TURNS else [*turns[:MOST_TURNS], "..."])
+        raise BadRow(
+            f"prompt {prompt_id!r}: the chat template refuses the turns {roles} ({first_line(error)}); "
+            "expected a conversation it can write; change the turns or the tokenizer's chat_template",
+            "the chat template refuses the turns",
         ) from error
 
 
@@ -224,7 +235,40 @@ def _end_token(tokenizer: PreTrainedTokenizerBase, prompt_id: str) -> int:
 
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _embedded(tokenizer, tokens, f"the text {_excerpt(text)}") if _rows(tokenizer) is not None else tokens
+
+
+def _rows(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """How many tokens the model knows, where the tokenizer knows more; `whet.model.load` notes it."""
+    return getattr(tokenizer, "embedding_rows", None)
+
+
+def _known(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], prompt: Prompt) -> tuple[int, ...]:
+    """The tokens of a prompt: at least one, and none beyond the model's embedding."""
+    if not tokens:
+        raise BadRow(
+            f"prompt {prompt.id!r}: the tokenizer makes no token of {_excerpt(prompt.question())}; expected at least "
+            "one; write it otherwise, or use another model",
+            "the tokenizer makes no token of the prompt",
+        )
+    return _embedded(tokenizer, tokens, f"prompt {prompt.id!r}")
+
+
+def _embedded(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], shown: str) -> tuple[int, ...]:
+    rows = _rows(tokenizer)
+    if rows is not None and tokens and max(tokens) >= rows:
+        beyond = max(tokens)
+        raise BadRow(
+            f"{shown}: holds token {beyond} ({tokenizer.convert_ids_to_tokens(beyond)!r}), but the model's embedding "
+            f"has {rows} rows; expected tokens that the model knows; take tokenizer and model from the same place",
+            "tokens that the model does not have",
+        )
+    return tokens
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:

@@ -9,6 +9,21 @@ from typing import Any
 from whet.data.rows import Row
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s+([^\s{}$\\]+)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
+HASHES = re.compile(r"(?<!#)####(?!#)")
+# what a heading says that announces the answer, and the answer where it stands on the same line
+TITLE = re.compile(
+    r"(?:the\s+)?(?:final\s+)?(?:answer|result|conclusion|solution|summary)s?(?:\s*(?:\*\*)?\s*(?::|\bis\b)\s*(?:\*\*)?\s*(.*))?",
+    re.IGNORECASE,
+)
+SECTION = re.compile(
+    r"[*_ ]*(?:step|part|case|method|section|example|explanation|analysis|solution|note|approach)\b", re.IGNORECASE
+)
+ENUMERATED = re.compile(r"(?:\d{1,2}|[a-zA-Z]|[ivx]+)[.)]\s+\S")
+COUNTED = re.compile(r"[-+]?\s*[$€£]?\s*[0-9][0-9,]*(?:\.[0-9]+)?\s*%?(?:\s+[a-z]+){0,3}\.?")  # 42 apples
+TEXT_COMMAND = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}")
+WORDS = re.compile(r"[^\W\d_]{3,}")
+SENTENCE = re.compile(r"\b(?:is|are|was|were|has|have|equals)\b|[.!?:]$", re.IGNORECASE)
+MOST_WORDS = 5  # of an answer below a heading that announces it
 # columns that public data has for the gold answer, where there is no `answer`
 ANSWERS = ("ground_truth", "gold", "gold_answer", "final_answer", "expected_answer", "Answer", "target", "gt")
 
@@ -19,9 +34,9 @@ def with_gold(row: Row) -> Row:
     answer, name = values.get("answer"), row.names.get("answer", "answer")
     if answer is None:
         answer, name = _found(values)
-    if isinstance(answer, str) and "####" in answer:
+    if isinstance(answer, str) and (marks := after_hashes(answer)):
         values.setdefault("solution", answer)
-        answer, name = after_hashes(answer)[-1], f"what follows #### in {name}"
+        answer, name = marks[-1], f"what follows #### in {name}"
     if answer is None:
         return row
     return row.changed({**values, "answer": answer}, answer=name)
@@ -63,8 +78,40 @@ def boxed(text: str) -> list[str]:
 
 
 def after_hashes(text: str) -> list[str]:
-    """What stands after each ####, to the end of its line or on the next line that is not blank."""
-    return [first_line(piece) for piece in text.split("####")[1:]]
+    """The answers that #### marks, on its line or the next that is not blank. Markdown's headings are none.
+
+    A number or formula is an answer wherever it stands. Words are one where nothing is written below them: a heading
+    has a text. "#### Final answer" is a heading too, and what stands alone on the line below it is the answer.
+    """
+    if "####" not in text:
+        return []
+    marks = []
+    pieces = HASHES.split(text)
+    for place, piece in enumerate(pieces[1:], start=2):
+        lines = [line.strip() for line in piece.splitlines() if line.strip()]
+        if not lines:
+            continue
+        is_last = place == len(pieces)
+        title = TITLE.fullmatch(lines[0].strip("*_ "))
+        if title is not None and (title[1] or len(lines) > 1):
+            line, has_text = (title[1], len(lines) > 1) if title[1] else (lines[1], len(lines) > 2)
+            if _is_bare_value(line) or not (has_text or SENTENCE.search(line) or len(line.split()) > MOST_WORDS):
+                marks.append(bare_answer(line))
+        elif (
+            _is_bare_value(lines[0])
+            or (is_last and COUNTED.fullmatch(lines[0].strip("*_ ")))
+            or (len(lines) == 1 and not SECTION.match(lines[0]))
+        ):
+            marks.append(bare_answer(lines[0]))
+    return marks
+
+
+def _is_bare_value(line: str) -> bool:
+    """True for a number or formula without words: what a heading never is."""
+    bare = TEXT_COMMAND.sub("", line.strip().strip("*`_ "))
+    if not re.search(r"[0-9\\]", bare) or ENUMERATED.match(bare):
+        return False
+    return not WORDS.search(re.sub(r"\\[a-zA-Z]+", "", bare))
 
 
 def first_line(text: str) -> str:

@@ -340,7 +340,7 @@ def renamed(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
                 f"columns: {source!r} (to become {target!r}) is not a column of the data; "
                 f"expected one of {_names(present)}; {fix}"
             )
-    return [_renamed_row(row, columns) for row in rows] if columns else list(rows)
+    return [_renamed_row(row, columns) if row.fault is None else row for row in rows] if columns else list(rows)
 
 
 def _renamed_row(row: Row, columns: Mapping[str, str]) -> Row:

@@ -11,16 +11,29 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whet.types import WhetError, nearest
+from whet.data.files import names_in, readable_file, reading, shown_source
+from whet.types import WhetError
 
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
 JOINED = " + "  # between two columns that became one
 FORMATS = (*TEXT_FORMATS, *(f"{suffix}.gz" for suffix in TEXT_FORMATS), ".parquet")
+DEEPEST = 64  # lists and objects inside one another
+MOST_DIGITS = 300  # of an integer: a float still holds it
+LONGEST_FIELD = 2**31 - 1  # bytes of a CSV field; the package's own limit of 131,072 refuses honest texts
+MOST_NAMES = 20  # of columns in an error line
+
+
+class BadRow(WhetError):
+    """A row that cannot be read. `reason` is the same for all rows with the same mistake."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class Row:
     values: Mapping[str, Any]
     where: str  # "train.jsonl:17", "data.json: item 3", "file.parquet: row 3" or "owner/name[split]: row 3"
     names: Mapping[str, str] = field(default_factory=dict)  # whet's column -> where the user has it
+    fault: BadRow | None = None  # why nothing could be read here; then there are no values
 
     def changed(self, values: Mapping[str, Any], **names: str) -> Row:
         """The row with other values; `names` says where the user has those that were found under another name."""
@@ -48,14 +62,6 @@ class Row:
 
 
 Reader = Callable[[str, Iterable[bytes]], Iterator[Row]]  # (file name, its bytes)
-
-
-class BadRow(WhetError):
-    """A row that cannot be read. `reason` is the same for all rows with the same mistake."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def mistake(row: Row, field: str, given: str, expected: str, fix: str) -> BadRow:
@@ -82,51 +88,47 @@ def column_notes(rows: Iterable[Row]) -> str:
 
 
 def file_rows(source: str) -> Iterator[Row]:
-    """The rows of a JSON Lines, JSON, CSV or Parquet file, read on demand."""
-    path = Path(source).expanduser()
-    name = path.name
-    if path.is_dir():
-        inside = sorted(child.name for child in path.iterdir() if child.name.endswith(FORMATS))
-        fix = f"give a file in it, such as {path / inside[0]}" if inside else "give the file itself"
-        raise WhetError(f"{source}: is a folder; expected a file ending in {', '.join(FORMATS)}; {fix}")
-    if not path.exists():
-        raise WhetError(_missing_file(source, path))
-    lower = name.lower()
+    """The rows of a JSON Lines, JSON, CSV or Parquet file, read on demand.
+
+    A line that cannot be read is a row with a `fault`; what spoils the whole file is an error.
+    """
+    expected = f"a file ending in {', '.join(FORMATS)}"
+    folder = Path(source)
+    try:
+        inside = [name for name in names_in(folder) if name.endswith(FORMATS)]
+    except ValueError:
+        inside = []
+    if inside:
+        raise WhetError(
+            f"{shown_source(source)}: is a folder; expected {expected}; give a file in it, such as {folder / inside[0]}"
+        )
+    on_hub = len(folder.parts) == 2 and not folder.suffix and not folder.is_absolute()
+    hint = f" (a dataset of the hub is written hub:{shown_source(source)})" if on_hub else ""
+    path = readable_file(source, expected, hint=hint)
+    lower = path.name.lower()
     if lower.endswith(".parquet"):
         return _parquet_rows(path)
     readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
     reader = readers.get(Path(lower.removesuffix(".gz")).suffix)
     if reader is None:
         raise WhetError(
-            f"{source}: unknown kind of file; expected a name ending in {', '.join(FORMATS)}; "
+            f"{shown_source(source)}: unknown kind of file; expected a name ending in {', '.join(FORMATS)}; "
             "rename or convert the file"
         )
     return _text_rows(path, reader)
 
 
-def _missing_file(source: str, path: Path) -> str:
-    fix = "correct the path"
-    if path.parent.is_dir():
-        close = nearest(path.name, (child.name for child in path.parent.iterdir()))
-        fix = f"did you mean {path.parent / close}?" if close else fix
-        given = "no such file"
-    else:
-        given = f"no such file, nor the folder {path.parent}"
-    if len(path.parts) == 2 and not path.suffix and not path.is_absolute():
-        fix += f" (a dataset of the hub is written hub:{source})"
-    return f"{source}: {given}; expected a data file; {fix}"
-
-
 def _text_rows(path: Path, reader: Reader) -> Iterator[Row]:
-    with path.open("rb") as stream:
+    name = shown_source(path.name)
+    with reading(name), path.open("rb") as stream:
         if path.suffix.lower() != ".gz":
-            yield from reader(path.name, stream)
+            yield from reader(name, stream)
             return
         try:
-            yield from reader(path.name, gzip.GzipFile(fileobj=stream))
+            yield from reader(name, gzip.GzipFile(fileobj=stream))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise WhetError(
-                f"{path.name}: the gzip data is damaged ({error}); expected a whole .gz file; fetch it again"
+                f"{name}: the gzip data is damaged ({first_line(error)}); expected a whole .gz file; fetch it again"
             ) from error
 
 
@@ -134,37 +136,50 @@ def _decoded(where: str, line: bytes) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise WhetError(
-            f"{where}: byte {error.start + 1} is not UTF-8; expected UTF-8 text; save the file as UTF-8"
+        given = f"byte {error.start + 1} is not UTF-8"
+        raise BadRow(
+            f"{where}: {given}; expected UTF-8 text; save the file as UTF-8", "the line is not UTF-8"
         ) from error
 
 
-def _lines(name: str, stream: Iterable[bytes]) -> Iterator[str]:
+def _lines(stream: Iterable[bytes]) -> Iterator[bytes]:
     # bytes are split on "\n" alone; str.splitlines would also cut JSON strings at U+2028 and its kin
-    for number, line in enumerate(stream, start=1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+    for number, line in enumerate(stream):
+        yield line if number else line.removeprefix(b"\xef\xbb\xbf")
+
+
+def _text_lines(name: str, stream: Iterable[bytes]) -> Iterator[str]:
+    for number, line in enumerate(_lines(stream), start=1):
         yield _decoded(f"{name}:{number}", line)
 
 
 def _jsonl_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
-    for number, line in enumerate(_lines(name, stream), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}:{number}"
-        try:
-            value = json.loads(line.rstrip("\r\n"))
-        except json.JSONDecodeError as error:
-            raise WhetError(
-                f"{where}: column {error.colno}: not valid JSON ({error.msg}); expected one JSON object on each line; "
-                "correct the line"
-            ) from error
-        yield _object_row(value, where)
+    for number, line in enumerate(_lines(stream), start=1):
+        if line.strip():
+            where = f"{name}:{number}"
+            try:
+                # only an escape can write half a character, as UTF-8 itself has none
+                value = _parsed(_decoded(where, line).rstrip("\r\n"), where)
+                yield _object_row(value, where, sound_text=b"\\u" not in line)
+            except BadRow as fault:
+                yield Row({}, where, fault=fault)
+
+
+def _parsed(text: str, where: str) -> Any:
+    """The value of a line of JSON."""
+    try:
+        return json_value(text)
+    except json.JSONDecodeError as error:
+        message = f"{where}: column {error.colno}: not valid JSON ({error.msg}); expected one JSON object on each line"
+        raise BadRow(f"{message}; correct the line", "the line is not valid JSON") from error
+    except (ValueError, RecursionError) as error:
+        given = shown_fault(error)
+        raise BadRow(f"{where}: {given}; expected one JSON object on each line; correct the line", given) from error
 
 
 def _json_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
     try:
-        items = json.loads("".join(_lines(name, stream)))
+        items = json_value("".join(_text_lines(name, stream)), limit_depth=False)
     except json.JSONDecodeError as error:
         several = error.msg == "Extra data"
         fix = "if it holds one object per line, name it .jsonl" if several else "correct the line"
@@ -172,24 +187,123 @@ def _json_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
             f"{name}:{error.lineno}: column {error.colno}: not valid JSON ({error.msg}); "
             f"expected one array of objects; {fix}"
         ) from error
+    except BadRow as error:
+        raise WhetError(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise WhetError(
+            f"{name}: {shown_fault(error)}; expected one array of objects; correct it, or use .jsonl"
+        ) from error
     if not isinstance(items, list):
         raise WhetError(
             f"{name}: holds {_kind(items)}; expected an array of objects; put the rows in [ ], or use .jsonl"
         )
     for number, item in enumerate(items, start=1):
-        yield _object_row(item, f"{name}: item {number}")
+        where = f"{name}: item {number}"
+        try:
+            yield _object_row(item, where)
+        except BadRow as fault:
+            yield Row({}, where, fault=fault)
 
 
-def _object_row(value: Any, where: str) -> Row:
+def json_value(text: str, limit_depth: bool = True) -> Any:
+    """Parsed JSON; a ValueError for what would be lost, or break somebody later: keys twice, endless integers."""
+    value = json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
+    if limit_depth and text.count("[") + text.count("{") > DEEPEST:
+        require_shallow(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {_shortened(twice)} appears twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(text)} digits, more than {MOST_DIGITS}")
+    return int(text)
+
+
+def require_shallow(value: Any) -> None:
+    """A ValueError where lists and objects stand too deep inside one another: much that reads them recurses."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list | tuple)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise ValueError(f"lists and objects stand more than {DEEPEST} deep inside one another")
+
+
+def shown_fault(error: BaseException) -> str:
+    deep = f"lists and objects stand more than {DEEPEST} deep inside one another"
+    return deep if isinstance(error, RecursionError) else first_line(error)
+
+
+def _object_row(value: Any, where: str, sound_text: bool = False) -> Row:
     if not isinstance(value, dict):
-        raise WhetError(
-            f'{where}: the row is {_kind(value)}; expected a JSON object; write it as {{"column": value, ...}}'
+        raise BadRow(
+            f'{where}: the row is {_kind(value)}; expected a JSON object; write it as {{"column": value, ...}}',
+            f"the row is {_kind(value)}",
         )
-    return Row(value, where)
+    return Row(value, where) if sound_text else sound(Row(value, where))
+
+
+def sound(row: Row) -> Row:
+    """The row, or the row with a fault that spares every reader a check of its own."""
+    try:
+        require_shallow(row.values)
+    except ValueError as error:
+        return _faulty(row, str(error), "flatter values", "correct the row or drop it")
+    for column, text in _texts(row.values):
+        if not text.isascii() and _has_half_character(text):
+            given = "holds half a character (a lone surrogate)"
+            return _faulty(
+                row, f"{_shortened(column)} {given}", "text that UTF-8 can write", "correct it or drop the row"
+            )
+    return row
+
+
+def _faulty(row: Row, given: str, expected: str, fix: str) -> Row:
+    return Row({}, row.where, fault=BadRow(f"{row.where}: {given}; expected {expected}; {fix}", given))
+
+
+def _texts(value: Any, column: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield column, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield column or str(name), str(name)
+            yield from _texts(inner, column or str(name))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, column)
+
+
+def _has_half_character(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _shortened(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
 
 def _csv_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
-    reader = csv.reader(_lines(name, stream), strict=True)
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(_text_lines(name, stream), strict=True)
     header: list[str] | None = None
     line = 1
     try:
@@ -202,26 +316,37 @@ def _csv_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
                 header = _csv_header(fields, where)
                 continue
             if len(fields) != len(header):
-                raise WhetError(
-                    f"{where}: the row has {len(fields)} fields; expected {len(header)} "
-                    f"({', '.join(header)}); quote fields that hold commas or line breaks"
-                )
+                given = f"the row has {len(fields)} fields"
+                message = f"{where}: {given}; expected {len(header)} ({_some(header)})"
+                message += "; quote fields that hold commas or line breaks"
+                yield Row({}, where, fault=BadRow(message, "the row has another number of fields than the header"))
+                continue
             yield Row(dict(zip(header, fields, strict=True)), where)
     except csv.Error as error:
         raise WhetError(
             f"{name}:{line}: not valid CSV ({error}); expected quotes inside a quoted field to be doubled; "
             "correct the row, or save the data as .jsonl"
         ) from error
+    except BadRow as error:
+        raise WhetError(str(error)) from error
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(name if len(name) <= 40 else f"{name[:37]}..." for name in names[:MOST_NAMES])
+    return shown if len(names) <= MOST_NAMES else f"{shown}, and {len(names) - MOST_NAMES} more"
 
 
 def _csv_header(fields: list[str], where: str) -> list[str]:
+    seen: set[str] = set()
     for position, column in enumerate(fields, start=1):
         if not column.strip():
             raise WhetError(f"{where}: header field {position} is empty; expected a column name; name the column")
-        if column in fields[: position - 1]:
+        if column in seen:
             raise WhetError(
-                f"{where}: column {column!r} appears twice in the header; expected different names; rename one of them"
+                f"{where}: column {_shortened(column)} appears twice in the header; expected different names; "
+                "rename one of them"
             )
+        seen.add(column)
     return fields
 
 
@@ -231,14 +356,23 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         import pyarrow.parquet
     except ImportError as error:
         _raise_missing_package(path.name, "pyarrow", error)
+    name = shown_source(path.name)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            twice = next((each for each in names if names.count(each) > 1), None)
+            if twice is not None:
+                raise WhetError(
+                    f"{name}: column {_shortened(twice)} appears twice; expected different names; rename one of them"
+                )
             values = (value for batch in file.iter_batches(batch_size=1024) for value in batch.to_pylist())
             for number, value in enumerate(values, start=1):
-                yield Row(value, f"{path.name}: row {number}")
-    except pyarrow.ArrowException as error:
+                yield sound(Row(value, f"{name}: row {number}"))
+    except WhetError:
+        raise
+    except Exception as error:  # of damaged files pyarrow raises many kinds, OSError and UnicodeDecodeError too
         raise WhetError(
-            f"{path.name}: not readable as Parquet ({_first_line(error)}); expected a whole Parquet file; "
+            f"{name}: not readable as Parquet ({first_line(error)}); expected a whole Parquet file with UTF-8 text; "
             "fetch or write it again"
         ) from error
 
@@ -253,7 +387,7 @@ def hub_rows(source: str, name: str, config: str | None, split: str) -> Iterator
         dataset = load_dataset(name, config, split=split)
     except Exception as error:  # the package raises many unrelated kinds: unknown name, config, split, no network
         raise WhetError(
-            f"{source}: the dataset did not load ({type(error).__name__}: {_first_line(error)}); "
+            f"{source}: the dataset did not load ({type(error).__name__}: {first_line(error)}); "
             "check its name, config, split and your network"
         ) from error
     label = f"{name}{f'/{config}' if config else ''}[{split}]"
@@ -265,8 +399,9 @@ def _raise_missing_package(source: str, package: str, error: ImportError) -> NoR
     raise WhetError(f"{source}: needs the package {package}; run: pip install 'whet[hub]'") from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or "no details"
+def first_line(error: BaseException) -> str:
+    line = str(error).strip().partition("\n")[0] or "no details"
+    return line if len(line) <= 200 else f"{line[:197]}..."
 
 
 def _kind(value: Any) -> str:

@@ -152,8 +152,11 @@ def parse_source(text: str) -> DataSource:
     return DataSource(SourceKind.HUB, "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or TRAIN)
 
 
-def read_rows(text: str, limit: int | None = None) -> list[Row]:
-    """The rows of the file or hub dataset that `text` names, at most `limit` of them."""
+def read_rows(text: str, limit: int | None = None, faulty: bool = False) -> list[Row]:
+    """The rows of the file or hub dataset that `text` names, at most `limit` of them.
+
+    The first that could not be read is an error; with `faulty` all are returned, each with its `fault`.
+    """
     if limit is not None and limit < 1:
         raise WhetError(f"{text}: limit is {limit}; give at least 1, or None to read every row")
     source = parse_source(text)
@@ -164,4 +167,7 @@ def read_rows(text: str, limit: int | None = None) -> list[Row]:
     rows = list(islice(stored, limit))
     if not rows:
         raise WhetError(f"{text}: holds no rows; expected at least one; check that it was written to the end")
+    fault = next((row.fault for row in rows if row.fault is not None), None)
+    if fault is not None and not faulty:
+        raise fault
     return rows

@@ -33,6 +33,9 @@ def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], dr
     """What `read` makes of the rows; with `drop` of those it takes, and at least half of them must be."""
     if not drop:
         try:
+            fault = next((row.fault for row in rows if row.fault is not None), None)
+            if fault is not None:
+                raise fault
             return _placed(Usable(read(rows)), rows)
         except BadRow as error:
             raise WhetError(f"{error}{_others(rows, read)}") from error
@@ -51,6 +54,18 @@ def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
     return values
 
 
+def without(values: Sequence[Value], kept: Sequence[int], left_out: Mapping[str, int]) -> Usable[Value]:
+    """The values of these numbers; the others are counted by reason, beside those that were left out before."""
+    found = Usable(
+        [values[number] for number in kept],
+        Counter(getattr(values, "left_out", {})) + Counter(left_out),
+        getattr(values, "notes", ""),
+    )
+    places = getattr(values, "places", [])
+    found.places = [places[number] for number in kept] if places else []
+    return found
+
+
 def left_out_words(left_out: Mapping[str, int]) -> str:
     """`5 unusable: chosen is empty (3), label is null (2)`, the commonest first; nothing where none was left out."""
     if not left_out:
@@ -66,6 +81,8 @@ def _sorted_out(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]
     kept, refused = [], []
     for row in rows:
         try:
+            if row.fault is not None:
+                raise row.fault
             read([row])
             kept.append(row)
         except BadRow as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from whet.build.prompts import load_prompts
-from whet.build.rewards import bind_judges, build_reward_parts, build_scorer
-from whet.build.rows import column_facts
+from whet.build.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
+from whet.build.rows import column_facts, left_out_phrases
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, encode_prompts, load_runtime, sampling_from
 from whet.config.config import EvaluationConfig
-from whet.data.usable import Usable
+from whet.data.usable import without
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import Score, draw_completions
@@ -34,7 +34,8 @@ def evaluate_groups(
     runtime, evaluator = eval_setup(config, rewards, scored)
     if on_facts is not None:
         decoding = decode_facts(runtime, sampling_from(config.sampling), evaluator.prompt_tokens)
-        on_facts({**column_facts(evaluator.prompts), **decoding})
+        left_out = left_out_phrases(evaluator.prompts)
+        on_facts({**column_facts(evaluator.prompts), **({"left out": left_out[0]} if left_out else {}), **decoding})
     return run_evaluator(config, num_samples, runtime, evaluator)
 
 
@@ -43,10 +44,11 @@ def eval_setup(
 ) -> tuple[Runtime, Evaluator]:
     """The model, and the held-out prompts with their judge."""
     prompts = load_prompts(config, evaluation=True)
-    chosen = Usable(prompts[: config.eval.prompts], notes=getattr(prompts, "notes", ""))
+    chosen: Sequence[Prompt] = without(prompts, range(min(len(prompts), config.eval.prompts)), {})
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=scored, given=rewards)
+    chosen = scorable_prompts(chosen, parts, config.data)
     runtime = load_runtime(config)
     score: Score = _unscored
     if parts:

@@ -6,6 +6,7 @@ that needs no new embedding row, and the tokens that end a completion gathered i
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ UNKNOWN_CONTEXT = 2**30  # for models that state no limit, such as those without
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+MOST_SHOWN = 100  # characters of a name in an error line
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -58,6 +60,7 @@ def load_model(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu
     model.eval()
     switch_off_dropout(model)
     set_padding(model, tokenizer)
+    note_unknown_tokens(model, tokenizer)
     fix_generation_config(model, tokenizer)
     # whet checks lengths itself, with the prompt's name; the tokenizer's own warning would come without one
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
@@ -85,16 +88,21 @@ def local_folder(name: str) -> Path | None:
         return BUILTIN / name
     if name == SMOLLM2:
         return converted_folder(smollm2_file())
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    path = Path(os.path.expanduser(name))
+    # os.path says no where pathlib raises: a name that is too long, a null byte
+    if name and os.path.isdir(path):
         return newest_checkpoint(path) or path
-    if name and path.is_file():
+    if name and os.path.isfile(path):
         if path.suffix != ".gguf":
             raise WhetError(f"model {name} is a file; give a folder with config.json, or a .gguf file")
         return converted_folder(path)
     if HUB_ID.fullmatch(name) and path.suffix != ".gguf" and not name.startswith("."):
         return None
-    raise WhetError(f"no model called {name!r}; {nearest_fix(name)}")
+    raise WhetError(f"no model called {shown_name(name)}; {nearest_fix(name)}")
+
+
+def shown_name(name: str) -> str:
+    return repr(name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}...")
 
 
 def newest_checkpoint(path: Path) -> Path | None:
@@ -120,10 +128,10 @@ def nearest_fix(name: str) -> str:
 
 def nearest_folders(name: str) -> list[str]:
     """Existing folders and GGUF files beside the path that was meant, the most similar first."""
-    path = Path(name).expanduser()
-    if not name or not path.parent.is_dir():
+    path = Path(os.path.expanduser(name))
+    if not name or not os.path.isdir(path.parent) or not os.access(path.parent, os.R_OK):
         return []
-    there = [entry for entry in path.parent.iterdir() if entry.is_dir() or entry.suffix == ".gguf"]
+    there = [entry for entry in path.parent.iterdir() if os.path.isdir(entry) or entry.suffix == ".gguf"]
     found = nearest(path.name, [entry.name for entry in there])
     names = [found] if found else []
     return [str(path.parent / found) for found in names]
@@ -203,6 +211,13 @@ def switch_off_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def note_unknown_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Note that the tokenizer has tokens without a row in the embedding: an added padding, an image."""
+    rows = cast(Tensor, model.get_input_embeddings().weight).shape[0]
+    if len(tokenizer) > rows:
+        tokenizer.embedding_rows = rows
+
+
 def set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """A padding token among the rows the embedding has; the end token serves, since padding is masked."""
     rows = cast(Tensor, model.get_input_embeddings().weight).shape[0]
@@ -247,8 +262,13 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
     )
     found: set[int] = set()
     for value in stated:
-        if value is not None:
-            found.update([int(value)] if isinstance(value, int) else [int(token) for token in value])
+        for token in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise WhetError(
+                    f"model {model.name_or_path}: eos_token_id is {value!r}; expected the number of a token, or a list "
+                    "of them; correct it in config.json and generation_config.json"
+                )
+            found.add(token)
     return tuple(sorted(found))
 
 

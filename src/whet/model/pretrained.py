@@ -17,6 +17,7 @@ from whet.types import WhetError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MOST_SHOWN = 300  # characters of another package's error
 MOST_NAMES = 3  # of missing weights in a message: enough to see the pattern, short enough for a line
 
 
@@ -39,7 +40,9 @@ def quiet_transformers() -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says, for a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def read_model(source: str, dtype: torch.dtype, shown: str, **options: Any) -> PreTrainedModel:
@@ -51,7 +54,12 @@ def read_model(source: str, dtype: torch.dtype, shown: str, **options: Any) -> P
 
     # Code that comes with a model is never run; without the explicit no, transformers asks on the terminal.
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **options
+        source,
+        dtype=dtype,
+        output_loading_info=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        **options,
     )
     model, loading = loaded
     refuse_incomplete(model, loading, shown)

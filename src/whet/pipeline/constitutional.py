@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal
 import tomli_w
 from pydantic import Field
 
+from whet.config.bounds import MOST_REPEATS, MOST_ROWS, MOST_STEPS, MOST_TOKENS
 from whet.config.config import SUPERVISED
-from whet.config.sections import Section
+from whet.config.sections import Section, Table
 from whet.pipeline.constitution import (
     GENERAL,
     TASK_PRINCIPLES,
@@ -84,7 +85,7 @@ NOTHING_WRONG = "all right"
 class FeedbackSection(Section):
     name: str = Field("", description="the model that compares; empty: the one that wrote the critiques")
     reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
-    reason_tokens: int = Field(128, ge=1, description="of those reasons")
+    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of those reasons")
     min_margin: float = Field(0.0, ge=0, lt=0.5, description="how far from 1/2 a preference must be, or it is left out")
     soft_labels: bool = Field(True, description="a pair counts as far as the feedback is sure of it")
 
@@ -93,25 +94,27 @@ class ConstitutionalSettings(PipelineSettings):
     """A constitution and what is done with it."""
 
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
-    prompts: int = Field(1024, ge=1, description="whose completions are criticised and revised")
-    critiques: int = Field(4, ge=1, description="times that a completion is criticised and revised")
-    critique_tokens: int = Field(128, ge=1, description="of a critique")
+    prompts: int = Field(1024, ge=1, le=MOST_ROWS, description="whose completions are criticised and revised")
+    critiques: int = Field(4, ge=1, le=MOST_REPEATS, description="times that a completion is criticised and revised")
+    critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="of a critique")
     helpful: str = Field("", description="a file of demonstrations that are learnt together with the revisions")
     forbidden: str = Field("", description="COLUMN=VALUE of prompts that are to be refused; empty: none is")
-    examples: int = Field(512, ge=1, description="prompts of a task that teach criticising, revising and comparing")
-    teach: dict[str, Any] = Field({}, description=f"of that first training, on a task: {TRAIN_KEYS}")
-    revise_epochs: float = Field(2.0, gt=0, description="passes over the revisions")
-    revise: dict[str, Any] = Field({}, description=f"of the training on revisions: {TRAIN_KEYS}")
-    preference_prompts: int = Field(1024, ge=8, description="new ones, whose completions are compared")
+    examples: int = Field(
+        512, ge=1, le=MOST_ROWS, description="prompts of a task that teach criticising, revising and comparing"
+    )
+    teach: Table = Field({}, description=f"of that first training, on a task: {TRAIN_KEYS}")
+    revise_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the revisions")
+    revise: Table = Field({}, description=f"of the training on revisions: {TRAIN_KEYS}")
+    preference_prompts: int = Field(1024, ge=8, le=MOST_ROWS, description="new ones, whose completions are compared")
     feedback: FeedbackSection = Field(FeedbackSection(), description="who compares, and how")
     learn: Literal["pairs", "reward_model"] = Field(
         "reward_model", description="train a preference model and then against it, or the policy on the pairs"
     )
     method: str = Field("", description="of the last training; empty: as in `rlaif`")
-    steps: int = Field(100, ge=1, description="of the training against the preference model")
-    epochs: float = Field(2.0, gt=0, description="passes over the compared pairs")
-    reward_model: dict[str, Any] = Field({}, description=f"of the preference model: {TRAIN_KEYS}")
-    train: dict[str, Any] = Field({}, description=f"of the last training: {TRAIN_KEYS}")
+    steps: int = Field(100, ge=1, le=MOST_STEPS, description="of the training against the preference model")
+    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the compared pairs")
+    reward_model: Table = Field({}, description=f"of the preference model: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"of the last training: {TRAIN_KEYS}")
 
     small_run: ClassVar[Mapping[str, Any]] = {
         "prompts": 256,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.config.sections import RewardSection
 from whet.pipeline.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.pipeline.generation import write_completions
@@ -32,8 +33,8 @@ from whet.report.text import number as number_text
 class IterativeDPOSettings(RoundSettings):
     """The policy's best completions against its worst."""
 
-    prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
-    completions: int = Field(8, ge=2, description="that the policy writes to each prompt")
+    prompts_per_round: int = Field(1024, ge=1, le=MOST_ROWS, description="new ones in every round")
+    completions: int = Field(8, ge=2, le=MOST_SAMPLES, description="that the policy writes to each prompt")
     reward: RewardSection = Field(
         RewardSection(),
         description="what scores the completions: a rule, a learned model, a judge; empty: the task's own",

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from whet.config.bounds import MOST_ROWS
 from whet.config.config import SUPERVISED, EvaluationConfig
-from whet.config.sections import Section
+from whet.config.sections import Section, Table
 from whet.pipeline.evaluation import evaluation_config
 from whet.pipeline.generation import CHUNK, COMPLETIONS, train_prompts, write_completions, write_rows
 from whet.pipeline.pairs import pair_row, row_prompt
@@ -191,11 +192,11 @@ class JudgeSection(Section):
     verdict: Literal["text", "logp"] = Field(
         "text", description="read from its answer, or soft: the log-probabilities of naming either; no server has them"
     )
-    settings: dict[str, Any] = Field(
+    settings: Table = Field(
         {}, description="of the reward `judge`: base_url, model, key_variable, rubric, cache, max_calls, ..."
     )
-    examples: int = Field(1024, ge=1, description="prompts that a trained judge learns from")
-    train: dict[str, Any] = Field({}, description=f"of the judge's training: {TRAIN_KEYS}")
+    examples: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts that a trained judge learns from")
+    train: Table = Field({}, description=f"of the judge's training: {TRAIN_KEYS}")
 
 
 class JudgedPipelineSettings(PipelineSettings):

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.build.preference import preference_objective
+from whet.config.bounds import MOST_ROWS, MOST_STEPS
 from whet.config.config import PolicyConfig, PreferenceConfig, config_kind
-from whet.config.sections import RewardPartSection, RewardSection
+from whet.config.sections import RewardPartSection, RewardSection, Table
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.objective.presets.reward_model import REWARD_MODELS
@@ -52,7 +53,7 @@ FIRST_OF = {"pairs": next(iter(PAIR_PRESETS)), "reward_model": TIED}
 class RLAIFSettings(JudgedPipelineSettings):
     """Pairs labelled by a judge."""
 
-    prompts: int = Field(1024, ge=8, description="whose completions the judge compares")
+    prompts: int = Field(1024, ge=8, le=MOST_ROWS, description="whose completions the judge compares")
     min_margin: float = Field(
         0.0, ge=0, lt=0.5, description="how far from 1/2 the judge's preference must be; soft verdicts"
     )
@@ -66,10 +67,14 @@ class RLAIFSettings(JudgedPipelineSettings):
     method: str = Field(
         "", description="of the policy's training; empty: the first of `whet algorithms` that fits and has a reference"
     )
-    steps: int = Field(100, ge=1, description="of the training against the reward model, which is soon over-optimised")
-    epochs: float = Field(2.0, gt=0, description="passes over the pairs, of the reward model or of the policy")
-    reward_model: dict[str, Any] = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
-    train: dict[str, Any] = Field({}, description=f"of the policy: {TRAIN_KEYS}")
+    steps: int = Field(
+        100, ge=1, le=MOST_STEPS, description="of the training against the reward model, which is soon over-optimised"
+    )
+    epochs: float = Field(
+        2.0, ge=1e-6, le=1000, description="passes over the pairs, of the reward model or of the policy"
+    )
+    reward_model: Table = Field({}, description=f"of the reward model: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"of the policy: {TRAIN_KEYS}")
 
     small_run: ClassVar[Mapping[str, Any]] = {
         "prompts": 384,

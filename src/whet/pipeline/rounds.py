@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import Field
 
 from whet.build.preference import preference_objective
+from whet.config.bounds import MOST_REPEATS
 from whet.config.config import PreferenceConfig, config_kind
+from whet.config.sections import Table
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.pipeline.evaluation import POLICY, eval_stage, has_eval
 from whet.pipeline.generation import PAIRS, train_prompts, write_rows
@@ -33,10 +35,10 @@ PLAIN = next(iter(PAIR_PRESETS))  # the first preset is the one that the others 
 class RoundSettings(PipelineSettings):
     """What pipelines of rounds share."""
 
-    rounds: int = Field(2, ge=1, description="how often pairs are written and trained on")
+    rounds: int = Field(2, ge=1, le=MOST_REPEATS, description="how often pairs are written and trained on")
     method: str = Field(PLAIN, description="a preference method of `whet algorithms`")
-    epochs: float = Field(2.0, gt=0, description="passes over a round's pairs: few pairs get few updates")
-    train: dict[str, Any] = Field({}, description=f"of each round's training: {TRAIN_KEYS}")
+    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over a round's pairs: few pairs get few updates")
+    train: Table = Field({}, description=f"of each round's training: {TRAIN_KEYS}")
 
 
 def check_method(settings: RoundSettings) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from whet.config.config import SUPERVISED, SFTConfig
-from whet.config.sections import DemonstrationSection
+from whet.config.sections import DemonstrationSection, Table
 from whet.pipeline.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.pipeline.generation import DEMONSTRATIONS, write_completions, write_rows
 from whet.pipeline.pairs import prompt_row, shown_against_own
@@ -27,7 +27,7 @@ class SelfPlaySettings(RoundSettings):
 
     data: DemonstrationSection = DemonstrationSection()
     compare: bool = Field(True, description="imitate the same demonstrations for as many updates, to see which wins")
-    imitate: dict[str, Any] = Field({}, description=f"of that imitation: {TRAIN_KEYS}")
+    imitate: Table = Field({}, description=f"of that imitation: {TRAIN_KEYS}")
     stop_share: float = Field(
         1.0, gt=0, le=1, description="of own completions that equal the demonstrations: from there on nothing is learnt"
     )

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.config.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
 from whet.config.config import SUPERVISED
-from whet.config.sections import RewardSection, Section
+from whet.config.sections import RewardSection, Section, Table, Temperature
 from whet.pipeline.collapse import CollapseSignals, collapse_signals, collapse_verdict, order_accuracy, warnings
 from whet.pipeline.evaluation import POLICY, eval_stage, evaluation_config, has_eval
 from whet.pipeline.generation import (
@@ -61,33 +62,33 @@ JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
 
 
 class TeachSection(Section):
-    count: int = Field(1024, ge=0, description="demonstrations of a task that keep it answering; 0: none")
+    count: int = Field(1024, ge=0, le=MOST_ROWS, description="demonstrations of a task that keep it answering; 0: none")
     share_worked: float = Field(0.35, ge=0, le=1, description="of those, the share that shows its working")
     file: str = Field("", description="demonstrations of your own, with prompt and completion")
-    train: dict[str, Any] = Field({}, description=f"of this first training: {TRAIN_KEYS}")
+    train: Table = Field({}, description=f"of this first training: {TRAIN_KEYS}")
 
 
 class SelfJudgeSection(Section):
     question: Literal["rubric", "short"] = Field(
         "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
     )
-    times: int = Field(3, ge=1, description="that each completion is judged; the mean counts")
-    temperature: float = Field(0.7, ge=0, description="of judging")
-    max_new_tokens: int = Field(200, ge=1, description="of a judgment: a reason, then the score")
+    times: int = Field(3, ge=1, le=MOST_REPEATS, description="that each completion is judged; the mean counts")
+    temperature: Temperature = Field(0.7, description="of judging")
+    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="of a judgment: a reason, then the score")
     examples: int = Field(
-        512, ge=0, description="prompts of a task whose completions teach judging; 0: it is not taught"
+        512, ge=0, le=MOST_ROWS, description="prompts of a task whose completions teach judging; 0: it is not taught"
     )
     file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
     eval_prompts: int = Field(
-        64, ge=0, description="held-out prompts of a task that the judge is evaluated on in every round"
+        64, ge=0, le=MOST_ROWS, description="held-out prompts of a task that the judge is evaluated on in every round"
     )
 
 
 class SelfRewardingSettings(RoundSettings):
     """The policy's own scores, and an anchor if wanted."""
 
-    prompts_per_round: int = Field(1024, ge=1, description="new ones in every round")
-    completions: int = Field(4, ge=2, description="that the policy writes to each prompt and judges")
+    prompts_per_round: int = Field(1024, ge=1, le=MOST_ROWS, description="new ones in every round")
+    completions: int = Field(4, ge=2, le=MOST_SAMPLES, description="that the policy writes to each prompt and judges")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how the policy judges itself")
     anchor: RewardSection = Field(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field
 
+from whet.config.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.config.config import idle_data_keys, merged, origin_of, validated
 from whet.config.sections import DataSection, ModelSection, RewardSection, SamplingSection, SandboxSection, Section
 from whet.pipeline.stages import Stage
@@ -32,12 +33,14 @@ RENAMED_KEYS = {
 
 
 class PipelineReport(Section):
-    save_every: int = Field(10, ge=1, description="training steps between checkpoints")
+    save_every: int = Field(10, ge=1, le=MOST_STEPS, description="training steps between checkpoints")
 
 
 class PipelineEval(Section):
     source: str = Field("", description="file or hub id of eval prompts; a task brings its own held-out split")
-    prompts: int = Field(200, ge=0, description="held-out prompts that the policy is evaluated on; 0 is off")
+    prompts: int = Field(
+        200, ge=0, le=MOST_ROWS, description="held-out prompts that the policy is evaluated on; 0 is off"
+    )
     reward: RewardSection = Field(
         RewardSection(), description="what scores the held-out completions; empty: the task's own reward"
     )
@@ -47,7 +50,7 @@ class PipelineSettings(Section):
     """What every pipeline has."""
 
     pipeline: str = Field(description="its name, as `whet pipeline` lists it")
-    seed: int = Field(0, description="of everything random in the pipeline")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="of everything random in the pipeline")
     folder: str = Field("", description="of the pipeline; empty: the next free one under runs/")
     model: ModelSection = Field(ModelSection(), description="the policy to begin with")
     data: DataSection = DataSection()

@@ -78,11 +78,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(path: Path | str, page: str) -> Path:
+    """Write a page so that a reader finds the old one or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.temporary")
-    temporary.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(temporary, path)  # a reader finds the old page or the new one
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(page, encoding="utf-8", errors="replace")
+    os.replace(partial, path)
     return path
 
 

@@ -21,7 +21,7 @@ NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
 ARTICLES = frozenset(("a", "an", "the"))
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 TOOL_CALL = ("<tool_call>", "</tool_call>")
-THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+THOUSANDS = re.compile(r"[+-]?(?!0,)[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
 def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_of: bool = False) -> float:
@@ -100,10 +100,9 @@ def normal_form(answer: Any) -> str:
     """Equal for answers that differ in spacing, case, a final period, thousands separators, a plus sign,
     leading zeros or a zero fraction. Only ASCII digits are numbers."""
     text = " ".join(str(answer).split()).casefold()
-    text = re.sub(r" ?, ?", ",", text)
     text = text.removesuffix(".").rstrip()
-    if THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
+    # before spaces are dropped: "32, 349" is two numbers
+    text = text.replace(",", "") if THOUSANDS.fullmatch(text) else re.sub(r" ?, ?", ", ", text)
     match = NUMBER.fullmatch(text)
     if match is None or not (match[2] or match[3]):
         return text

@@ -67,6 +67,21 @@ class PerSample(RewardFunction):
         return score_of(self.function(*positional, **named), self.name, prompt, sample)
 
 
+class Together(RewardFunction):
+    """A function of one prompt and one completion that also scores many at once: its `together(prompts, completions)`.
+
+    It keeps its own time, sample by sample.
+    """
+
+    limits_itself = True
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        settings = self.function.keywords if isinstance(self.function, functools.partial) else {}
+        together: Callable[..., Any] = self.function.together  # type: ignore[attr-defined]
+        values = together(prompts, [sample.completion for sample in samples], **settings)
+        return scores_of(values, self.name, prompts, samples)
+
+
 class Batched(RewardFunction):
     """A function of all samples at once, in TRL's shapes: every column is a list with one entry per sample."""
 
@@ -92,6 +107,16 @@ class Batched(RewardFunction):
         return {name: [row.get(name) for row in rows] for name in names}
 
 
+def require_columns(reward: RewardFunction, prompt: Prompt) -> None:
+    """Raise where the function asks for a column that the prompt's row lacks."""
+    row = columns(prompt)
+    filled = FROM_SAMPLES if isinstance(reward, Batched) else {"prompt", *SEES_THE_COMPLETION}
+    for parameter in reward.parameters:
+        known = parameter.name in row or parameter.name in filled or _wants_prompt(parameter)
+        if _is_required(parameter) and not known:
+            raise _missing_column(parameter.name, row, reward.name, f"prompt {prompt.id!r}")
+
+
 def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) -> Reward:
     """A `Reward` made of a function (the module's docstring has the accepted forms); a `Reward` as it is."""
     if inspect.isclass(function):
@@ -111,6 +136,8 @@ def as_reward(function: Callable[..., Any] | Reward, name: str | None = None) ->
         raise WhetError(f"reward {name!r} is an async function; give a plain one (def instead of async def)")
     if "completions" in names:
         return Batched(name, function, parameters)
+    if callable(getattr(function, "together", None)):
+        return Together(name, function, parameters)
     if "reply" in names and "completion" not in names:
         raise WhetError(f"reward {name!r} takes `reply`, which is called `completion` since 0.2; rename the parameter")
     if not SEES_THE_COMPLETION & names and not any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -4,14 +4,18 @@ The tests of a prompt are read from its columns, in these forms:
 
     test_list or tests: ["assert f(1) == 2", ...]       with test_setup_code and test_imports where the data has them
     test: "def check(candidate): ...", entry_point: f   or `tests` as one text, or {"functional": text}
+    tests: "def test_f(): ..."                          pytest functions, unittest classes, a program of assertions;
+                                                        the code's names as they are, or `from solution import f`
     input_output or tests: {"inputs": [...], "outputs": [...]}            programs that read standard input
     the same with "fn_name": f                          calls of a function, arguments and results as JSON
     tests: [{"input": ..., "output": ...}, ...]         either, one by one; "testtype": "functional" marks calls
 
 Where the tests are called, the code under test and the tests live in two processes: the code sees the arguments of
-its calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look
-up. What remains possible: a completion can recognise arguments and answer from memory; and a test that compares two
-results of the completion with each other (`decode(encode(x)) == x`) judges by values the completion chose.
+its calls, never an expected value, an assertion or the verdict, so there is nothing to forge and nothing to look up.
+Tests that can judge nothing (they are empty, hold no assertion, never call the code, or cannot run here) make the
+prompt unscorable, with the reason. What remains possible: a completion can recognise arguments and answer from
+memory; and a test that compares two results of the completion with each other (`decode(encode(x)) == x`) judges by
+values the completion chose.
 """
 
 from __future__ import annotations
@@ -21,17 +25,22 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from whet.reward.answer import final_part
+from whet.reward.answer import final_part, tagged
+from whet.reward.fences import fenced_blocks, is_python
+from whet.reward.unscorable import unscorable
 from whet.sandbox import Job, JobResult, Limits, ProgramJob, UnitTestJob, shared_sandbox
+from whet.sandbox.suite import expected_names, holds_check, num_results, why_unscorable
+from whet.sandbox.suite_runner import NOT_REACHED
 from whet.types import Prompt, Sample, WhetError
 
-FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-PYTHON = ("python", "python3", "py", "python2")
+DEFINITION = re.compile(r"^(?:async )?def (\w+)\(", re.MULTILINE)  # of a function that is no method
 LONGEST_CODE = 200_000  # characters; longer code is wrong without a run
+TEST_PACKAGES = ("asyncio", "pytest", "unittest")
 COLUMNS = ("tests", "test_list", "test", "input_output")
 
 
@@ -43,6 +52,26 @@ class PromptTests:
     pairs: tuple[tuple[str, str], ...] = ()  # (standard input, expected output)
     prelude: str = ""  # the data's own code: before the completion's and before the tests
     total: int = 0  # how many there are; of a program, how many it holds
+    unscorable: str = ""  # why they can judge nothing
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the tests expect the code to define."""
+        if self.test_spec is None:
+            return frozenset()
+        entry = self.test_spec["entry_point"]
+        if entry:
+            return frozenset((entry,))
+        tests = self.test_spec.get("program") or "\n".join((self.test_spec["setup"], *self.test_spec["tests"]))
+        return _expected_names(tests)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What a worker should have loaded before the tests come: importing it takes longer than most tests."""
+        if self.test_spec is None or self.test_spec["form"] == "calls":
+            return ()
+        text = str(self.test_spec.get("program") or self.test_spec.get("tests"))
+        return TEST_PACKAGES if any(name in text for name in TEST_PACKAGES) else ()
 
     @property
     def is_program(self) -> bool:
@@ -74,29 +103,47 @@ class CodeTests:
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         """k of n tests passed, or 1 for all and 0 otherwise; None for a prompt whose data gives no usable test."""
         jobs: list[Job] = []
-        spans: list[tuple[PromptTests, slice] | None] = []
-        for prompt, completion in zip(prompts, completions, strict=True):
-            tests = tests_of(prompt, self.prelude, self.tolerance)
+        spans: list[slice] = []
+        tests = [tests_of(prompt, self.prelude, self.tolerance) for prompt in prompts]
+        codes = [code_of(completion, each.names) for completion, each in zip(completions, tests, strict=True)]
+        for prompt, code, each in zip(prompts, codes, tests, strict=True):
             first = len(jobs)
-            if tests is not None:
-                jobs += self._jobs(tests, prompt, completion)
-            spans.append(None if tests is None else (tests, slice(first, len(jobs))))
-        results = shared_sandbox(self.workers).run(jobs)
-        return [None if span is None else self._score(span[0], results[span[1]]) for span in spans]
+            jobs += self._jobs(each, prompt, code)
+            spans.append(slice(first, len(jobs)))
+        results = self._run(jobs, [each.packages for each, span in zip(tests, spans, strict=True) for _ in jobs[span]])
+        return [
+            self._score(each, prompt, code is not None, results[span])
+            for each, prompt, code, span in zip(tests, prompts, codes, spans, strict=True)
+        ]
 
-    def _jobs(self, tests: PromptTests, prompt: Prompt, completion: str) -> list[Job]:
-        code = code_of(completion)
-        if code is None or len(code) > LONGEST_CODE:
+    def _run(self, jobs: Sequence[Job], packages: Sequence[tuple[str, ...]]) -> list[JobResult]:
+        """The results of all jobs; each runs where the packages its tests need are loaded, which takes longer."""
+        results: dict[int, JobResult] = {}
+        for wanted in sorted(set(packages)):
+            places = [place for place, each in enumerate(packages) if each == wanted]
+            ran = shared_sandbox(self.workers, wanted).run([jobs[place] for place in places])
+            results.update(zip(places, ran, strict=True))
+        return [results[place] for place in range(len(jobs))]
+
+    def _jobs(self, tests: PromptTests, prompt: Prompt, code: str | None) -> list[Job]:
+        if tests.unscorable:
             return []
-        if tests.test_spec is None:
-            return [ProgramJob(f"{tests.prelude}\n{code}", given, self.limits) for given, _ in tests.pairs]
-        return [UnitTestJob(sources_of(code, prompt), tests.test_spec, tests.prelude, self.limits)]
+        if tests.test_spec is not None:
+            # without code, only to see whether the tests can judge at all
+            sources = ("",) if code is None else sources_of(code, prompt)
+            return [UnitTestJob(sources, tests.test_spec, tests.prelude, self.limits)]
+        if code is None:
+            return []
+        return [ProgramJob(f"{tests.prelude}\n{code}", given, self.limits) for given, _ in tests.pairs]
 
-    def _score(self, tests: PromptTests, results: Sequence[JobResult]) -> float | None:
-        if not results:  # the completion holds no code to run
-            return 0.0
+    def _score(self, tests: PromptTests, prompt: Prompt, has_code: bool, results: Sequence[JobResult]) -> float | None:
+        reason = tests.unscorable or next((result.unscorable for result in results if result.unscorable), "")
+        if reason:
+            return unscorable(reason, prompt)
         if any(result.is_lost for result in results):
-            return None
+            return unscorable("the sandbox lost the job", prompt)
+        if not has_code or any(result.ended == NOT_REACHED for result in results):
+            return 0.0
         if tests.test_spec is None:
             passed = [
                 result.ended == "" and result.exit_code == 0 and same_output(result.stdout, expected, self.tolerance)
@@ -106,7 +153,8 @@ class CodeTests:
             passed = [each for result in results for each in result.passed]
         ended_well = all(result.ended == "" for result in results)
         # how many assertions a program makes is known when it ends; before that, at least those it holds and one more
-        total = len(passed) if tests.is_program and ended_well else max(tests.total, len(passed) + tests.is_program)
+        least = 0 if tests.is_program and ended_well else max(tests.total, len(passed) + tests.is_program)
+        total = max(len(passed), least, *(result.planned for result in results))
         return sum(passed) / total if self.partial else float(ended_well and sum(passed) == total)
 
 
@@ -134,17 +182,30 @@ def code_tests(
     return CodeTests("code_tests", partial, limits, workers, tolerance, prelude)
 
 
-def code_of(completion: str) -> str | None:
-    """The last Python block after the thinking, else the last block without a language, else the whole text."""
+def code_of(completion: str, names: Collection[str] = ()) -> str | None:
+    """The last Python block after the thinking, else the last block without a language, else the whole text.
+
+    Where blocks differ in it, the last one that defines one of `names`: an example of use may follow the code.
+    """
     text = final_part(completion)
     if not text.strip():
         return None
-    blocks = [(match[1].lower(), match[2]) for match in FENCE.finditer(text)]
-    for wanted in (PYTHON, ("",)):
-        code_blocks = [code for language, code in blocks if language in wanted]
-        if code_blocks:
-            return code_blocks[-1]
-    return text if "```" not in text else (blocks[-1][1] if blocks else text)
+    found = fenced_blocks(text)
+    if not found:
+        answers = tagged(text)
+        found = [("", answers[-1] if answers and "def " in answers[-1] else text)]
+    for wanted in (is_python, lambda language: not language, lambda _: True):
+        blocks = [code for language, code in found if wanted(language)]
+        if blocks:
+            break
+    defining = [code for code in blocks if any(_defines(code, name) for name in names)]
+    code = (defining or blocks)[-1]
+    return code if len(code) <= LONGEST_CODE else None
+
+
+def _defines(code: str, name: str) -> bool:
+    pattern = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*[:=]"
+    return re.search(pattern, code, re.MULTILINE) is not None
 
 
 def sources_of(code: str, prompt: Prompt) -> tuple[str, ...]:
@@ -155,8 +216,24 @@ def sources_of(code: str, prompt: Prompt) -> tuple[str, ...]:
     """
     start = _opening(prompt)
     if not start:
-        return (code,)
+        return (textwrap.dedent(code),)
     return (start + "\n" + code,) if _continues(code) else (start, code)
+
+
+def entry_point(prompt: Prompt) -> str:
+    """The function that the tests are about: as the data names it, or the only one the prompt or its solution defines.
+
+    "" where neither says: the completion may then have only one function that no other one calls.
+    """
+    given = prompt.meta.get("entry_point")
+    if isinstance(given, str) and given:
+        return given
+    for column in ("prompt", "starter_code", "canonical_solution", "code", "solution"):
+        text = prompt.meta.get(column) if column != "prompt" else prompt.question()
+        names = set(DEFINITION.findall(text)) if isinstance(text, str) else set()
+        if len(names) == 1:
+            return str(names.pop())
+    return ""
 
 
 def _continues(code: str) -> bool:
@@ -166,8 +243,8 @@ def _continues(code: str) -> bool:
 
 def _opening(prompt: Prompt) -> str:
     """The prompt as code, where its data has an entry point and the prompt is the beginning of that function."""
-    entry = prompt.meta.get("entry_point")
-    if not isinstance(entry, str) or not entry:
+    entry = entry_point(prompt)
+    if not entry:
         return ""
     for text in (prompt.meta.get("prompt"), prompt.text, prompt.question()):
         if isinstance(text, str) and f"def {entry}" in text and _is_code(text):
@@ -184,24 +261,27 @@ def _is_code(text: str) -> bool:
     return True
 
 
-def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> PromptTests | None:
-    """The prompt's tests; None where its data says there are none to judge by."""
+def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
+    """The prompt's tests, or why there are none to judge by."""
     given = _given(prompt)
-    if prompt.meta.get("unscorable") or given in ([], {}, ""):
-        return None
+    if prompt.meta.get("unscorable"):
+        return PromptTests(unscorable="its `unscorable` column says so")
+    if given in ([], {}) or (isinstance(given, str) and not given.strip()):
+        return PromptTests(unscorable="the tests are empty")
     prelude = "\n".join(part for part in (prelude, _imports(prompt), _opening(prompt)) if part)
-    entry = str(prompt.meta.get("entry_point") or "")
+    entry = entry_point(prompt)
     if isinstance(given, Mapping) and isinstance(given.get("functional"), str):
         given = given["functional"]
     if isinstance(given, str):
         _check_parses(given, prompt)
         test_spec: dict[str, Any] = {"form": "program", "program": given, "entry_point": entry}
-        return PromptTests(test_spec=test_spec, prelude=prelude, total=num_assertions(given))
+        return PromptTests(test_spec, (), prelude, _num_results(given), _why_unscorable(given))
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         setup = str(prompt.meta.get("test_setup_code") or "")
         _check_parses("\n".join([setup, *given]), prompt)
         test_spec = {"form": "assertions", "tests": given, "setup": setup, "entry_point": entry}
-        return PromptTests(test_spec=test_spec, prelude=prelude, total=len(given))
+        total = sum(_holds_check(each) for each in given)
+        return PromptTests(test_spec, (), prelude, total, "" if total else _why_unscorable("\n".join(given)))
     return _cases(given, prompt, prelude, tolerance)
 
 
@@ -241,10 +321,23 @@ def _check_parses(tests: str, prompt: Prompt) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def num_assertions(program: str) -> int:
-    """How many assertions a test program holds, not counting those that are always true."""
-    assertions = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Assert)]
-    return sum(not (isinstance(node.test, ast.Constant) and node.test.value) for node in assertions)
+def _num_results(program: str) -> int:
+    return num_results(ast.parse(program))
+
+
+@functools.lru_cache(maxsize=4096)
+def _why_unscorable(tests: str) -> str:
+    return why_unscorable(tests)
+
+
+@functools.lru_cache(maxsize=4096)
+def _expected_names(tests: str) -> frozenset[str]:
+    return frozenset(expected_names(tests, set())) if _is_code(tests) else frozenset()
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds_check(test: str) -> bool:
+    return holds_check(ast.parse(test))
 
 
 def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:

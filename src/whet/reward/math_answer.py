@@ -1,32 +1,47 @@
-"""The reward for a mathematically equal answer: plain numbers with units by `quantity`, the rest by math-verify."""
+"""The reward for a mathematically equal answer.
+
+`math_value` reads and compares almost all answers, in this process and in bounded time. What only math-verify knows
+(integrals, sums over matrices, answers in running text) goes to the processes of `math_pool`, which can be killed.
+"""
 
 from __future__ import annotations
 
 import functools
-import logging
+import importlib.util
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from whet.data.gold import boxed
-from whet.reward.answer import explicit_answers, final_part, gold_text, normal_form, tagged
-from whet.reward.limit import Overrun, limited
-from whet.reward.quantity import agreement, quantity
+from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, normal_form, tagged
+from whet.reward.formula import Unreadable
+from whet.reward.math_pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.math_value import Comparison, MathValue, Name, read_value, same
+from whet.reward.quantity import changes_value, quantity
+from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 
-LONGEST_ANSWER = 300  # characters; longer ones are wrong without a look
+LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
 LONGEST_TAIL = 2000  # characters read from the end of a completion without a marked answer
-COMPARISON_SECONDS = 2.0
-GOLD_SECONDS = 10.0
 WORD = re.compile(r"[^\W\d_]{3,}")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
-BARE_PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
 NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
-BARE_ARGUMENT = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log)(?:\s*\^\s*\{?\d\}?)?)\s+([a-zA-Z])(?![a-zA-Z])")
-SPACED_THOUSANDS = re.compile(r",\\!\s*")
-AROUND_SIGNS = re.compile(r"\s*([+\-*/=])\s*")
 UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
+
+
+@dataclass(frozen=True)
+class GoldAnswer:
+    """A gold answer: its value, or the text that only math-verify may read, or what was not read."""
+
+    text: str
+    value: MathValue | None = None
+    unread: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.value is None and not self.unread
 
 
 def math_answer(
@@ -34,74 +49,178 @@ def math_answer(
     completion: str,
     *,
     tolerance: float = 0.0,
-    relations_as_sets: bool = False,
+    relations_as_sets: bool = True,
     judged: Literal["all", "last"] = "all",
 ) -> float | None:
-    """1 when every explicit answer equals the gold one, 0 when not, None when the gold one is not mathematics.
+    """1 when every explicit answer equals the gold one, 0 when not, None when the gold one cannot be read in full.
 
     Several different answers (two boxes, say) may also be the gold set together; one of them alone is a guess,
     unless `judged` is "last": text by people sometimes frames a result on the way.
     A completion without a marked answer is read by math-verify's own extraction, after the thinking. An answer that
-    takes more than two seconds to compare (9^{9^{9}}) is wrong: a completion must not be able to stop the run.
+    is too large to compute (9^{9^{9}}) or takes too long to compare is wrong, on whichever thread it is scored.
 
     `tolerance` is a share of the gold value (0.01 lets 78.5 pass for 78.54), for each number of a tuple, set,
-    interval or matrix. `relations_as_sets` lets -2 <= x <= 7 pass for [-2, 7].
+    interval or matrix. With `relations_as_sets=False` -2 <= x <= 7 does not pass for [-2, 7].
     """
+    settings = {"tolerance": tolerance, "relations_as_sets": relations_as_sets, "judged": judged}
+    return math_answers([prompt], [completion], **settings)[0]  # type: ignore[arg-type]
+
+
+def math_answers(
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    *,
+    tolerance: float = 0.0,
+    relations_as_sets: bool = True,
+    judged: Literal["all", "last"] = "all",
+) -> list[float | None]:
+    """`math_answer` of many samples; what needs math-verify is dealt out to its processes at once."""
     if not 0 <= tolerance < 1:
         raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
-    gold_answer = gold_text(prompt, "math_answer")
-    gold = _gold(gold_answer)
-    if not gold:
+    golds = _golds([gold_text(prompt, "math_answer") for prompt in prompts])
+    cases = []
+    for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
+        # "\\boxed{20} percent" speaks of percent as well as a question does
+        rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
+        cases.append(_MathScoring(gold, completion, rule, judged))
+        if gold.unread:
+            unscorable(f"reward 'math_answer': {gold.unread}", prompt)
+    while any(case.job is not None for case in cases):
+        asking = [case for case in cases if case.job is not None]
+        results = POOL.run([case.job for case in asking if case.job is not None])
+        for case, result in zip(asking, results, strict=True):
+            case.hear(result)
+    return [case.score for case in cases]
+
+
+def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
+    """Why each prompt cannot be scored, None where it can: what of its gold answer was not read."""
+    return [gold.unread or None for gold in _golds([gold_text(prompt, "math_answer") for prompt in prompts])]
+
+
+def _check_library() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise WhetError("reward 'math_answer' needs math-verify; run pip install math-verify")
+
+
+math_answer.prepare = _check_library  # type: ignore[attr-defined]
+math_answer.packages = ("math_verify",)  # type: ignore[attr-defined]
+math_answer.together = math_answers  # type: ignore[attr-defined]
+math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
+
+
+class _MathScoring:
+    """One completion on its way to a score; `job` is what it asks a process of the pool next."""
+
+    def __init__(self, gold: GoldAnswer, completion: str, rule: Comparison, judged: str) -> None:
+        self.gold, self.rule = gold, rule
+        self.score: float | None = None
+        self.job: MathJob | None = None
+        if gold.unread:
+            return
+        text = final_part(completion)
+        self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
+        if _is_loose(text):
+            self.answers = [_stated_value(answer) for answer in self.answers]
+        tail = text.strip()[-LONGEST_TAIL:]
+        self.score = self._verdict(tail)
+        if self.score is None and self.job is None:
+            raise AssertionError("a readable gold answer gives a score")
+
+    def _verdict(self, tail: str) -> float | None:
+        if not self.answers:
+            return self._unmarked(tail)
+        longest = max(LONGEST_ANSWER, 2 * len(self.gold.text))
+        if any(len(answer) > longest for answer in self.answers):
+            return 0.0
+        if all(normal_form(answer) == normal_form(self.gold.text) for answer in self.answers):
+            return 1.0
+        different = list(dict.fromkeys(self.answers))
+        return self._compared(different)
+
+    def _compared(self, different: Sequence[str]) -> float | None:
+        verdicts = [self._same(answer) for answer in different]
+        if all(verdict is True for verdict in verdicts):
+            return 1.0
+        together = ", ".join(different)
+        if len(different) > 1:
+            return float(self._same(together) is True)
+        if verdicts[0] is None:
+            self.job = MathJob("compare", (self.gold.text, different[0], self.rule.relations_as_sets))
+            return None
+        return 0.0
+
+    def _same(self, answer: str) -> bool | None:
+        """Whether the answer is the gold one; None where math-verify has to be asked."""
+        try:
+            given = read_value(answer)
+        except Unreadable as what:
+            if isinstance(self.gold.value, Name):
+                return same(self.gold.value, Name(answer), self.rule)
+            return None if what.is_command or self.gold.is_foreign else False
+        if self.gold.value is None:
+            return None
+        try:
+            return same(self.gold.value, given, self.rule)
+        except Unreadable:
+            return False
+
+    def _unmarked(self, tail: str) -> float | None:
+        if not tail:
+            return 0.0
+        if len(tail) <= LONGEST_ANSWER:
+            if normal_form(tail) == normal_form(self.gold.text) or self._same(tail) is True:
+                return 1.0
+            if quantity(tail) is not None:
+                return 0.0
+        self.job = MathJob("extract", (tail,))
         return None
-    text = final_part(completion)
-    answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
-    if _is_loose(text):
-        answers = [_stated_value(answer) for answer in answers]
-    tail = text.strip()[-LONGEST_TAIL:]
-    if not answers and not tail:
-        return 0.0
-    if any(len(answer) > LONGEST_ANSWER for answer in answers):
-        return 0.0
-    if all(normal_form(answer) == normal_form(gold_answer) for answer in answers or [tail]):
-        return 1.0
-    by_value = [_quantities_agree(gold_answer, answer, tolerance) for answer in answers]
-    if by_value and None not in by_value:
-        return float(all(by_value))
-    same = functools.partial(_equal, gold, tolerance=tolerance, relations_as_sets=relations_as_sets)
+
+    def hear(self, result: MathResult) -> None:
+        job, self.job = self.job, None
+        assert job is not None
+        if result.is_lost:
+            return
+        if job.kind == "compare":
+            self.score = float(result.value is True)
+        elif not isinstance(result.value, str):
+            self.score = 0.0
+        else:
+            self.score = self._compared([_stated_value(result.value)])
+
+
+@functools.lru_cache(maxsize=65_536)
+def _gold(text: str) -> GoldAnswer:
+    frames = boxed(text)
+    pieces = re.split(r"\\(?:boxed|fbox)", text)[1:-1]
+    between = [piece.replace(frame, "", 1) for frame, piece in zip(frames, pieces, strict=False)]
+    # several frames are one answer where they stand side by side, or a word or sign joins them
+    joined = all(len(each) < 14 or re.search(r"\b(?:and|or)\b|[,;]", each) for each in between)
+    plain = (", ".join(dict.fromkeys(frames)) if joined else frames[-1]) if frames else text
     try:
-        return float(limited(lambda: _agrees(same, answers, tail), COMPARISON_SECONDS))
-    except Overrun:
-        return 0.0
+        return GoldAnswer(plain, read_value(plain))
+    except Unreadable as what:
+        marked = final_answer(text)  # a whole solution may stand in the column
+        if marked and marked != text and not frames:
+            return _gold(marked)
+        if what.is_command:
+            return GoldAnswer(plain)
+        return GoldAnswer(plain, unread=f"the gold answer {text[:80]!r} was not read in full: {what}")
 
 
-@functools.cache
-def _library() -> tuple[Callable[..., list[Any]], Callable[..., bool]]:
-    try:
-        from math_verify import parse, verify
-    except ImportError:
-        raise WhetError("reward 'math_answer' needs math-verify; run pip install math-verify") from None
-    # it warns that its own timers are off: they only work on the main thread, and ours replace them
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return parse, verify
+_foreign: dict[str, GoldAnswer] = {}  # what math-verify said about golds that only it may read
 
 
-math_answer.prepare = _library  # type: ignore[attr-defined]
-
-
-@functools.lru_cache(maxsize=4096)
-def _gold(answer: str) -> tuple[Any, ...]:
-    """The parsed gold answer, empty where it is not mathematics.
-
-    Plain words are not: as formulas they would be products of letters, and every anagram would be right.
-    """
-    if WORD.search(answer) and "\\" not in answer and not re.search("[0-9]", answer):
-        return ()
-    _library()  # its import takes seconds, which are not the answer's
-    try:
-        # a row of the data may be as hard to read as a completion
-        return limited(lambda: tuple(_parsed(_as_formula(answer)) or _parsed(answer)), GOLD_SECONDS)
-    except Overrun:
-        return ()
+def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
+    golds = [_gold(text) for text in texts]
+    unknown = {gold.text: gold for gold in golds if gold.is_foreign and gold.text not in _foreign}
+    results = POOL.run([MathJob("read", (text,), GOLD_SECONDS) for text in unknown])
+    for (text, gold), result in zip(unknown.items(), results, strict=True):
+        why = "it took too long" if result.is_slow else "math-verify does not read it either"
+        unread = "" if result.value is True else f"the gold answer {text[:80]!r} was not read in full: {why}"
+        if not result.is_lost:
+            _foreign[text] = GoldAnswer(gold.text, unread=unread)
+    return [_foreign.get(gold.text, gold) if gold.is_foreign else gold for gold in golds]
 
 
 def _is_loose(text: str) -> bool:
@@ -117,81 +236,5 @@ def _stated_value(sentence: str) -> str:
     if re.search(r"[0-9\\]", stated) and (quantity(stated) is not None or not WORD.search(COMMAND.sub("", stated))):
         return stated
     numbers = NUMBER.findall(sentence)
-    return numbers[0] if len(numbers) == 1 else sentence
-
-
-def _quantities_agree(gold: str, answer: str, tolerance: float) -> bool | None:
-    """Whether two plain quantities are the same; None when one of them is more than that."""
-    wanted, given = _quantity(gold), quantity(answer)
-    return None if wanted is None or given is None else agreement(wanted, given, tolerance) == "same"
-
-
-_quantity = functools.lru_cache(maxsize=4096)(quantity)
-
-
-def _agrees(same: Callable[[str], bool], answers: Sequence[str], tail: str) -> bool:
-    if not answers:
-        return same(tail)
-    different = list(dict.fromkeys(answers))
-    if all(same(_as_formula(answer)) for answer in different):
-        return True
-    return len(different) > 1 and same(_as_formula(", ".join(different)))
-
-
-def _as_formula(answer: str) -> str:
-    plain = answer.strip().strip("$").rstrip(",;")
-    plain = SPACED_THOUSANDS.sub("", plain).replace("\\!", "")
-    plain = BARE_PI.sub(r"\\pi ", plain)
-    value = quantity(plain)
-    # a unit in words would be read as a product of letters
-    if value is not None and value.unit and not value.percent:
-        plain = str(value.value)
-    return f"\\boxed{{{plain}}}"
-
-
-def _parsed(text: str) -> list[Any]:
-    parse, _ = _library()
-    found = parse(text, fallback_mode="no_fallback", parsing_timeout=None)
-    if found or not text.startswith("\\boxed{"):
-        return found
-    # letters that stand apart are taken for units: "a + b + c" and "\sin^2 t" are read as nothing
-    closer = AROUND_SIGNS.sub(r"\1", BARE_ARGUMENT.sub(r"\1(\2)", text))
-    return parse(closer, fallback_mode="no_fallback", parsing_timeout=None) if closer != text else found
-
-
-def _equal(gold: tuple[Any, ...], text: str, *, tolerance: float, relations_as_sets: bool) -> bool:
-    _, verify = _library()
-    given = _parsed(text)
-    if verify(list(gold), given, timeout_seconds=None, allow_set_relation_comp=relations_as_sets):
-        return True
-    return tolerance > 0 and any(_is_close(one, other, tolerance) for one in gold for other in given)
-
-
-def _is_close(gold: Any, given: Any, tolerance: float) -> bool:
-    """Number by number, for two values of the same make."""
-    import sympy
-
-    wanted, found = _numbers_in(gold, sympy), _numbers_in(given, sympy)
-    if not wanted or len(wanted) != len(found):
-        return False
-    return all(abs(one - other) <= tolerance * abs(one) for one, other in zip(wanted, found, strict=True))
-
-
-def _numbers_in(value: Any, sympy: Any) -> list[complex]:
-    """The numbers a parsed value is made of, those of a set in ascending order; [] where one is unknown."""
-    if isinstance(value, sympy.Eq):
-        value = value.rhs
-    if isinstance(value, sympy.Interval):
-        ends = [*_numbers_in(value.start, sympy), *_numbers_in(value.end, sympy)]
-        return [*ends, complex(bool(value.left_open)), complex(bool(value.right_open))] if len(ends) == 2 else []
-    if isinstance(value, sympy.FiniteSet | sympy.Tuple | sympy.MatrixBase):
-        each = [_numbers_in(member, sympy) for member in value]
-        if not all(each):
-            return []
-        if isinstance(value, sympy.FiniteSet):
-            each.sort(key=lambda numbers: [(number.real, number.imag) for number in numbers])
-        return [number for numbers in each for number in numbers]
-    try:
-        return [complex(value)]
-    except (TypeError, ValueError, OverflowError):
-        return []
+    # "10 degrees below zero" and "3 of the 5 dozen" are not their first number
+    return numbers[0] if len(numbers) == 1 and not changes_value(sentence) else sentence

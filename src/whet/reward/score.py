@@ -12,10 +12,10 @@ import logging
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from whet.protocols import Reward
-from whet.reward.call import Batched, PerSample, scores_of
+from whet.reward.call import PerSample, RewardFunction, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, error_text, place, positions, source_file
 from whet.reward.journal import note_call, remarks
@@ -92,6 +92,25 @@ class Failures:
         self._failed[reward] += sum(failed)
         if latest is not None:
             self._latest[reward] = latest
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What decides whether the run must stop, by reward, as JSON."""
+        return {
+            name: {
+                "recent": "".join("x" if failed else "." for failed in recent),
+                "judged": self._judged[name],
+                "failed": self._failed[name],
+                "latest": self._latest.get(name),
+            }
+            for name, recent in self._recent.items()
+        }
+
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, saved in state.items():
+            self._recent[name] = deque((mark == "x" for mark in saved["recent"]), maxlen=self._window)
+            self._judged[name], self._failed[name] = saved["judged"], saved["failed"]
+            if saved["latest"] is not None:
+                self._latest[name] = saved["latest"]
 
     def excess(self) -> str | None:
         """Why the run must stop; None while it need not."""
@@ -197,7 +216,7 @@ def _part_scores(
 
 
 def _is_built_in(reward: Reward) -> bool:
-    function = reward.function if isinstance(reward, PerSample | Batched) else reward
+    function = reward.function if isinstance(reward, RewardFunction) else reward
     return str(getattr(function, "__module__", None) or type(function).__module__).startswith("whet.")
 
 
@@ -224,7 +243,7 @@ def _call_scores(
 ) -> list[float | None]:
     where = call_name(prompts, samples)
     note_call(reward.name, where)
-    file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
+    file = source_file(reward.function if isinstance(reward, RewardFunction) else reward)
     try:
         values = limited(functools.partial(reward, prompts, samples), timeout)
     except WhetError:

@@ -21,7 +21,7 @@ _prompts: set[tuple[str, str]] = set()
 _collected: list[list[tuple[str | None, str]]] = []
 
 
-def unscorable(reason: str, prompt: Prompt | None = None) -> None:
+def unscorable(reason: str, prompt: Prompt | None = None) -> float | None:
     """None, the score of a sample that cannot be judged. The log names the first prompts and their reasons."""
     name = None if prompt is None else prompt.id
     with _lock:
@@ -34,6 +34,7 @@ def unscorable(reason: str, prompt: Prompt | None = None) -> None:
         of = "a sample" if name is None else f"prompt {name!r}"
         more = f" ({count} prompts so far)" if count > SAID else ""
         logger.warning("%s cannot be judged%s: %s", of, more, reason)
+    return None
 
 
 @contextlib.contextmanager

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from whet.protocols import Reward
-from whet.reward.call import Batched, PerSample, parameters_of
+from whet.reward.call import RewardFunction, parameters_of
 from whet.reward.combine import RewardPart
 
 DIGITS = 12  # of a hash: enough to tell a million versions apart
 SHORT = 60  # characters; longer values are shown by their digest
-WHOLE_FILE = 32 * 2**20  # bytes; of larger files (weights) the size and both ends are read
-END = 2**20
+WHOLE_FILE = 256 * 2**20  # bytes; of larger files (weights) the size and pieces all over the file are read
+PIECE, PIECES = 2**16, 512
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _pieces(reward: Any) -> dict[str, str]:
 
 def _code_of(reward: Any) -> Any:
     """The function or class the reward is written as, seen through wrappers."""
-    if isinstance(reward, PerSample | Batched):
+    if isinstance(reward, RewardFunction):
         return _code_of(reward.function)
     if isinstance(reward, functools.partial):
         return _code_of(reward.func)
@@ -121,7 +121,7 @@ def _code_of(reward: Any) -> Any:
 
 def _settings(reward: Any) -> Iterator[tuple[str, Any]]:
     """The settings by name: defaults of a function's parameters, bound or not; what an object holds."""
-    if isinstance(reward, PerSample | Batched):
+    if isinstance(reward, RewardFunction):
         yield from _settings(reward.function)
     elif isinstance(reward, functools.partial) or inspect.isroutine(reward):
         if isinstance(reward, functools.partial):
@@ -150,7 +150,10 @@ def _source(code: Any) -> dict[str, str]:
         file = inspect.getsourcefile(code)
         if file and Path(file).is_file():
             text = Path(file).read_text(encoding="utf-8", errors="replace")
-            return {f"file {Path(file).name}": _digest(_plain(text)), **_packages(text, Path(file))}
+            # what its helpers import counts where it says so
+            further = filter(None, map(_package, getattr(code, "packages", ())))
+            packages = {**_packages(text, Path(file)), **{f"package {name}": version for name, version in further}}
+            return {f"file {Path(file).name}": _digest(_plain(text)), **packages}
         return {f"code {name}": _digest(_plain(inspect.getsource(code)))}  # a cell of a notebook
     except (OSError, TypeError):
         # typed at a prompt
@@ -215,7 +218,7 @@ def _text(value: Any) -> str:
         return f"{{{', '.join(sorted(_text(inner) for inner in value))}}}"
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return f"{value.dtype} {_text(value.tolist())}"
-    if inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, functools.partial | PerSample | Batched):
+    if inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, functools.partial | RewardFunction):
         name = getattr(value, "__qualname__", None) or getattr(value, "name", type(value).__name__)
         return f"{name} {_text(_pieces(value))}"
     content = _content(value)
@@ -237,19 +240,24 @@ def _named_path(text: str) -> Path | None:
 
 def file_digest(path: Path) -> str:
     """Of a file's bytes, or of all files of a folder by their names."""
+    return files_digest(sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path], path)
+
+
+def files_digest(files: Sequence[Path], path: Path) -> str:
+    """Of the files' bytes, and of their names below the folder `path`."""
     whole = hashlib.sha256()
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     for file in files:
         size = file.stat().st_size
         name = file.relative_to(path).as_posix() if path.is_dir() else ""
         whole.update(f"{name} {size}\n".encode())
         with file.open("rb") as stream:
             if size <= WHOLE_FILE:
-                whole.update(stream.read())
+                while piece := stream.read(2**20):
+                    whole.update(piece)
             else:
-                whole.update(stream.read(END))
-                stream.seek(size - END)
-                whole.update(stream.read(END))
+                for number in range(PIECES):
+                    stream.seek(number * (size - PIECE) // (PIECES - 1))
+                    whole.update(stream.read(PIECE))
     return whole.hexdigest()[:16]
 
 

@@ -73,6 +73,8 @@ class CandidateServer:
     def target(self, target: str | int) -> Any:
         if isinstance(target, int):
             return self.objects[target]
+        if not target:
+            return only_function(self.module)
         if hasattr(self.module, target):
             return getattr(self.module, target)
         solution = getattr(self.module, "Solution", None)
@@ -108,6 +110,31 @@ class CandidateServer:
         return called
 
 
+def only_function(module: types.ModuleType) -> Any:
+    """The function that is meant where no name is given: the only one that no other one calls."""
+    functions = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    called = {used for name, function in functions.items() for used in _names_in(function.__code__) if used != name}
+    meant = [function for name, function in functions.items() if name not in called]
+    if len(meant) != 1:
+        raise NameError(f"one function is expected, and there are {len(meant)}: {', '.join(functions)[:200]}")
+    return meant[0]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _awaited(target: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(target)
+
+
 def _iterated(target: Any) -> list[Any]:
     items = []
     for item in target:
@@ -129,6 +156,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "length": lambda target: len(target),
     "iterate": _iterated,
     "contains": lambda target, item: item in target,
+    "await": _awaited,
 }
 
 

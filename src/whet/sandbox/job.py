@@ -16,7 +16,7 @@ RECORD = 1 << 20  # bytes of what a job's tests write down
 ERRORS = 4096  # bytes kept of what a program writes to standard error
 REASONS = {
     **{"time": "out of time", "memory": "out of memory", "output": "too much output"},
-    **{"": ""},
+    **{"files": "too many files", "": ""},
 }
 
 
@@ -74,6 +74,8 @@ class JobResult:
     notes: tuple[str, ...] = ()  # what each failed test met, by the name of the exception
     seconds: float = 0.0
     processor_seconds: float = 0.0
+    planned: int = 0  # how many results the tests said there would be at least
+    unscorable: str = ""  # why the tests can judge nothing, whatever the code does
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,6 +103,8 @@ def job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflow
         notes=tuple(str(entry["note"]) for entry in tests),
         seconds=float(answer["seconds"]),
         processor_seconds=float(answer["processor_seconds"]),
+        planned=max((int(entry["planned"]) for entry in record if "planned" in entry), default=0),
+        unscorable="" if closing is None else str(closing.get("unscorable", "")),
         details={} if closing is None or not closing.get("note") else {"note": closing["note"]},
     )
 

@@ -200,9 +200,12 @@ class Endpoint:
             raise _Retryable(reason, _seconds_of(error.headers.get("Retry-After"))) from None
         if error.code in OF_ONE_QUESTION:
             return Trouble(reason)
+        key_fix = "set key_variable to the name of the environment variable that holds the key"
+        if self.key_variable:
+            key_fix = f"check the key in {self.key_variable}"
         fix = {
-            401: f"check the key in {self.key_variable or 'key_variable'}",
-            403: f"check the key in {self.key_variable or 'key_variable'}",
+            401: key_fix,
+            403: key_fix,
             404: "check base_url and model",
         }.get(error.code, "check base_url, model and the settings of reward 'judge'")
         raise WhetError(f"the judge at {self.url} refused with {reason}; {fix}") from None

@@ -1,0 +1,71 @@
+"""Whether a reward can read a row at all, found out before the first step and without running anything costly."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from whet.protocols import Reward
+from whet.reward.answer import gold_text
+from whet.reward.call import RewardFunction, require_columns
+from whet.reward.code_tests import CodeTests, tests_of
+from whet.reward.combine import RewardPart
+from whet.reward.failure import RewardFailure
+from whet.reward.find import BUILTIN, ROOM
+from whet.types import Prompt, Sample, StopReason, WhetError
+
+COSTLY = ("math_answer",)  # reading the gold answer alone takes milliseconds: the text is looked at, no more
+NO_COMPLETION = Sample(
+    torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool), torch.zeros(0), (0, 0), StopReason.END, ""
+)
+
+
+class Unscorable(WhetError):
+    """A row that a reward cannot read. `reason` is the same for all such rows."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def require_scorable(parts: Sequence[RewardPart], prompt: Prompt) -> None:
+    """Raise where a part would stop the run when it meets this prompt: no answer, no tests, no such column."""
+    for part in parts:
+        reward = part.resolved_reward
+        try:
+            _check(reward, prompt)
+        except WhetError as error:
+            raise Unscorable(str(error), f"reward {reward.name} cannot read the row") from error
+
+
+def _check(reward: Reward, prompt: Prompt) -> None:
+    if isinstance(reward, CodeTests):
+        tests_of(prompt, reward.prelude, reward.tolerance)
+    if not isinstance(reward, RewardFunction):
+        return
+    require_columns(reward, prompt)
+    function = _unwrapped(reward.function)
+    name = getattr(function, "__name__", "")
+    if not getattr(function, "__module__", "").startswith(f"{ROOM}.") or BUILTIN.get(name) is not function:
+        return
+    if prompt.answer in ([], {}, ()) and name.endswith("_answer"):
+        raise WhetError(
+            f"reward {reward.name!r} compares with a gold answer, and that of prompt {prompt.id!r} is "
+            f"{prompt.answer!r}; give the row an `answer`, or leave the row out"
+        )
+    if name in COSTLY:
+        gold_text(prompt, name)
+        return
+    # a failure is about this completion, which nobody wrote
+    with contextlib.suppress(RewardFailure):
+        reward([prompt], [NO_COMPLETION])
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function

@@ -1,0 +1,221 @@
+"""What a test suite holds, read from its source: what can fail in it, and which of its functions nobody calls.
+
+Runs inside the sandbox's own processes too: only the standard library may be imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterable, Iterator
+
+# calls that can end in a failure without an `assert` of their own
+CHECKING_CALL = re.compile(r"assert|raises|warns|fail|exit|expect|check|verify", re.IGNORECASE)
+# what people call the module with the code that is tested
+CODE_MODULES = frozenset(
+    (
+        *("solution", "solutions", "candidate", "main", "submission", "answer", "implementation", "program", "task"),
+        *("module", "my_module", "mymodule", "my_code", "your_module", "your_code", "your_solution", "my_solution"),
+    )
+)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def holds_check(tree: ast.AST) -> bool:
+    """True where something in it can fail: an assertion, a `raise`, a call such as `self.assertEqual`."""
+    return any(_is_check(node) for node in ast.walk(tree))
+
+
+def _is_check(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return not is_always_true(node.test)
+    if isinstance(node, ast.Call):
+        return CHECKING_CALL.search(_called_name(node)) is not None
+    return isinstance(node, ast.Raise)
+
+
+def is_always_true(node: ast.expr) -> bool:
+    """True where a condition holds whatever the code does: `True`, `(f(1) == 2, "message")`, `f(1) == 2 or True`."""
+    if isinstance(node, ast.Constant):
+        return bool(node.value)
+    if isinstance(node, ast.Tuple):
+        return bool(node.elts)
+    if isinstance(node, ast.BoolOp):
+        decided = [is_always_true(each) for each in node.values]
+        return any(decided) if isinstance(node.op, ast.Or) else all(decided)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return isinstance(node.operand, ast.Constant) and not node.operand.value
+    return False
+
+
+def is_asserting_call(node: ast.Expr) -> bool:
+    """True for a statement such as `self.assertEqual(...)`."""
+    return isinstance(node.value, ast.Call) and _called_name(node.value).lower().startswith("assert")
+
+
+def is_asserting_context(item: ast.withitem) -> bool:
+    """True for `with pytest.raises(...)` and its like."""
+    call = item.context_expr
+    return isinstance(call, ast.Call) and re.search(r"raises|warns", _called_name(call), re.IGNORECASE) is not None
+
+
+def holds_assertion(tree: ast.AST) -> bool:
+    """True where it holds a check whose passing can be seen: any but a bare `raise`."""
+    return any(
+        (isinstance(node, ast.Assert) and not is_always_true(node.test))
+        or (isinstance(node, ast.Expr) and is_asserting_call(node))
+        or (isinstance(node, ast.With) and any(map(is_asserting_context, node.items)))
+        for node in ast.walk(tree)
+    )
+
+
+def _called_name(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def num_results(tree: ast.AST) -> int:
+    """How many results a program gives at least: one per test function or method, and one per assertion elsewhere."""
+    count = 0
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function) and is_test_function(node):
+            count += 1
+        elif isinstance(node, ast.Assert):
+            count += not is_always_true(node.test)
+        elif isinstance(node, ast.ClassDef):
+            count += sum(isinstance(each, Function) and is_test_function(each) for each in node.body)
+        else:
+            count += num_results(node)
+    return count
+
+
+def is_plain(tree: ast.Module) -> bool:
+    """True for assertions and nothing else."""
+    return bool(tree.body) and all(isinstance(each, ast.Assert) and not is_always_true(each.test) for each in tree.body)
+
+
+def top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, those inside its `if`, `try` and `with` blocks too."""
+    for statement in body:
+        yield statement
+        for part in ("body", "orelse", "finalbody", "handlers"):
+            if isinstance(statement, ast.If | ast.Try | ast.With):
+                for inner in getattr(statement, part, ()):
+                    yield from top_level(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+
+
+def functions_of(tree: ast.Module) -> dict[str, Function]:
+    return {node.name: node for node in top_level(tree.body) if isinstance(node, Function)}
+
+
+def is_test_name(name: str) -> bool:
+    return name.startswith("test")
+
+
+def is_test_function(function: Function) -> bool:
+    return is_test_name(function.name) and not is_empty(function)
+
+
+def is_empty(function: Function) -> bool:
+    """True for a placeholder: nothing but a docstring, `pass`, `...` or a bare `return`."""
+    return all(
+        isinstance(statement, ast.Pass)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        or (
+            isinstance(statement, ast.Return) and (statement.value is None or isinstance(statement.value, ast.Constant))
+        )
+        for statement in function.body
+    )
+
+
+def uncalled_checks(tree: ast.Module) -> list[Function]:
+    """Functions of a module that lead to a check and that nothing in it calls, test functions aside."""
+    functions = functions_of(tree)
+    checking = {name for name, function in functions.items() if holds_check(function)}
+    while True:
+        more = {
+            name for name, function in functions.items() if name not in checking and _names_used(function) & checking
+        }
+        if not more:
+            break
+        checking |= more
+    # a name that a function uses in its own body alone is called by nobody
+    used: set[str] = set()
+    for statement in top_level(tree.body):
+        if isinstance(statement, Function):
+            used |= _names_used(statement) - {statement.name}
+        elif not isinstance(statement, ast.If | ast.Try | ast.With):
+            used |= _names_used(statement)
+        else:
+            used |= _names_used(_without_body(statement))
+    return [
+        function
+        for name, function in functions.items()
+        if name in checking and name not in used and not is_test_name(name)
+    ]
+
+
+def _without_body(statement: ast.If | ast.Try | ast.With) -> ast.AST:
+    """The part of a block that is not one of its statements."""
+    if isinstance(statement, ast.If):
+        return statement.test
+    return ast.Tuple([item.context_expr for item in statement.items] if isinstance(statement, ast.With) else [])
+
+
+def _names_used(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    """The top names of the modules that it imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names - {""}
+
+
+def expected_names(tests: str, known: set[str]) -> set[str]:
+    """The names that tests use and nobody defines; where all are built in, the first one each statement calls."""
+    tree = ast.parse(tests)
+    bound = set(known)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    free = {name for name in used - bound if not hasattr(builtins, name) and name not in MODULE_NAMES}
+    if free or any(isinstance(node, Function | ast.ClassDef) for node in tree.body):
+        return free
+    called = [_called_names(statement)[:1] for statement in tree.body]
+    return {name for names in called for name in names}
+
+
+MODULE_NAMES = frozenset(("__file__", "__name__", "__doc__"))
+
+
+def _called_names(statement: ast.stmt) -> list[str]:
+    """The functions a statement calls by name, the outermost first."""
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+
+
+def why_unscorable(tests: str) -> str:
+    """Why a suite can judge nothing, as far as its source shows it; "" where it can."""
+    tree = ast.parse(tests)
+    if not tree.body:
+        return "the tests are empty" if not tests.strip() else "the tests are only comments"
+    if not holds_check(tree):
+        return "nothing in the tests can fail: they hold no assertion"
+    return ""

@@ -1,0 +1,51 @@
+"""What the command line does not take is one line with the fix and exit code 2; a bare command shows its help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from whet.cli import _ending, app
+
+
+def ending(*words: str) -> tuple[int, str]:
+    try:
+        app(list(words), standalone_mode=False)
+    except BaseException as error:
+        return _ending(error)
+    return 0, ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "command"),
+    [
+        (("bench", "--seconds", "nan"), "'--seconds'", "whet bench -h"),
+        (("train", "grpo", "--steps", "0"), "'--steps'", "whet train -h"),
+        (("train", "grpo", "--bogus"), "no such option: --bogus", "whet train -h"),
+        (("train",), "missing", "whet train -h"),
+        (("reward", "test", "--limit", "many"), "'--limit'", "whet reward test -h"),
+        (("trian",), "'train'", "whet -h"),
+    ],
+)
+def test_one_line_names_the_option_and_the_help(words, said, command):
+    code, line = ending(*words)
+    assert code == 2
+    assert said in line and command.removeprefix("whet ") in line
+    assert line.endswith("shows what it takes") and "\n" not in line
+
+
+def test_the_command_itself_ends_with_code_2_and_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "whet", "bench", "--seconds", "nan"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("whet: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_bare_command_shows_its_help(capsys):
+    code, line = ending("reward")
+    assert (code, line) == (2, "")
+    shown = capsys.readouterr()
+    assert "Usage" in shown.out + shown.err

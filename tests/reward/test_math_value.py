@@ -1,0 +1,141 @@
+"""Reading and comparing answers of mathematics: in full or not at all, and in bounded time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from whet.reward.formula import TooLarge, Unreadable
+from whet.reward.math_value import read_value, same
+
+EQUAL = [
+    (r"\{x | -2 \le x < 1\}", "[-2,1)"),
+    (r"\{x \mid -2 \leq x < 1\}", r"-2 \le x < 1"),
+    (r"\{x : -2 <= x < 1\}", r"x \in [-2, 1)"),
+    (r"\{x \in \mathbb{R} \mid x > 3\}", r"(3, \infty)"),
+    (r"\{x \mid x \ne 2\}", r"(-\infty, 2) \cup (2, \infty)"),
+    (r"\{x \mid |x| < 3\}", "(-3, 3)"),
+    ("[-2,1)", r"1 > x \ge -2"),
+    (r"(-\infty,-2)\cup[3,5)", r"x<-2 \text{ or } 3\le x<5"),
+    (r"(-\infty,-2)\cup[3,5)", r"[3,5) \cup (-\infty,-2)"),
+    (r"[1,2] \cup [2,3]", "[1,3]"),
+    (r"\mathbb{R}\setminus\{2\}", r"(-\infty,2)\cup(2,\infty)"),
+    (r"-2x > 4", r"x < -2"),
+    ("2t", "t+t"),
+    (r"\sin^2t", r"1-\cos^2 t"),
+    (r"\sin^2t", r"\sin^2(t)"),
+    (r"\frac{\sqrt3}{3}", "0.577350"),
+    ("0.577350", r"\frac{\sqrt3}{3}"),
+    (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt{3}}"),
+    (r"(\frac13, 1)", "(0.333333, 1)"),
+    ("x^2+2x+1", "(x+1)^2"),
+    ("|x|", r"\sqrt{x^2}"),
+    ("3^{2007}", r"3^{2006}\cdot 3"),
+    (r"1 \pm \sqrt{2}", r"1+\sqrt2, 1-\sqrt2"),
+    ("12_5", "12"),
+    (r"152A_{11}", r"152A_{11}"),
+    ("2:4", "1:2"),
+    ("1:2", "1/2"),
+    (r"\cos 60^\circ", "1/2"),
+    (r"\{1,2\}", "2, 1"),
+    ("(1,2)", "1,2"),
+    ("y=2x+1", "2x-y+1=0"),
+    ("x=3", "3"),
+    ("x_1=1, x_2=2", "2, 1"),
+    ("10!", "3628800"),
+    (r"\binom{5}{2}", "10"),
+    (r"0.\overline{3}", "1/3"),
+    ("90^\\circ", "90"),
+    (r"\log_2 8", "3"),
+    ("2\\sqrt{3}\\text{ cm}", "2\\sqrt3"),
+    (r"50\%", r"\frac12"),
+    (r"\text{Saturday}", r"\text{saturday}"),
+    (r"\text{(E)}", "E"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix} 1 \\ 2 \end{bmatrix}"),
+    (r"(n-2) 2^{n}+1", r"2^n n - 2^{n+1} + 1"),
+    (r"\lfloor n/2 \rfloor", r"\left\lfloor \frac{n}{2} \right\rfloor"),
+    ("11:45 p.m.", "11:45 PM"),
+]
+
+DIFFERENT = [
+    (r"\{x | -2 \le x < 1\}", "1"),
+    (r"\{x | -2 \le x < 1\}", "[-2,1]"),
+    ("2t", "2"),
+    ("7", "7x"),
+    ("x+1", "1"),
+    (r"\frac{\sqrt3}{3}", "0.57735"),
+    (r"\frac{\sqrt3}{3}", "0.577351"),
+    (r"\pi", "3.14"),
+    (r"\sqrt{x^2}", "x"),
+    ("12_5", "12_7"),
+    ("12_5", "7"),
+    ("e^{-200}", "e^{-300}"),
+    (r"\{1,2\}", "(1,2)"),
+    ("(1,2)", "(2,1)"),
+    ("(1,2)", "[1,2]"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
+    (r"\frac{\pi}{2}", "90^\\circ"),
+    ("2\\sqrt{3}\\text{ cm}", "2\\sqrt3 m"),
+    ("x", "y"),
+    ("AB=4, CD=5", "5, 4"),
+    (r"\lceil n / 2\rceil", r"\lceil n / 3\rceil"),
+    (r"\lfloor \log_2 n \rfloor", r"\lfloor \log_4 n \rfloor"),
+    ("5:00", "8:00"),
+    (r"5 \text{ p.m.}", r"5 \text{ a.m.}"),
+    (r"1 \pm \sqrt{2}", r"1+\sqrt2"),
+    ("32349", "32, 349"),
+    ("x < 1", "x > -1"),
+    ("x < 1", "y < 1"),
+    ("5, 7", "5, 7, 9"),
+]
+
+UNREAD = [
+    *("10 negative", "cab", "no solution", "7 8", "t2", "2 + ", "(1, 2", "1,2)", r"\foo{3}", "5 apples x", "x !! y"),
+    *("\uff17", r"\{x \mid x \in \mathbb{Z}\}", "1/0", "", "a word", r"5\text{ apples}3", "a = b < c", "9_2"),
+]
+
+TOO_LARGE = [r"9^{9^{9}}", "99999999!", "((3000!))^{1000}", r"\binom{10^{9}}{5}", "10^{10^{10}}", "2^{-10^{9}}"]
+
+BOMBS = [
+    *(r"\sqrt{" * 40 + "2" + "}" * 40, "(" * 150 + "1" + ")" * 150, "(x+1)^{99}" * 25, "x^{x^{x^{x^{x}}}}"),
+    *("+".join([r"\sin(2^{19999})"] * 15), "+".join([r"\tan(e^{9999x})"] * 15), "1" + "!" * 200, "-" * 299 + "1"),
+    *(",".join(map(str, range(55))), "(x+2000)!" * 25, "2^{" * 39 + "2" + "}" * 39, r"\arcsin(" * 20 + "x" + ")" * 20),
+    *("9" * 299, "0." + "9" * 290, "|" * 299, r"\{" * 50 + r"\}" * 50, "x=y=" * 50 + "3", r"[1,2]\cup" * 30 + "[1,2]"),
+    *(r"e^{e^{e^{e^{e}}}}", "_" * 200, "^" * 200, "1," * 140, "1 " * 140, r"\text{" * 50, r"\frac" * 100),
+]
+
+
+@pytest.mark.parametrize(("gold", "given"), EQUAL)
+def test_the_same_answer_in_another_notation(gold: str, given: str) -> None:
+    assert same(read_value(gold), read_value(given))
+
+
+@pytest.mark.parametrize(("gold", "given"), DIFFERENT)
+def test_another_answer(gold: str, given: str) -> None:
+    assert not same(read_value(gold), read_value(given))
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_what_is_not_read_in_full_is_not_read_at_all(text: str) -> None:
+    with pytest.raises(Unreadable):
+        read_value(text)
+
+
+@pytest.mark.parametrize("text", TOO_LARGE)
+def test_numbers_that_nobody_can_compute(text: str) -> None:
+    with pytest.raises(TooLarge):
+        read_value(text)
+
+
+def test_every_comparison_ends_soon() -> None:
+    golds = [read_value(text) for text in ("1", "x^2+1", r"\sqrt2", r"\{1,2\}", "[1,2)", "1,2,3,4,5,6,7,8", "y=2x+1")]
+    for bomb in BOMBS:
+        started = time.monotonic()
+        try:
+            given = read_value(bomb)
+            for gold in golds:
+                assert not same(gold, given)
+        except Unreadable:
+            pass
+        assert time.monotonic() - started < 5, bomb
