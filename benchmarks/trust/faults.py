@@ -109,7 +109,8 @@ ZYGOTE = """
 import faulthandler, gc, json, os, sys, time
 import torch, transformers
 import whet.cli, whet.api.training, whet.build.assembly, whet.train.run, whet.report.run_page, whet.workbench.workbench
-import whet.build.kinds, whet.build.rl, whet.train.rl, whet.train.update, whet.evaluate.evaluation, whet.bench.benchmark, whet.report.review, math_verify
+import whet.build.kinds, whet.build.rl, whet.train.rl, whet.train.update, whet.evaluate.evaluation
+import whet.bench.benchmark, whet.report.review, math_verify
 from whet.build.kinds import KINDS
 from transformers.models.llama import modeling_llama
 torch.set_num_threads(1)
@@ -267,7 +268,8 @@ def _folder_complaints(folder: Path, fault: Fault) -> list[str]:
 def late(line: str) -> str:
     """A reward that does this in its 20th call."""
     return (
-        "import ctypes, os, signal, sys, threading, time, torch\ncalls, HERE = 0, os.path.abspath('elsewhere')\ndef mine(completion):\n    global calls\n"
+        "import ctypes, os, signal, sys, threading, time, torch\ncalls, HERE = 0, os.path.abspath('elsewhere')\n"
+        "def mine(completion):\n    global calls\n"
         f"    calls += 1\n    if calls >= 20:\n        {line}\n    return float(sum(map(ord, completion)) % 7)\n"
     )
 
@@ -330,16 +332,19 @@ REWARDS = (
     Fault("memory", late("bytearray(1 << 42)"), codes=(1, 2), said=rf"MemoryError.*{JUDGED.partition('.*')[2]}"),
     Fault("leaks 3 GB", "kept = []\n" + late("kept.append(bytearray(b'x') * (3 << 27))").replace(">= 20", "% 8 == 0"),
           **FINISHED, said=r"reward 'mine' has grown the process by \d"),
-    Fault("prepare fails", f"{PLAIN}def prepare():\n    raise OSError('no model')\nmine.prepare = prepare\n", codes=(2,),
-          said=r"`prepare` raised OSError: no model at .*mine\.py:4", status=("",)),
+    Fault("prepare fails", f"{PLAIN}def prepare():\n    raise OSError('no model')\nmine.prepare = prepare\n",
+          codes=(2,), said=r"`prepare` raised OSError: no model at .*mine\.py:4", status=("",)),
 )  # fmt: skip
 
-RATE = ("--set", "optimizer.learning_rate=1e308")
 WEIGHTS = (
-    Fault("learning rate 1e308", words=("train", "grpo", *SETTINGS, "--reward", "mine.py:mine", *RATE), codes=(1, 2),
-          said="not finite|learning_rate", status=("failed", ""), quick=True),
-    Fault("learning rate 1e30", words=("train", "grpo", *SETTINGS, "--reward", "mine.py:mine",
-          "--set", "optimizer.learning_rate=1e30"), codes=(1, 2), said="not finite|learning_rate", status=("failed", "")),
+    Fault("weights that are not finite", before="import sys\nrl = sys.modules['whet.train.rl']\n"
+          "_real = rl.RLTrainer.step\ndef step(self, number, timer):\n    done = _real(self, number, timer)\n"
+          "    if number == 2:\n        next(self.model.parameters()).data[0] = float('nan')\n    return done\n"
+          "rl.RLTrainer.step = step\n", quick=True,
+          said=r"step 2: the weight model\.\S+ is not finite.*goes on from step-000001"),
+    Fault("learning rate 1e30", words=(*TRAIN, "--set", "optimizer.learning_rate=1e30"), said="not finite"),
+    Fault("learning rate 1e308", words=(*TRAIN, "--set", "optimizer.learning_rate=1e308"), codes=(1, 2),
+          said="not finite|learning_rate", status=("failed", "")),
     Fault("frozen in its own code", before="import sys\nu = sys.modules['whet.train.update']\n_real = u.token_logp\n"
           "def frozen(*a, **k):\n    import dataclasses, torch\n    s = _real(*a, **k)\n"
           "    return dataclasses.replace(s, logp=s.logp.detach())\nu.token_logp = frozen\n",
@@ -360,28 +365,21 @@ def stops(name: str, number: int, where: str, status: tuple[str, ...], said: str
     return Fault(name, before=before, codes=(128 + number,), status=status, said=said, **more)
 
 
-ON = r"stopped by \w+|$"
+NAMES = {number: signal.Signals(number).name for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+STOPPED = "stopped by (Ctrl-C|SIG).*nothing was changed"
 SIGNALS = tuple(
-    stops(
-        f"{signal.Signals(number).name} {when}", number, where, status, said, quick=quick and number == signal.SIGTERM
-    )
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for when, where, status, said, quick in (
-        ("in start-up", "opens('lock')", ("",), "stopped by (Ctrl-C|SIG).*nothing was changed", True),
-        (
-            "when the config is written",
-            "opens('.config.toml')",
-            ("",),
-            "stopped by (Ctrl-C|SIG).*nothing was changed",
-            False,
-        ),
-        ("before the first step", "opens('scoring.txt', '')", ("",), "stopped by (Ctrl-C|SIG)", False),
+    stops(f"{name} {when}", number, where, ("",), STOPPED, quick=quick and name == "SIGTERM")
+    for number, name in NAMES.items()
+    for when, where, quick in (
+        ("in start-up", "opens('lock')", True),
+        ("when the config is written", "opens('.config.toml')", False),
+        ("before the first step", "opens('scoring.txt', '')", False),
     )
 )
 GRACEFUL = tuple(
-    Fault(f"{signal.Signals(number).name} {when}", before=f"at({where}, send({int(number)}))\n", codes=codes, status=status,
-          lines=0, check=has_report, quick=quick and number == signal.SIGHUP)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    Fault(f"{name} {when}", before=f"at({where}, send({int(number)}))\n", codes=codes, status=status, lines=0,
+          check=has_report, quick=quick and name == "SIGHUP")
+    for number, name in NAMES.items()
     for when, where, codes, status, quick in (
         ("in a step", "opens('samples.jsonl')", (130,), ("interrupted",), True),
         ("while saving", "opens('state.json')", (130,), ("interrupted",), False),

@@ -242,6 +242,7 @@ def _run(
                 identity=inputs.identity,
             )
     except BaseException as error:
+        _name_folder(error, folder)
         with signals_wait():
             if record is not None:
                 _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
@@ -297,7 +298,6 @@ def _break_off(
         with contextlib.suppress(OSError):
             discard(folder)
         return
-    _name_folder(error, folder)
     line = str(error) if is_expected else one_line_of(error)
     status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     if not is_expected and write_traceback(folder / ERROR_LOG, error):

@@ -28,7 +28,7 @@ class Interruption(BaseException):
 
 
 class _Commands(TyperGroup):
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:

@@ -231,8 +231,7 @@ def _prepare(reward: Reward) -> None:
         raise
     except BaseException as error:
         frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
-        file = source_file(reward.function if isinstance(reward, PerSample | Batched) else reward)
-        where = place(frames, file)
+        where = place(frames, source_file(getattr(reward, "function", reward)))
         raise WhetError(
             f"reward {reward.name!r}: its `prepare` raised {error_text(error)} at {where}; fix that line"
         ) from error
