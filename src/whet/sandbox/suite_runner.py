@@ -769,13 +769,10 @@ FORMS: dict[str, Callable[[CandidateConnection, ResultLog, dict[str, Any]], None
 }
 
 
-def run_tests(channel: int, output: int, control: int) -> None:
-    """Take the tests straight from the trainer: the worker that forks the code under test never holds them."""
-    # the code's process takes its part of the job first: this is said before any of that code runs
-    wire.receive(channel)
-    test_spec = wire.receive(control)
-    os.close(control)
+def run_tests(channel: int, output: int, given: int) -> None:
+    """Take the tests from the trainer's file: the worker that forks the code under test never holds them."""
+    test_spec = wire.receive(given)
+    os.close(given)
     wire.send(output, {"taken": True})
-    wire.send(channel, {"taken": True})
     run_test_spec(channel, output, test_spec)
     os._exit(0)
