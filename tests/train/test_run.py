@@ -614,3 +614,17 @@ def test_a_run_of_before_that_kept_no_inputs_says_so(monkeypatch, capsys, caplog
     (copied / "inputs.json").unlink()
     assert command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")[0] == 0
     assert "no inputs.json" in caplog.text and (copied / "inputs.json").exists()
+
+
+def test_a_checkpoint_of_an_earlier_build_is_told(monkeypatch, capsys, copied):
+    from whet.model.checkpoint import write_manifest
+
+    newest = complete_checkpoints(copied / "checkpoints")[-1]
+    state = json.loads((newest / "state.json").read_text())
+    del state["state"]["also"]
+    (newest / "state.json").write_text(json.dumps(state))
+    tensors = json.loads((newest / "manifest.json").read_text())["tensors"]
+    (newest / "manifest.json").unlink()
+    write_manifest(newest, 4, tensors)
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")
+    assert code == 2 and "an earlier build of whet wrote it" in error and "--model" in error
