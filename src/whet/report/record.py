@@ -366,6 +366,42 @@ def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:
     return (line for line, _ in _lines_and_ends(path))
 
 
+def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The complete lines of a log as they are, each with its place for an error."""
+    if path.exists():
+        with path.open("rb") as log:
+            for number, text in enumerate(log, start=1):
+                if text.endswith(b"\n"):
+                    yield f"{path}:{number}", text
+
+
+def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise WhetError(f"{place} is not a JSON object; delete the line or restore the file")
+    return in_todays_names(value)
+
+
+def step_sums(place: str, text: bytes) -> dict[str, Any]:
+    """`step`, `counts`, `health` and `seconds` of a step's line: a fifth of the time that reading all of it takes.
+
+    Rewards and metrics, which are most of it, are passed over. A line that is not as `step_line` writes it
+    is read whole.
+    """
+    head, reward, rest = text.partition(b', "reward": {')
+    health, spread, _ = rest.rpartition(b', "health": ')[2].partition(b', "spread": {')
+    seconds = text[text.rfind(b', "seconds": {') + 1 :]
+    try:
+        if not (reward and spread and head.startswith(b'{"step": ') and text.endswith(b"}}\n")):
+            return parsed_line(place, text)
+        return json.loads(head + b', "health": ' + health + b"," + seconds)  # type: ignore[no-any-return]
+    except ValueError:
+        return parsed_line(place, text)
+
+
 def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
     """Each complete line, at most so many, and where it ends."""
     if most == 0 or not path.exists():

@@ -16,9 +16,12 @@ from whet.report.record import (
     EvalRecord,
     eval_records,
     last_lines,
+    parsed_line,
+    raw_lines,
     read_lines,
     read_summary,
     step_reports,
+    step_sums,
 )
 from whet.report.text import duration, headline, metric_text, words
 from whet.report.thinning import ThinnedLog
@@ -123,20 +126,20 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     folder = Path(folder)
     summary = read_summary(folder) if summary is None else summary
     totals, evals = StepTotals(), []
-    kept: ThinnedLog[dict[str, Any]] = ThinnedLog(between=MOST_BETWEEN)
-    for line in read_lines(folder / METRICS):
-        if "eval" in line:
+    kept: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
+    for place, text in raw_lines(folder / METRICS):
+        if b'"eval": ' in text and "eval" in (line := parsed_line(place, text)):
             evals.append(line)
         else:
-            totals.add(line)
-            kept.append(line)
+            totals.add(step_sums(place, text))
+            kept.append((place, text))
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)
     return RunRecord(
         folder,
         summary,
         config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
-        tuple(step_reports(kept.items())),
+        tuple(step_reports([parsed_line(*each) for each in kept.items()])),
         tuple(eval_records(evals)),
         first,
         last,
