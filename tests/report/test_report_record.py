@@ -236,3 +236,16 @@ def test_summary_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_folder_without_a_summary_is_named(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=r"has no run\.json"):
         read_summary(tmp_path)
+
+
+def test_a_summary_or_log_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(WhetError, match=r"run\.json is not JSON"):
+        read_summary(tmp_path)
+    (tmp_path / "run.json").unlink()
+    for name in ("run.json", "metrics.jsonl"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(WhetError, match=r"run\.json cannot be read"):
+        read_summary(tmp_path)
+    with pytest.raises(WhetError, match=r"metrics\.jsonl is not a file"):
+        read_metrics(tmp_path)

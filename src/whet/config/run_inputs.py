@@ -125,7 +125,7 @@ def read_inputs(folder: Path) -> RunInputs | None:
         return replace(found, accepted=tuple(found.accepted), changes=tuple(dict(each) for each in found.changes))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise WhetError(
             f"{path} is damaged ({error}); restore it, or delete it to resume without knowing whether data, model, "
             "reward or config changed"

@@ -200,7 +200,7 @@ def damage(path: Path) -> str | None:
         files = manifest["files"].items()
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return f"{MANIFEST} cannot be read"
     for name, expected in files:
         try:

@@ -103,15 +103,15 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: StageObserver) -
 def _read_finished(place: Path, stage: Stage) -> FinishedStage | None:
     try:
         saved = json.loads((place / RESULT).read_text(encoding="utf-8"))
+        name, settings, done = saved["name"], saved["settings"], FinishedStage(place, saved["result"], saved["seconds"])
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise WhetError(f"{place / RESULT} is damaged ({error}); remove {place} to run that stage again") from error
     # through JSON and back: a tuple and a list are the same setting
-    differing = saved["settings"] != json.loads(json.dumps(stage.settings))
-    if saved["name"] != stage.name or differing:
+    if name != stage.name or settings != json.loads(json.dumps(stage.settings)):
         raise WhetError(f"{place} was finished with other settings; give the same settings again, or another --folder")
-    return FinishedStage(place, saved["result"], saved["seconds"])
+    return done
 
 
 def write_atomically(path: Path, text: str) -> Path:

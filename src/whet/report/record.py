@@ -254,8 +254,10 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
         summary = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise WhetError(f"{folder} has no {SUMMARY}; give the folder of a run") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
+    except OSError as error:
+        raise WhetError(f"{path} cannot be read ({error.strerror}); restore it, or give another run's folder") from None
     if not isinstance(summary, dict):
         raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
     return in_todays_names(summary)
@@ -406,6 +408,8 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
     """Each complete line, at most so many, and where it ends."""
     if most == 0 or not path.exists():
         return
+    if not path.is_file():
+        raise WhetError(f"{path} is not a file; restore the run's own")
     end = 0
     with path.open("rb") as log:
         for place, line in enumerate(log, start=1):

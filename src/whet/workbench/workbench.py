@@ -274,7 +274,7 @@ def reward_table(folder: str | Path) -> dict[str, dict[str, Any]]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise WhetError(f"{path}: not the table of a run's rewards ({error}); restore it or delete it") from None
 
 
