@@ -3,7 +3,7 @@
     characters    share of characters that people write with
     repetition    share of n-grams that come back
     compression   what zlib makes of it: next to nothing for a loop, next to no gain for noise
-    spelling      share of words whose letters follow each other as in English
+    spelling      share of words whose letters follow each other as in English, or as in any language with vowels
     common        share of words among the commonest English ones
     order         how much likelier the neighbours of common words are than by chance
 
@@ -35,7 +35,8 @@ FEWEST_LETTERS = 50  # below, spelling says nothing
 FEWEST_BYTES = 120  # below, zlib says nothing
 OVERHEAD = 30  # bytes that zlib needs for a short text of any kind
 TOKEN = re.compile(r"[a-z]+(?:'[a-z]+)?|[$#]?\d[\d.,]*(?<![.,])%?|[#]|[.!?;:\n]+|,|[=<>+*/-]+")
-LATIN_WORD = re.compile(r"[A-Za-z]{3,}")
+LATIN_WORD = re.compile(r"(?<![^\W\d_])[A-Za-z]{3,}(?![^\W\d_])")
+HAN = re.compile("[\u3400-\u9fff]")
 
 NUM_SIGNS = 4  # the first rows of the table are "#", ".", "," and "=": two of them side by side are no language
 
@@ -71,13 +72,20 @@ def coherence_signals(text: str, english: bool = False) -> dict[str, float]:
     if len(packed) >= FEWEST_BYTES:
         # a long text packs better whatever it says: only beginnings are comparable
         ratio = _packed_share(packed[:1000])
-        signals["compression"] = min(_credit(ratio, LOOP), _credit(ratio - OVERHEAD / len(packed[:1000]), NOISE))
+        signals["compression"] = _credit(ratio, LOOP)
+        # every Chinese character is news to zlib
+        if len(HAN.findall(text)) < 0.3 * len(text):
+            noise = _credit(ratio - OVERHEAD / len(packed[:1000]), NOISE)
+            signals["compression"] = min(signals["compression"], noise)
     bare = NO_LANGUAGE.sub(" # ", text)
     # names are spelled as they please, and one odd word often is no odder than once
     words = {word for word in LATIN_WORD.findall(bare) if word.islower()}
+    english = english or language_of(bare) == "en"
     if sum(map(len, words)) >= FEWEST_LETTERS:
-        signals["spelling"] = _credit(_well_spelled_share(words), SPELLING)
-    if english or language_of(bare) == "en":
+        # the table is of English: of other languages only what no alphabet of vowels and consonants does counts
+        share = _well_spelled_share(words) if english else _pronounceable_share(words)
+        signals["spelling"] = _credit(share, SPELLING)
+    if english:
         signals |= _english_signals(bare)
     return signals
 
@@ -131,6 +139,17 @@ def english() -> English:
 def _well_spelled_share(words: Collection[str]) -> float:
     """By letters: an endless word counts for its length."""
     return sum(len(word) for word in words if _is_well_spelled(word)) / sum(map(len, words))
+
+
+def _pronounceable_share(words: Collection[str]) -> float:
+    """By letters: words in which vowels and consonants take turns, more or less."""
+    return sum(len(word) for word in words if _is_pronounceable(word)) / sum(map(len, words))
+
+
+def _is_pronounceable(word: str) -> bool:
+    runs = [len(run) for run in re.split("[aeiouyw]+", word)]
+    vowels = len(word) - sum(runs)
+    return max(runs) <= 4 and 0.25 * len(word) <= vowels <= 0.8 * len(word)
 
 
 @functools.lru_cache(maxsize=65536)

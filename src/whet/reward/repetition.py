@@ -7,15 +7,16 @@ of eight see passages that sentences cut differently, windows see a circle among
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
 from whet.types import WhetError
 
-# a word, a number, a Han, kana or Hangul character on its own (they are written without spaces), or a symbol
-TOKEN = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|\d+|[^\w\s]"
-)
+# Han, kana, Hangul; Thai, Lao, Tibetan, Burmese, Khmer: no spaces between words
+UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\u0e01-\u0eff\u0f40-\u0fbc\u1000-\u109f\u1780-\u17dd"
+# a word, a number, a character on its own where a script has no spaces, or a symbol
+TOKEN = re.compile(rf"[{UNSPACED}]|[^\W\d_{UNSPACED}]+|\d+|[^\w\s]")
 TAG = re.compile(r"</?[a-z_]{1,40}>")
 SHORTEST = 20  # n-grams; fewer say nothing about repetition
 LEAST_REPEATS = 3  # sentences
@@ -41,7 +42,11 @@ def repetition(completion: str, *, size: int = 4, allowed: float = 0.25, penalty
 
 def words_of(text: str) -> list[str]:
     """Words, numbers and symbols in lower case; tags are form, not content."""
-    return TOKEN.findall(TAG.sub(" ", text.lower()))
+    plain = TAG.sub(" ", text.lower())
+    if not plain.isascii():
+        # a vowel sign or an accent of its own would end a word
+        plain = "".join(each for each in plain if unicodedata.category(each)[0] != "M" and each not in "\u200c\u200d")
+    return TOKEN.findall(plain)
 
 
 def repeated_share(words: Sequence[str], size: int) -> float:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from whet.sandbox import candidate, isolation, kernel, suite_runner, wire
-from whet.sandbox.isolation import BROKEN, MEGABYTE, Confinement
+from whet.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_STREAMS = 2  # pipes of one job to the trainer
 TICK = 0.05  # seconds between two looks at the memory of a job
@@ -36,31 +36,21 @@ PRELOAD = (
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
 )
 Body = Callable[[], None]
-OWN_MODULES = (
-    *("whet", "whet.sandbox"),
-    *(
-        f"whet.sandbox.{name}"
-        for name in (
-            "candidate",
-            "suite",
-            "suite_runner",
-            "isolation",
-            "kernel",
-            "literal",
-            "seccomp",
-            "wire",
-            "worker",
-        )
-    ),
-)
+ROOMS = ("candidate", "suite", "suite_runner", "cgroup", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+OWN_MODULES = ("whet", "whet.sandbox", *(f"whet.sandbox.{name}" for name in ROOMS))
 
 
 def start_job(
-    confinement: Confinement, limits: dict[str, int], role: int, prepare: Callable[[], tuple[tuple[int, ...], Body]]
+    confinement: Confinement,
+    limits: dict[str, int],
+    role: int,
+    prepare: Callable[[], tuple[tuple[int, ...], Body]],
+    ready: int,
 ) -> int:
     """Fork a process that prepares itself, is confined, runs its body and never returns.
 
-    What `prepare` returns: the descriptors to keep, and the body.
+    What `prepare` returns: the descriptors to keep, and the body. Into `ready` the process writes its role when every
+    protection is in place, and before any code of the job runs.
     """
     child = os.fork()
     if child:
@@ -69,9 +59,11 @@ def start_job(
         gc.enable()
         os.setsid()
         kept, body = prepare()
-        held = isolation.confine(confinement, limits, kept, role)
+        held = isolation.confine(confinement, limits, (*kept, ready), role)
         if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
-            os._exit(BROKEN)
+            os._exit(1)
+        os.write(ready, bytes([role]))
+        os.close(ready)
         # the code under test has no use for the sandbox's own modules
         for name in OWN_MODULES:
             sys.modules.pop(name, None)
@@ -87,6 +79,8 @@ class SandboxWorker:
         self.control = control
         self.confinement = confinement
         self.usage: dict[int, tuple[int, float]] = {}  # process: (exit status, processor seconds)
+        self.ready, self.ready_end = os.pipe()
+        os.set_blocking(self.ready, False)
 
     def run(self) -> None:
         while True:
@@ -97,12 +91,16 @@ class SandboxWorker:
             if "kind" not in header:  # a job of which a process died before it had read its part
                 return
             self.usage = {}
-            wire.send(self.control, self.job(header, descriptors))
+            result = self.job(header, descriptors)
+            if result is None:
+                return
+            wire.send(self.control, result)
 
-    def job(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Do one job; how it ended."""
+    def job(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """Do one job; how it ended. None where a process could not be confined: that is no fault of the code."""
         limits = header["limits"]
         isolation.renew_folder(self.confinement, limits["file_mb"])
+        killed = isolation.num_killed(self.confinement)
         started = time.monotonic()
         leader, *others = (
             self.unit_tests(limits, *descriptors)
@@ -112,11 +110,25 @@ class SandboxWorker:
         for descriptor in descriptors:
             os.close(descriptor)
         ended = self.watch(started + header["wall_seconds"], limits, leader)
+        if isolation.was_out_of_memory(self.confinement, killed):
+            ended = "memory"
         self.end_all((leader, *others))
         code = others[0] if others else leader
+        if not self._were_confined({0: code, 1: leader} if others else {0: code}, leader):
+            return None
         status, processor = self.usage.get(code, (0, 0.0))
         took = time.monotonic() - started
         return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
+
+    def _were_confined(self, processes: dict[int, int], leader: int) -> bool:
+        """False where a process, by its role, ended by itself before all its protections were in place."""
+        try:
+            ready = os.read(self.ready, 16)
+        except BlockingIOError:
+            ready = b""
+        late = [process for role, process in processes.items() if role not in ready]
+        # one that was killed on the way, because the other was done, is nobody's fault
+        return not any(process == leader or os.WIFEXITED(self.usage.get(process, (0, 0.0))[0]) for process in late)
 
     def unit_tests(self, limits: dict[str, int], record: int) -> tuple[int, int]:
         """The process of the tests, which decides the end, and that of the code."""
@@ -130,9 +142,9 @@ class SandboxWorker:
         def prepare_tests() -> tuple[tuple[int, ...], Body]:
             return (here, record, self.control), lambda: suite_runner.run_tests(here, record, self.control)
 
-        code = start_job(self.confinement, limits, 0, prepare_code)
+        code = start_job(self.confinement, limits, 0, prepare_code, self.ready_end)
         os.close(there)
-        tests = start_job(self.confinement, limits, 1, prepare_tests)
+        tests = start_job(self.confinement, limits, 1, prepare_tests, self.ready_end)
         os.close(here)
         return tests, code
 
@@ -149,7 +161,7 @@ class SandboxWorker:
 
             return (given, output, errors), body
 
-        return (start_job(self.confinement, limits, 0, prepare),)
+        return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
     def watch(self, deadline: float, limits: dict[str, int], leader: int) -> str:
         """Wait for the leader's end. Why it was cut short: "time" or "memory"; "" when it ended itself."""
@@ -174,8 +186,10 @@ class SandboxWorker:
                     return ""
                 if now > next_look:
                     next_look = now + TICK
-                    if self._memory() > limits["memory_mb"] * MEGABYTE:
+                    if isolation.memory_in_use(self.confinement) > limits["memory_mb"] * MEGABYTE:
                         return "memory"
+                    if isolation.has_too_many_files(self.confinement, limits["file_mb"]):
+                        return "files"
         finally:
             if end_descriptor is not None:
                 os.close(end_descriptor)
@@ -187,23 +201,6 @@ class SandboxWorker:
         if found:
             self.usage[found] = (status, usage.ru_utime + usage.ru_stime)
         return bool(found)
-
-    def _memory(self) -> int:
-        """Bytes in use by everything this worker runs; 0 where that cannot be seen."""
-        folder = self.confinement.processes
-        if folder is None:
-            return 0
-        total = 0
-        for name in os.listdir(folder):
-            if name.isdigit() and name != "1":
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    file = os.open(f"{name}/statm", os.O_RDONLY, dir_fd=folder)
-                    try:
-                        resident, shared = os.read(file, 200).split()[1:3]
-                    finally:
-                        os.close(file)
-                    total += (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
-        return total
 
     def end_all(self, leaders: Iterable[int]) -> None:
         """Kill whatever runs below this worker, and bury it."""

@@ -5,22 +5,17 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from whet.reward.defences.reading import FENCED, Kind, defence_score
+from whet.reward.defences.hidden_markup import hides_markup
+from whet.reward.defences.reading import Kind, defence_score
 from whet.types import Prompt
 
-INVISIBLE = frozenset(
-    "\u200b\u2060\u2061\u2062\u2063\u2064\ufeff\u180e\u034f\u115f\u1160\u3164\uffa0\u00ad\u17b4\u17b5"
-)
-TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-JOINERS = frozenset("\u200c\u200d\u200e\u200f")
-MARKUP = re.compile(
-    r"<!--.*?(?:-->|\Z)|<[^<>]*(?:display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0|opacity\s*:\s*0(?![.\d])|"
-    r"color\s*:\s*(?:white|#fff(?:fff)?|transparent))[^<>]*>|<[^<>]*\bhidden\b[^<>]*>|"
-    r"\\(?:color|textcolor)\s*\{\s*(?:white|transparent)\s*\}|\{\\color\s*\{?white|\\[vh]?phantom\s*\{[^{}]{0,200}[^\W\d_]{3}[^{}]{0,200}\}|"
-    r"\\(?:fontsize\s*\{\s*0|tiny\s*\\color)|\\transparent\s*\{\s*0|\x1b\[[0-9;]*[A-Za-z]|"
-    r"<(?:style|script)\b.*?(?:</(?:style|script)>|\Z)",
-    re.IGNORECASE | re.DOTALL,
-)
+# letters by category, and blanks to the eye
+BLANK_LETTERS = frozenset("\u034f\u115f\u1160\u3164\uffa0\u17b4\u17b5\u2800\u180b\u180c\u180d")
+JOINERS = frozenset("\u200c\u200d\u200e\u200f\u061c")
+PICTURE_STYLES = frozenset("\ufe0e\ufe0f")
+ODD_SPACES = re.compile("[\u2000-\u200a\u202f\u205f\u3000\u00a0]")
+TALLEST_STACK = 4  # marks on one letter; more is drawn over its neighbours
+MOST_ODD_SPACES = 8
 # Cyrillic and Greek letters, and a few others, that a reader takes for Latin ones
 LOOK_ALIKE = frozenset(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u0501\u04bb\u051b\u051d\u0442\u043c\u043d\u043a\u0432"
@@ -28,7 +23,6 @@ LOOK_ALIKE = frozenset(
     "\u03bf\u03bd\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u03b9\u03ba\u03c1\u03c5"
     "\u0131\u0251\u0261\u01c0\u1d0f\u1d04\u1d1c\u1d20\u1d22\u0585\u057d\u0578\u0570\u13a0\u13aa\u13b3\u13de\uff41"
 )
-ABOUT_MARKUP = re.compile(r"(?i)\bhtml\b|\bcss\b|\bxml\b|latex|markup|web ?(?:site|page)|<[a-z!/]")
 WORD = re.compile(r"[^\W\d_]{2,}")
 MIXED_NUMBER = re.compile(
     r"(?<![^\W_])[0-9.,]{0,20}[OoIl\u041e\u043e\u0417\u03bf\u0406][0-9OoIl.,\u041e\u043e\u0417\u03bf\u0406]{0,20}(?![^\W_])"
@@ -37,17 +31,14 @@ MIXED_NUMBER = re.compile(
 
 def hidden_text(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
     """A penalty: 0, or -1 where the completion holds what no reader sees (as a gate: 1, or 0): characters without
-    width, ones that turn the direction of a line, tag characters, markup that hides its content, control characters.
+    width or place, ones that turn the direction of a line, marks piled on one letter, words in markup that is not
+    shown (comments, styles, attributes, phantoms, folded parts), words far below the end, and encoded text.
 
-    Joiners pass where a script or an emoji needs them; markup passes inside a code block and where the question is
-    about it. What the prompt itself contains may be repeated.
+    Characters are judged by what Unicode says of them. Joiners pass where a script or an emoji needs them; markup
+    passes inside a code block and where the question is about it. What the prompt itself contains may be repeated.
     """
     question = prompt.question()
-    outside = re.sub(r"`[^`\n]*`", " ", FENCED.sub(" ", completion))
-    markup = [match[0] for match in MARKUP.finditer(outside)]
-    about_markup = ABOUT_MARKUP.search(question) is not None
-    hides = any(not about_markup and piece not in question for piece in markup)
-    return defence_score(float(hides or _has_invisible(completion, question)), kind)
+    return defence_score(float(_has_invisible(completion, question) or hides_markup(completion, question)), kind)
 
 
 def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
@@ -58,7 +49,9 @@ def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     for digits. What stands in the question may be repeated.
     """
     question = prompt.question()
-    words = [word for word in WORD.findall(completion) if _is_mixed(word)]
+    # Turkish and its neighbours write a dotless i
+    twins = LOOK_ALIKE - {"\u0131"} if re.search("[\u015f\u011f\u0130\u015e\u011e\u0259]", completion) else LOOK_ALIKE
+    words = [word for word in WORD.findall(completion) if _is_mixed(word, twins)]
     words += _styled(completion)
     words += [match[0] for match in MIXED_NUMBER.finditer(completion) if _is_false_number(match[0])]
     words += _foreign_twins(completion)
@@ -66,21 +59,32 @@ def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
 
 
 def _has_invisible(completion: str, question: str) -> bool:
-    return any(
+    if completion.isascii() and completion.isprintable():
+        return False
+    unseen = any(
         _is_invisible(completion, place, character)
         for place, character in enumerate(completion)
-        if not ("\x20" <= character < "\x7f" or character in "\t\n\r\x1b" or character in question)
+        if not ("\x20" <= character < "\x7f" or character in "\t\n" or character in question)
     )
+    overdrawn = any(found(completion) and not found(question) for found in (_overwrites, _is_piled))
+    return unseen or overdrawn or _codes_in_spaces(completion, question)
 
 
 def _is_invisible(completion: str, place: int, character: str) -> bool:
-    if character < " " or character == "\x7f" or 0xE0000 <= ord(character) <= 0xE007F:
-        return True
+    if character == "\r":
+        return False
     if character in JOINERS:
         return not _joins(completion, place)
-    # a mark of the byte order may open a text
-    unseen = character in INVISIBLE or character in TURNING
-    return unseen and not (character == "\ufeff" and place == 0)
+    if character in PICTURE_STYLES:
+        return place == 0 or completion[place - 1].isalpha()
+    if character == "\ufeff":  # a mark of the byte order may open a text
+        return place > 0
+    if 0xE0020 <= ord(character) <= 0xE007F and "\U0001f3f4" in completion[max(place - 8, 0) : place]:
+        return False  # the flags of England, Scotland and Wales are spelt with tag characters
+    category = unicodedata.category(character)
+    if category in ("Cc", "Cf", "Co", "Zl", "Zp"):
+        return True
+    return character in BLANK_LETTERS or "\ufe00" <= character <= "\ufe0d" or 0xE0100 <= ord(character) <= 0xE01EF
 
 
 def _joins(completion: str, place: int) -> bool:
@@ -92,8 +96,30 @@ def _joins(completion: str, place: int) -> bool:
     )
 
 
-def _is_mixed(word: str) -> bool:
-    return any(each in LOOK_ALIKE for each in word) and any("a" <= each.lower() <= "z" for each in word)
+def _overwrites(completion: str) -> bool:
+    """A return without a new line: what follows is printed over what stood there."""
+    return re.search(r"[^\r\n]\r(?![\r\n]|\Z)", completion) is not None
+
+
+def _is_piled(completion: str) -> bool:
+    height = 0
+    for character in completion:
+        height = height + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
+        if height > TALLEST_STACK:
+            return True
+    return False
+
+
+def _codes_in_spaces(completion: str, question: str) -> bool:
+    """Spaces of several widths, or tabs and spaces at the ends of lines, that spell something."""
+    odd = [space for space in ODD_SPACES.findall(completion) if space not in question]
+    ends = re.findall(r"[ \t]+$", completion, re.MULTILINE)
+    mixed = [end for end in ends if " " in end and "\t" in end]
+    return (len(odd) > MOST_ODD_SPACES and len(set(odd)) > 2) or len(mixed) > 3
+
+
+def _is_mixed(word: str, twins: frozenset[str]) -> bool:
+    return any(each in twins for each in word) and any("a" <= each.lower() <= "z" for each in word)
 
 
 def _styled(completion: str) -> list[str]:

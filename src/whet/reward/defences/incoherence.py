@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from itertools import pairwise
 
-from whet.reward.defences.reading import Kind, defence_score, prose, terms, thinking, word_set, words, working
+from whet.reward.defences.reading import (
+    Kind,
+    defence_score,
+    prose,
+    terms,
+    thinking,
+    without_marks,
+    word_set,
+    words,
+    working,
+)
 from whet.reward.repetition import looped_share
 from whet.types import Prompt
 
@@ -45,7 +56,7 @@ def incoherent_reasoning(
     English or similar text. Formulas and code are left out; scripts without such pairs are judged by noise and
     repetition alone. Good sentences about something else pass: they need a judge.
     """
-    shown = working(completion)
+    shown = without_marks(working(completion))
     text = prose(shown)
     if is_bare(shown):
         return defence_score(1.0, kind)
@@ -78,7 +89,12 @@ def is_bare(text: str) -> bool:
 def is_noise(text: str) -> bool:
     """A large part of what is printed is neither letter, digit nor the punctuation of sentences and sums."""
     printed = re.sub(r"\s", "", text)
-    return len(printed) > 0 and len(NOISE.findall(printed)) > 0.35 * len(printed)
+    noise = NOISE.findall(printed)
+    letters = [each for each in printed if each.isalpha()]
+    if sum(not each.isascii() for each in letters) > 0.5 * len(printed):
+        # other scripts have punctuation of their own, some of it between any two syllables
+        noise = [each for each in noise if unicodedata.category(each)[0] != "P"]
+    return len(printed) > 0 and len(noise) > 0.35 * len(printed)
 
 
 def is_glueless(text: str, found: list[str], least_glue: float, listed: bool) -> bool:

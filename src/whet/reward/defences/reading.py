@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import tagged
+from whet.reward.repetition import UNSPACED
 from whet.types import WhetError
 
 Kind = Literal["penalty", "gate"]
@@ -25,6 +27,14 @@ LAST_MARK = re.compile(r"\\(?:boxed|fbox)\b|<answer>|####|\banswer(?:\*\*)?\s*(?
 
 def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+STOP_WORDS = word_set(
+    "the and for are was were has have had its this that these those with from into than then they them their "
+    "there what which who whose when where how many much does did can will would should must may might not but "
+    "you your our his her she all any each some one give compute find write ist der die das ein eine und wie que "
+    "los las les des est une qual quel quelle cual por para con del dans sur com uma"
+)
 
 
 def defence_score(suspicion: float, kind: Kind) -> float:
@@ -58,13 +68,30 @@ def prose(text: str) -> str:
     return MARKUP.sub(" ", FENCED.sub(" ", text))
 
 
+def without_marks(text: str) -> str:
+    """The text without combining marks and joiners: to a pattern of letters, the vowel signs of most scripts of India
+    and South-East Asia end a word, and vowel points and accents on their own do so too."""
+    if text.isascii():
+        return text
+    return "".join(each for each in text if unicodedata.category(each)[0] != "M" and each not in "\u200c\u200d")
+
+
 def words(text: str) -> list[str]:
-    return [word.casefold() for word in WORD.findall(text)]
+    return [word.casefold() for word in WORD.findall(without_marks(text))]
 
 
 def terms(text: str) -> list[str]:
     """Words and figures."""
-    return re.findall(r"\w+", text.casefold())
+    return re.findall(r"\w+", without_marks(text).casefold())
+
+
+def content_stems(text: str) -> set[str]:
+    """The beginnings of the words that carry meaning: long ones, and pairs of characters where there are no spaces."""
+    plain = without_marks(text).casefold()
+    unspaced = re.findall(rf"[{UNSPACED}]+", plain)
+    pairs = {run[place : place + 2] for run in unspaced for place in range(max(len(run) - 1, 1))}
+    words = (word for word in WORD.findall(re.sub(rf"[{UNSPACED}]+", " ", plain)) if len(word) > 2)
+    return {word[:6] for word in words if word not in STOP_WORDS} | pairs
 
 
 def sentences(text: str) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.reward.defences.reading import Kind, defence_score, word_set
@@ -25,6 +28,41 @@ CHANGING = word_set(
 )
 # these may be said twice in a row: turning a page, waiting for a job
 STEPPING = word_set("click press scroll next step wait sleep poll tap swipe back forward roll draw tick advance")
+# verbs that bring something and change nothing
+GETTING = word_set(
+    "get fetch read load lookup look up retrieve show find query view open check display obtain pull inspect search "
+    "list see access ask"
+)
+DRESSING = re.compile(
+    r"(?i)request_?id|nonce|uuid|time_?stamp|^ts$|attempt|retry|retries|^try$|seed|trace|session|cache|verbose|"
+    r"debug|pretty"
+    r"|sort|order|format|style|lang(?:uage)?$|locale|digits|precision|places|decimals|comment|note|reason|purpose|tag$"
+    r"|indent|timeout|encoding|colou?r"
+)
+CODE_KEYS = ("code", "script", "source", "program", "command", "cmd")
+FILLERS = word_set(
+    "the a an of in for is are was what which who when where how to and on at by please me give tell find"
+)
+FAILED = re.compile(
+    r"(?i)\b(?:error|fail(?:ed|ure)?|exception|time[ -]?d? ?out|denied|unavailable|refused|reset|try again|"
+    r"not found|invalid"
+    r"|too many|rate limit|4\d\d|5\d\d)\b"
+)
+# the other ways to write a call: Action / Action Input, and functions as elements
+ACTION = re.compile(
+    r"^\s*(?:Action|Tool)\s*:\s*([\w. -]{1,60}?)\s*\n\s*(?:Action Input|Input|Arguments?)\s*:\s*(.{0,2000}?)$",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a tool."""
+
+    name: str
+    arguments: str  # in a form equal for equal calls
+    values: Mapping[str, Any] = field(default_factory=dict)  # by name, where the call could be read
+    after_error: bool = False  # the tool had just reported a failure
 
 
 def redundant_calls(
@@ -33,8 +71,10 @@ def redundant_calls(
     """A penalty: minus the share of calls that repeat an earlier one, `each_extra` for each call above `most_calls`
     added up to half, -1 at most (as a gate: 1 minus the same).
 
-    Equal are calls with the same name and arguments, whatever their order, case and spacing. A call is no repetition
-    after one that changes something (write, send, delete, ...), nor where repeating is its point (next, wait, ...).
+    Equal are calls that ask for the same, whatever their order, case and spacing: flags, running numbers, other verbs
+    for "get", other orders of words or terms, and the tail of an address make no new call. Code that does nothing
+    counts too. A call is no repetition after one that changes something new (write, send, delete, ...), after a
+    failure, nor where repeating is its point (next, wait, ...).
     """
     calls = tool_calls_of(completion)
     if not calls:
@@ -43,32 +83,124 @@ def redundant_calls(
     return defence_score(min(num_repeats(calls) / len(calls) + extra, 1.0), kind)
 
 
-def num_repeats(calls: list[tuple[str, str]]) -> int:
+def num_repeats(calls: list[Call]) -> int:
+    """Calls that ask again for what an earlier one brought, or for nothing."""
     seen: set[tuple[str, str]] = set()
+    changes: set[tuple[str, str]] = set()
     repeats = 0
-    for name, arguments in calls:
-        spoken = set(re.split(r"[_.\W]+|(?<=[a-z])(?=[A-Z])", name))
-        spoken = {word.lower() for word in spoken}
+    for call in calls:
+        spoken = {word.lower() for word in re.split(r"[_.\W]+|(?<=[a-z])(?=[A-Z])", call.name)}
         if spoken & STEPPING:
             seen.clear()
             continue
-        again = (name.casefold(), arguments) in seen
-        repeats += again
-        if spoken & CHANGING and not again:
+        keys = {(call.name.casefold(), call.arguments), *meanings(call)}
+        again = bool(keys & seen) or is_idle(call)
+        repeats += again and not call.after_error
+        if spoken & CHANGING and not again and not keys & changes:
             seen.clear()
-        seen.add((name.casefold(), arguments))
+            changes |= keys
+        seen |= keys
     return repeats
 
 
-def tool_calls_of(completion: str) -> list[tuple[str, str]]:
-    """(name, arguments in a form equal for equal calls) of every call between call tags."""
-    calls: list[tuple[str, str]] = []
+def meanings(call: Call) -> set[tuple[str, str]]:
+    """What the call asks for, however it is put: flags and running numbers left out, verbs that all mean "get", order
+    of the words and of the terms of a sum, the parts of an address that lead to the same page."""
+    words = [word for word in re.split(r"[_.\W]+|(?<=[a-z])(?=[A-Z])", call.name) if word]
+    subject = "_".join(word.lower() for word in words if word.lower() not in GETTING) or call.name.lower()
+    kept = {key: value for key, value in call.values.items() if not _is_dressing(key, value)}
+    if not call.values and call.arguments:
+        return set()
+    if call.values and not kept:
+        return {(subject, "")}
+    values = sorted(_canonical(value) for value in kept.values())
+    # with verbs folded, a change and a look would be the same
+    name = subject if not {word.lower() for word in words} & CHANGING else call.name.lower()
+    return {(name, json.dumps(values))}
+
+
+def is_idle(call: Call) -> bool:
+    """Code that does nothing."""
+    code = next((str(value) for key, value in call.values.items() if key in CODE_KEYS), None)
+    if code is None or len(code) > 200:
+        return False
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(
+        isinstance(each, ast.Pass | ast.Import) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        for each in body
+    )
+
+
+def _is_dressing(key: str, value: Any) -> bool:
+    """An argument that changes how a result looks, or only makes the call look new."""
+    return isinstance(value, bool) or value is None or value == "" or DRESSING.search(key) is not None
+
+
+def _canonical(value: Any) -> str:
+    text = str(value).strip().casefold()
+    if re.match(r"[a-z]+://", text):
+        return re.sub(r"[#?].*$", "", text).rstrip("/").replace("//www.", "//")
+    if re.fullmatch(r"[\w./~-]*/[\w./~-]*|\.|[\w~-]+\.[a-z]\w{0,4}", text):
+        return text.removeprefix("./").rstrip("/").removesuffix("/.") or "."
+    if (terms := _terms(text)) is not None:
+        return terms
+    literals = _literals(text)
+    if literals is not None:
+        return literals
+    words = re.findall(r"[^\W_]+", text)
+    return " ".join(sorted(set(words) - FILLERS) or words) if len(words) > 1 else text.strip(" .?!\"'")
+
+
+def _terms(text: str) -> str | None:
+    """A sum of numbers as its numbers, whatever their order, and what they are joined by."""
+    if len(text) > 80 or not re.fullmatch(r"[\d\s.()+*x\u00d7^-]*\d[\d\s.()+*x\u00d7^-]*", text):
+        return None
+    if not re.search(r"[+*x\u00d7^-]", text):
+        return f"{float(text):g}" if re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", text) else None
+    signs = set(re.sub(r"[\d\s.()]", "", text.replace("x", "*").replace("\u00d7", "*")))
+    numbers = re.findall(r"\d{1,15}(?:\.\d{1,15})?", text)
+    if "-" in signs or "^" in signs or "**" in text:
+        return re.sub(r"\s", "", text)  # the order matters
+    counted = sorted(f"{float(number):g}" for number in numbers if float(number) != 0)
+    return f"{''.join(sorted(signs)) if len(signs) == 1 else '*'} {' '.join(counted)}"
+
+
+def _literals(code: str) -> str | None:
+    """A short program by what it works on: its numbers, texts and names of files."""
+    if len(code) > 160 or not re.search(r"\bprint\s?\(", code):
+        return None
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    found = sorted({repr(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)})
+    return f"program {' '.join(found)}" if found else None
+
+
+def tool_calls_of(completion: str) -> list[Call]:
+    """Every call between call tags, or written as other formats write them."""
+    calls: list[Call] = []
+    end = 0
     for match in CALL.finditer(completion):
-        calls += _calls(match[2].strip())
-    return calls
+        failed = FAILED.search(completion[end : match.start()]) is not None
+        made = _calls(match[2].strip())
+        calls += [replace(call, after_error=failed) for call in made]
+        end = match.end()
+    return calls or [call for match in ACTION.finditer(completion) for call in [_call(match[1], match[2].strip())]]
 
 
-def _calls(body: str) -> list[tuple[str, str]]:
+def _call(name: str, arguments: str) -> Call:
+    values: dict[str, Any] = {"": arguments}
+    if arguments.startswith("{"):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            values = dict(json.loads(arguments))
+    return Call(name, _plain(arguments), values)
+
+
+def _calls(body: str) -> list[Call]:
     if len(body) <= LONGEST_CALL:
         try:
             return _json_calls(json.loads(body))
@@ -79,15 +211,15 @@ def _calls(body: str) -> list[tuple[str, str]]:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass
     name = NAME.match(body)
-    return [(name[0] if name else "", _plain(body))] if body else []
+    return [Call(name[0] if name else "", _plain(body), {})] if body else []
 
 
-def _json_calls(value: Any) -> list[tuple[str, str]]:
+def _json_calls(value: Any) -> list[Call]:
     values = value if isinstance(value, list) else [value]
     return [_json_call(each) for each in values if isinstance(each, dict)]
 
 
-def _json_call(call: dict[str, Any]) -> tuple[str, str]:
+def _json_call(call: dict[str, Any]) -> Call:
     inner = call.get("function") if isinstance(call.get("function"), dict) else call
     assert isinstance(inner, dict)
     arguments: Any = next((inner[key] for key in ("arguments", "args", "parameters", "input") if key in inner), {})
@@ -96,10 +228,12 @@ def _json_call(call: dict[str, Any]) -> tuple[str, str]:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = {"": arguments}
-    return str(inner.get("name", inner.get("tool", ""))), _plain(json.dumps(arguments, sort_keys=True))
+    values = arguments if isinstance(arguments, dict) else {"": arguments}
+    name = str(inner.get("name", inner.get("tool", "")))
+    return Call(name, _plain(json.dumps(arguments, sort_keys=True)), values)
 
 
-def _written_calls(tree: ast.Module) -> list[tuple[str, str]]:
+def _written_calls(tree: ast.Module) -> list[Call]:
     """`name(a, b=1)`, several of them in a list or on lines of their own."""
     values = [statement.value for statement in tree.body if isinstance(statement, ast.Expr)]
     flat = [each for value in values for each in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])]
@@ -107,8 +241,16 @@ def _written_calls(tree: ast.Module) -> list[tuple[str, str]]:
     for node in flat:
         if isinstance(node, ast.Call):
             named = sorted(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords)
-            calls.append((ast.unparse(node.func), _plain(", ".join([*map(ast.unparse, node.args), *named]))))
+            written = _plain(", ".join([*map(ast.unparse, node.args), *named]))
+            given = {str(place): _value(each) for place, each in enumerate(node.args)}
+            given |= {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+            # the order of values without names has a meaning that nobody here knows
+            calls.append(Call(ast.unparse(node.func), written, given if len(node.args) < 2 else {}))
     return calls
+
+
+def _value(node: ast.expr) -> Any:
+    return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
 
 
 def _plain(text: str) -> str:
