@@ -42,7 +42,7 @@ def machine_without(missing: str, source: str, folder: Path) -> subprocess.Compl
     for each in (folder, *folder.parents[:3]):
         if each.stat().st_uid == os.geteuid():
             each.chmod(each.stat().st_mode | 0o055)
-    command = [sys.executable, str(WEAKER), missing, "--", program, str(script)]
+    command = [sys.executable, "-P", str(WEAKER), missing, "--", program, str(script)]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, cwd="/")
 
 
