@@ -324,7 +324,7 @@ RAW: Mapping[str, bytes] = {
     "random bytes": bytes(random.Random(5).randbytes(3000)),
     "HTML": b"<!DOCTYPE html><html><body>404</body></html>",
     "a pickle": b"\x80\x04\x95\x10\x00\x00\x00",
-    "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+    "a Git LFS pointer": b"version git-lfs\noid sha256:00\nsize 1\n",
     "a zip": b"PK\x03\x04" + bytes(60),
     "parquet's magic alone": b"PAR1PAR1",
     "an open quote": b'prompt,answer\n"a,1\nb,2\n',

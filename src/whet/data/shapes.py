@@ -260,7 +260,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
             row, "'completions'", "is missing", "a list of completions to the prompt", "name the column 'completions'"
         )
     completions = values.pop(name)
-    if isinstance(completions, list | tuple) and completions and isinstance(completions[0], Mapping):
+    if isinstance(completions, list | tuple) and completions and all(isinstance(each, Mapping) for each in completions):
         values.setdefault("scores", [each.get("overall_score", each.get("score")) for each in completions])
         completions = [each.get("response", each.get("content", each.get("text"))) for each in completions]
     values["completions"] = completions
@@ -316,10 +316,10 @@ def _ranks_by(row: Row, name: str, given: Any, completions: Any) -> list[int]:
 def _branches(row: Row, node: Mapping[str, Any], before: list[dict[str, str]], name: str) -> Iterator[Row]:
     """One row for each user turn of a tree with at least two ranked answers."""
     here = [*before, {"role": SPEAKERS.get(str(node.get("role")), "user"), "content": str(node.get("text") or "")}]
-    replies = node.get("replies") or ()
-    if not isinstance(replies, list | tuple) or not all(isinstance(each, Mapping) for each in replies):
-        raise mistake(row, "replies", f"is {value_text(replies)}", "a list of messages", "correct the tree or drop it")
-    answers = [each for each in replies if not each.get("deleted")]
+    below = node.get("replies") or ()
+    if not isinstance(below, list | tuple) or not all(isinstance(each, Mapping) for each in below):
+        raise mistake(row, "replies", f"is {value_text(below)}", "a list of messages", "correct the tree or drop it")
+    answers = [each for each in below if not each.get("deleted")]
     ranked = [each for each in answers if each.get("rank") is not None]
     if len(ranked) > 1:
         completions = [each.get("text") for each in ranked]
