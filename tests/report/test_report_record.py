@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from whet.api.inputs import check_callbacks
 from whet.report import RunRecorder, eval_records, read_metrics, read_samples, read_summary, step_reports
-from whet.report.record import recorded_samples
+from whet.report.record import cut_back, recorded_samples
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
 
 
@@ -140,10 +141,10 @@ def test_truncating_to_a_position_gives_the_bytes_of_that_moment(tmp_path: Path)
     record.stepped(report(1), [(prompt("a"), sample("one", 1.0))])
     position = record.position()
     then = {name: (tmp_path / name).read_bytes() for name in position}
-    assert set(position) == {"metrics.jsonl", "samples.jsonl"} and min(position.values()) > 0
+    assert {name: each["lines"] for name, each in position.items()} == {"metrics.jsonl": 1, "samples.jsonl": 1}
     record.stepped(report(2), [(prompt("b"), sample("two", 0.0))])
     assert len(read_samples(tmp_path)) == 2
-    RunRecorder.truncate(tmp_path, position)
+    cut_back(tmp_path, position)
     assert {name: (tmp_path / name).read_bytes() for name in position} == then
     # a log that is still open appends at the new end
     record.stepped(report(2), [])
@@ -157,14 +158,55 @@ def test_truncating_a_log_that_lost_lines_is_refused_and_touches_nothing(tmp_pat
     record.stepped(report(2), [])
     grown = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "samples.jsonl").unlink()
-    with pytest.raises(WhetError, match=r"samples\.jsonl has 0 bytes"):
-        RunRecorder.truncate(tmp_path, position)
+    with pytest.raises(WhetError, match=r"samples\.jsonl has 0 lines"):
+        cut_back(tmp_path, position)
     assert (tmp_path / "metrics.jsonl").read_bytes() == grown
 
 
 def test_position_of_an_untouched_folder_is_zero(tmp_path: Path) -> None:
-    assert RunRecorder(tmp_path).position() == {"metrics.jsonl": 0, "samples.jsonl": 0}
-    RunRecorder.truncate(tmp_path, {"metrics.jsonl": 0, "samples.jsonl": 0})
+    position = RunRecorder(tmp_path).position()
+    assert {name: each["lines"] for name, each in position.items()} == {"metrics.jsonl": 0, "samples.jsonl": 0}
+    cut_back(tmp_path, position)
+
+
+def test_lines_that_the_run_did_not_write_are_refused(tmp_path: Path) -> None:
+    record = RunRecorder(tmp_path)
+    record.stepped(report(1), [(prompt("a"), sample("one", 1.0))])
+    position = record.position()
+    log = tmp_path / "samples.jsonl"
+    log.write_text(log.read_text().replace("one", "two"))
+    record.stepped(report(2), [])
+    grown = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(WhetError, match=r"samples\.jsonl: its lines are not those that this run wrote"):
+        cut_back(tmp_path, position)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == grown
+
+
+def test_the_position_does_not_depend_on_times(tmp_path: Path) -> None:
+    positions = []
+    for seconds in (0.25, 1234.5):
+        record = RunRecorder(tmp_path / str(seconds))
+        record.stepped(replace(report(1), seconds={"train": seconds}), [])
+        positions.append(record.position())
+    assert positions[0] == positions[1]
+    cut_back(tmp_path / "0.25", positions[1])
+
+
+def test_a_folder_or_log_that_was_taken_away_is_lost(tmp_path: Path) -> None:
+    record = RunRecorder(tmp_path / "run")
+    record.started({"title": "t"})
+    record.stepped(report(1), [])
+    assert record.lost() is None
+    log = tmp_path / "run" / "metrics.jsonl"
+    log.rename(tmp_path / "away")
+    assert record.lost() == str(log)
+    log.write_bytes((tmp_path / "away").read_bytes())  # a copy is another file
+    assert record.lost() == str(log)
+    (tmp_path / "away").replace(log)
+    assert record.lost() is None
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "run").mkdir()
+    assert record.lost() == str(tmp_path / "run")
 
 
 def test_summary_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from whet.api.inputs import (
     saved_start,
 )
 from whet.api.run import Run
+from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.config.config import FROM_PYTHON, Config, merged, read_toml, resolved
 from whet.config.run_folder import (
     EVAL_ROWS,
@@ -35,8 +36,8 @@ from whet.config.run_folder import (
     locked,
     read_config,
     refuse_resume_of_0_1,
-    write_config,
 )
+from whet.config.run_inputs import RunInputs
 from whet.config.width import stated_width
 from whet.reward.find import refuse_while_importing_a_reward
 from whet.reward.journal import journal
@@ -102,7 +103,8 @@ def train(
         saved_start(claimed, folder, model, tokenizer) as final,
     ):
         named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
-        return _run(final, folder, callbacks, console, None, command, None if named else made_rewards(parts))
+        files = RunFiles(final, folder, command)
+        return _run(final, folder, callbacks, console, None, files, None if named else made_rewards(parts))
 
 
 def resume(
@@ -111,16 +113,21 @@ def resume(
     steps: int | None = None,
     checkpoint: str | None = None,
     reward: Rewards | None = None,
+    settings: Mapping[str, Any] | None = None,
+    accept_changes: bool = False,
     callbacks: Sequence[Any] = (),
     console: bool = True,
     command: str = "",
 ) -> Run:
     """Go on with a run exactly where its newest complete checkpoint is; `steps` extends its total.
 
-    `reward` is for a run whose reward was given from Python and is in no file; weights stay those of the run.
+    `settings` are nested values over those of the run: how long it trains, what it saves and reports, how often it is
+    evaluated. Data, model, reward or settings that decide what is trained and are no longer those of the run are
+    refused, unless `accept_changes` is true; then the run notes what changed. `reward` is for a run whose reward was
+    given from Python and is in no file; weights stay those of the run.
     """
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
-    from whet.report import read_summary
+    from whet.report.record import is_finished
 
     refuse_while_importing_a_reward("whet.resume")
     refuse_several_processes()
@@ -128,8 +135,9 @@ def resume(
     path = folder.folder if isinstance(folder, Run) else Path(folder)
     config = read_config(path)
     refuse_resume_of_0_1(path)
-    if steps is not None:
-        config = config.model_copy(update={"steps": steps})
+    given = merged({} if steps is None else {"steps": steps}, settings or {})
+    if given:
+        config = with_settings(config, given)
     unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
     if reward is None and unreachable:
         name = unreachable[0].removeprefix(FROM_PYTHON)
@@ -144,13 +152,14 @@ def resume(
             chosen = path / "checkpoints" / checkpoint
             if chosen not in found:
                 raise WhetError(f"{chosen}: no complete checkpoint; there are {', '.join(each.name for each in found)}")
+        done = 0
         if chosen is not None:
             verify_checkpoint(chosen)
             done = checkpoint_step(chosen)
-            if steps is not None and steps <= done:
+            if "steps" in given and config.steps <= done:
                 raise WhetError(f"{path} is at step {done} already; give --steps a larger total")
             # a run killed between its last step and its report still has that to write
-            if done >= config.steps and read_summary(path).get("status") == "finished":
+            if done >= config.steps and is_finished(path):
                 raise WhetError(
                     f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
                     f"`whet resume {path} --steps {2 * config.steps}`"
@@ -158,7 +167,8 @@ def resume(
         parts = reward_parts(reward)
         if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
             parts = [(name, was.weight, each) for (name, _, each), was in zip(parts, config.reward.parts, strict=True)]
-        return _run(config, path, callbacks, console, chosen, command, made_rewards(parts))
+        inputs = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
+        return _run(config, path, callbacks, console, chosen, inputs, made_rewards(parts))
 
 
 def refuse_several_processes() -> None:
@@ -189,7 +199,7 @@ def _run(
     callbacks: Sequence[Any],
     console: bool,
     checkpoint: Path | None,
-    command: str,
+    files: RunFiles,
     rewards: Any,
 ) -> Run:
     import torch
@@ -200,21 +210,24 @@ def _run(
     from whet.workbench.workbench import note_version, record_effect, write_version
 
     started = time.time()
-    with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-        assembly = assemble(config, rewards)
-    write_config(folder, config)
-    summary = _summary(config, assembly, folder, started, command)
-    ledger = config.reward.ledger or None
-    version = write_version(folder, assembly.parts) if assembly.parts else None
-    reward_hash = version.hash if version else ""
-    first = _FirstStep(lambda: note_version(folder, version, ledger) if version else None)
-    record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
-    display = _display() if console else None
-    reviewers = _reviewers(config, folder, reward_hash)
-    everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
-    schedule = LoopSettings(config.steps, config.eval.every, config.report.save_every, config.report.keep_checkpoints)
-    start_up = time.time() - started
+    display, record, summary, first = None, None, {}, _FirstStep()
     try:
+        inputs = files.begin()
+        with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
+            assembly = assemble(config, rewards)
+        inputs = files.settle(assembly.parts, inputs)
+        summary = _summary(config, assembly, folder, started, inputs)
+        ledger = config.reward.ledger or None
+        version = write_version(folder, assembly.parts) if assembly.parts else None
+        reward_hash = version.hash if version else ""
+        first.then = lambda: note_version(folder, version, ledger) if version else None
+        record = RunRecorder(folder, config.report.samples_per_step, reward_hash)
+        display = _display() if console else None
+        reviewers = _reviewers(config, folder, reward_hash)
+        everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
+        kept = config.report
+        schedule = LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints)
+        start_up = time.time() - started
         with watched(folder), journal(folder):
             outcome = run_training(
                 assembly.trainer,
@@ -225,17 +238,22 @@ def _run(
                 summary,
                 checkpoint=checkpoint,
                 precision=assembly.precision,
+                also_saved=assembly.also_saved,
+                identity=inputs.identity,
             )
     except BaseException as error:
         with signals_wait():
-            _break_off(error, folder, record, summary, display, is_untouched=checkpoint is None and not first.done)
+            if record is not None:
+                _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
+            elif files.is_new:  # a resume that is refused leaves the run as it was
+                discard(folder)
         raise
     with signals_wait():
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
-        record.finished(ending)
         if reward_hash:
             record_effect(folder, reward_hash, ledger)
-        report = write_report(folder)
+        report = write_report(folder, {**summary, **ending})
+        record.finished(ending)  # the last write: whoever finds the run finished finds everything else
         next_command = _next_command(config, folder, outcome)
         notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": next_command})
     return Run(folder)
@@ -250,12 +268,14 @@ def _break_off(
     in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
     """
     from whet.report import write_report
-    from whet.train.run import RunFailed
+    from whet.train.run import FolderLost, RunFailed
 
     is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
     if display is not None:
         with contextlib.suppress(Exception):
             display.close()
+    if isinstance(error, FolderLost):  # nothing must be written in its place
+        return
     if is_untouched and is_expected:
         with contextlib.suppress(OSError):
             discard(folder)
@@ -274,13 +294,14 @@ def _break_off(
 class _FirstStep:
     """Whether a step is done, and what happens when the first one is: until then a run leaves no trace."""
 
-    def __init__(self, then: Callable[[], object]) -> None:
-        self.done, self._then = False, then
+    def __init__(self) -> None:
+        self.done = False
+        self.then: Callable[[], object] = lambda: None
 
     def stepped(self, report: StepReport, samples: Sequence[Any]) -> None:
         if not self.done:
             self.done = True
-            self._then()
+            self.then()
 
 
 def _display() -> Any:
@@ -307,16 +328,18 @@ def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     return kind_of(config).try_it.format(run=folder, prompt="" if has_prompts else ' "your prompt"')
 
 
-def _summary(config: Config, assembly: Assembly, folder: Path, started: float, command: str) -> dict[str, Any]:
+def _summary(config: Config, assembly: Assembly, folder: Path, started: float, inputs: RunInputs) -> dict[str, Any]:
+    changed = [f"after step {each['after_step']}: {', '.join(each['what'])}" for each in inputs.changes]
+    facts = {**assembly.facts, "seed": str(config.seed), "folder": config.folder or str(folder)}
     return {
         "title": assembly.title,
         "method": config.method,
         "objective": assembly.objective,
-        "facts": {**assembly.facts, "seed": str(config.seed), "folder": str(folder)},
+        "facts": {**facts, "changed": "; ".join(changed)} if changed else facts,
         "total_steps": config.steps,
         "eval_size": assembly.eval_size,
         "started": started,
-        "command": command or f"whet resume {shlex.quote(str(folder))}",
+        "command": inputs.command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,
     }
 

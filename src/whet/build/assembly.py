@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from whet.build.kind import BuildInputs
 from whet.build.kinds import kind_of
@@ -19,7 +20,7 @@ from whet.build.rewards import (
 from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.reward import RewardPart
-from whet.train.run import Trainer
+from whet.train.run import Stateful, Trainer
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Assembly:
     facts: Mapping[str, str]
     precision: str
     parts: tuple[RewardPart, ...] = ()
+    also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
 
 
@@ -64,4 +66,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
         **built.lengths,
     }
     eval_size = (len(evaluator.prompts) if evaluator else 0) or built.eval_rows
-    return Assembly(built.trainer, title, objective, facts, str(runtime.policy.dtype), tuple(parts), eval_size)
+    remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
+    also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
+    precision = str(runtime.policy.dtype)
+    return Assembly(built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size)

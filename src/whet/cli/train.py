@@ -76,12 +76,30 @@ def resume(
     checkpoint: Annotated[
         str | None, typer.Option("--from", help="Checkpoint to go on from, e.g. step-000020; default: the newest.")
     ] = None,
+    settings: Settings = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Train on although data, model, reward or config changed; it is noted."),
+    ] = False,
 ) -> None:
-    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped."""
+    """Go on with a run, exactly where its newest complete checkpoint is; or with a pipeline, where it stopped.
+
+    --set changes what does not decide the training: steps, report.*, eval.every, batch.micro_batch_tokens, ...; other
+    settings only with --accept-changes.
+    """
     from whet import api
+    from whet.config.config import from_settings
     from whet.pipeline.runner import is_pipeline, resume_pipeline
 
     if is_pipeline(run):
-        exit_if_interrupted(resume_pipeline(run, steps, checkpoint))
+        exit_if_interrupted(resume_pipeline(run, steps, checkpoint, settings, accept_changes))
         return
-    exit_if_interrupted(api.resume(run, steps=steps, checkpoint=checkpoint, command=command_line()))
+    run_on = api.resume(
+        run,
+        steps=steps,
+        checkpoint=checkpoint,
+        settings=from_settings(settings or []),
+        accept_changes=accept_changes,
+        command=command_line(),
+    )
+    exit_if_interrupted(run_on)

@@ -23,7 +23,7 @@ from whet.config.config import Config, PolicyConfig, config_kind, differing_keys
 from whet.pipeline.progress import ProgressLine, print_line
 from whet.report.compare import MethodComparison, MethodRun, comparison_values, metric_name, table_text
 from whet.report.compare_page import compare_page
-from whet.report.record import read_summary
+from whet.report.record import is_finished, read_summary
 from whet.report.run import read_run
 from whet.report.text import duration, headline, metric_text
 from whet.types import WhetError
@@ -62,9 +62,7 @@ class PlannedRun:
 
     @property
     def is_finished(self) -> bool:
-        with contextlib.suppress(WhetError):
-            return self.is_begun and read_summary(self.folder).get("status") == "finished"
-        return False
+        return self.is_begun and is_finished(self.folder)
 
     def result(self) -> MethodRun:
         return result_of(self.folder, self.method, self.seed, self.folder.name)

@@ -17,7 +17,7 @@ from whet import api
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.config.run_folder import CONFIG, next_free_folder, read_config
 from whet.pipeline.stages import write_atomically
-from whet.report.record import read_summary
+from whet.report.record import is_finished
 from whet.report.text import metric_text, plain_metrics
 from whet.types import WhetError
 
@@ -62,7 +62,7 @@ def train_ensemble(
         print(f"\n[{number}/{seeds}] {run}", flush=True)
         if not (run / CONFIG).exists():
             status = api.train(method, config=values, seed=member.seed, folder=str(run), command=command).status
-        elif read_summary(run).get("status") == "finished":
+        elif is_finished(run):
             print("  already finished", flush=True)
             continue
         else:

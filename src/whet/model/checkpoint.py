@@ -61,7 +61,8 @@ def save_checkpoint(
 
     final = folder / checkpoint_name(step)
     partial = folder / f".{final.name}.partial"
-    state_text = json.dumps({"step": step, "state": dict(state)}, indent=1, sort_keys=True)
+    # unsorted: a resumed run goes on with the order that it left off with
+    state_text = json.dumps({"step": step, "state": dict(state)}, indent=1)
     try:
         remove_folder(partial)
         partial.mkdir(parents=True)
@@ -233,8 +234,13 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> tuple[dict[str, dict[
     load_adapter(model, path)
     names = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["tensors"]
     tensors = {name: load_file(str(path / tensors_file(name))) for name in names}
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))["state"]
-    return tensors, state
+    return tensors, checkpoint_state(path)
+
+
+def checkpoint_state(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint that was verified."""
+    found: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))["state"]
+    return found
 
 
 def stored_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:

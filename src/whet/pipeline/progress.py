@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from whet.config.run_folder import locked
 from whet.pipeline.stages import FinishedStage, Interrupted, Stage, run_stages
 from whet.report.text import duration, number
 from whet.types import Prompt, Sample, StepReport, WhetError
@@ -88,12 +87,11 @@ class ProgressPrinter:
 
 
 def run_with_progress(stages: Sequence[Stage], folder: Path, printer: ProgressPrinter) -> str:
-    """Run the stages in a locked folder; finished or interrupted. An error names its stage."""
-    with locked(folder):
-        try:
-            run_stages(stages, folder, printer)
-        except (Interrupted, KeyboardInterrupt):
-            return "interrupted"
-        except WhetError as error:
-            raise WhetError(f"{printer.current}: {error}" if printer.current else str(error)) from error
+    """Run the stages in a folder that the caller has locked; finished or interrupted. An error names its stage."""
+    try:
+        run_stages(stages, folder, printer)
+    except (Interrupted, KeyboardInterrupt):
+        return "interrupted"
+    except WhetError as error:
+        raise WhetError(f"{printer.current}: {error}" if printer.current else str(error)) from error
     return "finished"

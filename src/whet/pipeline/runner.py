@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whet.config.config import read_toml
-from whet.config.run_folder import next_free_folder
+from whet.config.run_folder import LOCK, claimed_place, discard, locked
 from whet.config.sections import RewardSection
 from whet.pipeline import FinishedStage, Stage, write_atomically
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
@@ -42,40 +40,50 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     settings = resolve_settings(pipeline, *layers)
     stages = pipeline.stages(settings)
     start_pipeline_sandbox(settings)
-    folder = Path(settings.folder) if settings.folder else next_free_folder(pipeline.name)
+    before = (COMMAND, f".{COMMAND}", f".{SETTINGS}")
+    with claimed_place(settings.folder, pipeline.name, SETTINGS, before, _refuse_used) as folder:
+        write_atomically(folder / COMMAND, f"{command}\n")
+        write_atomically(folder / SETTINGS, settings_toml(settings.model_copy(update={"folder": str(folder)})))
+        try:
+            return _run(pipeline, stages, folder)
+        except WhetError as error:
+            if not _has_results(folder):  # an error found before anything was done leaves no folder behind
+                discard(folder)
+                raise
+            raise _with_next_step(error, folder) from error
+
+
+def _refuse_used(folder: Path) -> None:
     if (folder / SETTINGS).exists():
         raise WhetError(f"{folder} already holds a pipeline; `whet resume {folder}`, or give another --folder")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if any(path.name != LOCK for path in folder.iterdir()):
         raise WhetError(f"{folder} already exists and is not a pipeline; give an empty or new --folder")
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WhetError(f"{folder}: cannot write there ({error.strerror}); give another --folder") from error
-    write_atomically(folder / COMMAND, f"{command}\n")
-    write_atomically(folder / SETTINGS, settings_toml(settings.model_copy(update={"folder": str(folder)})))
-    try:
-        return _run(pipeline, stages, folder)
-    except WhetError as error:
-        raise _with_next_step(error, folder, is_new) from error
 
 
-def resume_pipeline(folder: str | Path, steps: int | None = None, checkpoint: str | None = None) -> PipelineRun:
+def resume_pipeline(
+    folder: str | Path,
+    steps: int | None = None,
+    checkpoint: str | None = None,
+    settings: Sequence[str] | None = None,
+    accept_changes: bool = False,
+) -> PipelineRun:
     """Continue a pipeline; stages that are finished are not run again."""
     place = Path(folder)
-    for flag, given in (("--steps", steps), ("--from", checkpoint)):
-        if given is not None:
+    for flag, given in (("--steps", steps), ("--from", checkpoint), ("--set", settings)):
+        if given is not None and given != []:
             raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
     values = read_toml(place / SETTINGS)
     if "recipe" in values:
         raise WhetError(f"{place} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
     pipeline = find_pipeline(str(values.get("pipeline")))
-    settings = resolve_settings(pipeline, {**values, "folder": str(place)})
-    start_pipeline_sandbox(settings)
-    try:
-        return _run(pipeline, pipeline.stages(settings), place)
-    except WhetError as error:
-        raise _with_next_step(error, place, False) from error
+    resolved = resolve_settings(pipeline, {**values, "folder": str(place)})
+    start_pipeline_sandbox(resolved)
+    stages = pipeline.stages(resolved)
+    with locked(place):
+        try:
+            return _run(pipeline, stages, place)
+        except WhetError as error:
+            raise _with_next_step(error, place) from error
 
 
 def start_pipeline_sandbox(settings: PipelineSettings) -> None:
@@ -153,11 +161,11 @@ def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> Stage
     )
 
 
-def _with_next_step(error: WhetError, folder: Path, is_new: bool) -> WhetError:
-    """The error with how to continue. One found before anything was done leaves no folder behind."""
-    own = {SETTINGS, COMMAND, "lock", "pipeline.html"}
-    if is_new and not any(path.is_file() and path.name not in own for path in folder.rglob("*")):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
-        return error
+def _has_results(folder: Path) -> bool:
+    own = {SETTINGS, COMMAND, LOCK, "pipeline.html"}
+    return any(path.is_file() and path.name not in own for path in folder.rglob("*"))
+
+
+def _with_next_step(error: WhetError, folder: Path) -> WhetError:
+    """The error with how to continue."""
     return WhetError(f"{error}; after fixing that, continue with `whet resume {folder}`")

@@ -14,7 +14,7 @@ from whet.config.run_folder import CONFIG
 from whet.pipeline.progress import ProgressLine
 from whet.pipeline.settings import PipelineSettings, without_own_keys
 from whet.pipeline.stages import FinishedStage, Interrupted
-from whet.report.record import read_metrics, read_summary
+from whet.report.record import is_finished, read_metrics, read_summary
 from whet.report.text import count_of, metric_text
 from whet.types import WhetError
 
@@ -28,8 +28,8 @@ def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: A
     observers = [line] if callbacks is None else callbacks
     try:
         if (run_folder / CONFIG).exists():
-            summary = read_summary(run_folder)
-            if summary.get("status") == "finished":
+            if is_finished(run_folder):
+                summary = read_summary(run_folder)
                 return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
             run = api.resume(run_folder, callbacks=observers, console=False)
         else:

@@ -7,6 +7,7 @@ a model that may have read anything.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,9 +78,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(path: Path | str, page: str) -> Path:
+    """Write a page so that a reader finds the old one or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", errors="replace")
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(page, encoding="utf-8", errors="replace")
+    os.replace(partial, path)
     return path
 
 

@@ -1,16 +1,17 @@
 """What a run leaves on disk: two append-only logs and a summary that is replaced whole.
 
 `metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
-`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `RunRecorder.truncate`
-when it resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
+`run.json` the summary. The trainer stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it
+resumes, so a run that was killed and resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +39,54 @@ class EvalRecord:
     seconds: float
 
 
+class LogDigest:
+    """The number of lines of a log and a digest of them; wall-clock times, which no two runs share, do not count."""
+
+    def __init__(self) -> None:
+        self._lines, self._hash = 0, hashlib.sha256()
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        for line in lines:
+            self._lines += 1
+            self._hash.update(_encoded({name: value for name, value in line.items() if name != "seconds"}))
+
+    def values(self) -> dict[str, Any]:
+        return {"lines": self._lines, "sha256": self._hash.hexdigest()}
+
+
+def cut_back(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> None:
+    """Cut the logs back to a position of `RunRecorder`; nothing is touched unless all of them hold its lines."""
+    for path, end in log_ends(folder, position).items():
+        if path.exists() and path.stat().st_size > end:
+            with path.open("r+b") as log:
+                log.truncate(end)
+                os.fsync(log.fileno())
+
+
+def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> dict[Path, int]:
+    """Where the lines of a position end in each log; an error where they are not those that the run wrote."""
+    ends = {}
+    for name in LOGS:
+        path, wanted = Path(folder) / name, position.get(name) or LogDigest().values()
+        digest, end = LogDigest(), 0
+        for line, end_of_line in _lines_and_ends(path, int(wanted["lines"])):
+            digest.add([line])
+            end = end_of_line
+        found = digest.values()
+        if found["lines"] < wanted["lines"]:
+            raise WhetError(
+                f"{path} has {found['lines']} lines but the checkpoint was saved at {wanted['lines']}: lines were"
+                " lost; restore the file, or start a new run in another folder"
+            )
+        if found["sha256"] != wanted["sha256"]:
+            raise WhetError(
+                f"{path}: its lines are not those that this run wrote before its checkpoint; restore the file, or "
+                "start a new run in another folder"
+            )
+        ends[path] = end
+    return ends
+
+
 class RunRecorder:
     """A callback that writes the run folder."""
 
@@ -50,8 +99,12 @@ class RunRecorder:
         self.samples_per_step = samples_per_step
         self._summary: dict[str, Any] = {}
         self._logs: dict[str, BinaryIO] = {}
+        self._digests: dict[str, LogDigest] = {}
+        self._place: os.stat_result | None = None
 
     def started(self, summary: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._place = self.folder.stat()
         self._summary = {"status": "running", "finished": None, **summary}
         replace_summary(self.folder, self._summary)
 
@@ -67,6 +120,7 @@ class RunRecorder:
         self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds))])
 
     def finished(self, summary: Mapping[str, Any]) -> None:
+        """The last write of a run: whoever finds it finished finds everything else."""
         self._summary = {**self._summary, "status": "finished", **summary}
         self.sync()
         replace_summary(self.folder, self._summary)
@@ -78,29 +132,25 @@ class RunRecorder:
             log.flush()
             os.fsync(log.fileno())
 
-    def position(self) -> dict[str, int]:
-        """The byte length of each log, all of it on the disk."""
+    def position(self) -> dict[str, dict[str, Any]]:
+        """How many lines each log has, all of them on the disk, and their digest."""
         self.sync()
-        paths = {name: self.folder / name for name in LOGS}
-        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+        return {name: self._written(name).values() for name in LOGS}
 
-    @staticmethod
-    def truncate(folder: Path | str, position: Mapping[str, int]) -> None:
-        """Cut the logs back to a position; nothing is touched unless all of them reach it."""
-        sizes = {}
-        for name in LOGS:
-            path = Path(folder) / name
-            sizes[name] = path.stat().st_size if path.exists() else 0
-            if sizes[name] < position.get(name, 0):
-                raise WhetError(
-                    f"{path} has {sizes[name]} bytes but the checkpoint was saved at {position[name]}: lines were"
-                    " lost; restore the file, or start a new run in another folder"
-                )
-        for name, size in sizes.items():
-            if size > position.get(name, 0):
-                with (Path(folder) / name).open("r+b") as log:
-                    log.truncate(position.get(name, 0))
-                    os.fsync(log.fileno())
+    def lost(self) -> str | None:
+        """What is no longer where the run wrote it: its folder or a log was deleted, moved or replaced; else None."""
+        try:
+            if self._place is not None and not os.path.samestat(self._place, self.folder.stat()):
+                return str(self.folder)
+        except OSError:
+            return str(self.folder)
+        for name, log in self._logs.items():
+            try:
+                if not os.path.samestat(os.fstat(log.fileno()), (self.folder / name).stat()):
+                    return str(self.folder / name)
+            except OSError:
+                return str(self.folder / name)
+        return None
 
     def close(self) -> None:
         for log in self._logs.values():
@@ -112,8 +162,16 @@ class RunRecorder:
             return
         if name not in self._logs:
             self._logs[name] = _open_log(self.folder / name)
+        self._written(name).add(lines)
         self._logs[name].write(b"".join(_encoded(line) for line in lines))
         self._logs[name].flush()
+
+    def _written(self, name: str) -> LogDigest:
+        """What the log holds; read from it where another process began it."""
+        if name not in self._digests:
+            self._digests[name] = LogDigest()
+            self._digests[name].add(_raw_lines(self.folder / name))
+        return self._digests[name]
 
 
 def step_line(report: StepReport) -> dict[str, Any]:
@@ -173,7 +231,6 @@ def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step:
 
 def replace_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write run.json so that a reader finds the old one or the new one, never half of one."""
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / (SUMMARY + ".temporary")
     text = json.dumps(_plain(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with temporary.open("wb") as file:
@@ -181,6 +238,14 @@ def replace_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, folder / SUMMARY)
+
+
+def is_finished(folder: Path | str) -> bool:
+    """Whether a run has come to its end: its summary is written last."""
+    try:
+        return read_summary(folder).get("status") == "finished"
+    except WhetError:
+        return False
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:
@@ -270,19 +335,33 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a log. A last line without its newline was torn by a kill and is left out."""
-    if not path.exists():
+    for line in _raw_lines(path):
+        yield in_todays_names(line)
+
+
+def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:
+    return (line for line, _ in _lines_and_ends(path))
+
+
+def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each complete line, at most so many, and where it ends."""
+    if most == 0 or not path.exists():
         return
+    end = 0
     with path.open("rb") as log:
         for place, line in enumerate(log, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, dict):
                 raise WhetError(f"{path}:{place} is not a JSON object; delete the line or restore the file")
-            yield in_todays_names(value)
+            end += len(line)
+            yield value, end
+            if place == most:
+                return
 
 
 def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:

@@ -93,9 +93,10 @@ def _measurements(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def read_run(folder: Path | str) -> RunRecord:
+def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> RunRecord:
+    """`summary` stands for run.json, which a run that ends writes after its report."""
     folder = Path(folder)
-    summary = read_summary(folder)
+    summary = read_summary(folder) if summary is None else summary
     lines = read_metrics(folder)
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)

@@ -50,13 +50,14 @@ BY_LENGTH = (
 STOPS = {"length": "ran out of tokens", "end": "ended by itself", "text": "ended at a stop string"}
 
 
-def write_report(folder: Path | str) -> Path:
-    return write_page(Path(folder) / REPORT, html_report(folder))
+def write_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
+    """`summary` stands for run.json, which a run that ends writes after its report."""
+    return write_page(Path(folder) / REPORT, html_report(folder, summary))
 
 
-def html_report(folder: Path | str) -> str:
+def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> str:
     """The page of a run folder, whatever state the run was left in."""
-    run = read_run(folder)
+    run = read_run(folder, summary)
     summary = run.summary
     facts = {str(name): str(value) for name, value in (summary.get("facts") or {}).items()}
     if summary.get("seed") is not None:

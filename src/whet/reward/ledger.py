@@ -6,6 +6,8 @@ give or fix its reason later, `effect` lines tell what a run under that reward c
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -113,8 +115,11 @@ def note_run(path: Path | str, version: RewardVersion, now: datetime | None = No
 
 def note_effect(path: Path | str, reward_hash: str, effect: Effect, now: datetime | None = None) -> None:
     """Called when a run has ended: what came of the reward. A resumed run's later line replaces its earlier one."""
-    if not any(change.new == reward_hash for change in history(path)):
+    noted = [change for change in history(path) if change.new == reward_hash]
+    if not noted:
         raise WhetError(f"{path}: no entry has the hash {reward_hash}; `whet reward history` lists them")
+    if effect in noted[-1].effects:  # written before a kill
+        return
     line = {
         "kind": "effect",
         "date": _stamp(now),
@@ -152,17 +157,25 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return []
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+    *texts, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    # a person may have left no newline at the end; half a line is of a process that was killed
+    texts += [last] if _object(last) is not None else []
+    for number, text in enumerate(texts, start=1):
         if not text.strip():
             continue
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
+        value = _object(text)
+        if value is None:
             raise WhetError(f"{path}:{number}: not a JSON object; delete the line or restore the file")
         lines.append((f"{path}:{number}", value))
     return lines
+
+
+def _object(text: str | bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
@@ -170,11 +183,13 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(size - 1)
-                # a person may have edited the file and left no newline at its end
-                text = text if file.read(1) == b"\n" else "\n" + text
+            with contextlib.suppress(OSError):  # runs side by side share the file; without locks they still append
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            last = file.read().rpartition(b"\n")[2]
+            if last and _object(last) is None:
+                file.truncate(file.tell() - len(last))
+            file.write(b"\n" if last and _object(last) is not None else b"")
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())

@@ -12,7 +12,7 @@ import logging
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from whet.protocols import Reward
 from whet.reward.call import PerSample, RewardFunction, scores_of
@@ -92,6 +92,25 @@ class Failures:
         self._failed[reward] += sum(failed)
         if latest is not None:
             self._latest[reward] = latest
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What decides whether the run must stop, by reward, as JSON."""
+        return {
+            name: {
+                "recent": "".join("x" if failed else "." for failed in recent),
+                "judged": self._judged[name],
+                "failed": self._failed[name],
+                "latest": self._latest.get(name),
+            }
+            for name, recent in self._recent.items()
+        }
+
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, saved in state.items():
+            self._recent[name] = deque((mark == "x" for mark in saved["recent"]), maxlen=self._window)
+            self._judged[name], self._failed[name] = saved["judged"], saved["failed"]
+            if saved["latest"] is not None:
+                self._latest[name] = saved["latest"]
 
     def excess(self) -> str | None:
         """Why the run must stop; None while it need not."""

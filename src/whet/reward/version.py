@@ -31,8 +31,8 @@ from whet.reward.combine import RewardPart
 
 DIGITS = 12  # of a hash: enough to tell a million versions apart
 SHORT = 60  # characters; longer values are shown by their digest
-WHOLE_FILE = 32 * 2**20  # bytes; of larger files (weights) the size and both ends are read
-END = 2**20
+WHOLE_FILE = 256 * 2**20  # bytes; of larger files (weights) the size and pieces all over the file are read
+PIECE, PIECES = 2**16, 512
 
 
 @dataclass(frozen=True)
@@ -240,19 +240,24 @@ def _named_path(text: str) -> Path | None:
 
 def file_digest(path: Path) -> str:
     """Of a file's bytes, or of all files of a folder by their names."""
+    return files_digest(sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path], path)
+
+
+def files_digest(files: Sequence[Path], path: Path) -> str:
+    """Of the files' bytes, and of their names below the folder `path`."""
     whole = hashlib.sha256()
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     for file in files:
         size = file.stat().st_size
         name = file.relative_to(path).as_posix() if path.is_dir() else ""
         whole.update(f"{name} {size}\n".encode())
         with file.open("rb") as stream:
             if size <= WHOLE_FILE:
-                whole.update(stream.read())
+                while piece := stream.read(2**20):
+                    whole.update(piece)
             else:
-                whole.update(stream.read(END))
-                stream.seek(size - END)
-                whole.update(stream.read(END))
+                for number in range(PIECES):
+                    stream.seek(number * (size - PIECE) // (PIECES - 1))
+                    whole.update(stream.read(PIECE))
     return whole.hexdigest()[:16]
 
 

@@ -7,9 +7,10 @@ the kernel refuses is left out and reported; what held in the trial run but fail
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import resource
-import shutil
 import signal
 import socket
 import stat
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.sandbox import kernel, seccomp
+from whet.sandbox import cgroup, kernel, seccomp
 
 MEGABYTE = 1 << 20
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
@@ -31,6 +32,8 @@ NAMESPACES = {
     **{"network_namespace": kernel.NEW_NETWORK, "ipc_namespace": kernel.NEW_IPC},
 }
 STACK = 64 * MEGABYTE
+MOST_FILES = 4096  # of one job
+COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")  # of a process's status: kilobytes
 BROKEN = 66  # exit code of a job whose protections could not be put up
 
 
@@ -47,7 +50,8 @@ class Confinement:
     users: tuple[int, ...] = ()  # spare user numbers: of the code under test, of the test runner
     visible: tuple[str, ...] = ()
     rules: int | None = None  # landlock
-    processes: int | None = None  # a descriptor of /proc that sees this worker's jobs alone
+    processes: int | None = None  # a descriptor of /proc that shows this worker's jobs
+    group: cgroup.JobGroup | None = None  # of its jobs
     address_space: int = 0  # bytes the interpreter takes before any job
     mounted: tuple[int, int] | None = None  # megabytes of the working directory's file system, and its birth in ns
     counts_processes: bool = False  # the kernel's limit on processes is about this worker alone; else none may fork
@@ -91,6 +95,7 @@ def separate(confinement: Confinement) -> None:
     if not kernel.IS_LINUX:
         return
     number = os.getpid()
+    _make_group(confinement)
     if "namespaces" in confinement.without:
         _leave_out(confinement, "namespaces", *NAMESPACES)
     else:
@@ -149,10 +154,22 @@ def _continue_in_child(confinement: Confinement) -> None:
     if child:
         # stays behind as the process the trainer knows: its end takes the child along
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        kernel.close_all_but(())
+        kernel.close_all_but(() if confinement.group is None else (confinement.group.parent,))
         _, status = os.waitpid(child, 0)
+        if confinement.group is not None:
+            confinement.group.remove()
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     confinement.holds["dies_with_parent"] = _succeeds(kernel.die_with_parent)
+
+
+def _make_group(confinement: Confinement) -> None:
+    def make() -> None:
+        confinement.group = cgroup.make_group()
+
+    if "cgroup" in confinement.without:
+        _leave_out(confinement, "cgroup", "cgroup")
+    else:
+        tried(confinement, "cgroup", make)
 
 
 def _choose_users(confinement: Confinement, number: int) -> None:
@@ -175,6 +192,9 @@ def _choose_users(confinement: Confinement, number: int) -> None:
         raise OSError(0, "no user can read the interpreter")
 
     tried(confinement, "separate_user", attempt)
+    if confinement.counts_processes and not confinement.holds.get("process_namespace"):
+        with contextlib.suppress(OSError):  # nobody else has these users: the machine's /proc shows what the jobs hold
+            confinement.processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
 
 
 def build_root(confinement: Confinement, scratch: str) -> None:
@@ -251,19 +271,39 @@ def renew_folder(confinement: Confinement, megabytes: int) -> None:
         if confinement.mounted is not None:
             kernel.unmount(confinement.folder)
             confinement.mounted = None
-        options = (
-            f"mode=0700,size={megabytes}m,nr_inodes=4096,uid={owner},gid={owner if confinement.users else os.getegid()}"
-        )
+        group = owner if confinement.users else os.getegid()
+        options = f"mode=0700,size={megabytes}m,nr_inodes={MOST_FILES},uid={owner},gid={group}"
         kernel.mount("tmpfs", confinement.folder, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, options)
         confinement.mounted = (megabytes, os.stat(confinement.folder).st_ctime_ns)
         return
     # emptied, not replaced: the landlock rules hold for this very folder
     os.makedirs(confinement.folder, exist_ok=True)
+    empty_folder(confinement.folder)
     with contextlib.suppress(OSError):
-        for entry in list(os.scandir(confinement.folder)):
-            _remove(entry.path)
         os.chown(confinement.folder, owner, owner if confinement.users else -1)
         os.chmod(confinement.folder, 0o700)
+
+
+def has_too_many_files(confinement: Confinement, megabytes: int) -> bool:
+    """True where the files of a job exceed what a file system of its own would hold; with one, the kernel counts."""
+    if confinement.holds.get("private_root"):
+        return False
+    entries, size, folders = 0, 0, [confinement.folder]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as listed:
+                for entry in listed:
+                    entries += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entries > MOST_FILES or size > megabytes * MEGABYTE:
+                        return True
+        except OSError as error:  # removed or closed meanwhile by the job
+            if error.errno == errno.ENAMETOOLONG:
+                return True
+    return False
 
 
 def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
@@ -277,16 +317,38 @@ def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
     )
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        for folder, folders, _ in os.walk(path):
+def empty_folder(folder: str) -> None:
+    """Remove everything in it, however deep and whatever its modes; links are removed, never followed."""
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        names = itertools.count()
+        unused = f".{os.urandom(8).hex()}"  # begins no name in there
+        while folders := _remove_files(top):
             for name in folders:
-                with contextlib.suppress(OSError):
-                    os.chmod(os.path.join(folder, name), 0o700, follow_symlinks=False)
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+                # one level of it: its own folders move up, so that no path gets long and no call nests
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    for each in _remove_files(inner):
+                        os.rename(each, f"{unused}-{next(names)}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _remove_files(folder: int) -> list[str]:
+    """Remove what is no folder; the names of the folders, which can be entered afterwards."""
+    folders = []
+    for name in os.listdir(folder):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.chmod(name, 0o700, dir_fd=folder)
+            folders.append(name)
+        else:
+            os.unlink(name, dir_fd=folder)
+    return folders
 
 
 def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int], role: int) -> dict[str, bool]:
@@ -304,6 +366,9 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
             held[name] = False
 
     os.chdir(confinement.folder)
+    if confinement.group is not None:
+        group = confinement.group
+        step("cgroup", lambda: group.join(limits))
     step("resource_limits", lambda: _limit(confinement, limits))
     if confinement.users:
         step("separate_user", lambda: _become(confinement.users[role]))
@@ -322,6 +387,39 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
         return held
     step("seccomp", lambda: kernel.apply_filter(confinement.filter or call_filter(confinement)))
     return held
+
+
+def memory_in_use(confinement: Confinement) -> int:
+    """Bytes that the jobs of this worker hold together, shared and swapped memory too; 0 where nothing is visible."""
+    folder = confinement.processes
+    if folder is None:
+        return 0
+    total = 0
+    for name in os.listdir(folder):
+        if name.isdigit() and name != "1":
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                file = os.open(f"{name}/status", os.O_RDONLY, dir_fd=folder)
+                try:
+                    total += _process_memory(os.read(file, 4096), confinement)
+                finally:
+                    os.close(file)
+    return total
+
+
+def _process_memory(status: bytes, confinement: Confinement) -> int:
+    fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+    is_job = confinement.holds.get("process_namespace") or int(fields[b"Uid"].split()[0]) in confinement.users
+    # not RssFile: the interpreter's own files, which all of them share
+    return sum(int(fields.get(each, b"0").split()[0]) for each in COUNTED) * 1024 if is_job else 0
+
+
+def was_out_of_memory(confinement: Confinement, killed_before: int) -> bool:
+    """True where the kernel has killed a process of the group since then."""
+    return num_killed(confinement) > killed_before
+
+
+def num_killed(confinement: Confinement) -> int:
+    return 0 if confinement.group is None else confinement.group.num_killed()
 
 
 def call_filter(confinement: Confinement) -> bytes:

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.sandbox import wire
+from whet.sandbox import isolation, wire
 from whet.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, job_result
 from whet.sandbox.requirement import (
     Requirement,
@@ -182,7 +181,9 @@ class WorkerProcess:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def remove_scratch(self) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it may be gone already
+            isolation.empty_folder(self.scratch)
+            os.rmdir(self.scratch)
 
     def forget(self) -> None:
         """Let go of a worker that belongs to the process this one was forked from."""

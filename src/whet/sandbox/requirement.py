@@ -31,7 +31,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "landlock": ("landlock", *ALWAYS),
 }
 WITHOUT = {  # what is open without it, where the other one holds
-    "namespaces": "code can see the names and sizes of files outside, and what it writes has no limit in common",
+    "namespaces": "code can see the names and sizes of files outside, and its own files are counted only now and then",
     "landlock": "only the namespaces hold",
 }
 NAMESPACE_STEPS = ("user_namespace", "namespaces", "private_root")

@@ -36,23 +36,8 @@ PRELOAD = (
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
 )
 Body = Callable[[], None]
-OWN_MODULES = (
-    *("whet", "whet.sandbox"),
-    *(
-        f"whet.sandbox.{name}"
-        for name in (
-            "candidate",
-            "suite",
-            "suite_runner",
-            "isolation",
-            "kernel",
-            "literal",
-            "seccomp",
-            "wire",
-            "worker",
-        )
-    ),
-)
+ROOMS = ("candidate", "suite", "suite_runner", "cgroup", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+OWN_MODULES = ("whet", "whet.sandbox", *(f"whet.sandbox.{name}" for name in ROOMS))
 
 
 def start_job(
@@ -103,6 +88,7 @@ class SandboxWorker:
         """Do one job; how it ended."""
         limits = header["limits"]
         isolation.renew_folder(self.confinement, limits["file_mb"])
+        killed = isolation.num_killed(self.confinement)
         started = time.monotonic()
         leader, *others = (
             self.unit_tests(limits, *descriptors)
@@ -112,6 +98,8 @@ class SandboxWorker:
         for descriptor in descriptors:
             os.close(descriptor)
         ended = self.watch(started + header["wall_seconds"], limits, leader)
+        if isolation.was_out_of_memory(self.confinement, killed):
+            ended = "memory"
         self.end_all((leader, *others))
         code = others[0] if others else leader
         status, processor = self.usage.get(code, (0, 0.0))
@@ -174,8 +162,10 @@ class SandboxWorker:
                     return ""
                 if now > next_look:
                     next_look = now + TICK
-                    if self._memory() > limits["memory_mb"] * MEGABYTE:
+                    if isolation.memory_in_use(self.confinement) > limits["memory_mb"] * MEGABYTE:
                         return "memory"
+                    if isolation.has_too_many_files(self.confinement, limits["file_mb"]):
+                        return "files"
         finally:
             if end_descriptor is not None:
                 os.close(end_descriptor)
@@ -187,23 +177,6 @@ class SandboxWorker:
         if found:
             self.usage[found] = (status, usage.ru_utime + usage.ru_stime)
         return bool(found)
-
-    def _memory(self) -> int:
-        """Bytes in use by everything this worker runs; 0 where that cannot be seen."""
-        folder = self.confinement.processes
-        if folder is None:
-            return 0
-        total = 0
-        for name in os.listdir(folder):
-            if name.isdigit() and name != "1":
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    file = os.open(f"{name}/statm", os.O_RDONLY, dir_fd=folder)
-                    try:
-                        resident, shared = os.read(file, 200).split()[1:3]
-                    finally:
-                        os.close(file)
-                    total += (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
-        return total
 
     def end_all(self, leaders: Iterable[int]) -> None:
         """Kill whatever runs below this worker, and bury it."""

@@ -6,6 +6,7 @@ logs are cut back to the newest complete checkpoint, so the run that goes on wri
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,12 +31,16 @@ from whet.model.checkpoint import (
 )
 from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
-from whet.report.record import RunRecorder, read_metrics, step_reports
+from whet.report.record import RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.types import Prompt, Sample, StepReport
 
 
 class RunFailed(Exception):
     """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
+
+
+class FolderLost(RunFailed):
+    """What the run wrote is gone: nothing more must be written in its place."""
 
 
 class Trainer(Protocol):
@@ -67,6 +72,16 @@ class Trainer(Protocol):
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
 
 
+class Stateful(Protocol):
+    """What a run depends on besides its trainer, such as a reward that remembers."""
+
+    def state(self) -> Any:
+        """As JSON."""
+        ...
+
+    def restore(self, state: Any) -> None: ...
+
+
 @dataclass(frozen=True)
 class LoopSettings:
     """How many steps a run has, and when it evaluates and saves; step numbers start at 1."""
@@ -92,13 +107,12 @@ class TrainingResult:
 
 @dataclass
 class _Progress:
-    """What has been done so far; saved with every checkpoint."""
+    """What has been done so far; saved with every checkpoint. No times: equal runs have equal checkpoints."""
 
     step: int = 0
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     evaluated_at: int = -1
-    seconds: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
 
 
@@ -130,11 +144,18 @@ def run_training(
     *,
     checkpoint: Path | None = None,
     precision: str = "fp32",
+    also_saved: Mapping[str, Stateful] | None = None,
+    identity: str = "",
 ) -> TrainingResult:
-    """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1."""
-    checkpoints = folder / "checkpoints"
-    progress = _restored(trainer, folder, checkpoint)
-    history = [_for_checks(report) for report in step_reports(read_metrics(folder))]
+    """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1.
+
+    `also_saved` is what checkpoints hold besides the trainer, by name; `identity` is what they say whose they are.
+    """
+    checkpoints, others = folder / "checkpoints", dict(also_saved or {})
+    progress = _restored(trainer, folder, checkpoint, others)
+    lines = read_metrics(folder)
+    history = [_for_checks(report) for report in step_reports(lines)]
+    spent = _spent(lines)
     everyone = [record, *callbacks]
     notify(everyone, "started", summary)
 
@@ -147,20 +168,28 @@ def run_training(
             progress.before = result
         progress.after, progress.evaluated_at = result, step
         if result:  # nothing to evaluate on takes no time worth a line
-            _add(progress.seconds, timer.seconds)
+            _add(spent, timer.seconds)
             notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
 
     def save(step: int) -> None:
+        _refuse_lost(record, step)
         timer = PhaseTimer()
         with timer.phase("save"):
             _check_weights(trainer.model, step, folder)
-            state = {"run": vars(progress), "trainer": trainer.state(), "logs": record.position()}
+            state = {
+                "run": vars(progress),
+                "trainer": trainer.state(),
+                "also": {name: each.state() for name, each in others.items()},
+                "logs": record.position(),
+                "identity": identity,
+            }
             path = save_checkpoint(checkpoints, step, trainer.model, trainer.tokenizer, trainer.tensors(), state)
             prune_checkpoints(checkpoints, settings.keep_checkpoints)
-        _add(progress.seconds, timer.seconds)
+        _add(spent, timer.seconds)
         notify(everyone, "saved", step, path)
 
     remove_leftovers(checkpoints)
+    prune_checkpoints(checkpoints, settings.keep_checkpoints)  # a kill may have come between a save and its pruning
     if progress.evaluated_at < 0:
         evaluate(0)
     saved = progress.step if checkpoint is not None else -1
@@ -171,9 +200,10 @@ def run_training(
                 report, samples = trainer.step(step, timer)
             report = replace(report, health=_health(trainer, [*history, report], precision), seconds=timer.seconds)
             history.append(_for_checks(report))
-            _add(progress.seconds, timer.seconds)
+            _add(spent, timer.seconds)
             progress.step = step
             progress.tokens += report.counts.get("tokens", 0)
+            _refuse_lost(record, step)
             notify(everyone, "stepped", report, samples)
             done = step == settings.steps or trainer.ended_early is not None
             if done or (settings.eval_every and step % settings.eval_every == 0):
@@ -185,7 +215,28 @@ def run_training(
                 break
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
-    return _result(progress, settings.steps, trainer.ended_early)
+    _refuse_lost(record, progress.step)
+    return _result(progress, settings.steps, trainer.ended_early, spent)
+
+
+def _refuse_lost(record: RunRecorder, step: int) -> None:
+    """Stop where what the run wrote was taken away: it would end as finished, with nothing to show for it."""
+    lost = record.lost()
+    if lost is not None:
+        raise FolderLost(
+            f"step {step}: {lost} was deleted, moved or replaced while the run was writing there, and what it held is "
+            "lost; start the run again in a folder of its own"
+        )
+
+
+def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Where the time of the recorded steps and evaluations went."""
+    spent: dict[str, float] = {}
+    for report in step_reports(lines):
+        _add(spent, {name: took for name, took in report.seconds.items() if math.isfinite(took)})
+    for evaluation in eval_records(lines):
+        _add(spent, {"evaluate": evaluation.seconds})
+    return spent
 
 
 def _check_weights(model: Any, step: int, folder: Path) -> None:
@@ -194,24 +245,27 @@ def _check_weights(model: Any, step: int, folder: Path) -> None:
     if name is not None:
         raise RunFailed(
             f"step {step}: the weight {name} is not finite (NaN or infinity), and such weights are not saved; lower "
-            f"optimizer.learning_rate (in {folder}/config.toml, then `whet resume {folder}`), or start again with less"
+            f"optimizer.learning_rate (`whet resume {folder} --set optimizer.learning_rate=RATE --accept-changes`)"
         )
 
 
-def _result(progress: _Progress, steps: int, ended: str | None) -> TrainingResult:
+def _result(progress: _Progress, steps: int, ended: str | None, spent: Mapping[str, float]) -> TrainingResult:
     status = "finished" if progress.step == steps or ended is not None else "interrupted"
     # a metric that only one of the two evaluations has is no comparison
     before = {name: value for name, value in progress.before.items() if name in progress.after}
-    return TrainingResult(status, progress.step, before, progress.after, progress.seconds, progress.tokens, ended or "")
+    return TrainingResult(status, progress.step, before, progress.after, spent, progress.tokens, ended or "")
 
 
-def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None) -> _Progress:
+def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None, others: Mapping[str, Stateful]) -> _Progress:
     if checkpoint is None:
-        RunRecorder.truncate(folder, {"metrics.jsonl": 0, "samples.jsonl": 0})
+        cut_back(folder, {})
         return _Progress()
     tensors, state = load_checkpoint(checkpoint, trainer.model)
     trainer.restore(state["trainer"], tensors)
-    RunRecorder.truncate(folder, state["logs"])
+    for name, saved in state["also"].items():
+        if name in others:  # a reward that was taken out has nothing to restore
+            others[name].restore(saved)
+    cut_back(folder, state["logs"])
     # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
     for path in complete_checkpoints(checkpoint.parent):
         if checkpoint_step(path) > checkpoint_step(checkpoint):
@@ -232,9 +286,9 @@ def _memory_in_words(during: str, folder: Path) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         asked = str(error).partition(". GPU")[0].strip().rstrip(".")
         raise RunFailed(
-            f"{during}: {asked}; lower batch.micro_batch_tokens, which changes memory only (in {folder}/config.toml, "
-            f"then `whet resume {folder}`), or start with fewer rows per step or a lower sampling.max_new_tokens; end "
-            "other processes on the GPU"
+            f"{during}: {asked}; lower batch.micro_batch_tokens, which changes memory only (`whet resume {folder} "
+            "--set batch.micro_batch_tokens=N`), or start with fewer rows per step or a lower sampling.max_new_tokens; "
+            "end other processes on the GPU"
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from whet.config.config import read_toml
-from whet.config.run_folder import next_free_folder
+from whet.config.run_folder import LOCK, locked, next_free_folder
 from whet.experiments.overoptimization.settings import StudySettings, study_settings
 from whet.experiments.overoptimization.stages import Condition, condition_name, read_curves, study_stages
 from whet.metrics.overoptimization import LAWS, ProxyResult, proxy_results
@@ -43,27 +43,28 @@ def study_overoptimization(*layers: Mapping[str, Any], folder: str | Path | None
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WhetError(f"{place}: cannot write there ({error.strerror}); give another --folder") from error
-    write_atomically(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
-    shown_command = command or f"whet study overoptimization --folder {place}"
+    with locked(place):
+        write_atomically(place / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json")))
+        shown_command = command or f"whet study overoptimization --folder {place}"
 
-    def draw(finished: Mapping[str, FinishedStage]) -> list[ProxyResult]:
-        return _draw(place, settings, finished, shown_command, len(finished) == len(stages))
+        def draw(finished: Mapping[str, FinishedStage]) -> list[ProxyResult]:
+            return _draw(place, settings, finished, shown_command, len(finished) == len(stages))
 
-    printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {place}", draw)
-    status = run_with_progress(stages, place, printer)
-    found = draw(printer.finished)
-    _print_findings(found, _base_name(settings))
-    print_line(f"\n{status}")
-    print_line(f"page  {place / PAGE}")
-    if status != "finished":
-        print_line(f"next  whet study overoptimization --folder {place}")
+        printer = ProgressPrinter(f"whet study overoptimization: {len(stages)} stages in {place}", draw)
+        status = run_with_progress(stages, place, printer)
+        found = draw(printer.finished)
+        _print_findings(found, _base_name(settings))
+        print_line(f"\n{status}")
+        print_line(f"page  {place / PAGE}")
+        if status != "finished":
+            print_line(f"next  whet study overoptimization --folder {place}")
     return StudyRun(place, status, tuple(found), place / PAGE)
 
 
 def _settled(given: StudySettings, layers: tuple[Mapping[str, Any], ...], place: Path) -> StudySettings:
     """The settings of the folder where it holds a study and none are given; other ones are refused."""
     if not (place / SETTINGS).exists():
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        if place.exists() and (not place.is_dir() or any(each.name != LOCK for each in place.iterdir())):
             raise WhetError(f"{place} already exists and is not a study; give an empty or new --folder")
         return given
     before = study_settings(read_toml(place / SETTINGS))

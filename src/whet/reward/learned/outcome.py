@@ -91,7 +91,7 @@ class Learned:
 
     The heads of one model are members like the models of several folders; several are put on one scale first, where
     each knows its own. None for a conversation that is longer than a model's context. With `length_fit="running"` a
-    score depends on the completions before it; what was seen is not saved with a run, and a resumed one fits anew.
+    score depends on the completions before it; what was seen is saved with each checkpoint.
     """
 
     says_right = False  # its scores have no value that stands for a right answer
@@ -164,6 +164,21 @@ class Learned:
     @property
     def _takes_length_off(self) -> bool:
         return bool(self.settings.length_fit or self.settings.length_slope)
+
+    def state(self) -> dict[str, Any]:
+        """What the scores to come depend on, as JSON."""
+        if self.settings.length_fit != RUNNING:
+            return {}
+        return {
+            "seen": [list(each) for each in self._seen],
+            "call": self._call,
+            "fit": [self._fit.slope, self._fit.center],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._seen.extend((score, length, group) for score, length, group in state["seen"])
+            self._call, self._fit = state["call"], LengthFit(*state["fit"])
 
     def take_notes(self) -> dict[str, float]:
         """How far the members were apart on the completions since the last call; nothing for a single one."""

@@ -1,0 +1,143 @@
+"""What a run's folder says about how it was made, and whether a resumed run is still made of the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.config.config import Config, config_values, merged, read_toml, resolved
+from whet.config.run_folder import CONFIG, write_config
+from whet.config.run_inputs import (
+    REWARD,
+    RunInputs,
+    accepted_inputs,
+    decisive_changes,
+    free_changes,
+    inputs_of,
+    read_inputs,
+    write_inputs,
+)
+from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from whet.reward import RewardPart
+
+logger = logging.getLogger(__name__)
+MOST_CHANGES = 3  # in a message
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """How a run is gone on with."""
+
+    checkpoint: Path | None
+    step: int
+    accept_changes: bool
+    settings: Mapping[str, Any]  # nested, over those of the run
+
+
+def with_settings(config: Config, given: Mapping[str, Any]) -> Config:
+    """The config with other values; checked like one that was given whole."""
+    return resolved(config.method, merged(config_values(config), given))
+
+
+class RunFiles:
+    """Writes config.toml and inputs.json of a new run, and compares them when a run is resumed."""
+
+    def __init__(self, config: Config, folder: Path, command: str, resumed: Resumed | None = None) -> None:
+        self._config, self._folder, self._command, self._resumed = config, folder, command, resumed
+        self._digests: dict[str, str] = {}
+        self._found: list[str] = []
+
+    @property
+    def is_new(self) -> bool:
+        return self._resumed is None
+
+    def begin(self) -> RunInputs:
+        """Before anything is loaded: a new run can be resumed from here on, a resumed one is still the same."""
+        from whet.build.fingerprints import input_digests
+
+        if self._resumed is None:
+            inputs = RunInputs(os.getcwd(), self._command)
+            write_inputs(self._folder, inputs)
+            write_config(self._folder, self._config)
+            return inputs
+        found = read_inputs(self._folder)
+        if found is None and self._resumed.checkpoint is not None:
+            logger.warning(
+                "%s has no inputs.json: whether data, model, reward or config changed since the run began is unknown",
+                self._folder,
+            )
+        before = found or RunInputs(os.getcwd(), self._command)
+        self._check_checkpoint(before)
+        if self._resumed.checkpoint is not None and before.is_complete:
+            self._digests = input_digests(self._config)
+            now = inputs_of(self._config, self._digests, before)
+            self._found = decisive_changes(before, now)
+            self._refuse(self._found)
+        return before
+
+    def settle(self, parts: Sequence[RewardPart], before: RunInputs) -> RunInputs:
+        """When everything is loaded: the inputs that the steps to come depend on, written where they are new."""
+        from whet.build.fingerprints import input_digests
+        from whet.reward.version import parts_version
+
+        digests = self._digests or input_digests(self._config)
+        if parts:
+            digests[REWARD] = parts_version(parts).hash
+        now = inputs_of(self._config, digests, before)
+        if self._resumed is None or not before.is_complete or self._resumed.checkpoint is None:
+            self._write(now)  # nothing was trained with anything else
+            return now
+        if before.digests.get(REWARD) != now.digests.get(REWARD):
+            self._found += self._reward_changes(parts, before)
+        self._refuse(self._found)
+        settled = accepted_inputs(before, now, [*self._found, *free_changes(before, now)], self._resumed.step)
+        if settled != before:
+            self._write(settled)
+        return settled
+
+    def _write(self, inputs: RunInputs) -> None:
+        if self._resumed is not None and self._resumed.settings:
+            # from the file: paths stay as they were written
+            there = resolved(self._config.method, read_toml(self._folder / CONFIG))
+            write_config(self._folder, with_settings(there, self._resumed.settings))
+        write_inputs(self._folder, inputs)
+
+    def _reward_changes(self, parts: Sequence[RewardPart], before: RunInputs) -> list[str]:
+        from whet.reward.version import parts_version, version_changes
+        from whet.workbench.workbench import reward_table
+
+        old = reward_table(self._folder).get(before.digests.get(REWARD, ""), {}).get("pieces") or {}
+        changes = version_changes(old, parts_version(parts).pieces) if parts and old else []
+        return [f"reward: {each}" for each in changes] or ["reward changed"]
+
+    def _refuse(self, changes: Sequence[str]) -> None:
+        if not changes or (self._resumed is not None and self._resumed.accept_changes):
+            return
+        more = f" and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+        anyway = f"whet resume {shlex.quote(str(self._folder))} --accept-changes"
+        raise WhetError(
+            f"{self._folder}: not what the run was trained with: {'; '.join(changes[:MOST_CHANGES])}{more}; undo that, "
+            f"or train on with it: {f'`{anyway}`' if self._command else 'whet.resume(..., accept_changes=True)'}"
+        )
+
+    def _check_checkpoint(self, before: RunInputs) -> None:
+        """Raise unless checkpoint, inputs and logs are of one run."""
+        from whet.model.checkpoint import checkpoint_state
+        from whet.report.record import log_ends
+
+        if self._resumed is None or self._resumed.checkpoint is None:
+            return
+        state = checkpoint_state(self._resumed.checkpoint)
+        log_ends(self._folder, state["logs"])
+        if before.is_complete and state.get("identity") not in (before.identity, *before.accepted):
+            raise WhetError(
+                f"{self._resumed.checkpoint}: a checkpoint of another run, by what it was trained on; restore "
+                "the run's own checkpoints, or start a new run in another folder"
+            )
