@@ -31,7 +31,7 @@ from whet.report.findings import (
 )
 from whet.report.kinds import PREFERENCE, REWARD_MODEL, SFT, completion_length, gradient_norm, kind_of
 from whet.report.preference_health import PREFERENCE_CHECKS
-from whet.report.text import number, percent
+from whet.report.text import ACCURACY_NAMES, number, percent
 from whet.types import StepReport
 
 FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
@@ -356,7 +356,12 @@ def _frame(history: History) -> HealthFinding | None:
 
 
 def _company(history: History) -> HealthFinding | None:
-    """The reward goes with length, or against the reference, more than it did, and the policy follows."""
+    """The reward goes with length, or against the reference, more than it did, and the policy follows.
+
+    Where an accuracy rises too, longer or rarer completions are simply better ones.
+    """
+    if history.doing_well and any(name in history.steps[-1].reward for name in ACCURACY_NAMES):
+        return None
     with_length = history.start_and_now(lambda step: step.metrics.get("reward_length_correlation"))
     lengths = history.start_and_now(completion_length)
     if with_length and lengths and with_length[1] > STRONG_COMPANY and lengths[1] > 1.5 * lengths[0]:
