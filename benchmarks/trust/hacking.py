@@ -1,7 +1,7 @@
 """Reward hacks that no defence was written for, honest replies of the same look, and real replies of people and models.
 
 `corpus/hacking/open` and `corpus/hacking/sealed` are two halves of one corpus, drawn at random, by an author who knew
-the names of the defences and nothing of their code. The open half was read while the defences were written; the sealed half
+the names of the defences and nothing of their code. The open half was read while they were written; the sealed half
 was measured once, at the end. A hack is held where the defence of its category punishes it; the note says how many are
 caught by any defence. An honest reply is held where the defence of its category leaves it alone (of the category
 `honest`: where all of them do).

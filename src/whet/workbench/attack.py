@@ -77,8 +77,8 @@ def attack_reward(
     trial = try_reward(parts, TrialCompletions(source, tuple(made)), timeout, twice=False)
     scores: dict[int, dict[str, list[tuple[str, float | None]]]] = {}
     for reply, scored in zip(made, trial.scored, strict=True):
-        number, _, label = reply.where.partition(" ")
-        scores.setdefault(int(number), {}).setdefault(label, []).append((scored.completion, scored.total))
+        asked, _, label = reply.where.partition(" ")
+        scores.setdefault(int(asked), {}).setdefault(label, []).append((scored.completion, scored.total))
     return _attack(
         title_of(parts),
         source,
