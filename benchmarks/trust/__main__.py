@@ -16,10 +16,12 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+# run as a script, this folder would come first, and its areas would hide modules such as math
+sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).resolve().parent]
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from results_file import write_results
+from results_file import write_results  # noqa: E402
 
 FOLDER = Path(__file__).parent
 AREAS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))

@@ -102,6 +102,49 @@ def test_a_row_without_a_gold_answer_is_a_failure_and_a_missing_column_an_error(
         called("test", "wants.py:wants", "--data", "data.jsonl")
 
 
+def code_rows(*tests: object) -> str:
+    rows = [
+        {"id": str(n), "prompt": "Write add.", "tests": each, "code": "def add(a, b=0):\n    return a + b"}
+        for n, each in enumerate(tests)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_tests_that_judge_nothing_are_not_sound(here):
+    (here / "code.jsonl").write_text(code_rows("# later", "assert 1 + 1 == 2"))
+    found = json.loads(called("test", "code_tests", "--data", "code.jsonl", "--json", code=1))
+    assert [each["reason"] for each in found["unscorable"]] == [
+        "the tests are only comments",
+        "the tests never call the code",
+    ]
+    assert found["troubles"] == [
+        "every sample is unscorable: the tests are only comments; the tests never call the code"
+    ]
+    text = called("test", "code_tests", "--data", "code.jsonl", code=1)
+    assert "code.jsonl:2: the tests never call the code" in text and text.rstrip().endswith(found["troubles"][0])
+
+
+def test_code_that_does_nothing_is_tried(here):
+    (here / "code.jsonl").write_text(code_rows("def test_add():\n    assert callable(add)\n    add(1, 2)\n"))
+    found = json.loads(called("test", "code_tests", "--data", "code.jsonl", "--json", code=1))
+    assert found["controls"]["kinds"] == {"empty": [0, 1], "pass": [1, 1], "return None": [1, 1]}
+    assert found["controls"]["passed"][0]["completion"] == "```python def add(a, b=None): pass ```"
+    assert "cannot tell right from wrong" in found["troubles"][0]
+    called("test", "code_tests", "--data", "code.jsonl", "--no-controls")
+    (here / "code.jsonl").write_text(code_rows("assert add(1, 2) == 3", {"inputs": ["1"], "outputs": ["1"]}))
+    found = json.loads(called("test", "code_tests", "--data", "code.jsonl", "--json", code=1))
+    assert found["controls"]["kinds"] == {"empty": [0, 2], "pass": [0, 2], "return None": [0, 1], "print()": [0, 1]}
+
+
+def test_a_reward_that_pays_anything_is_not_sound(here):
+    (here / "all.py").write_text("def all_right(completion):\n    return 1.0\n")
+    text = called("test", "all.py:all_right", "--data", "data.jsonl", "--html", "page.html", code=1)
+    assert "wrong < 1      0.0%: empty 0 of 4, no answer 0 of 4, None 0 of 4" in text
+    assert "cannot tell right from wrong" in (here / "page.html").read_text()
+    found = json.loads(called("test", "math_answer", "--data", "data.jsonl", "--json"))
+    assert found["controls"]["kinds"] == {"empty": [0, 4], "no answer": [0, 4], "None": [0, 4]}
+
+
 def test_an_unsteady_reward_is_caught(here):
     found = json.loads(called("test", "mine.py:unsteady", "--data", "data.jsonl", "--json", code=1))
     assert found["deterministic"] is False and len(found["differences"]) == 8

@@ -486,6 +486,13 @@ def test_the_cache_answers_what_was_asked_before(serve, tmp_path):
     assert len(server.requests) == 5
 
 
+def test_half_a_surrogate_pair_in_an_answer_is_no_trouble(serve, tmp_path):
+    server = serve(lambda messages: f"\ud83d {by_length(messages)}")
+    reward = made(server, cache=str(tmp_path / "judge.db"))
+    assert reward([QUESTION] * 2, samples("4", "fo\udc00r")) == [0.1, 0.4]
+    assert reward([QUESTION] * 2, samples("4", "fo\udc00r")) == [0.1, 0.4] and len(server.requests) == 2
+
+
 def test_answers_that_arrived_before_a_stop_are_kept(serve, tmp_path):
     server = serve(by_length)
     settings = {"cache": str(tmp_path / "judge.db"), "max_calls": 2, "concurrency": 1}
@@ -637,8 +644,14 @@ def test_what_a_score_depends_on_is_told():
     ("settings", "complaint"),
     [
         ({"compare": "pairs"}, "compare of reward 'judge' is 'pairs'; give one of none, reference, group"),
-        ({"attempts": 0}, "attempts of reward 'judge' is 0; give at least 1"),
-        ({"timeout": 0}, "timeout of reward 'judge' is 0"),
+        ({"attempts": 0}, "attempts of reward 'judge' is 0; give a number from 1 to 1000"),
+        ({"attempts": True}, "attempts of reward 'judge' is True; give a number"),
+        ({"retries": 10**9}, "retries of reward 'judge' is 1000000000; give a number from 0 to 1000"),
+        ({"first_wait": float("inf")}, "first_wait of reward 'judge' is inf"),
+        ({"temperature": float("nan")}, "temperature of reward 'judge' is nan"),
+        ({"timeout": 0}, "timeout of reward 'judge' is 0; give a number from 0.001 to 86400"),
+        ({"rubric": {"criteria": [{"name": "a"}], "scale": [0, float("inf")]}}, "give .lowest, highest"),
+        ({"rubric": {"criteria": [{"name": "a"}], "scale": [False, True]}}, "give .lowest, highest"),
         ({"opponents": 2}, "no effect without compare=group"),
         ({"structured": True}, "structured of reward 'judge' has no effect without base_url"),
         ({"rubric": {"criteria": [{"name": "Code"}]}}, "is called 'Code', which a verdict uses for itself; rename it"),

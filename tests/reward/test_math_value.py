@@ -23,6 +23,9 @@ EQUAL = [
     (r"\mathbb{R}\setminus\{2\}", r"(-\infty,2)\cup(2,\infty)"),
     (r"-2x > 4", r"x < -2"),
     ("2t", "t+t"),
+    (r"\dfrac{\pi}{3}", r"\pi \div 3"),
+    (r"\delta", r"\delta"),
+    (r"\frac{\displaystyle 1}{\displaystyle x}", "1/x"),
     (r"\sin^2t", r"1-\cos^2 t"),
     (r"\sin^2t", r"\sin^2(t)"),
     (r"\frac{\sqrt3}{3}", "0.577350"),
@@ -88,6 +91,7 @@ DIFFERENT = [
     ("x < 1", "x > -1"),
     ("x < 1", "y < 1"),
     ("5, 7", "5, 7, 9"),
+    ("LQSX", "SQLX"),
 ]
 
 UNREAD = [

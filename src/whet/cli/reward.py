@@ -60,15 +60,20 @@ def test(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first rows; 0 is all.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="Score once: no check that scores stay the same.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Also try completions that are wrong on purpose.")
+    ] = True,
     page: Page = None,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Dry run: does every gold answer score 1, what varies, what fails, what is slow, what goes with length?
+    """Dry run: does every gold answer score 1 and a wrong one less, what varies, what fails, what is slow?
 
-    With --run and no REWARD, the run's own.
+    With --run and no REWARD, the run's own. Wrong on purpose are an empty completion, one without an answer, and for
+    code functions of the right names that do nothing (`pass`, `return None`).
 
-    Exit code 1 where a gold answer is missed, a reward fails, or one that calls itself deterministic is not.
+    Exit code 1 where a gold answer is missed, one kind of wrong completion scores 1 on every prompt, every sample is
+    unscorable, a reward fails, or one that calls itself deterministic is not.
 
     Examples:
 
@@ -84,7 +89,9 @@ def test(
     if not names and run is not None:
         names = [str(Path(run) / "config.toml")]
     chosen, config = _chosen(names, settings)
-    trial = try_reward(chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once)
+    trial = try_reward(
+        chosen, _answers(data, completions, run, limit, model, config), _timeout(config), not once, controls
+    )
     if page:
         write_trial_page(page, trial)
     _print_json(trial_record(trial)) if as_json else typer.echo(trial_text(trial))

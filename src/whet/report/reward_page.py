@@ -28,6 +28,7 @@ def trial_page(trial: Trial) -> str:
     """A dry run on one page."""
     lists = (
         ("Gold answers that do not score 1", trial.gold_misses),
+        ("Wrong controls that score 1", trial.controls_passed),
         ("Failures", trial.failed),
         ("Unscorable", trial.unscorable),
         ("Slowest", trial.slowest),
@@ -103,7 +104,7 @@ def rescore_figure(rescore: Rescore) -> Figure | None:
 
 
 def trial_verdict(trial: Trial) -> str:
-    sentences = []
+    sentences = [f"{trouble[0].upper()}{trouble[1:]}." for trouble in trial.troubles()[:2]]
     rate = trial.gold_rate()
     if rate is not None:
         sentences.append(f"{percent(rate)} of the gold answers score 1.")

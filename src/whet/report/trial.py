@@ -33,6 +33,7 @@ class ScoredAnswer:
     total: float | None
     seconds: float = 0.0
     failures: Mapping[str, str] = field(default_factory=dict)  # part -> what went wrong
+    reason: str = ""  # why it could not be judged
     step: int = 0  # of the run it comes from
 
 
@@ -70,6 +71,7 @@ class Trial:
     differences: tuple[RepeatDifference, ...] | None  # None: scored once only
     seconds: float
     pieces: Mapping[str, str] = field(default_factory=dict)
+    controls: tuple[ScoredAnswer, ...] = ()  # wrong completions, scored by the first part alone
 
     @property
     def columns(self) -> dict[str, list[float | None]]:
@@ -143,11 +145,49 @@ class Trial:
         scored = [each for each in self.gold if each.parts.get(first) is not None]
         return 1 - len(self.gold_misses) / len(scored) if scored else None
 
-    def is_sound(self) -> bool:
-        """True when nothing failed, no gold answer was missed, and every reward kept its word on determinism."""
+    @property
+    def controls_passed(self) -> list[ScoredAnswer]:
+        """Wrong controls that the first part gives full marks."""
+        return [each for each in self.controls if (each.parts.get(self.parts[0].name) or 0.0) >= 1]
+
+    def control_kinds(self) -> dict[str, tuple[int, int]]:
+        """kind -> (passed, judged) of the wrong controls."""
+        first, passed = self.parts[0].name, self.controls_passed
+        judged = [each for each in self.controls if each.parts.get(first) is not None]
+        return {
+            kind: (sum(each.kind == kind for each in passed), sum(each.kind == kind for each in judged))
+            for kind in dict.fromkeys(each.kind for each in self.controls)
+        }
+
+    def troubles(self) -> list[str]:
+        """What makes the reward unfit as it is, in words; [] for a sound one."""
         unsteady = {part.name for part in self.parts if not part.deterministic}
         broken = [each for each in self.differences or () if each.part not in unsteady]
-        return not (self.failed or self.gold_misses or broken)
+        troubles = []
+        if self.scored and len(self.unscorable) == len(self.scored):
+            reasons = list(dict.fromkeys(each.reason for each in self.unscorable if each.reason))
+            troubles.append(f"every sample is unscorable{': ' if reasons else ''}{'; '.join(reasons[:2])}")
+        blind = [
+            (kind, judged) for kind, (passed, judged) in self.control_kinds().items() if judged and passed == judged
+        ]
+        if blind:
+            kinds = ", ".join(f"{kind} {judged} of {judged}" for kind, judged in blind)
+            troubles.append(
+                f"wrong completions score 1 on every prompt ({kinds}): it cannot tell right from wrong; "
+                "where it is not meant to, give --no-controls"
+            )
+        failed = [*self.failed, *(each for each in self.controls if each.failures)]
+        if failed:
+            troubles.append(f"it fails on {len(failed)} samples")
+        if self.gold_misses:
+            troubles.append(f"{len(self.gold_misses)} gold answers do not score 1")
+        if broken:
+            troubles.append(f"{len(broken)} scores differ the second time")
+        return troubles
+
+    def is_sound(self) -> bool:
+        """True when nothing failed, gold answers score 1 and wrong ones less, and scores stay as they are."""
+        return not self.troubles()
 
 
 def trial_record(trial: Trial) -> dict[str, Any]:
@@ -176,7 +216,11 @@ def trial_record(trial: Trial) -> dict[str, Any]:
             "misses": [_brief(each) for each in trial.gold_misses],
         },
         "pairs": {"count": len(trial.pairs), "in_order": trial.pairs_in_order()},
-        "unscorable": [_brief(each) for each in trial.unscorable],
+        "controls": {
+            "kinds": {kind: list(counts) for kind, counts in trial.control_kinds().items()},
+            "passed": [_brief(each) for each in trial.controls_passed],
+        },
+        "unscorable": [_brief(each) | {"reason": each.reason} for each in trial.unscorable],
         "failures": [_brief(each) | {"failures": dict(each.failures)} for each in trial.failed],
         "slowest": [_brief(each) | {"seconds": each.seconds} for each in trial.slowest],
         "never_vary": trial.never_vary(),
@@ -185,6 +229,7 @@ def trial_record(trial: Trial) -> dict[str, Any]:
         "deterministic": None if trial.differences is None else not trial.differences,
         "differences": [[each.where, each.part, each.first, each.second] for each in trial.differences or ()],
         "sound": trial.is_sound(),
+        "troubles": trial.troubles(),
         "pieces": dict(trial.pieces),
     }
 
@@ -198,7 +243,7 @@ def trial_text(trial: Trial, most: int = SHOWN) -> str:
     ]
     for name, scores in trial.shown_columns().items():
         lines += ["", *_histogram_lines(name, scores, trial)]
-    lines += ["", *_gold_lines(trial, most), *_pair_lines(trial)]
+    lines += ["", *_gold_lines(trial, most), *_control_lines(trial, most), *_pair_lines(trial)]
     for title, answers in (("unscorable", trial.unscorable), ("failed", trial.failed)):
         lines.append(f"{title:14} {len(answers)} of {len(trial.scored)}")
         lines += [f"  {each.where}: {_why(each)}" for each in answers[:most]]
@@ -209,6 +254,8 @@ def trial_text(trial: Trial, most: int = SHOWN) -> str:
     lines += [
         f"  {duration(each.seconds):>8}  {each.where}  {shortened(each.completion, 60)}" for each in trial.slowest
     ]
+    troubles = trial.troubles()
+    lines += ["", f"{'sound':14} {'no' if troubles else 'yes'}", *(f"  {each}" for each in troubles)]
     return "\n".join(lines)
 
 
@@ -251,6 +298,19 @@ def _gold_lines(trial: Trial, most: int) -> list[str]:
     return lines + ([f"  and {len(misses) - most} more"] if len(misses) > most else [])
 
 
+def _control_lines(trial: Trial, most: int) -> list[str]:
+    if not trial.controls:
+        return []
+    kinds, passed = trial.control_kinds(), trial.controls_passed
+    judged = sum(count for _, count in kinds.values())
+    counts = ", ".join(f"{kind} {judged - passed} of {judged}" for kind, (passed, judged) in kinds.items())
+    if not judged:
+        return [f"{'wrong < 1':14} unknown: no wrong control could be judged ({', '.join(kinds)})"]
+    lines = [f"{'wrong < 1':14} {percent(1 - len(passed) / judged)}: {counts}"]
+    lines += [f"  {each.where} ({each.kind}): 1 for {shortened(each.completion, 60)!r}" for each in passed[:most]]
+    return lines + ([f"  and {len(passed) - most} more"] if len(passed) > most else [])
+
+
 def _pair_lines(trial: Trial) -> list[str]:
     if not trial.pairs:
         return []
@@ -287,6 +347,8 @@ def _correlation_lines(trial: Trial) -> list[str]:
 def _why(answer: ScoredAnswer) -> str:
     if answer.failures:
         return next(iter(answer.failures.values()))
+    if answer.reason:
+        return answer.reason
     parts = ", ".join(name for name, value in answer.parts.items() if value is None)
     return f"{parts} cannot judge it, gold {shortened(answer.answer, 40)}"
 

@@ -45,7 +45,7 @@ class Token(NamedTuple):
 
 REPLACEMENTS = (
     *(("\u2212", "-"), ("\u2013", "-"), ("\u00d7", r"\times "), ("\u00b7", r"\cdot "), ("\u22c5", r"\cdot ")),
-    *(("\u00f7", r"[0-9]iv "), ("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u2264", r"\le "), ("\u2265", r"\ge ")),
+    *(("\u00f7", r"\div "), ("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u2264", r"\le "), ("\u2265", r"\ge ")),
     *(("\u2260", r"\ne "), ("\u222a", r"\cup "), ("\u2229", r"\cap "), ("\u2208", r"\in "), ("\u00b2", "^{2}")),
     *(
         ("\u00b3", "^{3}"),
@@ -64,9 +64,7 @@ REPLACEMENTS = (
     *(("**", "^"), ("\u221a", r"\sqrt "), ("~", " ")),
 )
 # what only changes the looks
-SPACES = re.compile(
-    r"(?<!\\)\\(?:[,;:!> \n]|q?quad(?![a-zA-Z])|qquad(?![a-zA-Z])|displaystyle|textstyle|limits|nolimits)"
-)
+SPACES = re.compile(r"(?<!\\)\\(?:[,;:!> \n]|q?quad|displaystyle|textstyle|limits|nolimits)")
 SIZES = re.compile(r"\\(?:m?left|m?right|[bB]ig[gG]?[lr]?)(?![a-zA-Z])\.?|\\(?:[lr]group)(?![a-zA-Z])")
 THOUSANDS = re.compile(
     r"(?<=[0-9]),\\!\s*(?=[0-9])|(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})|(?<=[0-9])\\,(?=[0-9]{3})|(?<=[0-9]),\\,\s*(?=[0-9]{3})"
@@ -90,18 +88,18 @@ TOKEN = re.compile(
 )
 ALIASES = {
     **{
-        r"[0-9]frac": r"\frac",
+        r"\dfrac": r"\frac",
         r"\tfrac": r"\frac",
         r"\cfrac": r"\frac",
-        r"[0-9]binom": r"\binom",
+        r"\dbinom": r"\binom",
         r"\tbinom": r"\binom",
     },
     **{r"\leq": r"\le", r"\leqslant": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne", "<=": r"\le"},
     **{">=": r"\ge", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\cdot": "*", r"\times": "*", r"\ast": "*"},
-    **{r"[0-9]iv": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\%": "%", r"\$": "$"},
+    **{r"\div": "/", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\%": "%", r"\$": "$"},
     **{r"\mid": r"\mid", r"\vert": "|", r"\lvert": "|", r"\rvert": "|", r"\varnothing": r"\emptyset"},
     **{r"\wedge": r"\land", r"\vee": r"\lor", r"\union": r"\cup", r"\colon": ":", r"\arg": r"\unknown"},
-    **{r"\rightarrow": r"\unknown", r"[0-9]egree": r"\circ", r"\backslash": r"\setminus", r"\simeq": r"\approx"},
+    **{r"\rightarrow": r"\unknown", r"\degree": r"\circ", r"\backslash": r"\setminus", r"\simeq": r"\approx"},
     **{r"\thickapprox": r"\approx", r"\approxeq": r"\approx", r"\varphi": r"\phi", r"\Big": "", r"\lg": r"\lg"},
 }
 FUNCTIONS = {
@@ -118,7 +116,7 @@ GREEK = frozenset(
         r"\alpha",
         r"\beta",
         r"\gamma",
-        r"[0-9]elta",
+        r"\delta",
         r"\epsilon",
         r"\varepsilon",
         r"\zeta",
@@ -445,6 +443,8 @@ class _Reader:
         letters = token.text
         if len(letters) > 1 and not is_product(letters):
             raise Unreadable(f"the word {letters!r}")
+        if len(letters) > 2 and letters.isupper():
+            return ("symbol", letters)  # a triangle or a code: no letter may change its place
         symbols = [_letter(each) for each in letters[:-1]]
         last = self.subscripted(letters[-1])
         if not symbols:

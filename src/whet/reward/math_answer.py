@@ -9,24 +9,27 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from whet.data.gold import boxed
-from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, normal_form, tagged
+from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, tagged
 from whet.reward.formula import Unreadable
 from whet.reward.math_pool import GOLD_SECONDS, POOL, MathJob, MathResult
-from whet.reward.math_value import Comparison, MathValue, Name, read_value, same
+from whet.reward.math_value import Comparison, MathValue, read_value, verdict
 from whet.reward.quantity import changes_value, quantity
 from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
+MANY = 400  # formulas to compare from which on the processes of the pool share them
+CHUNK = 16
 LONGEST_TAIL = 2000  # characters read from the end of a completion without a marked answer
 WORD = re.compile(r"[^\W\d_]{3,}")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
 NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
+FINDABLE = re.compile(r"[0-9$\\\[]")  # without any of these math-verify finds nothing
 UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
 
@@ -78,13 +81,16 @@ def math_answers(
     if not 0 <= tolerance < 1:
         raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
     golds = _golds([gold_text(prompt, "math_answer") for prompt in prompts])
-    cases = []
+    cases: list[_MathScoring] = []
     for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
         # "\\boxed{20} percent" speaks of percent as well as a question does
         rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
         cases.append(_MathScoring(gold, completion, rule, judged))
         if gold.unread:
             unscorable(f"reward 'math_answer': {gold.unread}", prompt)
+    known = _known_verdicts(cases)
+    for case in cases:
+        case.decide(known)
     while any(case.job is not None for case in cases):
         asking = [case for case in cases if case.job is not None]
         results = POOL.run([case.job for case in asking if case.job is not None])
@@ -94,7 +100,10 @@ def math_answers(
 
 
 def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
-    """Why each prompt cannot be scored, None where it can: what of its gold answer was not read."""
+    """Why each prompt cannot be scored, None where it can: what of its gold answer was not read.
+
+    `row_check` asks before the first step.
+    """
     return [gold.unread or None for gold in _golds([gold_text(prompt, "math_answer") for prompt in prompts])]
 
 
@@ -107,6 +116,27 @@ math_answer.prepare = _check_library  # type: ignore[attr-defined]
 math_answer.packages = ("math_verify",)  # type: ignore[attr-defined]
 math_answer.together = math_answers  # type: ignore[attr-defined]
 math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
+
+
+Known = Mapping[tuple[str, str, Comparison], bool | None]
+
+
+def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
+    """The verdicts on all formulas of a large batch, from all cores; nothing for a small one."""
+    asked = list(dict.fromkeys((case.gold.text, each, case.rule) for case in cases for each in case.to_compare()))
+    if len(asked) < MANY or POOL.size == 1:
+        return {}
+    chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
+    rule = asked[0][2]
+    jobs = [
+        MathJob("verdicts", ([(g, a, r.question) for g, a, r in chunk], rule.tolerance, rule.relations_as_sets), CHUNK)
+        for chunk in chunks
+    ]
+    known: dict[tuple[str, str, Comparison], bool | None] = {}
+    for chunk, result in zip(chunks, POOL.run(jobs), strict=True):
+        # what a process could not say is found out here
+        known |= dict(zip(chunk, result.value, strict=True)) if isinstance(result.value, list) else {}
+    return known
 
 
 class _MathScoring:
@@ -122,21 +152,26 @@ class _MathScoring:
         self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
         if _is_loose(text):
             self.answers = [_stated_value(answer) for answer in self.answers]
-        tail = text.strip()[-LONGEST_TAIL:]
-        self.score = self._verdict(tail)
-        if self.score is None and self.job is None:
-            raise AssertionError("a readable gold answer gives a score")
-
-    def _verdict(self, tail: str) -> float | None:
-        if not self.answers:
-            return self._unmarked(tail)
-        longest = max(LONGEST_ANSWER, 2 * len(self.gold.text))
+        self.tail = text.strip()[-LONGEST_TAIL:]
+        longest = max(LONGEST_ANSWER, 2 * len(gold.text))
         if any(len(answer) > longest for answer in self.answers):
-            return 0.0
-        if all(normal_form(answer) == normal_form(self.gold.text) for answer in self.answers):
-            return 1.0
-        different = list(dict.fromkeys(self.answers))
-        return self._compared(different)
+            self.score = 0.0
+        elif self.answers and all(answer.split() == gold.text.split() for answer in self.answers):
+            self.score = 1.0
+
+    def to_compare(self) -> Sequence[str]:
+        """Answers that are worth another process: formulas. Plain numbers are compared in microseconds."""
+        if self.score is not None or self.gold.value is None:
+            return ()
+        return [each for each in dict.fromkeys(self.answers) if quantity(each) is None]
+
+    def decide(self, known: Known) -> None:
+        """The score, or the job that it takes; `known` has verdicts that were found elsewhere."""
+        self.known = known
+        if self.score is None and not self.gold.unread:
+            self.score = (
+                self._compared(list(dict.fromkeys(self.answers))) if self.answers else self._unmarked(self.tail)
+            )
 
     def _compared(self, different: Sequence[str]) -> float | None:
         verdicts = [self._same(answer) for answer in different]
@@ -152,27 +187,21 @@ class _MathScoring:
 
     def _same(self, answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
-        try:
-            given = read_value(answer)
-        except Unreadable as what:
-            if isinstance(self.gold.value, Name):
-                return same(self.gold.value, Name(answer), self.rule)
-            return None if what.is_command or self.gold.is_foreign else False
         if self.gold.value is None:
             return None
-        try:
-            return same(self.gold.value, given, self.rule)
-        except Unreadable:
-            return False
+        asked = self.gold.text, answer, self.rule
+        return self.known[asked] if asked in self.known else verdict(*asked)
 
     def _unmarked(self, tail: str) -> float | None:
         if not tail:
             return 0.0
         if len(tail) <= LONGEST_ANSWER:
-            if normal_form(tail) == normal_form(self.gold.text) or self._same(tail) is True:
+            if self._same(tail) is True:
                 return 1.0
             if quantity(tail) is not None:
                 return 0.0
+        if not FINDABLE.search(tail):
+            return 0.0
         self.job = MathJob("extract", (tail,))
         return None
 

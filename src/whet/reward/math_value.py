@@ -815,6 +815,17 @@ def same(gold: MathValue, given: MathValue, rule: Comparison = EXACT) -> bool:
     return _same_members(gold, given, rule)
 
 
+def verdict(gold: str, given: str, rule: Comparison = EXACT) -> bool | None:
+    """Whether one text is the same answer as the gold one; None where it has LaTeX that only math-verify may know."""
+    wanted = read_value(gold)
+    try:
+        return same(wanted, read_value(given), rule)
+    except Unreadable as what:
+        if isinstance(wanted, Name):
+            return same(wanted, Name(given), rule)
+        return None if what.is_command else False
+
+
 def _unnamed(gold: MathValue, given: MathValue) -> tuple[MathValue, MathValue]:
     """x = 3 against 3: what names the value is left out where only one side has it."""
     if isinstance(given, Equation) and given.named and not isinstance(gold, Equation):
@@ -890,14 +901,14 @@ def _same_constant(first: Formula, second: Formula, steps: Sequence[Fraction], t
 
 
 def _is_zero_gap(first: Formula, second: Formula, point: Any, values: tuple[Any, Any]) -> bool:
-    """True where the two computed values are one: they agree in all digits, or both vanish with more of them."""
+    """True where the two computed values are one: they agree in their digits, or both vanish with more digits."""
     largest = max(abs(values[0]), abs(values[1]))
-    gap = abs(values[0] - values[1])
-    if largest > 1e-30:
-        return bool(gap <= largest * 1e-40)
+    if largest > 1e-30 or values[0] == values[1]:
+        return bool(abs(values[0] - values[1]) <= largest * 1e-40)
     more = [value_at(each, point, 150) for each in (first, second)]
-    largest = max(abs(more[0]), abs(more[1]))
-    return bool(largest < 1e-120 or abs(more[0] - more[1]) <= largest * 1e-40)
+    if all(abs(fine) <= abs(coarse) * 1e-50 for fine, coarse in zip(more, values, strict=True)):
+        return True
+    return bool(abs(more[0] - more[1]) <= max(abs(more[0]), abs(more[1])) * 1e-40)
 
 
 def _identical(first: Formula, second: Formula, symbols: frozenset[str]) -> bool:

@@ -89,6 +89,13 @@ def compare(gold: str, given: str, relations_as_sets: bool) -> bool | None:
     )
 
 
+def verdicts(pairs: list[list[Any]], tolerance: float, relations_as_sets: bool) -> list[bool | None]:
+    """`math_value.verdict` of each (gold, given, question)."""
+    from whet.reward.math_value import Comparison, verdict
+
+    return [verdict(gold, given, Comparison(tolerance, relations_as_sets, question)) for gold, given, question in pairs]
+
+
 def extract(text: str) -> str | None:
     """The answer that math-verify finds in running text, as text; units and words around it stay."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
@@ -126,7 +133,7 @@ def _normalization() -> Any:
     )
 
 
-JOBS: dict[str, Any] = {"read": read, "compare": compare, "extract": extract}
+JOBS: dict[str, Any] = {"read": read, "compare": compare, "verdicts": verdicts, "extract": extract}
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))

@@ -336,8 +336,8 @@ def _unit(match: re.Match[str]) -> str | None:
     if not after:
         return ""
     separated = match["unit"][:1].isspace() or match["unit"].startswith("(")
-    # "5m" may well be five times m
-    if _measure(after) is not None and (separated or len(after) > 1):
+    # "5m" and "5m^2" may well be five times m
+    if _measure(after) is not None and (separated or after[1:2].isalpha()):
         return after
     words = after.split()
     return after if separated and is_noun_phrase(words) else None

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from whet.protocols import Reward
-from whet.reward.answer import gold_text
 from whet.reward.call import RewardFunction, require_columns
 from whet.reward.code_tests import CodeTests, tests_of
 from whet.reward.combine import RewardPart
@@ -18,7 +17,6 @@ from whet.reward.failure import RewardFailure
 from whet.reward.find import BUILTIN, ROOM
 from whet.types import Prompt, Sample, StopReason, WhetError
 
-COSTLY = ("math_answer",)  # reading the gold answer alone takes milliseconds: the text is looked at, no more
 NO_COMPLETION = Sample(
     torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool), torch.zeros(0), (0, 0), StopReason.END, ""
 )
@@ -57,8 +55,14 @@ def _check(reward: Reward, prompt: Prompt) -> None:
             f"reward {reward.name!r} compares with a gold answer, and that of prompt {prompt.id!r} is "
             f"{prompt.answer!r}; give the row an `answer`, or leave the row out"
         )
-    if name in COSTLY:
-        gold_text(prompt, name)
+    unread = getattr(function, "unscorable", None)
+    if unread is not None:
+        (why,) = unread([prompt])
+        if why is not None:
+            raise WhetError(
+                f"prompt {prompt.id!r}: reward {reward.name!r}: {why}; "
+                "write the answer in another way, or leave the row out"
+            )
         return
     # a failure is about this completion, which nobody wrote
     with contextlib.suppress(RewardFailure):

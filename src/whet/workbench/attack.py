@@ -14,7 +14,7 @@ from whet.report.attack import Attack, AttackedPrompt, PaidReply, StrategyResult
 from whet.reward import RewardPart
 from whet.reward.answer import normal_form
 from whet.types import Prompt, WhetError
-from whet.workbench.completions import TrialCompletion, TrialCompletions, completion_sample, gold_completions
+from whet.workbench.completions import TrialCompletion, TrialCompletions, estimated_tokens, gold_completions, sample_of
 from whet.workbench.strategies import (
     CODE_HONEST,
     CODE_STRATEGIES,
@@ -99,7 +99,7 @@ def attack_prompts(source: str | None, limit: int, settings: Mapping[str, Any]) 
 
 
 def _trial(prompt: Prompt, number: int, label: str, text: str) -> TrialCompletion:
-    return TrialCompletion(prompt, completion_sample(text), f"{number} {label}", "completion")
+    return TrialCompletion(prompt, sample_of(text, estimated_tokens), f"{number} {label}", "completion")
 
 
 HONEST, RIGHT = "honest and wrong", "honest and right"

@@ -36,7 +36,7 @@ class TrialCompletion:
     prompt: Prompt
     sample: Sample
     where: str
-    kind: str  # "gold answer", "gold solution", "chosen", "rejected" or "completion"
+    kind: str  # "gold answer", "gold solution", "chosen", "rejected", "completion" or the name of a wrong control
     step: int = 0
     parts: Mapping[str, float | None] = field(default_factory=dict)
     reward: float | None = None
@@ -80,7 +80,7 @@ def gold_completions(
         prompt = row.prompt if isinstance(row, PreferencePair) else row
         where = read.places[number] if read.places else prompt.id
         for kind, completion in _completions_of(row):
-            completions.append(TrialCompletion(prompt, completion_sample(completion, encode), where, kind))
+            completions.append(TrialCompletion(prompt, sample_of(completion, encode), where, kind))
     if not completions:
         raise WhetError(
             f"{source}: no row has an `answer` or a solution ({', '.join(SOLUTION_COLUMNS)}) to score; "
@@ -121,9 +121,7 @@ def given_completions(
                 f"name a column {' or '.join(COMPLETION_COLUMNS)}"
             )
         prompt = _joined(row, by_key, source) if by_key else _own_prompt(row, column, columns)
-        given.append(
-            TrialCompletion(prompt, completion_sample(_completion_text(row, column), encode), row.where, "completion")
-        )
+        given.append(TrialCompletion(prompt, sample_of(_completion_text(row, column), encode), row.where, "completion"))
     return TrialCompletions(completions, tuple(given), (*notes, *_encode_note(encode)))
 
 
@@ -147,7 +145,7 @@ def run_completions(folder: str | Path, limit: int = 0) -> TrialCompletions:
     completions = []
     for number, line in enumerate(lines[: limit or None], start=1):
         stand_in = Prompt(str(line["prompt_id"]), (), str(line["question"]), line.get("answer"))
-        sample = completion_sample(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
+        sample = sample_of(str(line["completion"]), lambda _, count=line["tokens"]: [0] * int(count))  # type: ignore[misc]
         completions.append(
             TrialCompletion(
                 prompts.get(stand_in.id, stand_in),
@@ -183,16 +181,14 @@ def _task_completions(source: DataSource, limit: int, encode: Encode) -> TrialCo
         count = -(-(limit or TASK_ROWS) // len(tasks))
         for number, row in enumerate(demonstrations(task, count, 0, 3, 1.0), start=1):
             where = f"task:{task.name} {number}"
-            completions.append(
-                TrialCompletion(row.prompt, completion_sample(row.completion, encode), where, "gold solution")
-            )
+            completions.append(TrialCompletion(row.prompt, sample_of(row.completion, encode), where, "gold solution"))
     note = f"gold solutions are the task's own demonstrations, {len(completions)} of them"
     return TrialCompletions(str(source), tuple(completions), (note,))
 
 
 def _gym_completions(source: DataSource, limit: int, encode: Encode) -> TrialCompletions:
     completions = [
-        TrialCompletion(prompt, completion_sample(completion, encode), prompt.id, kind)
+        TrialCompletion(prompt, sample_of(completion, encode), prompt.id, kind)
         for prompt in source.prompts("train", limit or TASK_ROWS, 0)
         for kind, completion in _gold_completions(prompt)
     ]
@@ -246,8 +242,8 @@ def _completion_text(row: Row, column: str) -> str:
     return value
 
 
-def completion_sample(completion: str, encode: Encode = estimated_tokens) -> Sample:
-    """A completion as the engine would have returned it, whole and unscored."""
+def sample_of(completion: str, encode: Encode) -> Sample:
+    """A finished sample of this text."""
     tokens = torch.tensor(list(encode(completion)), dtype=torch.long)
     action = torch.ones(len(tokens), dtype=torch.bool)
     return Sample(tokens, action, torch.zeros(len(tokens)), (0, 0), StopReason.END, completion)

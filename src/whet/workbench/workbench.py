@@ -25,9 +25,11 @@ from whet.reward import RewardFailure, RewardPart, find_reward, score
 from whet.reward.call import PerSample
 from whet.reward.combine import Schedule, check_parts, combined, in_shares
 from whet.reward.ledger import Effect, ledger_path, note_effect, note_run
+from whet.reward.unscorable import collected_reasons
 from whet.reward.version import RewardVersion, parts_version, reward_version, version_changes
 from whet.types import StepReport, WhetError
 from whet.workbench.completions import TrialCompletion, TrialCompletions, described
+from whet.workbench.controls import wrong_controls
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +82,21 @@ def reward_parts(
 
 
 def try_reward(
-    parts: Sequence[RewardPart], given: TrialCompletions, timeout: float = 10.0, twice: bool = True
+    parts: Sequence[RewardPart],
+    given: TrialCompletions,
+    timeout: float = 10.0,
+    twice: bool = True,
+    controls: bool = True,
 ) -> Trial:
-    """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay."""
+    """A dry run: every part on every answer, with the time it took, and once more to see whether scores stay.
+
+    With `controls` the first part is also tried on completions that are wrong on purpose.
+    """
     parts = settled(parts)
     start_sandbox(parts)
     start = time.perf_counter()
-    first = [_part_scores(part, given.items, timeout) for part in parts]
+    with collected_reasons() as reasons:
+        first = [_part_scores(part, given.items, timeout) for part in parts]
     totals = _totals(parts, [[score for score, *_ in column] for column in first], given.items, [1.0])
     again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
     scored = []
@@ -105,6 +115,7 @@ def try_reward(
                 total=totals[place],
                 seconds=sum(took for _, took, _ in row.values()),
                 failures={name: failure for name, (_, _, failure) in row.items() if failure},
+                reason=_reason(answer, reasons) if any(score is None for score, *_ in row.values()) else "",
                 step=answer.step,
             )
         )
@@ -126,9 +137,39 @@ def try_reward(
         ),
         scored=tuple(scored),
         differences=None if again is None else tuple(_differences(parts, given.items, first, again)),
+        controls=tuple(_scored_controls(parts[0], given.items, timeout)) if controls else (),
         seconds=time.perf_counter() - start,
         pieces=version.pieces,
     )
+
+
+def _reason(answer: TrialCompletion, reasons: Sequence[tuple[str | None, str]]) -> str:
+    """Why this one could not be judged, where its reward said so; a reason without a prompt is for all."""
+    own = [reason for prompt_id, reason in reasons if prompt_id in (answer.prompt.id, None)]
+    return own[0] if own else ""
+
+
+def _scored_controls(part: RewardPart, items: Sequence[TrialCompletion], timeout: float) -> list[ScoredAnswer]:
+    """Completions that are wrong on purpose, scored by the part that says what is right."""
+    if not getattr(part.resolved_reward, "says_right", True):
+        return []
+    controls = wrong_controls(items, part.resolved_reward)
+    return [
+        ScoredAnswer(
+            where=control.where,
+            kind=control.kind,
+            prompt_id=control.prompt.id,
+            question=control.prompt.question(),
+            answer=described(control.prompt.answer),
+            completion=control.sample.completion,
+            tokens=control.sample.num_actions,
+            parts={part.name: value},
+            total=value,
+            seconds=took,
+            failures={part.name: failure} if failure else {},
+        )
+        for control, (value, took, failure) in zip(controls, _part_scores(part, controls, timeout), strict=True)
+    ]
 
 
 def rescore_run(

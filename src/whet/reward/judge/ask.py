@@ -265,6 +265,7 @@ def _answer_of(content: bytes, question: Sequence[Message]) -> JudgeAnswer | Tro
         text = choice["message"].get("content") or ""
         if not isinstance(text, str):  # a list of typed parts
             text = "".join(str(part.get("text", "")) for part in text)
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair fits into no file
         refusal, ending = choice["message"].get("refusal"), choice.get("finish_reason")
         used = (table.get("usage") or {}).get("total_tokens")
         tokens = int(used) if isinstance(used, int | float) else estimated_tokens(question, text)

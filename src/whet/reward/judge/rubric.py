@@ -16,6 +16,7 @@ TEXT_FILES = (".txt", ".md")
 TABLE_FILES = (".toml", ".json")
 KNOWN = ("instructions", "scale", "criteria")
 KNOWN_OF_CRITERION = ("name", "weight", "text")
+LARGEST = 1e6  # end of a scale
 RESERVED = ("code", "reason")  # keys of every verdict
 DEFAULT_TEXT = "How correct, complete and helpful the answer is. Length and style earn nothing by themselves."
 
@@ -117,9 +118,14 @@ def _criterion(row: Any, place: str) -> Criterion:
 
 def _scale(given: Any, place: str) -> tuple[float, float]:
     good = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not good or not all(isinstance(each, int | float) for each in given) or not given[0] < given[1]:
+    if not good or not all(_is_finite(each) for each in given) or not given[0] < given[1]:
         raise WhetError(f"{place} has the scale {given!r}; give [lowest, highest], as in [0, 10]")
     return float(given[0]), float(given[1])
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -LARGEST <= value <= LARGEST
 
 
 def _check_keys(table: Mapping[str, Any], allowed: Sequence[str], place: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -12,6 +11,14 @@ from whet.reward.judge.cache import AtBudgetEnd
 from whet.types import WhetError
 
 Compare = Literal["none", "reference", "group"]
+
+DAY = 86_400.0  # seconds
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("attempts", "concurrency"), (1, 1000)),
+    **dict.fromkeys(("retries", "temperature"), (0, 1000)),
+    **dict.fromkeys(("opponents", "max_new_tokens", "max_calls", "max_tokens"), (0, 10**15)),
+    **{"longest_completion": (1, 10**9), "first_wait": (0, DAY), "timeout": (0.001, DAY)},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +56,10 @@ class JudgeSettings:
             given = getattr(self, key)
             if given not in choices:
                 raise WhetError(f"{key} of reward 'judge' is {given!r}; give one of {', '.join(choices)}")
-        least = {
-            **{"attempts": 1, "concurrency": 1, "longest_completion": 1, "retries": 0, "opponents": 0, "max_calls": 0},
-            **{"max_tokens": 0, "max_new_tokens": 0, "temperature": 0, "first_wait": 0},
-        }
-        for key, lowest in least.items():
-            if not lowest <= getattr(self, key) < math.inf:
-                raise WhetError(f"{key} of reward 'judge' is {getattr(self, key)}; give at least {lowest}")
-        if not 0 < self.timeout < math.inf:
-            raise WhetError(f"timeout of reward 'judge' is {self.timeout}; give seconds, more than 0")
+        for key, (least, most) in BOUNDS.items():
+            given = getattr(self, key)
+            if isinstance(given, bool) or not least <= given <= most:
+                raise WhetError(f"{key} of reward 'judge' is {given}; give a number from {least:g} to {most:g}")
         if self.opponents and self.compare != "group":
             raise WhetError("opponents of reward 'judge' has no effect without compare=group; set that, or drop it")
         if self.structured and not self.base_url:

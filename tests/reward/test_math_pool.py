@@ -1,0 +1,126 @@
+"""Processes that run math-verify: replaced when they are slow or lost, and gone with the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from whet.reward.call import Together, as_reward
+from whet.reward.find import find_reward
+from whet.reward.math_answer import math_answer, math_answers, unread_gold
+from whet.reward.math_pool import MathJob, MathPool
+from whet.reward.unscorable import collected_reasons
+from whet.types import Prompt
+
+INTEGRAL = r"\int_0^1 x dx"
+ENDLESS = MathJob("compare", (INTEGRAL, r"\prod_{k=1}^{10^9} (k^k)!", True), 0.3)
+
+
+def prompt(answer: str) -> Prompt:
+    return Prompt(f"p {answer}", (), text="q", answer=answer)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[MathPool]:
+    made = MathPool(2)
+    yield made
+    made.close()
+
+
+def test_a_slow_job_is_stopped_and_the_next_one_runs(pool: MathPool) -> None:
+    extract = MathJob("extract", ("so we find $7$ in all",))
+    results = pool.run([extract, ENDLESS, extract])
+    assert [result.value for result in results] == ["7", None, "7"]
+    assert [result.is_slow for result in results] == [False, True, False]
+
+
+def test_a_process_that_is_lost_is_replaced(pool: MathPool) -> None:
+    read = MathJob("read", (INTEGRAL,))
+    assert pool.run([read])[0].value is True
+    for process in pool.processes:
+        os.kill(process.process.pid, signal.SIGKILL)
+    assert pool.run([read, MathJob("read", (r"\foo{3}",))])[0].value is True
+
+
+def test_the_processes_hold_no_torch(pool: MathPool) -> None:
+    pool.run([MathJob("read", (INTEGRAL,))])
+    maps = f"/proc/{pool.processes[0].process.pid}/maps"
+    if not os.path.exists(maps):
+        pytest.skip("needs /proc")
+    with open(maps) as lines:
+        assert "libtorch" not in lines.read()
+
+
+def test_a_pool_is_anybodys_thread(pool: MathPool) -> None:
+    found: list[object] = []
+    work = [MathJob("read", (INTEGRAL,))]
+    threads = [threading.Thread(target=lambda: found.append(pool.run(work)[0].value)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 4
+
+
+@pytest.mark.slow  # a whole interpreter has to start
+def test_the_processes_end_with_a_trainer_that_is_killed() -> None:
+    code = (
+        "import time\nfrom whet.reward.math_pool import POOL, MathJob\n"
+        "POOL.run([MathJob('read', ('x',))])\nprint(POOL.processes[0].process.pid, flush=True)\ntime.sleep(60)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    worker = int(trainer.stdout.readline())
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlives the trainer")
+
+
+def test_scores_are_the_same_on_all_cores(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
+    golds = [rf"{n}\sqrt{{2}}" for n in range(1, 41)]
+    completions = [rf"\boxed{{\sqrt{{{2 * n * n + n % 3}}}}}" for n in range(1, 41)]
+    alone = math_answers([prompt(gold) for gold in golds], completions)
+    module = sys.modules["whet.reward.math_answer"]
+    monkeypatch.setattr(module, "POOL", pool)
+    monkeypatch.setattr(module, "MANY", 10)
+    seen: list[str] = []
+    run = pool.run
+    monkeypatch.setattr(pool, "run", lambda jobs: (seen.extend(job.kind for job in jobs), run(jobs))[1])
+    assert math_answers([prompt(gold) for gold in golds], completions) == alone
+    assert alone == [float(n % 3 == 0) for n in range(1, 41)]
+    assert "verdicts" in seen
+
+
+def test_what_only_math_verify_reads_is_scored() -> None:
+    completions = [r"\boxed{\frac12}", r"\boxed{1}", rf"\boxed{{{INTEGRAL}}}", r"\boxed{\int_0^1 9^{9^{9}} dx}"]
+    assert math_answers([prompt(INTEGRAL)] * 4, completions) == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_gold_answer_that_is_not_read_in_full_says_what_was_not() -> None:
+    golds = ["[-2,1)", "10 negative", r"\foo{3}", "9^{9^{9}}", "5 dozen"]
+    reasons = unread_gold([prompt(gold) for gold in golds])
+    assert [reason is None for reason in reasons] == [True, False, False, False, True]
+    assert reasons[1] == "the gold answer '10 negative' was not read in full: the word 'negative'"
+    with collected_reasons() as told:
+        assert math_answer(prompt("10 negative"), r"\boxed{10}") is None
+    assert told == [("p 10 negative", f"reward 'math_answer': {reasons[1]}")]
+
+
+def test_the_reward_scores_a_batch_in_one_call() -> None:
+    reward = find_reward("math_answer", {"tolerance": 0.1})
+    assert isinstance(reward, Together) and isinstance(as_reward(math_answer), Together)
+    assert reward.limits_itself
