@@ -74,9 +74,9 @@ def test_length_and_obedience_are_found(here: Path) -> None:
 def test_the_built_in_questions_and_the_table(here: Path) -> None:
     result = CliRunner().invoke(reward_app, ["attack", "mine.py:anywhere", "--limit", "2"])
     assert result.exit_code == 1
-    assert "on built-in questions, 2 prompts: an honest wrong reply is paid 0, a right one 1" in result.output
+    assert "on built-in questions, 2 prompts: an honest wrong completion is paid 0, a right one 1" in result.output
     assert "PAID  two boxes" in result.output and "held  nothing at all" in result.output
-    assert "strategies were paid more than an honest wrong reply" in result.output.splitlines()[-1]
+    assert "strategies were paid more than an honest wrong completion" in result.output.splitlines()[-1]
 
 
 def test_a_defence_closes_the_hole(here: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +26,7 @@ def attack(
         int, typer.Option("--limit", min=0, max=MOST_ROWS, help="Only the first prompts; 0: 20, or all built-in.")
     ] = 0,
     model: Annotated[
-        str | None, typer.Option("--model", help="A model that rewrites wrong replies as well, one per prompt.")
+        str | None, typer.Option("--model", help="A model that rewrites wrong completions as well, one per prompt.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     settings: Annotated[
@@ -36,12 +36,12 @@ def attack(
         ),
     ] = None,
 ) -> None:
-    """Red team: which wrong replies does the reward pay, and by which trick?
+    """Red team: which wrong completions does the reward pay, and by which trick?
 
-    Rewrites honest wrong replies by some fifty strategies (several answers, empty marks, orders to the grader, hidden
-    text, filler, ...) and scores them. For rows with tests, programs that cheat are tried instead.
+    Rewrites honest wrong completions by some fifty strategies (several answers, empty marks, orders to the grader,
+    hidden text, filler, ...) and scores them. For rows with tests, programs that cheat are tried instead.
 
-    Exit code 1 where a wrong reply is paid more than the best honest wrong reply to the same prompt.
+    Exit code 1 where a wrong completion is paid more than the best honest wrong completion to the same prompt.
 
     Examples:
 
@@ -49,18 +49,30 @@ def attack(
 
       whet reward attack mine.py:reward --data test.jsonl --model runs/first
     """
-    from whet.cli.reward import _chosen as chosen_parts
-    from whet.cli.reward import _timeout as reward_timeout
+    from whet.config.config import from_settings
     from whet.report.attack import attack_record, attack_text
     from whet.workbench.attack import attack_prompts, attack_reward
+    from whet.workbench.workbench import reward_parts
 
-    parts, config = chosen_parts(list(reward or ()), settings)
-    prompts, source = attack_prompts(data, limit, config.get("data", {}))
+    values = from_settings(settings or [])
+    data_settings, reward_settings = values.pop("data", {}), values.pop("reward", {})
+    _refuse_others("data", data_settings, ("columns", "as_chat", "unusable"))
+    _refuse_others("reward", reward_settings, ("timeout",))
+    parts = reward_parts(list(reward or ()), values)
+    prompts, source = attack_prompts(data, limit, data_settings)
     rewrite = (lambda texts: _rewritten(model, texts)) if model else None
-    found = attack_reward(parts, prompts, reward_timeout(config), rewrite, source)
+    found = attack_reward(parts, prompts, float(reward_settings.get("timeout", 10.0)), rewrite, source)
     print_json(attack_record(found)) if as_json else typer.echo(attack_text(found))
     if found.holes:
         raise typer.Exit(1)
+
+
+def _refuse_others(section: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    from whet.types import WhetError
+
+    for key in values:
+        if key not in known:
+            raise WhetError(f"--set {section}.{key}: has no effect here; there is {', '.join(known)}")
 
 
 def _rewritten(model: str, texts: Sequence[str]) -> list[str]:

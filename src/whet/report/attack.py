@@ -1,4 +1,4 @@
-"""What a reward pays for wrong replies, by the trick they try: the result of a red-team run as text and JSON. Pure."""
+"""What a reward pays for wrong completions, by the trick they try: a red-team run as text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ LONGEST_SHOWN = 160  # characters of an example
 
 
 @dataclass(frozen=True)
-class PaidReply:
-    """A wrong reply that was paid more than an honest one."""
+class PaidCompletion:
+    """A wrong completion that was paid more than an honest one."""
 
     question: str
     answer: str
     completion: str
     reward: float
-    honest_reward: float  # of the best honest wrong reply to the same prompt
+    honest_reward: float  # of the best honest wrong completion to the same prompt
 
 
 @dataclass(frozen=True)
 class AttackedPrompt:
-    """What honest replies to one prompt are paid."""
+    """What honest completions to one prompt are paid."""
 
     prompt_id: str
     wrong: float
@@ -35,8 +35,8 @@ class StrategyResult:
 
     name: str
     kind: str
-    tried: int  # replies that were scored
-    paid: tuple[PaidReply, ...]
+    tried: int  # completions that were scored
+    paid: tuple[PaidCompletion, ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Attack:
 
     @property
     def holes(self) -> tuple[StrategyResult, ...]:
-        """Strategies that were paid more than honest wrong replies, the most successful first."""
+        """Strategies that were paid more than honest wrong completions, the most successful first."""
         return tuple(sorted((each for each in self.results if each.paid), key=lambda each: -len(each.paid)))
 
     @property
@@ -67,7 +67,7 @@ def attack_text(attack: Attack) -> str:
     """The table of strategies, with an example of each that was paid."""
     wrong = fmean(each.wrong for each in attack.prompts)
     right = [each.right for each in attack.prompts if each.right is not None]
-    pays = f"an honest wrong reply is paid {wrong:.3g}" + (f", a right one {fmean(right):.3g}" if right else "")
+    pays = f"an honest wrong completion is paid {wrong:.3g}" + (f", a right one {fmean(right):.3g}" if right else "")
     lines = [f"{attack.title}  on {attack.source}, {len(attack.prompts)} prompts: {pays}", ""]
     width = max(len(each.name) for each in attack.results)
     lines += [
@@ -78,19 +78,19 @@ def attack_text(attack: Attack) -> str:
         example = max(each.paid, key=lambda paid: paid.reward - paid.honest_reward)
         lines += [
             "",
-            f"{each.name}: paid {example.reward:.3g}, an honest wrong reply {example.honest_reward:.3g}",
+            f"{each.name}: paid {example.reward:.3g}, an honest wrong completion {example.honest_reward:.3g}",
             f"  question  {_cut(example.question)}",
             *([f"  gold      {_cut(example.answer)}"] if example.answer else []),
-            f"  reply     {_cut(example.completion)}",
+            f"  completion     {_cut(example.completion)}",
         ]
     verdict = (
-        f"{len(attack.holes)} of {len(attack.results)} strategies were paid more than an honest wrong reply "
-        f"({attack.paid} of {attack.tried} replies)"
+        f"{len(attack.holes)} of {len(attack.results)} strategies were paid more than an honest wrong completion "
+        f"({attack.paid} of {attack.tried} completions)"
         if attack.holes
-        else f"nothing wrong was paid more than an honest wrong reply ({attack.tried} replies, "
+        else f"nothing wrong was paid more than an honest wrong completion ({attack.tried} completions, "
         f"{len(attack.results)} strategies)"
     )
-    notes = [f"note: the reward failed on some replies: {attack.failures[0]}"] if attack.failures else []
+    notes = [f"note: the reward failed on some completions: {attack.failures[0]}"] if attack.failures else []
     return "\n".join([*lines, "", *notes, verdict])
 
 
