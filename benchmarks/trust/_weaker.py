@@ -1,8 +1,8 @@
 """Run a command as an unprivileged user on a machine that gives less: a seccomp filter refuses what shall be missing.
 
-    python benchmarks/trust/_weaker.py namespaces,landlock -- python -m whet eval ...
+    python -P benchmarks/trust/_weaker.py namespaces,landlock -- python -m whet eval ...
 
-The sandbox under test meets the kernel's own refusals, as in a container or on an old kernel; nothing in it is told.
+`-P`: the areas beside this file are called like modules of the standard library. The sandbox under test meets the kernel's own refusals, as in a container or on an old kernel; nothing in it is told.
 Where this is root the command runs as `nobody`: what is tried with protections missing must not be able to harm the
 machine.
 """

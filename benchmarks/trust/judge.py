@@ -294,7 +294,7 @@ def _refusals() -> dict[str, list[bool]]:
 
 def _stops(status: int) -> bool:
     said = stopped(status)
-    return f"HTTP {status}" in said and "; check" in said and "\n" not in said
+    return f"HTTP {status}" in said and ("; check " in said or "; set " in said) and "\n" not in said
 
 
 def _row(what: str, outcomes: Mapping[str, list[bool]]) -> dict:

@@ -318,7 +318,7 @@ def run_level(level: str, programs: Sequence[HostileProgram]) -> list[Outcome] |
         return "not root"
     if program is None:
         return "no interpreter that an unprivileged user can start"
-    before = [] if missing is None else [sys.executable, str(WEAKER), missing, "--"]
+    before = [] if missing is None else [sys.executable, "-P", str(WEAKER), missing, "--"]
     chosen = [sys.executable] if missing is None else [program]
     command = [*before, *chosen, "-m", "benchmarks.trust.sandbox", "--level", level, "--here"]
     names = json.dumps([f"{each.kind}: {each.name}" for each in programs])

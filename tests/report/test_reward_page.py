@@ -131,6 +131,8 @@ def test_a_trial_finds_what_is_wrong():
     assert trial.slowest[0].where == "data.jsonl:2"
     assert trial.never_vary() == ["form"]
     assert trial.with_length()[1][1] == pytest.approx(pearson([10, 20, 12], [1, 0, 1]))
+    named = replace(trial.scored[0], parts={"length": 1.0, "form": 1.0})
+    assert len(replace(trial, parts=(PartFacts("length", "1", "a"),), scored=(named,)).with_length()) == 1
     assert not trial.is_sound()
     kept = replace(trial, scored=trial.scored[:1])
     assert kept.is_sound()  # `form` says that it is not deterministic

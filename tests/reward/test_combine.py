@@ -145,6 +145,10 @@ def test_negative_weights_that_are_meant() -> None:
 def test_refused_sums() -> None:
     with pytest.raises(WhetError, match=r"every reward has weight 0 \(a, b\)"):
         check_parts([part("a", 0.0), part("b", 0.0)])
+    for name in ("total", "accuracy", "reward", "completion_tokens", "truncated"):
+        with pytest.raises(WhetError, match=f"a reward is called '{name}', under which reports show something else"):
+            check_parts([part(name), part("a")])
+    check_parts([part("reward")])  # a single part is not listed beside the sum
     with pytest.raises(WhetError, match=r"every reward has weight 0 at 0.3 of the training \(a, b\)"):
         check_parts([part("a", ((0.0, 1.0), (0.3, 0.0))), part("b", ((0.3, 0.0), (1.0, 1.0)))])
     with pytest.raises(WhetError, match=r"looks at 'from', which is no part .did you mean 'form'.*; name one of form"):

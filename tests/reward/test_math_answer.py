@@ -43,6 +43,7 @@ def prompt(answer: Any) -> Prompt:
         ("$125$ miles", 125, "miles"),
         ("0,111", Fraction(111, 1000), ""),
         ("7 times", 7, "times"),
+        ("1 000 000", 1000000, ""),
     ],
 )
 def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
@@ -71,6 +72,7 @@ def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
             "1/0",
             "--5",
         ],
+        *["5 M", "5 docenas", "5 mil", "7 8"],
         *["10 negative", "10 below zero", "5 two", "five two", "5 (x)", "$5 or $7", "10 twenty", "5 loss"],
         *["10^3", "7 minus x", "3 sin x", "1.5 1/2", "1e99999", "7" * 200, "2 + 3", "x = 5", "\uff17"],
     ],
@@ -106,6 +108,7 @@ def test_what_is_no_quantity(text: str) -> None:
         ("3 pairs", "3", 0.0, "different"),
         ("2 score", "2", 0.0, "different"),
         ("5 dozen eggs", "60 eggs", 0.0, "same"),
+        ("5 lakh", "500000", 0.0, "same"),
         ("50", "50%", 0.0, "different"),
         ("0.5", "0.5%", 0.0, "different"),
         ("5 cm", "5 m", 0.0, "different"),
@@ -181,6 +184,12 @@ def test_the_question_says_what_a_bare_number_counts(question: str, gold: str, o
     first, second = quantity(gold), quantity(other)
     assert first is not None and second is not None
     assert agreement(first, second, question=question) == expected
+
+
+def test_a_gold_answer_that_is_a_list() -> None:
+    assert math_answer(prompt(["18"]), r"\boxed{18}") == 1.0
+    assert math_answer(prompt([1, 2]), r"\boxed{2, 1}") == 1.0
+    assert math_answer(prompt([1, 2]), r"\boxed{[1, 2]}") == 0.0
 
 
 def test_a_tolerance_that_is_no_share() -> None:

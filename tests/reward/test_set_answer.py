@@ -33,6 +33,8 @@ def prompt(answer: Any) -> Prompt:
         (["a"], "<think>a</think>", 0.0, 0.0),
         (["a"], "<answer>" + "a, " * 9000 + "</answer>", 0.0, 0.0),
         (["1,234"], "<answer>1234</answer>", 1.0, 1.0),
+        (["5"], "<answer>5 dozen</answer>", 0.0, 0.0),
+        (["60"], "<answer>5 dozen</answer>", 1.0, 1.0),
     ],
 )
 def test_exact_and_partial_credit(gold: Any, completion: str, exact: float, f1: float) -> None:

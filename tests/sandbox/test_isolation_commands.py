@@ -34,7 +34,7 @@ def ran(missing: str, command: list[str], folder: Path) -> subprocess.CompletedP
     for each in (folder, *folder.parents[:3]):
         if each.stat().st_uid == os.geteuid():
             each.chmod(0o777 if each == folder else each.stat().st_mode | 0o055)
-    words = [sys.executable, str(WEAKER), missing, "--", program, "-m", "whet", *command, "--data", "code.jsonl"]
+    words = [sys.executable, "-P", str(WEAKER), missing, "--", program, "-m", "whet", *command, "--data", "code.jsonl"]
     return subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=180, cwd=folder)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trust._weaker import environment, interpreter
-from whet.sandbox import ProgramJob, Sandbox, require_isolation, requirement
+from whet.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob, require_isolation, requirement
 from whet.sandbox.requirement import ALWAYS, MECHANISMS, check_isolation, isolation_given, isolation_warnings, reason
 from whet.types import WhetError
 
@@ -42,7 +42,7 @@ def machine_without(missing: str, source: str, folder: Path) -> subprocess.Compl
     for each in (folder, *folder.parents[:3]):
         if each.stat().st_uid == os.geteuid():
             each.chmod(each.stat().st_mode | 0o055)
-    command = [sys.executable, str(WEAKER), missing, "--", program, str(script)]
+    command = [sys.executable, "-P", str(WEAKER), missing, "--", program, str(script)]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, cwd="/")
 
 
@@ -103,6 +103,30 @@ def test_a_weaker_worker_does_not_replace_a_better_one():
         with pytest.raises(WhetError, match="lost its landlock since it started"):
             pool.run([HELLO])
         assert not pool.workers
+
+
+def test_a_job_that_cannot_be_confined_is_lost_and_not_wrong(monkeypatch, caplog):
+    """What held in the trial and fails in a job: a limit the kernel does not know stands for anything of the kind."""
+    tests = {"form": "assertions", "tests": ["assert f() == 1"]}
+    marked = Limits(wall_seconds=9.0)
+    jobs = [ProgramJob("print('ran')", limits=marked), UnitTestJob(("def f(): return 1",), tests, limits=marked)]
+
+    def counts(limits: Limits) -> dict[str, int]:
+        return {**usual_counts(limits), **({"cpu_seconds": 1 << 80} if limits is marked else {})}
+
+    with Sandbox(1) as pool:
+        assert [found.is_lost for found in pool.run(jobs)] == [False, False]
+        monkeypatch.setattr(Limits, "counts", counts)
+        found = pool.run(jobs)
+        assert [each.is_lost for each in found] == [True, True] and not found[0].stdout and not found[1].passed
+        monkeypatch.undo()
+        # code that leaves in a hurry, or as if it had not been confined, gains nothing by it
+        hurried = [ProgramJob("import os\nos._exit(66)"), ProgramJob("import os\nos.kill(os.getpid(), 9)")]
+        assert [(each.is_lost, each.exit_code) for each in pool.run(hurried)] == [(False, 66), (False, -9)]
+        assert pool.run(jobs)[1].passed == (True,)
+
+
+usual_counts = Limits.counts
 
 
 def test_workers_of_a_lenient_run_do_not_serve_a_strict_one(caplog):

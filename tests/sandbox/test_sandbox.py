@@ -310,6 +310,9 @@ def test_active_protections_are_observed(sandbox):
 def test_limits_are_checked():
     with pytest.raises(WhetError, match="cpu_seconds is 0"):
         Limits(cpu_seconds=0)
+    for kind, value in (("memory_mb", 1 << 40), ("wall_seconds", float("inf")), ("processes", float("nan"))):
+        with pytest.raises(WhetError, match=f"{kind} is .*; give a number above 0, at most"):
+            Limits(**{kind: value})
     with pytest.raises(WhetError, match="workers is -1"):
         Sandbox(-1)
 
@@ -400,3 +403,38 @@ def _is_running(process: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+SHARED = """
+import mmap, os, time
+for _ in range(4):
+    if os.fork() == 0:
+        break
+held = mmap.mmap(-1, 60 << 20)
+for _ in range(60):
+    held.write(b"x" * (1 << 20))
+time.sleep(30)
+"""
+
+
+def test_shared_memory_counts():
+    # without the filter, which refuses it altogether: processes of 60 MB each, below their own limit of 96
+    with Sandbox(1, without=("seccomp",), require="none") as pool:
+        pool.start()
+        if not pool.holds["tree_memory"]:
+            pytest.skip("the kernel shows this worker no memory of its jobs")
+        found = ran(pool, SHARED)
+        assert found.ended == "out of memory" and found.seconds < 3
+
+
+def test_shared_memory_without_a_file_is_refused(sandbox):
+    found = ran(sandbox, "import mmap\nmmap.mmap(-1, 4096)")
+    assert "PermissionError" in found.stderr
+    of_a_file = """
+    import mmap
+    open('f', 'wb').write(bytes(4096))
+    with open('f', 'r+b') as file:
+        print(len(mmap.mmap(file.fileno(), 0)))
+    """
+    assert ran(sandbox, of_a_file).stdout == "4096\n"
+    assert ran(sandbox, "import mmap\nprint(len(mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)))").stdout == "4096\n"

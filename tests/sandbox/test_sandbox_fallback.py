@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import textwrap
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from whet import sandbox as package
-from whet.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob, active_protections
+from whet.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob, active_protections, isolation
 from whet.sandbox.protections import num_jobs_left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux ones")
@@ -130,3 +131,54 @@ def test_a_job_cut_short_without_a_process_namespace_leaves_nothing():
         started = time.monotonic()
         (found,) = pool.run([ProgramJob(source, limits=Limits(wall_seconds=0.5))])
         assert found.ended == "out of time" and num_jobs_left(pool) == 0 and time.monotonic() - started < 4
+
+
+WITHOUT_NAMESPACES = [
+    pytest.param("for n in range(99999): open(str(n), 'w').close()", id="many"),
+    pytest.param(
+        "for n in range(99): open(str(n), 'wb').write(bytes(1 << 19))\nimport time\ntime.sleep(9)", id="large"
+    ),
+    pytest.param("import os\nfor n in range(99999):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)", id="deep"),
+]
+
+
+@pytest.mark.parametrize("source", WITHOUT_NAMESPACES)
+def test_files_together_have_a_limit_without_a_file_system_of_their_own(source):
+    limits = Limits(cpu_seconds=20, wall_seconds=20.0, file_mb=4)
+    with Sandbox(1, without=("namespaces",)) as pool:
+        (found,) = pool.run([ProgramJob(source, limits=limits)])
+        assert found.ended == "too many files" and found.seconds < 15
+        (after,) = pool.run([ProgramJob("import os\nprint(os.listdir('.'))")])
+        assert after.stdout == "[]\n"
+
+
+def test_a_folder_is_emptied_whatever_is_in_it(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(outside)
+    (folder / "hard").hardlink_to(outside / "kept")
+    os.mkfifo(folder / "pipe")
+    place = os.open(folder, os.O_RDONLY)
+    for number in range(3000):  # deeper than any path, and than any recursion
+        os.mkdir("deep", dir_fd=place)
+        if number % 1000 == 0:
+            os.symlink(outside, "link", dir_fd=place) if number else None
+            os.mkdir("side", dir_fd=place)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
+        os.chmod(place, 0)
+        os.close(place)
+        place = inner
+    os.close(place)
+    isolation.empty_folder(str(folder))
+    assert os.listdir(folder) == [] and (outside / "kept").read_text() == "x"
+    with pytest.raises(NotADirectoryError):
+        isolation.empty_folder(str(_linked(tmp_path / "to-outside", outside)))
+    assert (outside / "kept").exists()
+
+
+def _linked(place: Path, target: Path) -> Path:
+    place.symlink_to(target)
+    return place

@@ -242,13 +242,14 @@ def _run(
                 identity=inputs.identity,
             )
     except BaseException as error:
+        _name_folder(error, folder)
         with signals_wait():
             if record is not None:
                 _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
             elif files.is_new:  # a resume that is refused leaves the run as it was
                 discard(folder)
         raise
-    with signals_wait():
+    with signals_wait(), _finishing(folder):
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
         if reward_hash:
             record_effect(folder, reward_hash, ledger)
@@ -257,6 +258,23 @@ def _run(
         next_command = _next_command(config, folder, outcome)
         notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": next_command})
     return Run(folder)
+
+
+@contextlib.contextmanager
+def _finishing(folder: Path) -> Iterator[None]:
+    """The last writes of a run whose training is done: an error there costs the report, not the training."""
+    try:
+        yield
+    except Exception as error:
+        _name_folder(error, folder)
+        error.add_note(f"the training itself is done and saved; `whet resume {folder}` writes what is missing")
+        raise
+
+
+def _name_folder(error: BaseException, folder: Path) -> None:
+    """A full disk is found when a file is written, and then the system does not say which."""
+    if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+        error.filename = str(folder)
 
 
 def _break_off(

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from whet import __version__
 from whet.cli import bench, evaluate, runs, text, train
@@ -21,8 +22,22 @@ from whet.cli.pipeline import pipeline_app
 from whet.cli.reward import reward_app
 from whet.cli.study import study_app
 
+
+class Interruption(BaseException):
+    """A KeyboardInterrupt in a command, under a name that typer does not turn into a silent exit."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interruption from error
+
+
 app = typer.Typer(
     name="whet",
+    cls=_Commands,
     help="Sharpen language models with reinforcement learning.\n\n"
     "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
     **APP_SETTINGS,
@@ -89,16 +104,17 @@ def _ending(error: BaseException) -> tuple[int, str]:
     """The exit code of a command that ended in an error, and its one line."""
     from whet.types import WhetError
 
-    aborted = isinstance(error, typer.Abort)
-    if aborted and isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__ or error
+    if isinstance(error, Interruption) and error.__cause__ is not None:
+        error = error.__cause__
     notes = list(dict.fromkeys(getattr(error, "__notes__", ())))
     if isinstance(error, KeyboardInterrupt):
         by = f"by {error}" if isinstance(error, Stopped) else "by Ctrl-C"
-        return 128 + getattr(error, "number", signal.SIGINT), "; ".join([f"stopped {by}", *(notes or [NOTHING_LEFT])])
+        return 128 + getattr(error, "number", signal.SIGINT), "; ".join(
+            [f"stopped {by}", *(notes or [NOTHING_CHANGED])]
+        )
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # of click, or of the copy typer brings
         return _misused(error)
-    if aborted:
+    if isinstance(error, typer.Abort):
         return 1, "aborted"
     # a run that failed has imported its trainer; a typo must not pay for that
     trainer = sys.modules.get("whet.train.run")
@@ -118,7 +134,7 @@ def _misused(error: Any) -> tuple[int, str]:
     return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
 
 
-NOTHING_LEFT = "nothing was trained and nothing is left behind"
+NOTHING_CHANGED = "nothing was changed"
 
 
 def _unexpected(error: BaseException, notes: list[str]) -> str:

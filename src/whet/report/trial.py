@@ -133,7 +133,7 @@ class Trial:
         """(part, Pearson, Spearman) of each part's scores with the length of the completions."""
         lengths: list[float | None] = [float(each.tokens) for each in self.scored]
         return [
-            (name, *correlations({"length": lengths, name: scores})[0][2:])
+            (name, *correlations({"tokens of it": lengths, name: scores})[0][2:])  # no reward can be called that
             for name, scores in self.shown_columns().items()
         ]
 

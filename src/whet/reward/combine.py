@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeGuard, get_args
 
+from whet.metrics.distribution import TOTAL
 from whet.protocols import Reward
 from whet.types import WhetError, did_you_mean
 
@@ -31,6 +32,7 @@ Over = Literal["share", "steps"]
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 STD_FLOOR = 1e-6
+EVALUATED = ("accuracy", "reward", "completion_tokens", "truncated")  # what evaluations report beside several parts
 SPREAD_FLOOR = 1e-6  # of the mean's size, at least 1: a smaller spread is float noise
 
 
@@ -244,6 +246,9 @@ def check_parts(parts: Sequence[RewardPart]) -> None:
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise WhetError(f"two rewards are called {repeated[0]!r}; scores are reported by name, rename one")
+    taken = [name for name in counts if name == TOTAL or (name in EVALUATED and len(parts) > 1)]
+    if taken:
+        raise WhetError(f"a reward is called {taken[0]!r}, under which reports show something else; rename it")
     _check_silence(parts)
     _check_gates(parts)
 

@@ -80,7 +80,7 @@ def math_answers(
     """`math_answer` of many samples; what needs math-verify is dealt out to its processes at once."""
     if not 0 <= tolerance < 1:
         raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
-    golds = _golds([gold_text(prompt, "math_answer") for prompt in prompts])
+    golds = _golds([_written(prompt) for prompt in prompts])
     cases: list[_MathScoring] = []
     for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
         # "\\boxed{20} percent" speaks of percent as well as a question does
@@ -104,7 +104,15 @@ def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
 
     `row_check` asks before the first step.
     """
-    return [gold.unread or None for gold in _golds([gold_text(prompt, "math_answer") for prompt in prompts])]
+    return [gold.unread or None for gold in _golds([_written(prompt) for prompt in prompts])]
+
+
+def _written(prompt: Prompt) -> str:
+    """The gold answer as text; the members of a list side by side, as an answer would have them."""
+    text = gold_text(prompt, "math_answer")
+    if isinstance(prompt.answer, list | tuple | set | frozenset):
+        return ", ".join(map(str, prompt.answer))
+    return text
 
 
 def _check_library() -> None:

@@ -38,6 +38,7 @@ BRACED_COMMA = re.compile(r"\s*\{\s*,\s*\}\s*")
 NEGATIVE_SPACE = re.compile(r"\\!\s*")
 SPACING = re.compile(r"\\[ ,;:!]|\\q?quad|~")
 SIMPLE_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
+SPACED_NUMBER = re.compile(r"(?<![0-9.,/ ])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")  # 1 000 000
 TIMES = re.compile(r"\\times|\\cdot")
 
 OF_FORMULAS = frozenset(
@@ -68,6 +69,8 @@ NO_UNIT = frozenset(
         *("choose", "modulo", "base", "more", "less", "least", "most", "remainder", "if", "but", "to", "infinity"),
         *("negative", "below", "under", "short", "deficit", "debt", "loss", "double", "twice", "thrice", "triple"),
         *("quadruple", "fold", "power", "inverse", "reciprocal", "percent", "percentage", "point", "decimal", "bc"),
+        *("dutzend", "docena", "docenas", "douzaine", "douzaines", "dozzina", "mil", "mille", "mila", "millones"),
+        *("tausend", "hundert", "millionen", "milliarden", "milliards", "miliardi", "negativ", "negativo"),
         *("approximately", "almost", "nearly", "about", "roughly", "except", "without", "nor", "either", "unless"),
     )
 )
@@ -93,6 +96,7 @@ COUNTS = {
     **{"eleventh": Fraction(1, 11), "twelfth": Fraction(1, 12), "sixteenth": Fraction(1, 16)},
     **{"twentieth": Fraction(1, 20), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000)},
     **{"millionth": Fraction(1, 10**6), "billionth": Fraction(1, 10**9), "ten": Fraction(10)},
+    **{"lakh": Fraction(10**5), "crore": Fraction(10**7)},
 }
 # where both answers carry one of these, they must carry the same
 OPPOSITES = (
@@ -161,6 +165,11 @@ class Quantity:
     unit: str  # in lower case, "" where none is given
     counted: str = ""  # the word that multiplies the value: dozen, tenth
     step: Fraction = Fraction(0)  # one unit of the last digit of a long decimal, 0 for other numbers
+
+    @property
+    def amount(self) -> Fraction:
+        """60 for "5 dozen"; a percent sign and units are not applied."""
+        return self.value * COUNTS.get(self.counted, 1)
 
 
 def quantity(text: str) -> Quantity | None:
@@ -286,7 +295,7 @@ def _plain(text: str) -> str:
     text = BRACED_COMMA.sub(",", NEGATIVE_SPACE.sub("", text)).replace("\\$", "$").replace("\\%", "%")
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", " degrees ", text)
     text = TEXT_COMMAND.sub(r" \1 ", text)
-    text = SPACING.sub(" ", text)
+    text = SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), SPACING.sub(" ", text))
     text = TIMES.sub("*", text)
     text = SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]} ", text)
     return " ".join(text.replace("\u2212", "-").replace("\u00a0", " ").split())
@@ -335,6 +344,8 @@ def _unit(match: re.Match[str]) -> str | None:
         return match["currency"] if is_noun_phrase(after.split()) and not counted_unit(after)[0] else None
     if not after:
         return ""
+    if match["unit"].strip() in ("M", "K", "B"):
+        return None  # millions rather than metres
     separated = match["unit"][:1].isspace() or match["unit"].startswith("(")
     # "5m" and "5m^2" may well be five times m
     if _measure(after) is not None and (separated or after[1:2].isalpha()):

@@ -231,7 +231,7 @@ def _prepare(reward: Reward) -> None:
         raise
     except BaseException as error:
         frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
-        where = place(frames, source_file(reward))
+        where = place(frames, source_file(getattr(reward, "function", reward)))
         raise WhetError(
             f"reward {reward.name!r}: its `prepare` raised {error_text(error)} at {where}; fix that line"
         ) from error

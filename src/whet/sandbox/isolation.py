@@ -34,7 +34,6 @@ NAMESPACES = {
 STACK = 64 * MEGABYTE
 MOST_FILES = 4096  # of one job
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")  # of a process's status: kilobytes
-BROKEN = 66  # exit code of a job whose protections could not be put up
 
 
 @dataclass
@@ -320,7 +319,8 @@ def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
 def empty_folder(folder: str) -> None:
     """Remove everything in it, however deep and whatever its modes; links are removed, never followed."""
     with contextlib.suppress(OSError):
-        os.chmod(folder, 0o700)
+        if not os.path.islink(folder):
+            os.chmod(folder, 0o700)
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         names = itertools.count()

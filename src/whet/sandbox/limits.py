@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from whet.types import WhetError
 
+MOST = 1 << 30  # of any limit: what the kernel can count
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,15 +17,15 @@ class Limits:
     cpu_seconds: int = 5  # of one process
     wall_seconds: float = 15.0  # of the whole job
     memory_mb: int = 1024  # of one process, and of all together where the kernel lets a worker look
-    file_mb: int = 16  # of one file, and of all together in a working directory of its own
+    file_mb: int = 16  # of one file, and of all together
     processes: int = 16  # threads count
     output_kb: int = 1024  # standard output of a program
     open_files: int = 64
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not (math.isfinite(value) and value > 0):
-                raise WhetError(f"the sandbox's {name} is {value}; give a number above 0")
+            if not (math.isfinite(value) and 0 < value <= MOST):
+                raise WhetError(f"the sandbox's {name} is {value}; give a number above 0, at most {MOST}")
         if self.open_files < 8:
             raise WhetError(f"the sandbox's open_files is {self.open_files}; the interpreter needs at least 8")
         if self.memory_mb < 16:

@@ -400,9 +400,13 @@ def _close_pools() -> None:
         pool.close()
 
 
-@functools.lru_cache(maxsize=8)
 def shared_sandbox(workers: int = 0, preload: tuple[str, ...] = ()) -> Sandbox:
     """One pool for all rewards of the process; another one where jobs gain by packages that are loaded already."""
+    return _shared_pool(workers, preload)
+
+
+@functools.lru_cache(maxsize=8)  # on its own: with defaults, equal calls would count as different
+def _shared_pool(workers: int, preload: tuple[str, ...]) -> Sandbox:
     return Sandbox(workers, preload)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from whet.sandbox import candidate, isolation, kernel, suite_runner, wire
-from whet.sandbox.isolation import BROKEN, MEGABYTE, Confinement
+from whet.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_STREAMS = 2  # pipes of one job to the trainer
 TICK = 0.05  # seconds between two looks at the memory of a job
@@ -41,11 +41,16 @@ OWN_MODULES = ("whet", "whet.sandbox", *(f"whet.sandbox.{name}" for name in ROOM
 
 
 def start_job(
-    confinement: Confinement, limits: dict[str, int], role: int, prepare: Callable[[], tuple[tuple[int, ...], Body]]
+    confinement: Confinement,
+    limits: dict[str, int],
+    role: int,
+    prepare: Callable[[], tuple[tuple[int, ...], Body]],
+    ready: int,
 ) -> int:
     """Fork a process that prepares itself, is confined, runs its body and never returns.
 
-    What `prepare` returns: the descriptors to keep, and the body.
+    What `prepare` returns: the descriptors to keep, and the body. Into `ready` the process writes its role when every
+    protection is in place, and before any code of the job runs.
     """
     child = os.fork()
     if child:
@@ -54,9 +59,11 @@ def start_job(
         gc.enable()
         os.setsid()
         kept, body = prepare()
-        held = isolation.confine(confinement, limits, kept, role)
+        held = isolation.confine(confinement, limits, (*kept, ready), role)
         if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
-            os._exit(BROKEN)
+            os._exit(1)
+        os.write(ready, bytes([role]))
+        os.close(ready)
         # the code under test has no use for the sandbox's own modules
         for name in OWN_MODULES:
             sys.modules.pop(name, None)
@@ -72,6 +79,8 @@ class SandboxWorker:
         self.control = control
         self.confinement = confinement
         self.usage: dict[int, tuple[int, float]] = {}  # process: (exit status, processor seconds)
+        self.ready, self.ready_end = os.pipe()
+        os.set_blocking(self.ready, False)
 
     def run(self) -> None:
         while True:
@@ -82,10 +91,13 @@ class SandboxWorker:
             if "kind" not in header:  # a job of which a process died before it had read its part
                 return
             self.usage = {}
-            wire.send(self.control, self.job(header, descriptors))
+            result = self.job(header, descriptors)
+            if result is None:
+                return
+            wire.send(self.control, result)
 
-    def job(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Do one job; how it ended."""
+    def job(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """Do one job; how it ended. None where a process could not be confined: that is no fault of the code."""
         limits = header["limits"]
         isolation.renew_folder(self.confinement, limits["file_mb"])
         killed = isolation.num_killed(self.confinement)
@@ -102,9 +114,21 @@ class SandboxWorker:
             ended = "memory"
         self.end_all((leader, *others))
         code = others[0] if others else leader
+        if not self._were_confined({0: code, 1: leader} if others else {0: code}, leader):
+            return None
         status, processor = self.usage.get(code, (0, 0.0))
         took = time.monotonic() - started
         return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
+
+    def _were_confined(self, processes: dict[int, int], leader: int) -> bool:
+        """False where a process, by its role, ended by itself before all its protections were in place."""
+        try:
+            ready = os.read(self.ready, 16)
+        except BlockingIOError:
+            ready = b""
+        late = [process for role, process in processes.items() if role not in ready]
+        # one that was killed on the way, because the other was done, is nobody's fault
+        return not any(process == leader or os.WIFEXITED(self.usage.get(process, (0, 0.0))[0]) for process in late)
 
     def unit_tests(self, limits: dict[str, int], record: int) -> tuple[int, int]:
         """The process of the tests, which decides the end, and that of the code."""
@@ -118,9 +142,9 @@ class SandboxWorker:
         def prepare_tests() -> tuple[tuple[int, ...], Body]:
             return (here, record, self.control), lambda: suite_runner.run_tests(here, record, self.control)
 
-        code = start_job(self.confinement, limits, 0, prepare_code)
+        code = start_job(self.confinement, limits, 0, prepare_code, self.ready_end)
         os.close(there)
-        tests = start_job(self.confinement, limits, 1, prepare_tests)
+        tests = start_job(self.confinement, limits, 1, prepare_tests, self.ready_end)
         os.close(here)
         return tests, code
 
@@ -137,7 +161,7 @@ class SandboxWorker:
 
             return (given, output, errors), body
 
-        return (start_job(self.confinement, limits, 0, prepare),)
+        return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
     def watch(self, deadline: float, limits: dict[str, int], leader: int) -> str:
         """Wait for the leader's end. Why it was cut short: "time" or "memory"; "" when it ended itself."""

@@ -302,6 +302,9 @@ def _graceful_stop() -> Iterator[threading.Event]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
+            earlier = before[signal.Signals(number)]
+            if callable(earlier):
+                earlier(number, frame)  # says by which signal it ends
             raise KeyboardInterrupt
         stopping.set()
 
