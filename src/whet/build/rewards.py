@@ -43,7 +43,7 @@ from whet.sandbox import active_protections, require_isolation, shared_sandbox
 from whet.sandbox.requirement import isolation_summary, tell_isolation
 from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean
 
-DEFENCES = ROWS["defences"]
+DEFENCES = (*ROWS["defences"], *ROWS["defences.suspicion"])
 
 
 def build_reward_parts(
