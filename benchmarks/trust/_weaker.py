@@ -2,9 +2,9 @@
 
     python -P benchmarks/trust/_weaker.py namespaces,landlock -- python -m whet eval ...
 
-`-P`: the areas beside this file are called like modules of the standard library. The sandbox under test meets the kernel's own refusals, as in a container or on an old kernel; nothing in it is told.
+The sandbox under test meets the kernel's own refusals, as in a container or on an old kernel; nothing in it is told.
 Where this is root the command runs as `nobody`: what is tried with protections missing must not be able to harm the
-machine.
+machine. `-P`, because the areas beside this file are called like modules of the standard library.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ SMALL = [
 GROUPS = ["batch.prompts_per_step=2", "batch.group_size=2"]
 ROWS = ["batch.rows_per_step=2"]
 PIPELINE = [
-    *("rounds=1", "epochs=1", "data.count=4", "data.difficulty=1", "eval.prompts=2", "report.save_every=1"),
-    *("sampling.max_new_tokens=8", "train.batch.rows_per_step=2", "model.threads=1", "seed=3"),
-    *("prompts_per_round=4", "completions=4"),
+    *("rounds=1", "epochs=1", "data.count=8", "data.difficulty=3", "eval.prompts=2", "report.save_every=1"),
+    *("sampling.max_new_tokens=24", "train.batch.rows_per_step=4", "model.threads=1", "seed=3"),
+    *("prompts_per_round=8", "completions=6"),
 ]
 
 
@@ -49,7 +49,7 @@ KINDS: Mapping[str, list[str]] = {
         [*SMALL, "batch.rows_per_step=8", "preference.online=8", "sampling.max_new_tokens=16", "data.difficulty=3"],
     ),
     "reward model": with_settings(
-        ["train", "bradley_terry", "--steps=3"], [each for each in SMALL if not each.startswith("sampling")] + ROWS
+        ["train", "rm", "--steps=3"], [each for each in SMALL if not each.startswith("sampling")] + ROWS
     ),
     "pipeline": with_settings(["pipeline", "iterative_dpo"], PIPELINE),
 }

@@ -196,6 +196,17 @@ def test_a_given_slope_is_taken_off(scalar):
     assert found == pytest.approx([plain[0] + 0.5, plain[1] - 0.5], abs=1e-5)
 
 
+def test_a_running_slope_goes_on_where_it_was(scalar):
+    whole, first, second = (learned(folder=scalar[1], length_fit="running") for _ in range(3))
+    prompts = [Prompt(f"q{number // 8}", QUESTION.messages) for number in range(40)]
+    completions = samples(*(chr(97 + number % 5) * (1 + number) for number in range(40)))
+    whole(prompts, completions)
+    first(prompts, completions)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.fit == first.fit != learned(folder=scalar[1], length_fit="running").fit
+    assert second(prompts[:5], completions[:5]) == whole(prompts[:5], completions[:5])
+
+
 def test_a_running_slope_leaves_no_trend(scalar):
     reward = learned(folder=scalar[1], length_fit="running")
     assert not reward.deterministic

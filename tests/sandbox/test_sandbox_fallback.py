@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -150,6 +151,25 @@ def test_files_together_have_a_limit_without_a_file_system_of_their_own(source):
         assert found.ended == "too many files" and found.seconds < 15
         (after,) = pool.run([ProgramJob("import os\nprint(os.listdir('.'))")])
         assert after.stdout == "[]\n"
+
+
+def test_a_killed_trainer_leaves_no_folder_behind(tmp_path):
+    script = """
+    import os, signal
+    from whet.sandbox import ProgramJob, Sandbox
+    pool = Sandbox(1, without=("namespaces",))
+    pool.run([ProgramJob("open('left', 'w').write('x')")])
+    print(os.listdir(os.environ["TMPDIR"]), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == -9 and "whet-sandbox-" in done.stdout, done.stderr
+    deadline = time.monotonic() + 5
+    while os.listdir(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_is_emptied_whatever_is_in_it(tmp_path):

@@ -52,6 +52,9 @@ def test_resume_gives_the_same_bytes(tmp_path):
     whet.train("dpo", config=SMALL, steps=2, folder=str(parts), console=False)
     whet.resume(parts, steps=4, console=False)
     assert weights(whole).hexdigest() == weights(parts).hexdigest()
+    # also who wrote each sample: the engine knows the version of the weights it was given
+    assert (whole / "samples.jsonl").read_bytes() == (parts / "samples.jsonl").read_bytes()
+    assert {tuple(sample["versions"]) for sample in whet.Run(parts).samples(step=4)} == {(3, 3)}
 
 
 @pytest.mark.parametrize(

@@ -568,3 +568,63 @@ def test_health_checks_read_nothing_that_earlier_steps_no_longer_have(reward):
     for check in checks:
         assert check(thin) == check(full)
     assert not any(each.health for each in kept)
+
+
+def test_the_failures_of_rewards_are_counted_over_all_processes_of_a_run(tmp_path):
+    """A run that must stop after so many failures also stops when it is broken off again and again before that."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "calls = 0\ndef failing(completion):\n    global calls\n    calls += 1\n"
+        "    if calls % 10 == 1:\n        raise ValueError('no verdict')\n    return float(len(completion))\n"
+    )
+    config = {**SMALL, "batch": {"prompts_per_step": 5, "group_size": 4}, "eval": {"prompts": 0}}
+    options = {"reward": f"{file}:failing", "config": config, "console": False}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with pytest.raises(WhetError, match="failed on 6 of the last 60 samples"):  # 50 samples are needed to judge
+        whet.train("reinforce", steps=9, folder=str(whole), **options)
+    whet.train("reinforce", steps=1, folder=str(parts), **options)
+    whet.resume(parts, steps=2, console=False)
+    with pytest.raises(WhetError, match="failed on 6 of the last 60 samples"):
+        whet.resume(parts, steps=9, console=False)
+    assert len(read_metrics(whole)) == len(read_metrics(parts)) == 2
+
+
+def test_equal_runs_have_equal_checkpoints(tmp_path):
+    """File by file: a learned reward's version is a digest of its checkpoint."""
+    settings = {"model": {"threads": 1}, "data": {"count": 8}, "batch": {"rows_per_step": 2}, "eval": {"prompts": 2}}
+    for name in ("one", "two"):
+        whet.train("rm", config=settings, steps=1, folder=str(tmp_path / name), console=False)
+    one, two = (files(tmp_path / name / "checkpoints") for name in ("one", "two"))
+    assert one == two and len(one) > 5
+
+
+def test_steps_and_settings_of_a_resumed_run(monkeypatch, capsys, copied):
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--set", "steps=6", "--set", "seed=9")
+    assert code == 2 and "config seed" in error and "--accept-changes" in error and error.count("\n") == 0
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--set", "steps=6", "--set", "batch.nonsense=1")
+    assert code == 2 and "nonsense" in error
+    settings = ("--set", "steps=6", "--set", "report.keep_checkpoints=1")
+    assert command(monkeypatch, capsys, "resume", str(copied), *settings)[0] == 0
+    assert [path.name for path in (copied / "checkpoints").iterdir()] == ["step-000006"]
+    changed = read_summary(copied)["facts"]["changed"]
+    assert changed == "after step 4: report.keep_checkpoints 9 -> 1, steps 4 -> 6"
+
+
+def test_a_run_of_before_that_kept_no_inputs_says_so(monkeypatch, capsys, caplog, copied):
+    (copied / "inputs.json").unlink()
+    assert command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")[0] == 0
+    assert "no inputs.json" in caplog.text and (copied / "inputs.json").exists()
+
+
+def test_a_checkpoint_of_an_earlier_build_is_told(monkeypatch, capsys, copied):
+    from whet.model.checkpoint import write_manifest
+
+    newest = complete_checkpoints(copied / "checkpoints")[-1]
+    state = json.loads((newest / "state.json").read_text())
+    del state["state"]["also"]
+    (newest / "state.json").write_text(json.dumps(state))
+    tensors = json.loads((newest / "manifest.json").read_text())["tensors"]
+    (newest / "manifest.json").unlink()
+    write_manifest(newest, 4, tensors)
+    code, error = command(monkeypatch, capsys, "resume", str(copied), "--steps", "6")
+    assert code == 2 and "an earlier build of whet wrote it" in error and "--model" in error

@@ -135,6 +135,11 @@ class RunFiles:
         if self._resumed is None or self._resumed.checkpoint is None:
             return
         state = checkpoint_state(self._resumed.checkpoint)
+        if "also" not in state:
+            raise WhetError(
+                f"{self._resumed.checkpoint}: an earlier build of whet wrote it, which this one cannot resume; go on "
+                f"from its weights with `whet train {self._config.method} --model {self._folder}`"
+            )
         log_ends(self._folder, state["logs"])
         if before.is_complete and state.get("identity") not in (before.identity, *before.accepted):
             raise WhetError(

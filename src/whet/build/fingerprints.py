@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from whet.config.config import Config, EvaluationConfig
+from whet.config.sections import RewardSection
 from whet.data.source import parse_source
 from whet.model.checkpoint import MANIFEST, STATE
 from whet.model.load import local_folder
@@ -14,7 +16,20 @@ from whet.types import WhetError
 MODEL_FILES = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja")
 
 
-def input_digests(config: Config | EvaluationConfig) -> dict[str, str]:
+class Inputs(Protocol):
+    """A config that names data, a model and eval data."""
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def eval(self) -> Any: ...
+
+
+def input_digests(config: Inputs) -> dict[str, str]:
     """By what they are of: `#` and a digest for what lies on this machine, else the name."""
     digests = {"data": data_digest(config.data.source), "model": model_digest(config.model.name)}
     return {**digests, "eval data": data_digest(config.eval.source)} if config.eval.source else digests
@@ -42,3 +57,11 @@ def model_digest(name: str) -> str:
         return f"#{files_digest([each for each in files if each.is_file()], folder)}"
     except OSError as error:
         raise WhetError(f"model {name}: {folder} cannot be read ({error.strerror}); correct its permissions") from error
+
+
+def reward_file_digests(sections: Sequence[RewardSection]) -> dict[str, str]:
+    """Of the files that rewards are written in, and of the models they are read from."""
+    parts = [part for section in sections for part in section.parts]
+    files = [name for part in parts if (name := part.reward.partition(":")[0]).endswith(".py")]
+    folders = [str(part.settings["folder"]) for part in parts if "folder" in part.settings]
+    return {f"reward {name}": f"#{file_digest(Path(name))}" for name in [*files, *folders] if Path(name).exists()}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whet.config.config import read_toml
+from whet.config.config import flattened, read_toml
 from whet.config.run_folder import LOCK, claimed_place, discard, locked
+from whet.config.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
 from whet.config.sections import RewardSection
 from whet.pipeline import FinishedStage, Stage, write_atomically
 from whet.pipeline.progress import ProgressPrinter, print_line, run_with_progress
@@ -40,8 +44,9 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
     settings = resolve_settings(pipeline, *layers)
     stages = pipeline.stages(settings)
     start_pipeline_sandbox(settings)
-    before = (COMMAND, f".{COMMAND}", f".{SETTINGS}")
+    before = (INPUTS, f".{INPUTS}", COMMAND, f".{COMMAND}", f".{SETTINGS}")
     with claimed_place(settings.folder, pipeline.name, SETTINGS, before, _refuse_used) as folder:
+        write_inputs(folder, pipeline_inputs(settings, RunInputs(os.getcwd(), command)))
         write_atomically(folder / COMMAND, f"{command}\n")
         write_atomically(folder / SETTINGS, settings_toml(settings.model_copy(update={"folder": str(folder)})))
         try:
@@ -68,7 +73,11 @@ def resume_pipeline(
     accept_changes: bool = False,
 ) -> PipelineRun:
     """Continue a pipeline; stages that are finished are not run again."""
-    place = Path(folder)
+    place, start = Path(folder), started_in(Path(folder))
+    if start is not None and not start.samefile(Path.cwd()):  # relative paths in its settings start there
+        place = Path(os.path.relpath(place.resolve(), start))
+        with contextlib.chdir(start):
+            return resume_pipeline(place, steps, checkpoint, settings, accept_changes)
     for flag, given in (("--steps", steps), ("--from", checkpoint), ("--set", settings)):
         if given is not None and given != []:
             raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
@@ -80,10 +89,38 @@ def resume_pipeline(
     start_pipeline_sandbox(resolved)
     stages = pipeline.stages(resolved)
     with locked(place):
+        settle_inputs(place, resolved, accept_changes)
         try:
             return _run(pipeline, stages, place)
         except WhetError as error:
             raise _with_next_step(error, place) from error
+
+
+def pipeline_inputs(settings: PipelineSettings, before: RunInputs) -> RunInputs:
+    """What the stages read: the config, and digests of data, model and reward files."""
+    from whet.build.fingerprints import input_digests, reward_file_digests
+
+    sections = [getattr(settings, name) for name in type(settings).model_fields] + [settings.eval.reward]
+    rewards = reward_file_digests([each for each in sections if isinstance(each, RewardSection)])
+    values = json.loads(json.dumps(flattened(settings.model_dump(mode="json"))))
+    return replace(before, config=values, digests={**input_digests(settings), **rewards})
+
+
+def settle_inputs(folder: Path, settings: PipelineSettings, accept_changes: bool) -> None:
+    """Refuse data, a model or a reward that changed since the pipeline began, or note that it did."""
+    before = read_inputs(folder)
+    if before is None:
+        return
+    now = pipeline_inputs(settings, before)
+    names = sorted(before.digests.keys() | now.digests.keys())
+    changed = [f"{name} changed" for name in names if before.digests.get(name) != now.digests.get(name)]
+    if changed and not accept_changes:
+        raise WhetError(
+            f"{folder}: not what the pipeline began with: {'; '.join(changed)}; undo that, or continue with it: "
+            f"`whet resume {folder} --accept-changes`"
+        )
+    if changed:
+        write_inputs(folder, accepted_inputs(before, now, changed, 0))
 
 
 def start_pipeline_sandbox(settings: PipelineSettings) -> None:

@@ -85,20 +85,26 @@ def findings(
     return tuple(sorted(problems.values(), key=lambda finding: not finding.is_problem))
 
 
-def finding_spans(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[FindingSpan, ...]:
-    """Every problem recorded in any step, in the order they first appeared, then the notes of the last step."""
+def finding_spans(
+    steps: Sequence[StepReport],
+    dtype: str = "float32",
+    recorded: Sequence[tuple[int, tuple[str, ...]]] | None = None,
+) -> tuple[FindingSpan, ...]:
+    """Every problem recorded in any step, in the order they first appeared, then the notes of the last step.
+
+    `recorded` are the problems by step, where `steps` are not all there are.
+    """
+    if not steps:
+        return ()
     spans: dict[str, FindingSpan] = {}
-    for report in steps:
-        for text in report.health:
+    end = steps[-1].step
+    for step, texts in ((each.step, each.health) for each in steps) if recorded is None else recorded:
+        for text in texts:
             finding = recorded_finding(text)
             before = spans.get(finding.name)
-            first, count = (before.first, before.num_steps + 1) if before else (report.step, 1)
-            spans[finding.name] = FindingSpan(finding, first, report.step, count, report is steps[-1])
-    last = [
-        FindingSpan(finding, steps[-1].step, steps[-1].step, 1, True)
-        for finding in findings(steps, dtype)
-        if not finding.is_problem
-    ]
+            first, count = (before.first, before.num_steps + 1) if before else (step, 1)
+            spans[finding.name] = FindingSpan(finding, first, step, count, step == end)
+    last = [FindingSpan(each, end, end, 1, True) for each in findings(steps, dtype) if not each.is_problem]
     return (*spans.values(), *last)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -339,8 +339,67 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield in_todays_names(line)
 
 
+def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int = 1 << 18) -> list[dict[str, Any]]:
+    """The complete lines at the end of a log that have the same key, read from the end."""
+    size = path.stat().st_size if path.exists() else 0
+    while size:
+        start = max(0, size - block)
+        with path.open("rb") as log:
+            log.seek(start)
+            lines = log.read(size - start).split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+        found: list[dict[str, Any]] = []
+        for text in reversed(lines[1:] if start else lines):
+            try:
+                line = in_todays_names(json.loads(text))
+            except (ValueError, AttributeError, RecursionError):
+                raise WhetError(f"{path} has a line that is not a JSON object; delete it or restore the file") from None
+            if found and key(line) != key(found[0]):
+                return found[::-1]
+            found.append(line)
+        if start == 0:
+            return found[::-1]
+        block *= 4
+    return []
+
+
 def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:
     return (line for line, _ in _lines_and_ends(path))
+
+
+def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The complete lines of a log as they are, each with its place for an error."""
+    if path.exists():
+        with path.open("rb") as log:
+            for number, text in enumerate(log, start=1):
+                if text.endswith(b"\n"):
+                    yield f"{path}:{number}", text
+
+
+def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise WhetError(f"{place} is not a JSON object; delete the line or restore the file")
+    return in_todays_names(value)
+
+
+def step_sums(place: str, text: bytes) -> dict[str, Any]:
+    """`step`, `counts`, `health` and `seconds` of a step's line: a fifth of the time that reading all of it takes.
+
+    Rewards and metrics, which are most of it, are passed over. A line that is not as `step_line` writes it
+    is read whole.
+    """
+    head, reward, rest = text.partition(b', "reward": {')
+    health, spread, _ = rest.rpartition(b', "health": ')[2].partition(b', "spread": {')
+    seconds = text[text.rfind(b', "seconds": {') + 1 :]
+    try:
+        if not (reward and spread and head.startswith(b'{"step": ') and text.endswith(b"}}\n")):
+            return parsed_line(place, text)
+        return json.loads(head + b', "health": ' + health + b"," + seconds)  # type: ignore[no-any-return]
+    except ValueError:
+        return parsed_line(place, text)
 
 
 def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
@@ -366,6 +425,9 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
 
 def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
     """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
+    inner = [line[name] for name in ("metrics", "result", "before", "after") if isinstance(line.get(name), dict)]
+    if all(NAMES_OF_0_1.keys().isdisjoint(each) for each in (line, *inner)):
+        return line
     renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
     for name in ("metrics", "result", "before", "after"):
         if isinstance(renamed.get(name), dict):

@@ -5,27 +5,57 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whet.report.kinds import RL, RunKind, kind_of
 from whet.report.record import (
+    METRICS,
     SAMPLES,
     EvalRecord,
     eval_records,
+    last_lines,
+    parsed_line,
+    raw_lines,
     read_lines,
-    read_metrics,
     read_summary,
     step_reports,
+    step_sums,
 )
 from whet.report.text import duration, headline, metric_text, words
+from whet.report.thinning import ThinnedLog
 from whet.types import StepReport
+
+MOST_BETWEEN = 1500  # steps of a long run between its first and its last ones
+
+
+@dataclass
+class StepTotals:
+    """What all steps of a run add up to."""
+
+    num_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # of each step that has any
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """One more step, as metrics.jsonl has it."""
+        self.num_steps += 1
+        for phase, took in line["seconds"].items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + (took or 0.0)
+        for name, count in line["counts"].items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        if line["health"]:
+            self.problems.append((line["step"], tuple(line["health"])))
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder holds. Of the samples only those of the first and the last recorded step."""
+    """What a run folder holds. Of the samples only those of the first and the last recorded step.
+
+    Of a very long run `steps` has the first, the last and evenly spaced ones in between; `totals` count all of them.
+    """
 
     folder: Path
     summary: Mapping[str, Any]
@@ -34,6 +64,7 @@ class RunRecord:
     evals: tuple[EvalRecord, ...]
     first_samples: tuple[Mapping[str, Any], ...]
     last_samples: tuple[Mapping[str, Any], ...]
+    totals: StepTotals = field(default_factory=lambda: StepTotals())
 
     @property
     def status(self) -> str:
@@ -61,10 +92,7 @@ class RunRecord:
         summed = self.summary.get("seconds")
         if summed:
             return {phase: float(took) for phase, took in summed.items() if took}
-        phases: dict[str, float] = {}
-        for step in self.steps:
-            for phase, took in step.seconds.items():
-                phases[phase] = phases.get(phase, 0.0) + (took if math.isfinite(took) else 0.0)
+        phases = dict(self.totals.seconds)
         evaluating = sum(evaluation.seconds for evaluation in self.evals)
         return {**phases, "evaluate": evaluating} if evaluating else phases
 
@@ -75,7 +103,7 @@ class RunRecord:
         return sum(self.seconds().values())
 
     def tokens(self) -> int:
-        return int(self.summary.get("tokens") or sum(step.counts.get("tokens", 0) for step in self.steps))
+        return int(self.summary.get("tokens") or self.totals.counts.get("tokens", 0))
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
         """The headline measurement with its value before and after training; None where nothing was measured."""
@@ -97,17 +125,25 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     """`summary` stands for run.json, which a run that ends writes after its report."""
     folder = Path(folder)
     summary = read_summary(folder) if summary is None else summary
-    lines = read_metrics(folder)
+    totals, evals = StepTotals(), []
+    kept: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
+    for place, text in raw_lines(folder / METRICS):
+        if b'"eval": ' in text and "eval" in (line := parsed_line(place, text)):
+            evals.append(line)
+        else:
+            totals.add(step_sums(place, text))
+            kept.append((place, text))
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)
     return RunRecord(
         folder,
         summary,
         config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
-        tuple(step_reports(lines)),
-        tuple(eval_records(lines)),
+        tuple(step_reports([parsed_line(*each) for each in kept.items()])),
+        tuple(eval_records(evals)),
         first,
         last,
+        totals,
     )
 
 
@@ -157,16 +193,13 @@ def _outcome(run: RunRecord) -> tuple[str, str]:
 def _samples_at_the_ends(
     path: Path,
 ) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
-    """The samples of the first and of the last recorded step, without holding the log in memory."""
+    """The samples of the first and of the last recorded step, without reading what is between."""
     first: list[Mapping[str, Any]] = []
-    last: list[Mapping[str, Any]] = []
     for line in read_lines(path):
-        if not first or line["step"] == first[0]["step"]:
-            first.append(line)
-        if last and line["step"] != last[0]["step"]:
-            last = []
-        last.append(line)
-    return tuple(first), tuple(last)
+        if first and line["step"] != first[0]["step"]:
+            break
+        first.append(line)
+    return tuple(first), tuple(last_lines(path, lambda line: line["step"]))
 
 
 def started_on(run: RunRecord) -> str:

@@ -21,10 +21,10 @@ from whet.report.charts import (
     spread_chart,
     value_scale,
 )
-from whet.report.health import finding_spans
+from whet.report.health import finding_spans, findings
 from whet.report.kinds import RL, Measure, Shown, metric, reward_part
 from whet.report.pages import Figure, LegendEntry, PageTable, TextCard, Tile, render, write_page
-from whet.report.run import RunRecord, read_run, started_on, verdict
+from whet.report.run import RunRecord, StepTotals, read_run, started_on, verdict
 from whet.report.text import (
     duration,
     label,
@@ -62,6 +62,9 @@ def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) ->
     facts = {str(name): str(value) for name, value in (summary.get("facts") or {}).items()}
     if summary.get("seed") is not None:
         facts.setdefault("seed", str(summary["seed"]))
+    if len(run.steps) < run.totals.num_steps:
+        drawn = f"{len(run.steps):,} of {run.totals.num_steps:,}: the first, the last, and evenly spaced ones between"
+        facts["steps drawn"] = drawn
     return render(
         "run.html",
         title=run.title,
@@ -76,11 +79,11 @@ def html_report(folder: Path | str, summary: Mapping[str, Any] | None = None) ->
         others=other_figures(run),
         evaluation=evaluation_section(run),
         phases=phases(run),
-        num_steps=len(run.steps),
+        num_steps=run.totals.num_steps,
         problems=problems(run),
-        notes=[span.finding for span in finding_spans(run.steps, run.dtype) if not span.finding.is_problem],
+        notes=[finding for finding in findings(run.steps, run.dtype) if not finding.is_problem],
         samples=sample_columns(run),
-        counts=count_table(run.steps),
+        counts=count_table(run.totals),
         config=run.config,
         command=str(summary.get("command") or ""),
         folder=str(run.folder),
@@ -293,7 +296,7 @@ def phases(run: RunRecord) -> list[LegendEntry]:
 def problems(run: RunRecord) -> list[dict[str, str]]:
     """Every problem that held in any step, with the steps in which it did."""
     entries = []
-    for span in finding_spans(run.steps, run.dtype):
+    for span in finding_spans(run.steps, run.dtype, run.totals.problems):
         if not span.finding.is_problem:
             continue
         steps = f"step {span.first}" if span.first == span.last else f"steps {span.first} to {span.last}"
@@ -340,19 +343,16 @@ def sample_card(rank: str, sample: Mapping[str, Any]) -> TextCard:
     )
 
 
-def count_table(steps: Sequence[StepReport]) -> PageTable | None:
-    counts: dict[str, int] = {}
-    for step in steps:
-        for name, count in step.counts.items():
-            counts[name] = counts.get(name, 0) + count
+def count_table(totals: StepTotals) -> PageTable | None:
+    counts, num_steps = totals.counts, totals.num_steps
     if not counts:
         return None
     samples = counts.get("samples", 0)
     shares = ("truncated", "unscorable")
     rows = [
-        (words(name), f"{count:,}", number(count / len(steps)), percent(count / samples) if name in shares else "")
+        (words(name), f"{count:,}", number(count / num_steps), percent(count / samples) if name in shares else "")
         if samples
-        else (words(name), f"{count:,}", number(count / len(steps)))
+        else (words(name), f"{count:,}", number(count / num_steps))
         for name, count in counts.items()
     ]
     head = ("", "whole run", "per step", "of samples") if samples else ("", "whole run", "per step")

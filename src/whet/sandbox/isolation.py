@@ -157,6 +157,11 @@ def _continue_in_child(confinement: Confinement) -> None:
         _, status = os.waitpid(child, 0)
         if confinement.group is not None:
             confinement.group.remove()
+        # a trainer that was killed removes nothing; inside a private root there is no such path
+        with contextlib.suppress(OSError):
+            scratch = os.path.dirname(confinement.folder)
+            empty_folder(scratch)
+            os.rmdir(scratch)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     confinement.holds["dies_with_parent"] = _succeeds(kernel.die_with_parent)
 

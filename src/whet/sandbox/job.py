@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.sandbox.limits import Limits
-from whet.sandbox.wire import LENGTH
+from whet.sandbox.wire import LENGTH, packed
 
 DEFAULT_LIMITS = Limits()
 LOST = "the worker was lost"
@@ -31,6 +31,9 @@ class ProgramJob:
     def messages(self) -> list[dict[str, Any]]:
         return [_header("program", self.limits), {"source": self.source, "stdin": self.stdin}]
 
+    def files(self) -> list[bytes]:
+        return []
+
     def streams(self) -> dict[str, int]:
         """The pipes the job writes to, and how many bytes are taken from each."""
         return {"stdout": self.limits.output_kb * 1024, "stderr": ERRORS}
@@ -51,9 +54,12 @@ class UnitTestJob:
     limits: Limits = DEFAULT_LIMITS
 
     def messages(self) -> list[dict[str, Any]]:
-        code = {"sources": list(self.sources), "prelude": self.prelude}
+        return [_header("unit_tests", self.limits), {"sources": list(self.sources), "prelude": self.prelude}]
+
+    def files(self) -> list[bytes]:
+        """What goes to one of the job's processes alone."""
         tests = {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}
-        return [_header("unit_tests", self.limits), code, tests]
+        return [packed(tests)]
 
     def streams(self) -> dict[str, int]:
         return {"record": RECORD}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import logging
@@ -69,6 +70,8 @@ class Stream:
         self.has_overflowed = False  # never of standard error: what is too much of it is dropped
         self.is_open = True
         os.set_blocking(descriptor, False)
+        # what the pipe itself holds is read at the end: many small results would be as many interruptions
+        self.is_watched = name != "record" or not _has_room(descriptor, most)
 
     def read(self) -> bool:
         """Take what is there; False when that was nothing. Closes where nothing more will be taken."""
@@ -89,6 +92,14 @@ class Stream:
         if self.is_open:
             self.is_open = False
             os.close(self.descriptor)
+
+
+def _has_room(descriptor: int, most: int) -> bool:
+    """True where the pipe can be made to hold everything that is taken from it."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, most) >= most
+    except (OSError, AttributeError):
+        return False
 
 
 class WorkerProcess:
@@ -125,12 +136,13 @@ class WorkerProcess:
             raise wire.ConnectionClosed(str(error)) from None
 
     def give(self, job: Job) -> None:
-        """Send a job, with the writing ends of pipes for what it writes."""
+        """Send a job, with the writing ends of pipes for what it writes, and its files."""
         ends = []
         for name, most in job.streams().items():
             reading, writing = os.pipe()
             ends.append(writing)
             self.streams.append(Stream(name, most, reading))
+        ends += map(wire.file_with, job.files())
         header, *parts = job.messages()
         try:
             data = wire.packed(header)
@@ -342,13 +354,14 @@ class Sandbox:
             worker.give(jobs[at])
         busy.register(worker.connection, selectors.EVENT_READ, (worker, None))
         for stream in worker.streams:
-            busy.register(stream.descriptor, selectors.EVENT_READ, (worker, stream))
+            if stream.is_watched:
+                busy.register(stream.descriptor, selectors.EVENT_READ, (worker, stream))
 
     def _release(self, worker: WorkerProcess, busy: selectors.BaseSelector) -> None:
         """The worker is done with its job: nothing more is read for it."""
         busy.unregister(worker.connection)
         for stream in worker.streams:
-            if stream.is_open:
+            if stream.is_open and stream.is_watched:
                 busy.unregister(stream.descriptor)
         worker.close_streams()
         worker.at = None
@@ -356,16 +369,18 @@ class Sandbox:
     def _result(
         self, worker: WorkerProcess, answer: dict[str, object], busy: selectors.BaseSelector
     ) -> JobResult | None:
-        """What came of the worker's job; None where its tests never reached the process that runs them."""
+        """What came of the worker's job; None where the process of its tests did not get as far as to take them."""
         for stream in worker.streams:
             was_open = stream.is_open
             while stream.read():  # whoever could write has ended: what is there is all there will be
                 pass
-            if was_open and not stream.is_open:
+            if was_open and not stream.is_open and stream.is_watched:
                 busy.unregister(stream.descriptor)
         streams = {stream.name: bytes(stream.data) for stream in worker.streams}
         overflowed = [stream.name for stream in worker.streams if stream.has_overflowed]
-        if "record" in streams and b'"taken"' not in streams["record"][:64]:
+        is_taken = b'"taken"' in streams.get("record", b'"taken"')[:64]
+        # one that was killed is the doing of the code, which may share its user: no way out of a bad score
+        if not is_taken and not os.WIFSIGNALED(int(str(answer["leader_status"]))):
             return None
         self._release(worker, busy)
         return job_result(answer, streams, overflowed)

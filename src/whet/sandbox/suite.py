@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 # calls that can end in a failure without an `assert` of their own
 CHECKING_CALL = re.compile(r"assert|raises|warns|fail|exit|expect|check|verify", re.IGNORECASE)
@@ -155,6 +155,12 @@ def uncalled_checks(tree: ast.Module) -> list[Function]:
         for name, function in functions.items()
         if name in checking and name not in used and not is_test_name(name)
     ]
+
+
+def without_functions(tree: ast.Module, names: Collection[str]) -> ast.Module:
+    """The module without these functions, as far as they stand at its top."""
+    body = [node for node in tree.body if not (isinstance(node, Function) and node.name in names)]
+    return ast.Module(body, tree.type_ignores)
 
 
 def _without_body(statement: ast.If | ast.Try | ast.With) -> ast.AST:

@@ -414,18 +414,22 @@ class SuiteRun:
             space["candidate"] = self.candidate
 
     def run(self, text: str) -> None:
-        tree = ast.parse(text)
+        tree, original = ast.parse(text), ast.parse(text)
         class_names = [node.name for node in suite.top_level(tree.body) if isinstance(node, ast.ClassDef)]
         uncalled = [function.name for function in suite.uncalled_checks(tree)]
-        least, is_reached_by_assertions = suite.num_results(tree), suite.holds_assertion(tree)
-        reached = self.log.reached
+        least = suite.num_results(tree)
+        reached, asked = self.log.reached, self.connection.asked
         adapt_packages(text)
         with self.recorded_failure(least):
             exec(compile(AssertionRecorder().visit(tree), "<test>", "exec", dont_inherit=True), self.space)
         classes = [found for name in class_names if isinstance(found := self.space.get(name), type)]
         unittests = [each for each in classes if _is_unittest(each)]
         tests = [*self._function_tests(), *self._method_tests(classes)]
-        checks = [self._check(name) for name in uncalled if callable(self.space.get(name))]
+        # a function that nobody calls is a test where it is called `check`, or where there is no other test
+        is_idle = not tests and not unittests and self.connection.asked == asked
+        called = [name for name in uncalled if callable(self.space.get(name)) and (is_idle or name == "check")]
+        checks = [self._check(name) for name in called]
+        has_assertions = suite.holds_assertion(suite.without_functions(original, set(uncalled) - set(called)))
         self.log.plan(len(tests) + sum(map(_num_unittests, unittests)))
         for test in tests:
             with self.log:
@@ -435,7 +439,7 @@ class SuiteRun:
                 check()
         for kind in unittests:
             _run_unittests(kind, self.log)
-        self._settle(is_reached_by_assertions, reached)
+        self._settle(has_assertions, reached)
 
     def test(self, function: Any) -> Any:
         """The decorator of a test function: called by the program itself, it is one test and will not be run again."""
@@ -765,12 +769,10 @@ FORMS: dict[str, Callable[[CandidateConnection, ResultLog, dict[str, Any]], None
 }
 
 
-def run_tests(channel: int, output: int, control: int) -> None:
-    """Take the tests straight from the trainer: the worker that forks the code under test never holds them."""
-    # the code's process takes its part of the job first: this is said before any of that code runs
-    wire.receive(channel)
-    test_spec = wire.receive(control)
-    os.close(control)
+def run_tests(channel: int, output: int, given: int) -> None:
+    """Take the tests from the trainer's file: the worker that forks the code under test never holds them."""
+    test_spec = wire.receive(given)
+    os.close(given)
     wire.send(output, {"taken": True})
     run_test_spec(channel, output, test_spec)
     os._exit(0)

@@ -77,3 +77,19 @@ def _exactly(descriptor: int, count: int) -> bytes:
         pieces.append(piece)
         count -= len(piece)
     return b"".join(pieces)
+
+
+def file_with(data: bytes) -> int:
+    """A descriptor of a nameless file with this content, at its beginning."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("stdin")
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as made:
+            file = os.dup(made.fileno())
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file

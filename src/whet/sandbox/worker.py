@@ -2,11 +2,11 @@
 
 Runs inside the sandbox's own processes: only the standard library may be imported here. The worker speaks with the
 trainer over one socket (`wire`), and it never reads or writes a job: it learns the limits, forks, watches the clock
-and the memory, and says how the processes ended. The forked processes take their part of the job from the socket
-themselves, and what they write goes to the trainer by pipes of its own. So code under test is forked from a state
-that has seen nothing of another job or of the expected side. A job is a program (source and standard input in,
-output back) or unit tests: two processes, one with the code under test, one with the tests (`candidate`,
-`suite_runner`). After a job everything it started is killed, and the working directory is new.
+and the memory, and says how the processes ended. The forked processes take their part of the job from the socket or
+from a file that came with it, and what they write goes to the trainer by pipes of its own. So code under test is
+forked from a state that has seen nothing of another job or of the expected side. A job is a program (source and
+standard input in, output back) or unit tests: two processes, one with the code under test, one with the tests
+(`candidate`, `suite_runner`). After a job everything it started is killed, and the working directory is new.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from whet.sandbox import candidate, isolation, kernel, suite_runner, wire
 from whet.sandbox.isolation import MEGABYTE, Confinement
 
-MOST_STREAMS = 2  # pipes of one job to the trainer
+MOST_DESCRIPTORS = 2  # that come with a job
 TICK = 0.05  # seconds between two looks at the memory of a job
 # not threading: its work after every fork would double what a fork costs
 PRELOAD = (
@@ -85,7 +85,7 @@ class SandboxWorker:
     def run(self) -> None:
         while True:
             try:
-                header, descriptors = wire.receive_with_descriptors(self.control, MOST_STREAMS)
+                header, descriptors = wire.receive_with_descriptors(self.control, MOST_DESCRIPTORS)
             except wire.ConnectionClosed:
                 return
             if "kind" not in header:  # a job of which a process died before it had read its part
@@ -114,33 +114,36 @@ class SandboxWorker:
             ended = "memory"
         self.end_all((leader, *others))
         code = others[0] if others else leader
-        if not self._were_confined({0: code, 1: leader} if others else {0: code}, leader):
+        if not self._were_confined({0: code, 1: leader} if others else {0: code}):
             return None
         status, processor = self.usage.get(code, (0, 0.0))
         took = time.monotonic() - started
-        return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
+        return {
+            **{"ended": ended, "status": status, "processor_seconds": processor, "seconds": took},
+            "leader_status": self.usage.get(leader, (0, 0.0))[0],
+        }
 
-    def _were_confined(self, processes: dict[int, int], leader: int) -> bool:
+    def _were_confined(self, processes: dict[int, int]) -> bool:
         """False where a process, by its role, ended by itself before all its protections were in place."""
         try:
             ready = os.read(self.ready, 16)
         except BlockingIOError:
             ready = b""
         late = [process for role, process in processes.items() if role not in ready]
-        # one that was killed on the way, because the other was done, is nobody's fault
-        return not any(process == leader or os.WIFEXITED(self.usage.get(process, (0, 0.0))[0]) for process in late)
+        # one of two that was killed on the way: the other was done, or it is the code that kills its tests
+        is_alone = len(processes) == 1
+        return not any(is_alone or os.WIFEXITED(self.usage.get(process, (0, 0.0))[0]) for process in late)
 
-    def unit_tests(self, limits: dict[str, int], record: int) -> tuple[int, int]:
-        """The process of the tests, which decides the end, and that of the code."""
+    def unit_tests(self, limits: dict[str, int], record: int, given: int) -> tuple[int, int]:
+        """The process of the tests, which decides the end, and that of the code. `given` is a file with the tests."""
         here, there = (end.detach() for end in socket.socketpair())
 
         def prepare_code() -> tuple[tuple[int, ...], Body]:
             job = wire.receive(self.control)
-            wire.send(there, {"received": True})
             return (there,), lambda: candidate.serve(there, job["prelude"], job["sources"])
 
         def prepare_tests() -> tuple[tuple[int, ...], Body]:
-            return (here, record, self.control), lambda: suite_runner.run_tests(here, record, self.control)
+            return (here, record, given), lambda: suite_runner.run_tests(here, record, given)
 
         code = start_job(self.confinement, limits, 0, prepare_code, self.ready_end)
         os.close(there)
@@ -151,7 +154,7 @@ class SandboxWorker:
     def program(self, limits: dict[str, int], output: int, errors: int) -> tuple[int]:
         def prepare() -> tuple[tuple[int, ...], Body]:
             job = wire.receive(self.control)
-            given = _file_with(job["stdin"].encode("utf-8", "surrogatepass"))
+            given = wire.file_with(job["stdin"].encode("utf-8", "surrogatepass"))
 
             def body() -> None:
                 for number, descriptor in enumerate((given, output, errors)):
@@ -239,22 +242,6 @@ def _end_descriptor(process: int) -> int | None:
         with contextlib.suppress(OSError):
             return os.pidfd_open(process)
     return None
-
-
-def _file_with(data: bytes) -> int:
-    """A descriptor of a nameless file with this content, at its beginning."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("stdin")
-    else:
-        import tempfile
-
-        with tempfile.TemporaryFile() as made:
-            file = os.dup(made.fileno())
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
-    os.lseek(file, 0, os.SEEK_SET)
-    return file
 
 
 def trial(confinement: Confinement, limits: dict[str, int]) -> None:

@@ -32,6 +32,7 @@ from whet.model.checkpoint import (
 from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
 from whet.report.record import RunRecorder, cut_back, eval_records, read_metrics, step_reports
+from whet.report.thinning import ThinnedLog
 from whet.types import Prompt, Sample, StepReport
 
 
@@ -154,7 +155,9 @@ def run_training(
     checkpoints, others = folder / "checkpoints", dict(also_saved or {})
     progress = _restored(trainer, folder, checkpoint, others)
     lines = read_metrics(folder)
-    history = [_for_checks(report) for report in step_reports(lines)]
+    history: ThinnedLog[StepReport] = ThinnedLog()  # of a long run: a check must not cost more with every step
+    for earlier in step_reports(lines):
+        history.append(_for_checks(earlier))
     spent = _spent(lines)
     everyone = [record, *callbacks]
     notify(everyone, "started", summary)
@@ -198,7 +201,9 @@ def run_training(
             timer = PhaseTimer()
             with _memory_in_words(f"step {step}", folder):
                 report, samples = trainer.step(step, timer)
-            report = replace(report, health=_health(trainer, [*history, report], precision), seconds=timer.seconds)
+            report = replace(
+                report, health=_health(trainer, [*history.items(), report], precision), seconds=timer.seconds
+            )
             history.append(_for_checks(report))
             _add(spent, timer.seconds)
             progress.step = step
