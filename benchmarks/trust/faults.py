@@ -100,9 +100,13 @@ def use_up_files():
             open(f"disk/filler{number}", "wb").close()
     except OSError:
         pass
-def become_nobody():
-    if os.getuid() == 0:
-        os.setgid(65534); os.setuid(65534)
+def heed_permissions():
+    """Give up what lets root write into a folder that is read-only."""
+    import ctypes, struct
+    libc, header, data = ctypes.CDLL(None), struct.pack("Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    libc.capget(header, data)
+    words = [word & ~0b110 if place < 2 else word for place, word in enumerate(struct.unpack("6I", data.raw))]
+    libc.capset(header, struct.pack("6I", *words))
 '''
 
 ZYGOTE = """
@@ -157,6 +161,7 @@ class Fault:
     codes: tuple[int, ...] = (1,)
     said: str = ""  # a pattern in standard error
     status: tuple[str, ...] = ("failed",)  # "": no run folder
+    leaves: bool = False  # what a run that did no step wrote cannot be removed
     lines: int = 1  # of the command's own in standard error
     check: Callable[[Path], str] | None = None  # more that must hold in the folder: what does not, or ""
     resumes: bool = False  # with the fault gone, `whet resume` must bring the run to its end
@@ -225,8 +230,6 @@ def forker() -> Iterator[Forker]:
 def survives(one: Forker, fault: Fault, folder: Path) -> Outcome | None:
     """Try a fault in an empty folder; its complaints are what did not hold. None: it cannot be made here."""
     folder.mkdir(parents=True, exist_ok=True)
-    for place in (folder, folder.parent):  # one fault is tried as another user
-        place.chmod(0o777)
     (folder / "mine.py").write_text(fault.reward)
     outcome = one.run(folder, fault.words, fault.before)
     if outcome.code == 77:
@@ -255,7 +258,7 @@ def _folder_complaints(folder: Path, fault: Fault) -> list[str]:
     run = folder / "run"
     status = Run(run).status if (run / "run.json").exists() else ""
     complaints = [] if status in fault.status else [f"status {status!r}, not {' or '.join(map(repr, fault.status))}"]
-    if status == "" and "" in fault.status and run.exists() and any(run.iterdir()):
+    if status == "" and not fault.leaves and run.exists() and any(run.iterdir()):
         complaints.append(f"left behind: {sorted(path.name for path in run.iterdir())}")
     complaints += [
         f"{path.name}: {found}" for path in complete_checkpoints(run / "checkpoints") if (found := damage(path))
@@ -433,11 +436,12 @@ def read_only(number: int) -> Fault:
     act = "lambda: [os.chmod(p, 0o555) for p in ('run', 'run/checkpoints') if os.path.exists(p)]"
     return Fault(
         f"read-only from event {number} on",
-        before=f"become_nobody()\nat(event_number({number}), {act})\n"
+        before=f"heed_permissions()\nat(event_number({number}), {act})\n"
         "def after():\n    [os.chmod(p, 0o755) for p in ('run', 'run/checkpoints') if os.path.exists(p)]\n",
         codes=(1, 2),
         said=r"Permission denied|cannot write",
         status=("failed", "interrupted", "finished", ""),
+        leaves=True,
     )
 
 
@@ -464,7 +468,7 @@ def folders(full: bool) -> list[Fault]:
 
 
 def handles(full: bool) -> list[Fault]:
-    return [few_handles(number) for number in ((5, 6, 7, 8, 9, 10, 11, 12, 14, 20) if full else (8,))]
+    return [few_handles(number) for number in ((7, 8, 9, 10, 11, 12, 14, 20) if full else (8,))]
 
 
 def measure(full: bool) -> list[dict]:

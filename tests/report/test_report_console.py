@@ -182,3 +182,14 @@ def test_a_finding_is_told_once_however_its_numbers_move() -> None:
     text = stream.getvalue()
     assert text.count("both fall") == text.count("other") == 1
     assert "2.50 GB" in text
+
+
+def test_a_stream_that_is_closed_does_not_stop_the_run():
+    stream = io.StringIO()
+    console = Console(stream)
+    console.started({"total_steps": 2})
+    stream.close()
+    for step in (1, 2):
+        console.stepped(StepReport(step, step, {"samples": 1}, {"total": 0.5}, {}), [])
+    console.evaluated(2, "eval", {"accuracy": 1.0}, 0.1)
+    console.finished({"status": "finished"})

@@ -169,6 +169,8 @@ def test_code_cannot_make_itself_unscorable():
         "",
     ):
         assert scored(code, prompt(tests="def test_add():\n    assert add(1, 2) == 3\n")) == 0.0
+    # code that does not load has passed nothing, not even what does not call it
+    assert scored("def add(", prompt(tests=["assert 1 + 1 == 2", "assert add(1, 2) == 3"])) == 0.0
     # an assertion that is not reached because of what the code returns has not passed
     assert scored("def add(a, b): return []", prompt(tests="for x in add(1, 2):\n    assert x == 3\n")) == 0.0
 

@@ -7,6 +7,7 @@ Words from outside (titles, facts, findings) are shown as they are, never read a
 from __future__ import annotations
 
 import atexit
+import io
 import math
 import sys
 import time
@@ -157,7 +158,10 @@ class Console:
 
     def _write(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+        try:
+            print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+        except (OSError, ValueError):  # the terminal is gone, the pipe or the stream closed: training goes on unwatched
+            self._stream = io.StringIO()
 
 
 def step_text(report: StepReport, total_steps: int, eta: float | None) -> str:
