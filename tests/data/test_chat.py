@@ -214,3 +214,32 @@ def test_the_room_imports_no_heavy_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(1000000000) %}x{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% if %}",
+        "{{ messages[0].content.nothing.at_all }}",
+        "{{ 1 / 0 }}",
+        "{{ '' }}",
+    ],
+)
+def test_a_template_that_cannot_be_run_is_one_line(template: str) -> None:
+    with pytest.raises(WhetError, match="'p'") as told:
+        prompt_tokens(built(template), Prompt("p", (USER,)))
+    assert "\n" not in str(told.value)
+
+
+def test_tokens_beyond_the_embedding_are_refused() -> None:
+    tokenizer = built()
+    tokens = prompt_tokens(tokenizer, Prompt("p", (), "two plus three"))
+    tokenizer.embedding_rows = max(tokens)
+    with pytest.raises(WhetError, match=rf"prompt 'p': holds token {max(tokens)} .*embedding has {max(tokens)} rows"):
+        prompt_tokens(tokenizer, Prompt("p", (), "two plus three"))
+    with pytest.raises(WhetError, match="take tokenizer and model from the same place"):
+        demonstration_tokens(tokenizer, Demonstration(Prompt("p", (USER,)), "two plus three"))
+    tokenizer.embedding_rows = max(tokens) + 1
+    assert prompt_tokens(tokenizer, Prompt("p", (), "two plus three")) == tokens

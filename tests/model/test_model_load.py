@@ -319,3 +319,29 @@ def test_cuda_takes_bf16_and_a_model_loads_there(folder: Path, llama: Any, token
 def test_importing_the_room_leaves_transformers_alone() -> None:
     script = "import sys, whet.model; sys.exit('transformers' in sys.modules or 'gguf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("value", ["<end>", ["<end>"], -5])
+def test_an_end_token_that_is_no_number_is_named(folder: Path, value: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    assert "eos_token_id is" in refusal(folder)
+
+
+def test_names_that_no_file_system_takes(tmp_path: Path) -> None:
+    for name in ("x" * 5000, f"{'a' * 300}.gguf", "~nobody/model", "a\0b"):
+        assert len(refusal(name)) < 500
+
+
+def test_another_shape_names_the_weight(folder: Path) -> None:
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    edit_json(folder / "config.json", vocab_size=size + 8)
+    assert "has another shape in the file than in config.json" in refusal(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_says_so(folder: Path) -> None:
+    loaded = load_model(str(folder))
+    assert not hasattr(loaded.tokenizer, "embedding_rows")
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
+    loaded.tokenizer.add_tokens([f"<extra{number}>" for number in range(rows)])
+    room.note_unknown_tokens(loaded.model, loaded.tokenizer)
+    assert loaded.tokenizer.embedding_rows == rows

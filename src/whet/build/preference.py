@@ -92,7 +92,8 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     models = _models(config, inputs, objective, [*rows, *eval_rows])
     dataset = PreferenceDataset(rows, eval_rows)
     optimizer = optimizer_settings(config)
-    trainer = PreferenceTrainer(models, objective, dataset, _settings(config), optimizer, inputs.evaluator)
+    with naming_source(source):  # labels of one kind only
+        trainer = PreferenceTrainer(models, objective, dataset, _settings(config), optimizer, inputs.evaluator)
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.family])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -92,7 +93,7 @@ def main() -> None:
     for number in (signal.SIGINT, *heeded):  # from here on nothing is left to lose
         signal.signal(number, signal.SIG_IGN)
     if line:
-        _print_error(f"whet: {line}")
+        _print_error(f"whet: {_one_line(line)}")
     _leave(code)
 
 
@@ -120,7 +121,18 @@ def _ending(error: BaseException) -> tuple[int, str]:
     trainer = sys.modules.get("whet.train.run")
     if isinstance(error, WhetError) or (trainer and isinstance(error, trainer.RunFailed)):
         return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever came upon the path first
+        return 2, f"{error.filename}: the name is too long for this file system; give a shorter one"
     return 1, _unexpected(error, notes)
+
+
+LONGEST = 1000  # characters of an error line
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, and cut in the middle: what was given stands first, the fix last."""
+    line = " ".join(text.splitlines())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def _misused(error: Any) -> tuple[int, str]:

@@ -330,6 +330,8 @@ def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         table = dict(value) if isinstance(value, Mapping) else {"kind": value}
         own = preset.components.get(axis)
         name: Any = table.get("kind", own.name if own else "")
+        if not isinstance(name, str):
+            raise WhetError(f"config: objective.{axis} is {shown(name)}; give the name of a component, in text")
         if own is not None and name == own.name:
             usual: dict[str, Any] = {"kind": own.name, **own.numbers}
         else:

@@ -49,14 +49,17 @@ def preferences_from(
     """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
     pairs: list[PreferencePair] = []
     compared: list[Row] = []
+    empty = 0
     for row in renamed(rows, columns or {}):
         if holds_ranking(row):
-            pairs += [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
+            ranked_pairs = [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
+            pairs += ranked_pairs
+            empty += not ranked_pairs
             continue
         compared.append(pair_row(row))
         (pair,) = pairs_from(compared[-1:], as_chat=as_chat)
         pairs.append(PreferencePair(pair.prompt, pair.chosen, pair.rejected, _margin(row), _preference(row)))
-    return Usable(pairs, notes=column_notes(compared))
+    return Usable(pairs, _unranked(empty), column_notes(compared))
 
 
 def labelled_completions_from(
@@ -74,10 +77,16 @@ def rankings_from(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
 ) -> list[RankedCompletions]:
     """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
-    rankings = [ranked for row in renamed(rows, columns or {}) for ranked in _rankings(row, as_chat)]
+    by_row = [_rankings(row, as_chat) for row in renamed(rows, columns or {})]
+    rankings = [ranked for found in by_row for ranked in found]
     if not rankings and len(rows) > 1:
         raise mistake(rows[0], "the data", "holds no ranked completions", "two or more per prompt", "give another file")
-    return rankings
+    return Usable(rankings, _unranked(sum(not found for found in by_row)))
+
+
+def _unranked(empty: int) -> dict[str, int]:
+    """A message tree may have no turn with two ranked answers: such rows are counted, not passed over."""
+    return {"no two ranked completions": empty} if empty else {}
 
 
 def require_both(rows: Sequence[Row], labels: Sequence[bool]) -> None:

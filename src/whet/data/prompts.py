@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -309,7 +310,15 @@ def _prompt(row: Row, opening: Opening, *used: str, field: str | None = None) ->
     meta = {name: value for name, value in row.values.items() if name not in read}
     # a chat template shows the tools; plain text is sent as it is, and the column stays for the rewards
     tools = () if isinstance(opening, str) else _tools(row)
-    return Prompt(_id(row), messages, text, row.values.get("answer"), meta, tools=tools)
+    return Prompt(_id(row), messages, text, _answer(row), meta, tools=tools)
+
+
+def _answer(row: Row) -> Any:
+    """The gold answer; tables write NaN where there is none, and a reward would take it for an answer."""
+    value = row.values.get("answer")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise mistake(row, "answer", f"is {value}", "text or a number", "write the answer, or null for none")
+    return value
 
 
 def _id(row: Row) -> str:

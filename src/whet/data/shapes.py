@@ -9,10 +9,11 @@ beyond what the shape itself needs.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import combinations, takewhile
 from typing import Any
 
 from whet.data.gold import with_gold
@@ -259,7 +260,7 @@ def ranked_rows(row: Row) -> Iterator[Row]:
             row, "'completions'", "is missing", "a list of completions to the prompt", "name the column 'completions'"
         )
     completions = values.pop(name)
-    if isinstance(completions, list | tuple) and completions and isinstance(completions[0], Mapping):
+    if isinstance(completions, list | tuple) and completions and all(isinstance(each, Mapping) for each in completions):
         values.setdefault("scores", [each.get("overall_score", each.get("score")) for each in completions])
         completions = [each.get("response", each.get("content", each.get("text"))) for each in completions]
     values["completions"] = completions
@@ -268,12 +269,32 @@ def ranked_rows(row: Row) -> Iterator[Row]:
 
 
 def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
-    name = next((each for each in ("ranks", "scores", "rewards", "order") if _filled(values.get(each))), None)
-    if name is None:
+    columns = ("ranks", "scores", "rewards", "order")
+    names = [each for each in columns if _filled(values.get(each)) and not _is_blank(values[each])]
+    names = names or [each for each in columns if _filled(values.get(each))]
+    if not names:
         raise mistake(
             row, "'scores'", "is missing", "a score for each completion, or their order", "add 'scores' or 'order'"
         )
-    given = values.pop(name)
+    ranks = _ranks_by(row, names[0], values.pop(names[0]), completions)
+    for name in names[1:]:
+        others = _ranks_by(row, name, values[name], completions)
+        if any((ranks[one] - ranks[two]) * (others[one] - others[two]) < 0 for one, two in _couples(len(ranks))):
+            given = f"puts the completions in another order than {row.shown(names[0])!r}"
+            raise mistake(row, name, given, "one order", "drop the column that is wrong")
+    return ranks
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(each is None for each in value)
+
+
+def _couples(count: int) -> Iterator[tuple[int, int]]:
+    return combinations(range(count), 2)
+
+
+def _ranks_by(row: Row, name: str, given: Any, completions: Any) -> list[int]:
+    """0 for the best completion, by one of the columns that say it."""
     if (
         not isinstance(completions, list | tuple)
         or not isinstance(given, list | tuple)
@@ -281,7 +302,7 @@ def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
     ):
         sizes = f"has {_size(given)} for {_size(completions)} completions"
         raise mistake(row, name, sizes, "one for each completion", "correct the row or drop it")
-    if any(isinstance(each, bool) or not isinstance(each, int | float) or each != each for each in given):
+    if any(isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each) for each in given):
         raise mistake(row, name, f"is {value_text(given)}", "numbers", "fill in the missing ones or drop the row")
     if name == "order":
         if sorted(given) != list(range(len(given))):
@@ -295,12 +316,17 @@ def _ranks(row: Row, values: dict[str, Any], completions: Any) -> list[int]:
 def _branches(row: Row, node: Mapping[str, Any], before: list[dict[str, str]], name: str) -> Iterator[Row]:
     """One row for each user turn of a tree with at least two ranked answers."""
     here = [*before, {"role": SPEAKERS.get(str(node.get("role")), "user"), "content": str(node.get("text") or "")}]
-    answers = [each for each in node.get("replies") or () if not each.get("deleted")]
+    below = node.get("replies") or ()
+    if not isinstance(below, list | tuple) or not all(isinstance(each, Mapping) for each in below):
+        raise mistake(row, "replies", f"is {value_text(below)}", "a list of messages", "correct the tree or drop it")
+    answers = [each for each in below if not each.get("deleted")]
     ranked = [each for each in answers if each.get("rank") is not None]
     if len(ranked) > 1:
         completions = [each.get("text") for each in ranked]
         number = node.get("message_id") or f"{name}/{len(here)}"
-        ranks = [int(each["rank"]) for each in ranked]
+        ranks = [each["rank"] for each in ranked]
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in ranks):
+            raise mistake(row, "rank", f"is {value_text(ranks)}", "whole numbers", "correct the tree or drop it")
         yield Row({"id": f"{number}", "prompt": here, "completions": completions, "ranks": ranks}, row.where)
     for each in answers:
         yield from _branches(row, each, here, name)

@@ -16,6 +16,7 @@ from whet.data.pairs import require_both
 from whet.data.prompts import LabelledCompletion, prompts_from, renamed
 from whet.data.rows import Row, mistake
 from whet.data.shapes import value_text, with_prompt
+from whet.data.usable import Usable
 from whet.types import Prompt
 
 FIRST_ERROR = ("first_error", "mistake_index", "label")
@@ -55,7 +56,8 @@ def stepped_from(
         rows = [_with_labels(row, labels_in) for row in rows]
     if not need_labels:
         rows = [_with_some_labels(row) for row in rows]
-    labelled = [one for row in renamed(rows, columns or {}) for one in _solutions(row, as_chat)]
+    by_row = [list(_solutions(row, as_chat)) for row in renamed(rows, columns or {})]
+    labelled = Usable([one for found in by_row for one in found], _without_steps(by_row))
     labels = {label for one in labelled for label in one.labels if label is not None}
     if need_labels and len(rows) > 1 and labels <= {1.0}:
         raise mistake(rows[0], "labels", "call every step of the data right", "some wrong steps too", "add some")
@@ -64,8 +66,8 @@ def stepped_from(
 
 def common_separator(solutions: Sequence[LabelledSteps]) -> str | None:
     """What the rows say that ends a step; None where they do not say, or not the same."""
-    stated = {solution.prompt.meta.get("separator") for solution in solutions}
-    only = stated.pop() if len(stated) == 1 else None
+    stated = [solution.prompt.meta.get("separator") for solution in solutions]
+    only = stated[0] if stated and all(each == stated[0] for each in stated) else None
     return only if isinstance(only, str) and only else None
 
 
@@ -87,14 +89,21 @@ def _with_some_labels(row: Row) -> Row:
 
 def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[LabelledCompletion]:
     """Whole solutions, right or wrong: as `final_answer_correct` says, else right where no step is wrong."""
-    labelled = []
-    for row in rows:
-        for one in _solutions(row, as_chat):
+    by_row = [list(_solutions(row, as_chat)) for row in rows]
+    labelled: Usable[LabelledCompletion] = Usable((), _without_steps(by_row))
+    for found in by_row:
+        for one in found:
             stated = one.prompt.meta.get("final_answer_correct")
             right = stated if isinstance(stated, bool) else one.first_error is None
             labelled.append(LabelledCompletion(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
     require_both(rows, [completion.label for completion in labelled])
     return labelled
+
+
+def _without_steps(by_row: Sequence[Sequence[LabelledSteps]]) -> dict[str, int]:
+    """How many rows hold no solution: a search tree may have no branch with a step."""
+    empty = sum(not found for found in by_row)
+    return {"no branch with a step": empty} if empty else {}
 
 
 def _solutions(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
@@ -191,6 +200,9 @@ def _branches(row: Row, as_chat: bool) -> Iterator[LabelledSteps]:
     question = row.values.get("question")
     seen: dict[str, list[float]] = {}
     for at, node in enumerate(row.values["reasoning_steps"]):
+        if not isinstance(node, Mapping):
+            given, expected = f"is {value_text(node)}", "an object with solution_prefix and mc_value"
+            raise mistake(row, f"reasoning_steps[{at}]", given, expected, "correct the row")
         prefix, share = node.get("solution_prefix"), _label(row, f"reasoning_steps[{at}]", node.get("mc_value"), False)
         if not isinstance(prefix, str) or share is None or not prefix.startswith(str(question)):
             expected = "the question and the steps so far, with mc_value"

@@ -24,7 +24,7 @@ class Usable(list[Value]):
         self, values: Iterable[Value] = (), left_out: Mapping[str, int] | None = None, notes: str = ""
     ) -> None:
         super().__init__(values)
-        self.left_out = Counter(left_out or {})
+        self.left_out = Counter(getattr(values, "left_out", {})) + Counter(left_out or {})
         self.notes = notes or getattr(values, "notes", "")
         self.places: list[str] = []  # file and line of each value, where a row became one value
 
@@ -56,11 +56,8 @@ def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
 
 def without(values: Sequence[Value], kept: Sequence[int], left_out: Mapping[str, int]) -> Usable[Value]:
     """The values of these numbers; the others are counted by reason, beside those that were left out before."""
-    found = Usable(
-        [values[number] for number in kept],
-        Counter(getattr(values, "left_out", {})) + Counter(left_out),
-        getattr(values, "notes", ""),
-    )
+    before = Counter(getattr(values, "left_out", {}))
+    found = Usable([values[number] for number in kept], before + Counter(left_out), getattr(values, "notes", ""))
     places = getattr(values, "places", [])
     found.places = [places[number] for number in kept] if places else []
     return found
