@@ -460,7 +460,7 @@ def disks(full: bool) -> list[Fault]:
 
 
 def inodes(full: bool) -> list[Fault]:
-    return [no_inodes(number, full) for number in (range(2, NUM_EVENTS, 12) if full else ())]
+    return [no_inodes(number, full) for number in (range(2, NUM_EVENTS, 12) if full else (26,))]
 
 
 def folders(full: bool) -> list[Fault]:

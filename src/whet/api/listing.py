@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whet.report.run import RunRecord
 
 HEADS = ("run", "method", "model", "step", "status", "metric", "age")
+DEEPEST = 32  # folders below the one to look in
 HIDDEN = ("checkpoints", "start", "evals")  # folders inside a run that hold no runs
 
 
@@ -44,7 +45,8 @@ def listed_runs(folder: str | Path) -> list[ListedRun]:
 
 def _run_folders(folder: Path) -> Iterator[Path]:
     for place, names, files in os.walk(folder):
-        names[:] = sorted(name for name in names if name not in HIDDEN and not name.startswith("."))
+        deep = len(Path(place).parts) - len(folder.parts) >= DEEPEST  # os.walk recurses
+        names[:] = [] if deep else sorted(name for name in names if name not in HIDDEN and not name.startswith("."))
         if CONFIG in files:
             yield Path(place)
 

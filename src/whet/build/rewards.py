@@ -31,6 +31,7 @@ from whet.reward import (
     template,
     weights_at,
 )
+from whet.reward.checks import RewardChecks
 from whet.reward.code_tests import CodeTests
 from whet.reward.find import ROWS
 from whet.reward.judge import check_company, engine_ask
@@ -40,9 +41,9 @@ from whet.reward.row_check import Unscorable, require_scorable
 from whet.rollout.collect import Score
 from whet.sandbox import active_protections, require_isolation, shared_sandbox
 from whet.sandbox.requirement import isolation_summary, tell_isolation
-from whet.types import Prompt, Sampling, WhetError, did_you_mean
+from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean
 
-DEFENCES = ROWS["defences"]
+DEFENCES = (*ROWS["defences"], *ROWS["defences.suspicion"])
 
 
 def build_reward_parts(
@@ -207,9 +208,38 @@ def part_weights_at(config: Config, parts: Sequence[RewardPart], progress: float
     return weights_at(in_shares(parts, _steps(config)), progress)
 
 
-def take_notes(parts: Sequence[RewardPart]) -> dict[str, float]:
-    """What rewards noticed besides their scores since they were last asked, such as how far members were apart."""
-    found: dict[str, float] = {}
+def build_checks(config: Config, parts: Sequence[RewardPart]) -> RewardChecks | None:
+    """What looks at a sample of the rewarded completions, where the config asks for it."""
+    section = config.reward
+    default = RewardSection()
+    if not section.held_out and not section.frame_check:
+        for key in ("check_share", "held_out_settings"):
+            if getattr(section, key) != getattr(default, key):
+                raise WhetError(f"reward.{key} has no effect without reward.held_out or reward.frame_check; drop it")
+        return None
+    if section.held_out_settings and not section.held_out:
+        raise WhetError("reward.held_out_settings has no effect without reward.held_out; name a reward, or drop it")
+    held_out = find_reward(section.held_out, section.held_out_settings) if section.held_out else None
+    first = parts[0].resolved_reward
+    if held_out is not None and held_out.name == first.name and not section.held_out_settings:
+        raise WhetError(
+            f"reward.held_out is {section.held_out!r}, which is the first part itself; name a stricter reward"
+        )
+    return RewardChecks(first, section.check_share, section.timeout, held_out, section.frame_check)
+
+
+def score_and_check(
+    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, checks: RewardChecks
+) -> list[Sample]:
+    """Scored samples; the checks look at some of them and change none."""
+    scored = score(prompts, samples)
+    checks(prompts, scored)
+    return scored
+
+
+def take_notes(parts: Sequence[RewardPart], checks: RewardChecks | None = None) -> dict[str, float]:
+    """What rewards and their checks noticed since they were last asked, such as how far members were apart."""
+    found: dict[str, float] = checks.take_notes() if checks is not None else {}
     for part in parts:
         take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)
         found |= take()

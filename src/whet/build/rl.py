@@ -13,10 +13,12 @@ from whet.build.adapters import first_policy
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.prompts import data_summary
 from whet.build.rewards import (
+    build_checks,
     build_scorer_at,
     check_rewards,
     part_weights_at,
     reward_summary,
+    score_and_check,
     take_notes,
 )
 from whet.build.rows import column_facts
@@ -87,12 +89,16 @@ def build_reward_at(
     parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
     steps_scorer = step_scorer(parts)
     scorer_at = build_scorer_at(config, parts, inputs.failures)
+    checks = build_checks(config, parts)
 
     def reward_at(progress: float) -> RewardContext:
         score = scorer_at(progress)
+        if checks is not None:
+            score = partial(score_and_check, score=score, checks=checks)
         if steps_scorer is not None and "step_reward" in objective.needs():
             score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer)
-        return RewardContext(score, part_weights_at(config, parts, progress), partial(take_notes, parts))
+        noted = partial(take_notes, parts, checks)
+        return RewardContext(score, part_weights_at(config, parts, progress), noted)
 
     return reward_at
 

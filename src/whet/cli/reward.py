@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.cli.attack import attack
 from whet.config.bounds import MOST_ROWS
 
 reward_app = typer.Typer(
@@ -18,6 +19,8 @@ reward_app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+reward_app.command()(attack)
 
 Names = Annotated[
     list[str] | None,

@@ -213,6 +213,14 @@ class RewardSection(Section):
     most_failures: float = Field(
         0.05, ge=1e-6, le=1, description="tolerated share of failures among the last 200 samples (checked from 50 on)"
     )
+    held_out: str = Field(
+        "", description="a stricter reward that never pays: it checks a sample of what the first part rewarded"
+    )
+    held_out_settings: Table = Field({}, description="settings of the held-out reward, by name")
+    frame_check: bool = Field(
+        False, description="score a sample of the rewarded completions again with other text around their answer"
+    )
+    check_share: float = Field(0.1, ge=1e-6, le=1, description="share of the rewarded completions that are checked")
     ledger: str = Field("", description="file that records reward changes; empty: rewards.jsonl next to the run folder")
 
 

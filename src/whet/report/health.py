@@ -31,13 +31,16 @@ from whet.report.findings import (
 )
 from whet.report.kinds import PREFERENCE, REWARD_MODEL, SFT, completion_length, gradient_norm, kind_of
 from whet.report.preference_health import PREFERENCE_CHECKS
-from whet.report.text import number, percent
+from whet.report.text import ACCURACY_NAMES, number, percent
 from whet.types import StepReport
 
 FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
 FALL = 0.05  # of the first part, below which a fall is noise
 GIVE = 0.01  # by how much the total may fall and still be said to hold
 DISAGREEMENT = "_disagreement"  # ends the name of a metric, after the reward's own
+LEAST_DISAGREEMENT = 0.1  # of checked completions: below, a check says nothing
+MUCH_DISAGREEMENT = 0.5  # from here on it need not have grown
+STRONG_COMPANY = 0.6  # a correlation from here on is one
 FEWEST_FOR_PARTING = 8
 ENDS = 3  # steps that the first and last disagreement are taken over
 GROWTH = 2.0  # times the first disagreement
@@ -327,6 +330,66 @@ def _hacked(history: History) -> HealthFinding | None:
     )
 
 
+def _held_out(history: History) -> HealthFinding | None:
+    """A stricter verifier no longer accepts what the reward pays."""
+    shares = finite(step.metrics.get("held_out_disagreement") for step in history.steps)
+    if len(shares) < FEWEST_FOR_PARTING:
+        return None
+    start, now = fmean(shares[:ENDS]), fmean(shares[-RECENT:])
+    if now < LEAST_DISAGREEMENT or (now < MUCH_DISAGREEMENT and now < start + LEAST_DISAGREEMENT):
+        return None
+    return problem(
+        "held-out disagreement",
+        f"The held-out reward rejects {percent(now)} of what the reward paid, {percent(start)} at first",
+        "the policy has found what the reward pays and a stricter one does not",
+        "read such completions in review.html, run `whet reward attack`, and make the held-out reward the first part",
+    )
+
+
+def _frame(history: History) -> HealthFinding | None:
+    """The score of the same answer depends on what stands around it."""
+    shares = history.metric("frame_moves", FEWEST_FOR_PARTING)
+    if len(shares) < RECENT or fmean(shares) < LEAST_DISAGREEMENT:
+        return None
+    pays = history.metric("frame_pays", FEWEST_FOR_PARTING)
+    return problem(
+        "reward follows the frame",
+        f"{percent(fmean(shares))} of the rewarded completions score otherwise when only the text around their answer "
+        f"is changed, by {fmean(pays):.2f} on average",
+        "the reward is paid for its frame, not for its answer",
+        "make the first part compare the answer alone, or add defences",
+    )
+
+
+def _company(history: History) -> HealthFinding | None:
+    """The reward goes with length, or against the reference, more than it did, and the policy follows.
+
+    Where an accuracy rises too, longer or rarer completions are simply better ones.
+    """
+    if history.doing_well and any(name in history.steps[-1].reward for name in ACCURACY_NAMES):
+        return None
+    with_length = history.start_and_now(lambda step: step.metrics.get("reward_length_correlation"))
+    lengths = history.start_and_now(completion_length)
+    if with_length and lengths and with_length[1] > STRONG_COMPANY and lengths[1] > 1.5 * lengths[0]:
+        return problem(
+            "reward follows length",
+            f"Within groups the reward goes with length (correlation {with_length[1]:.2f}), and completions grew from "
+            f"{number(lengths[0])} to {number(lengths[1])} tokens",
+            "longer completions are paid more, whether or not they are better",
+            "add a length cost, normalise the reward by length, or look at `whet reward test --run`",
+        )
+    with_reference = history.start_and_now(lambda step: step.metrics.get("reward_reference_correlation"))
+    if with_reference and with_reference[1] < -STRONG_COMPANY and with_reference[1] < with_reference[0] - 0.3:
+        return problem(
+            "reward against the reference",
+            f"Within groups the reward goes against the reference's log-probability (correlation "
+            f"{with_reference[1]:.2f}, {with_reference[0]:.2f} at first)",
+            "what is paid is what the starting model would hardly write, a sign of a reward that is being gamed",
+            "read the best completions in review.html, raise objective.kl.beta, and run `whet reward attack`",
+        )
+    return None
+
+
 def _members_part(history: History) -> HealthFinding | None:
     """The members of a learned reward are further apart on the policy's completions than they were at first."""
     names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT)]
@@ -393,6 +456,9 @@ CHECKS: tuple[Check, ...] = (
     _sampler_gap,
     _unscorable,
     _hacked,
+    _held_out,
+    _frame,
+    _company,
     _members_part,
     _surrogate_near_zero,
     _entropy_falls_with_success,

@@ -44,6 +44,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         *("mark_spam", "broken_tags", "answer_in_thinking", "hidden_text", "look_alikes", "judge_injection"),
         "self_grading",
     ),
+    "defences.suspicion": ("suspect_sentences",),
     "safety": ("safety",),
     "set_answer": ("set_answer",),
     "think_format": ("think_format",),

@@ -38,6 +38,7 @@ from whet.train.step_metrics import (
     group_counts,
     group_staleness,
     mean_rewards,
+    reward_company,
     sampler_metrics,
     uniform_share,
 )
@@ -138,6 +139,7 @@ class RLTrainer:
                 **{name: self._memory[name] for name in TUNED if name in self._memory},
                 **critic_metrics(batch),
                 **rollout.notes,
+                **reward_company(batch),
                 "uniform_groups": uniform_share(groups),
                 "learning_rate": rate,
             },

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+import torch
+from torch import Tensor
+
+from whet.metrics.correlation import pearson
 from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
 from whet.types import Group, StopReason, TokenBatch
@@ -36,6 +40,31 @@ def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
         return {"total": float("nan")}
     parts = {name: fmean([sample.parts[name] for sample in samples]) for name in samples[0].parts}
     return {"total": fmean([sample.reward for sample in samples if sample.reward is not None]), **parts}
+
+
+def reward_company(batch: TokenBatch) -> dict[str, float]:
+    """How the reward goes with length and with the reference's log-probability per token, within groups (Pearson).
+
+    Near 1 with length: the reward pays for length. Near -1 with the reference: it pays for what the starting model
+    would hardly write.
+    """
+    tokens, reward, group = batch.action.sum(1).cpu(), batch.reward.double().cpu(), batch.group.cpu()
+    known = torch.isfinite(reward) & (tokens > 0)
+    columns = {"reward_length_correlation": tokens.double()}
+    if batch.ref_logp is not None:
+        logp = torch.where(batch.action, batch.ref_logp, torch.zeros_like(batch.ref_logp)).double().sum(1).cpu()
+        columns["reward_reference_correlation"] = logp / tokens.clamp(min=1)
+    found = {name: _within_groups(reward, column, group, known) for name, column in columns.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) -> float | None:
+    pairs: list[tuple[float, float]] = []
+    for number in group[known].unique():
+        rows = known & (group == number)
+        a, b = first[rows], second[rows]
+        pairs += list(zip((a - a.mean()).tolist(), (b - b.mean()).tolist(), strict=True))
+    return pearson([a for a, _ in pairs], [b for _, b in pairs])
 
 
 def uniform_share(groups: Sequence[Group]) -> float:

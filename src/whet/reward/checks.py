@@ -1,0 +1,78 @@
+"""Checks of a reward while it trains: a stricter verifier and other frames, on a sample of what was rewarded.
+
+They change no score. What they find are metrics of the step: `held_out_disagreement` is the share of checked rewarded
+completions that the held-out reward does not accept, `frame_moves` the share whose score depends on their frame,
+`frame_pays` by how much the frame raised the score on average, `checks_scored` how many completions were scored for it
+(its time counts as the reward's). A reward that is being gamed shows here first: the policy has no reason to please a
+verifier that never pays it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from whet.protocols import Reward
+from whet.reward.frame import frame_moves, frames
+from whet.reward.score import RewardPart, score
+from whet.types import Prompt, Sample
+
+ACCEPTED = 0.5  # a score of the held-out reward from here on agrees that a completion is right
+REWARDED = 0.5  # and one of the first part says so
+
+
+@dataclass
+class RewardChecks:
+    """Looks at a share of the rewarded completions of every step; `take_notes` gives what it found and forgets it."""
+
+    first: Reward  # the part that says whether a completion is right
+    share: float
+    timeout: float
+    held_out: Reward | None = None
+    in_frames: bool = False
+    _found: dict[str, list[float]] = field(default_factory=dict)
+
+    def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
+        """Check some of these scored samples. Which ones depends on their text alone, so a resumed run agrees."""
+        chosen = [
+            (prompt, sample)
+            for prompt, sample in zip(prompts, samples, strict=True)
+            if sample.parts.get(self.first.name, 0.0) >= REWARDED and self.is_drawn(prompt, sample)
+        ]
+        if not chosen:
+            return
+        asked, written = [prompt for prompt, _ in chosen], [sample for _, sample in chosen]
+        if self.held_out is not None:
+            judged = [each for each in self._scores(self.held_out, asked, written) if each is not None]
+            self._note("held_out_disagreement", [float(each < ACCEPTED) for each in judged])
+            self._note("checks_scored", [float(len(written))])
+        if self.in_frames:
+            moves, framed = frame_moves(asked, written, lambda a, b: self._scores(self.first, a, b))
+            moved = {move.place for move in moves}
+            pays = {place: max(m.score - m.framed_score for m in moves if m.place == place) for place in moved}
+            self._note("frame_moves", [1.0] * len(moved) + [0.0] * (framed - len(moved)))
+            self._note("frame_pays", [*pays.values(), *[0.0] * (framed - len(moved))])
+            self._note("checks_scored", [float(len(written) + sum(len(frames(each.completion)) for each in written))])
+
+    def is_drawn(self, prompt: Prompt, sample: Sample) -> bool:
+        digest = hashlib.sha256(f"{prompt.id}\n{sample.completion}".encode(errors="replace")).digest()
+        return int.from_bytes(digest[:4], "big") < self.share * 2**32
+
+    def take_notes(self) -> dict[str, float]:
+        """Means since the last time; of what was scored, the sum."""
+        notes = {
+            name: sum(values) / (1 if name == "checks_scored" else len(values)) for name, values in self._found.items()
+        }
+        self._found = {}
+        return notes
+
+    def _note(self, name: str, values: list[float]) -> None:
+        if values:
+            self._found.setdefault(name, []).extend(values)
+
+    def _scores(self, reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        """Failures of a check are no failures of the run: such samples are not counted."""
+        bare = [sample.scored({}, None) for sample in samples]
+        scored = score(prompts, bare, [RewardPart(reward)], self.timeout, "exclude")
+        return [sample.parts.get(reward.name) for sample in scored]
