@@ -30,8 +30,8 @@ SMALL = [
 GROUPS = ["batch.prompts_per_step=2", "batch.group_size=2"]
 ROWS = ["batch.rows_per_step=2"]
 PIPELINE = [
-    *("rounds=1", "epochs=1", "data.count=8", "data.difficulty=3", "eval.prompts=2", "report.save_every=1"),
-    *("sampling.max_new_tokens=24", "train.batch.rows_per_step=4", "model.threads=1", "seed=3"),
+    *("rounds=1", "epochs=1", "data.count=8", "data.difficulty=2", "eval.prompts=2", "report.save_every=1"),
+    *("sampling.max_new_tokens=64", "train.batch.rows_per_step=4", "model.threads=1", "seed=3"),
     *("prompts_per_round=8", "completions=6"),
 ]
 
