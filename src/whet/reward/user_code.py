@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal
 import contextlib
+import functools
 import gc
 import locale
 import logging
@@ -22,8 +23,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
-
-import torch
 
 logger = logging.getLogger(__name__)
 
@@ -83,18 +82,6 @@ def _umask() -> int:
     return mask
 
 
-def _default_device() -> str:
-    return str(torch.get_default_device())
-
-
-def _set_default_device(wanted: str) -> None:
-    torch.set_default_device(None if wanted == "cpu" else wanted)
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 def _numpy() -> Any:
     return sys.modules.get("numpy")
 
@@ -121,17 +108,6 @@ def _set_handlers(wanted: tuple[Any, ...]) -> None:
 
 
 SHARED: tuple[SharedState, ...] = (
-    SharedState("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    SharedState("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    SharedState("torch's default device", _default_device, _set_default_device),
-    SharedState("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
-    SharedState(
-        "torch's deterministic algorithms",
-        _deterministic,
-        lambda wanted: torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1]),
-    ),
-    SharedState("torch's matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    SharedState("torch's anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     SharedState("numpy's error handling", _numpy_errors, _set_numpy_errors, is_reported=False),
     SharedState("the working directory", _folder, os.chdir),
     SharedState("the environment", _environment, _set_environment),
@@ -149,11 +125,37 @@ SHARED: tuple[SharedState, ...] = (
 )
 
 
+@functools.cache
+def _shared_states() -> tuple[SharedState, ...]:
+    """SHARED and torch's own; torch is loaded with the first user code, and not by commands that only name a reward."""
+    import torch
+
+    def set_device(wanted: str) -> None:
+        torch.set_default_device(None if wanted == "cpu" else wanted)
+
+    def determinism() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    def set_determinism(wanted: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1])
+
+    return (
+        SharedState("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        SharedState("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        SharedState("torch's default device", lambda: str(torch.get_default_device()), set_device),
+        SharedState("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
+        SharedState("torch's deterministic algorithms", determinism, set_determinism),
+        SharedState("torch's matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        SharedState("torch's anomaly detection", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        *SHARED,
+    )
+
+
 @dataclass(frozen=True)
 class _OwnState:
     """The run's side of what is shared, while user code runs."""
 
-    values: list[Any]  # of SHARED
+    values: list[Any]  # of `_shared_states`
     random: list[Any]
     streams: tuple[Any, Any, Any]
     descriptors: dict[int, tuple[int, int] | None]
@@ -175,6 +177,8 @@ def user_code(who: str, *, tell: bool = True) -> Iterator[None]:
     Meanwhile `os._exit` raises `ExitRefused`, and standard output and error cannot be closed. `tell=False` is for the
     package's own rewards: what a library changes when it is first imported is no news.
     """
+    import torch
+
     global _depth, _own
     gradients = torch.is_grad_enabled()
     # leaving it also leaves an inference mode that was entered inside and not left, and restores the gradient mode
@@ -202,13 +206,13 @@ def user_code(who: str, *, tell: bool = True) -> Iterator[None]:
 def _enter() -> _OwnState:
     """Note the run's state and put user code's in its place."""
     own = _OwnState(
-        [each.read() for each in SHARED],
+        [each.read() for each in _shared_states()],
         _random_states(),
         (sys.stdin, sys.stdout, sys.stderr),
         _standard_descriptors(),
         os._exit,
     )
-    for state in SHARED:
+    for state in _shared_states():
         if state.name in _changes:
             _write(state, _changes[state.name])
     _set_random_states(_random_states_of_users(own.random))
@@ -226,7 +230,7 @@ def _leave(own: _OwnState) -> list[tuple[SharedState, Any, Any]]:
     _set_random_states(own.random)
     _restore_descriptors(own.descriptors)
     changes = []
-    for state, before in zip(SHARED, own.values, strict=True):
+    for state, before in zip(_shared_states(), own.values, strict=True):
         after = state.read()
         if after == before:
             _changes.pop(state.name, None)
@@ -254,10 +258,14 @@ def _difference(before: Any, after: Any) -> str:
 
 
 def _random_states() -> list[Any]:
+    import torch
+
     return [random.getstate(), torch.get_rng_state(), _numpy_generator()]
 
 
 def _set_random_states(states: list[Any]) -> None:
+    import torch
+
     random.setstate(states[0])
     torch.set_rng_state(states[1])
     if states[2] is not None:
