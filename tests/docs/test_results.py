@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "accuracy is 55% or less",
     ),
     "docs/reranking.md": ("are 95% bootstrap intervals",),
-    "docs/rewards.md": ("`reward.most_failures` (5%)",),
+    "docs/rewards.md": ("`reward.most_failures` (5%)", "| `50` | `50` | `50%`", "| `50%` | `50%`, `0.5`, `50` |"),
     "docs/rollout.md": ("| `sampling.",),
     "docs/self-improvement.md": (
         "a rubric of 0 to 5 points",

@@ -268,7 +268,8 @@ def test_private_state_and_the_middle_of_a_huge_file_are_not_content(tmp_path, m
     used._calls = 7
     assert reward_hash(fresh) == reward_hash(used)
     monkeypatch.setattr(version, "WHOLE_FILE", 10)
-    monkeypatch.setattr(version, "END", 4)
+    monkeypatch.setattr(version, "PIECE", 4)
+    monkeypatch.setattr(version, "PIECES", 2)
     digests = []
     for text in ("aaaa-middle-zzzz", "aaaa-MIDDLE-zzzz", "aaab-middle-zzzz", "aaaa-middle-zzzy"):
         (tmp_path / "weights").write_text(text)
