@@ -198,3 +198,23 @@ def test_a_gold_answer_that_is_a_list() -> None:
 def test_a_tolerance_that_is_no_share() -> None:
     with pytest.raises(WhetError, match="tolerance of reward 'math_answer' is 5"):
         math_answer(prompt("1"), "#### 1", tolerance=5)
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "completion", "score"),
+    [
+        ("What is 1/3 + 1/6?", "1/2", "What is 1/3 + 1/6?", 0.0),
+        ("What is 1/3 + 1/6?", "1/2", r"\boxed{1/3+1/6}", 0.0),
+        ("What is 1/3 + 1/6?", "1/2", r"\boxed{\frac12}", 1.0),
+        ("Factor $x^2-1$.", "(x-1)(x+1)", r"\boxed{x^2-1}", 0.0),
+        ("Factor $x^2-1$.", "(x-1)(x+1)", r"\boxed{(x+1)(x-1)}", 1.0),
+        ("What is 3 * 4?", "12", "3 * 4", 0.0),
+        ("Compute 5!", "120", r"\boxed{5!}", 0.0),
+        # what was asked for may stand in the question: a number with its sign, a formula to be chosen
+        ("Is -2 or 5 - 7 + 1 smaller?", "-2", r"\boxed{-2}", 1.0),
+        ("Which is larger for large x, $x^2+1$ or $x$?", "x^2 + 1", r"\boxed{x^{2}+1}", 1.0),
+        (r"Light travels $3\times 10^8$ m in a second. How many?", "300000000", r"\boxed{3\times 10^8}", 1.0),
+    ],
+)
+def test_the_task_written_down_again_is_no_answer(question: str, gold: str, completion: str, score: float) -> None:
+    assert math_answer(Prompt("p", (), text=question, answer=gold), completion) == score

@@ -31,6 +31,10 @@ COMMAND = re.compile(r"\\[a-zA-Z]+")
 NUMBER = re.compile(r"[+-]?\$?[0-9][0-9,]*(?:\.[0-9]+)?")
 FINDABLE = re.compile(r"[0-9$\\\[]")  # without any of these math-verify finds nothing
 UNSURE = re.compile(r"\b(?:not|never|or|either|neither|nor|between|except|unlike|about)\b|n't\b", re.IGNORECASE)
+OPERATION = re.compile(
+    r"(?<=[^(\[{,=<>+*/^-])[+-]|\*|\\cdot|\\times(?!10\^)|!"
+)  # a sum, a product, a factorial; no sign
+SPACING = re.compile(r"[\s${}]|\\(?:left|right|displaystyle|[,;!: ()\[\]])")
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
 
 
@@ -59,8 +63,9 @@ def math_answer(
 
     Several different answers (two boxes, say) may also be the gold set together; one of them alone is a guess,
     unless `judged` is "last": text by people sometimes frames a result on the way.
-    A completion without a marked answer is read by math-verify's own extraction, after the thinking. An answer that
-    is too large to compute (9^{9^{9}}) or takes too long to compare is wrong, on whichever thread it is scored.
+    A completion without a marked answer is read by math-verify's own extraction, after the thinking. A sum or product
+    that stands in the question is no answer to it, unless the gold one is written the same way. An answer that is too
+    large to compute (9^{9^{9}}) or takes too long to compare is wrong, on whichever thread it is scored.
 
     `tolerance` is a share of the gold value (0.01 lets 78.5 pass for 78.54), for each number of a tuple, set,
     interval or matrix. With `relations_as_sets=False` -2 <= x <= 7 does not pass for [-2, 7].
@@ -85,7 +90,7 @@ def math_answers(
     for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
         # "\\boxed{20} percent" speaks of percent as well as a question does
         rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
-        cases.append(_MathScoring(gold, completion, rule, judged))
+        cases.append(_MathScoring(gold, prompt.question(), completion, rule, judged))
         if gold.unread:
             unscorable(f"reward 'math_answer': {gold.unread}", prompt)
     known = _known_verdicts(cases)
@@ -150,8 +155,8 @@ def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
 class _MathScoring:
     """One completion on its way to a score; `job` is what it asks a process of the pool next."""
 
-    def __init__(self, gold: GoldAnswer, completion: str, rule: Comparison, judged: str) -> None:
-        self.gold, self.rule = gold, rule
+    def __init__(self, gold: GoldAnswer, question: str, completion: str, rule: Comparison, judged: str) -> None:
+        self.gold, self.question, self.rule = gold, question, rule
         self.score: float | None = None
         self.job: MathJob | None = None
         if gold.unread:
@@ -195,6 +200,8 @@ class _MathScoring:
 
     def _same(self, answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
+        if _is_repeated(answer, self.question, self.gold.text):
+            return False
         if self.gold.value is None:
             return None
         asked = self.gold.text, answer, self.rule
@@ -258,6 +265,12 @@ def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
         if not result.is_lost:
             _foreign[text] = GoldAnswer(gold.text, unread=unread)
     return [_foreign.get(gold.text, gold) if gold.is_foreign else gold for gold in golds]
+
+
+def _is_repeated(answer: str, question: str, gold: str) -> bool:
+    """True where the answer only writes down again what was to be worked out: "1/3 + 1/6" to "What is 1/3 + 1/6?"."""
+    bare = SPACING.sub("", answer)
+    return OPERATION.search(bare) is not None and bare in SPACING.sub("", question) and bare != SPACING.sub("", gold)
 
 
 def _is_loose(text: str) -> bool:
