@@ -50,7 +50,13 @@ def main() -> None:
         rows = import_module(f"benchmarks.trust.{area}").measure(chosen.full)
         print(table(area, rows), f"  {time.perf_counter() - started:.0f} s", sep="\n", flush=True)
         if chosen.results:
-            values = {row["what"]: {key: row.get(key, "") for key in ("tried", "held", "note")} for row in rows}
+            # a page names a value by its keys, with / and : between
+            values = {
+                row["what"].replace(":", ",").replace("/", " or "): {
+                    "tried": row["tried"], "held": row["held"], "note": row.get("note", "").replace("|", " ")
+                }
+                for row in rows
+            }  # fmt: skip
             write_results(f"trust_{area}", {"full": chosen.full, "rows": values})
 
 
