@@ -122,10 +122,11 @@ def pool_of(cores: int) -> Iterator[None]:
 
 
 def rate(pairs: list[Pair], cores: int) -> float:
+    """Pairs per second, once every process stands: a training starts them once."""
     with pool_of(cores):
-        ours(
-            written_pairs(1000, seed=9) + [("5", "five pears and $5$ more")] * 4 * cores
-        )  # the start is no verification
+        ours(written_pairs(1000, seed=9))
+        while len(math_pool.POOL.processes) < cores or not all(each.is_ready for each in math_pool.POOL.processes):
+            math_pool.POOL.run([math_pool.MathJob("read", (r"\frac{1}{2}",))] * 4 * cores)
         started = time.perf_counter()
         ours(pairs)
         return len(pairs) / (time.perf_counter() - started)

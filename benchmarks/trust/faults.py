@@ -110,7 +110,7 @@ def heed_permissions():
 '''
 
 ZYGOTE = """
-import faulthandler, gc, json, os, sys, time
+import faulthandler, gc, json, os, signal, sys, time
 import torch, transformers
 import whet.cli, whet.api.training, whet.build.assembly, whet.train.run, whet.report.run_page, whet.workbench.workbench
 import whet.build.kinds, whet.build.rl, whet.train.rl, whet.train.update, whet.evaluate.evaluation
@@ -125,6 +125,10 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
+        # a shell that starts this in the background, or nohup, has them ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(asked["folder"])
         for number, name in ((0, os.devnull), (1, "stdout.txt"), (2, "stderr.txt")):
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

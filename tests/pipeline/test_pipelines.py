@@ -241,7 +241,7 @@ def test_a_mistake_is_one_line_before_anything_is_done(tmp_path, monkeypatch, na
 def test_a_mistake_in_the_first_stage_leaves_nothing_behind(tmp_path, capsys):
     folder = tmp_path / "run"
     layer = {"folder": str(folder), "model": {"name": str(tmp_path / "nowhere")}}
-    with pytest.raises(WhetError, match=r"eval0: .*nowhere"):
+    with pytest.raises(WhetError, match="nowhere"):
         run_pipeline("iterative_dpo", COMMON, layer, {"sampling": {"max_new_tokens": 8}, "epochs": 1})
     assert not folder.exists()
 

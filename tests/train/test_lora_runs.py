@@ -134,7 +134,7 @@ def test_a_run_is_a_whole_model(tmp_path):
         ),
         ("grpo", {"model": {"lora": -1}}, r"model.lora.rank is -1: input should be greater than or equal to 0"),
         ("grpo", {"model": {"lora": "ten"}}, r"model.lora.rank is 'ten': input should be a valid integer"),
-        ("grpo", {"model": {"lora": True}}, r"model.lora is True: .*give the rank of the adapters, such as 16"),
+        ("grpo", {"model": {"lora": True}}, r"model.lora: give the rank of the adapters, such as 16"),
         (
             "sft",
             {"model": {"lora": {"rank": 4, "target_modules": "query"}}},

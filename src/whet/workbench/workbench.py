@@ -153,7 +153,9 @@ def _scored_controls(part: RewardPart, items: Sequence[TrialCompletion], timeout
     """Completions that are wrong on purpose, scored by the part that says what is right."""
     if not getattr(part.resolved_reward, "says_right", True):
         return []
-    controls = wrong_controls(items, part.resolved_reward)
+    # of a pair one completion is better than the other: nothing says which score is right
+    judged = [item for item in items if item.kind not in ("chosen", "rejected")]
+    controls = wrong_controls(judged, part.resolved_reward)
     return [
         ScoredAnswer(
             where=control.where,
