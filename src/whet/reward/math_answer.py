@@ -165,7 +165,9 @@ class _MathScoring:
         self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
         if _is_loose(text):
             self.answers = [_stated_value(answer) for answer in self.answers]
-        self.tail = text.strip()[-LONGEST_TAIL:]
+        # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
+        asked = question.strip()
+        self.tail = (text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
         longest = max(LONGEST_ANSWER, 2 * len(gold.text))
         if any(len(answer) > longest for answer in self.answers):
             self.score = 0.0
