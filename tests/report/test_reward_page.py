@@ -345,7 +345,7 @@ MARKED = {
     ),
     "no id": (lambda rows: [{"mark": "good"}], ":1: no sample is named"),
     "a duplicate": (lambda rows: [rows[0], rows[1], rows[0]], r":3: sample '\w+' stands in line 1 too; delete one"),
-    "broken JSON": (lambda rows: [rows[0], '{"id": '], ":2 is not a JSON object; restore the line"),
+    "broken JSON": (lambda rows: [rows[0], '{"id": '], ":2 is not a JSON object; delete the line or restore the file"),
     "a list": (lambda rows: [rows], ":1 is not a JSON object"),
     "deep JSON": (lambda rows: ["[" * 100_000], ":1 is not a JSON object"),
     "a long number": (lambda rows: ['{"id": ' + "9" * 6000 + "}"], ":1 is not a JSON object"),

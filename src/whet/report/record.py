@@ -377,14 +377,19 @@ def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
                     yield f"{path}:{number}", text
 
 
-def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+def json_object(place: str, text: bytes) -> dict[str, Any]:
+    """What a line of a log holds; `place` names it in the error."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise WhetError(f"{place} is not a JSON object; delete the line or restore the file")
-    return in_todays_names(value)
+    return value
+
+
+def parsed_line(place: str, text: bytes) -> dict[str, Any]:
+    return in_todays_names(json_object(place, text))
 
 
 def step_sums(place: str, text: bytes) -> dict[str, Any]:
@@ -415,12 +420,7 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
         for place, line in enumerate(log, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                value = None
-            if not isinstance(value, dict):
-                raise WhetError(f"{path}:{place} is not a JSON object; delete the line or restore the file")
+            value = json_object(f"{path}:{place}", line)
             end += len(line)
             yield value, end
             if place == most:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.metrics.distribution import is_flat
-from whet.report.record import in_todays_names, sample_line
+from whet.report.record import parsed_line, sample_line
 from whet.report.review_page import review_page
 from whet.types import Prompt, Sample, StepReport, WhetError
 
@@ -178,13 +178,7 @@ def _marked_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for place, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise WhetError(f"{path}:{place} is not a JSON object; restore the line or delete it")
-        row = in_todays_names(row)
+        row = parsed_line(f"{path}:{place}", line)
         if not isinstance(row.get("id"), str):
             raise WhetError(f'{path}:{place}: no sample is named; restore its "id", or delete the line')
         if row.get("mark") not in (None, "", *MARKS):

@@ -104,15 +104,6 @@ def _memory() -> int:
         return 0
 
 
-def last_call(folder: Path) -> str:
-    """What the journal of a process that is gone says; empty where it was not calling a reward."""
-    try:
-        text = (folder / JOURNAL).read_bytes()[:SIZE]
-    except OSError:
-        return ""
-    return text.decode("utf-8", "replace").strip("\0 \n")
-
-
 def _write(text: str) -> None:
     line = text.encode("utf-8", "replace")[: SIZE - 1]
     with contextlib.suppress(OSError):
