@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from whet.types import Message, Prompt, Request, Sample, Sampling, StepReport
+from whet.types import Completion, Prompt, Request, Sample, Sampling, StepReport
 
 
 @runtime_checkable
@@ -33,13 +33,49 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Session(Protocol):
+    """Completions that are asked for one by one, each handed out when it is finished.
+
+    `engine.session(sampling, shape)` (a `Sampling`, a `SessionShape`) opens one where an engine has that method; `whet.rollout.session` has one for all
+    others. It is used from one thread and closed at the end (`with engine.session(...) as session`).
+    """
+
+    def add(self, number: int, request: Request) -> None:
+        """Ask for a completion; numbers are the caller's own, each used once.
+
+        A request that `continues` an earlier one takes over its keys and values: only what follows is computed.
+        """
+        ...
+
+    def advance(self) -> list[tuple[int, Sample]]:
+        """Write on for a moment; the requests that were finished by it, with their samples (prompt included)."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is left to write: every request that was added has been handed out."""
+        ...
+
+    def release(self, number: int) -> None:
+        """No request will continue this one, which has been handed out: its keys and values may go."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
 class Environment(Protocol):
-    """A conversation partner for multi-turn work: tools, games, simulators. One object per episode."""
+    """A conversation partner for multi-turn work: tools, games, simulators. One object per episode.
 
-    def start(self, prompt: Prompt) -> Sequence[Message]: ...
+    Both methods may be `async def`. `close()` is called at the end of the episode where there is one.
+    """
 
-    def step(self, completion: str) -> Sequence[Message] | float:
-        """The messages that answer the completion, or the final reward when the episode is over."""
+    def start(self, prompt: Prompt) -> Any:
+        """What the policy sees first: messages, an `Opening`, or None for the prompt as it is."""
+        ...
+
+    def step(self, completion: Completion) -> Any:
+        """The answer to a turn: a `StepResult`, messages alone, or a number: the last reward of an episode now over."""
         ...
 
 

@@ -34,14 +34,77 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class StopReason(StrEnum):
-    """Why the engine stopped writing a completion."""
+    """Why a completion or an episode ended. The first three are the engine's; the others end an episode."""
 
-    END = "end"  # a stop token, kept as the last token of the sample
+    END = "end"  # a stop token, kept as the last token of the sample; of an episode: its environment ended it
     TEXT = "text"  # a stop string appeared in the completion
-    LENGTH = "length"  # the token budget ran out: the completion is truncated
+    LENGTH = "length"  # the token budget of a turn ran out: the completion is truncated
+    TURNS = "turns"  # as many turns as an episode may have, and no end
+    TOKENS = "tokens"  # no room for another turn: the episode's token budget, or the model's context
+    STEP_SECONDS = "step_seconds"  # the environment took too long for one answer
+    SECONDS = "seconds"  # the episode took too long
+    FAILED = "failed"  # the environment raised, or answered something that is no answer: unscorable
+
+    @property
+    def is_limit(self) -> bool:
+        """True where a limit cut the sample off, before it had ended by itself."""
+        return self not in (StopReason.END, StopReason.TEXT, StopReason.FAILED)
 
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and `tool_calls` of an assistant turn that calls tools
+
+
+class Completion(str):
+    """One turn of the policy as text, for the environment that answers it; a plain string with three facts more."""
+
+    tokens: tuple[int, ...]  # as they were sampled
+    raw: str  # with special tokens, which the plain text leaves out
+    stop: StopReason  # why the engine stopped
+
+    def __new__(
+        cls, text: str, tokens: Sequence[int] = (), raw: str | None = None, stop: StopReason = StopReason.END
+    ) -> Completion:
+        made = super().__new__(cls, text)
+        made.tokens, made.raw, made.stop = tuple(tokens), text if raw is None else raw, stop
+        return made
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an environment answers to a completion. An episode's return is the sum of the rewards of its turns."""
+
+    messages: tuple[Message, ...] = ()  # shown to the policy before its next turn; never trained on
+    reward: float | None = None  # of the turn that is answered
+    done: bool = False  # the episode is over
+    state: str | None = None  # names the state that the next turn starts from: equal names, equal states
+    counts: Mapping[str, int] = field(default_factory=dict)  # tool_calls, malformed_calls, tool_errors, ...
+    errors: tuple[str, ...] = ()  # one line each: what went wrong with the turn's calls
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the episode, such as its score in a game
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an episode begins, where the environment has more to say than its prompt."""
+
+    messages: tuple[Message, ...]  # the whole conversation before the first turn
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas that the chat template shows to the model
+    state: str | None = None  # names the state that the first turn starts from
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of an episode, and where it stands in the tokens of its sample."""
+
+    role: str  # "assistant" for the policy's own; else who spoke: tool, user, ...
+    text: str
+    start: int  # tokens[start:stop] of the sample, what the template writes around it included
+    stop: int
+    reward: float | None = None  # of the policy's turn, where the environment gave one
+    state: str | None = None  # the state that the policy's turn started from, where the environment names it
+    ended: StopReason | None = None  # why the engine stopped writing the policy's turn
+    counts: Mapping[str, int] = field(default_factory=dict)  # calls in the policy's turn, and what went wrong
+    errors: tuple[str, ...] = ()
+    seconds: float = 0.0  # that the environment took to answer the policy's turn
 
 
 @dataclass(frozen=True)
@@ -123,6 +186,18 @@ class Request:
 
     tokens: tuple[int, ...]  # [prompt length]
     seed: int
+    max_new_tokens: int | None = None  # of this completion; None: what the sampling says
+    # the request of the same session that this one goes on from: `tokens` begins with its prompt and completion
+    continues: int | None = None
+
+
+@dataclass(frozen=True)
+class SessionShape:
+    """What a session of an engine needs room for."""
+
+    conversations: int  # at once, at most
+    prompt_tokens: int  # of the longest first prompt
+    growth: int  # tokens that a conversation may grow by behind its first prompt: completions and answers
 
 
 @dataclass(frozen=True)
@@ -142,11 +217,16 @@ class Sample:
     behavior_logp: Tensor  # float32 [L], log-probability as sampled, 0 where not an action
     versions: tuple[int, int]  # (oldest, newest) policy version that wrote it
     stop: StopReason
-    completion: str  # the action tokens as text
+    completion: str  # the action tokens as text; of an episode, those of its last turn
     support: Support | None = None  # None: the whole vocabulary
     parts: Mapping[str, float] = field(default_factory=dict)  # each named reward, before weighting
     reward: float | None = None  # weighted sum of the parts; None: not scored, or unscorable
     steps: tuple[tuple[int, float], ...] = ()  # process rewards: (position of the step's last token, score)
+    turns: tuple[Turn, ...] = ()  # of an episode, in order; empty for a single completion
+    returned: float | None = None  # the environment's rewards, summed; None: it gave none
+    episode: str = ""  # samples of a group that share it are branches of one episode
+    role: str = ""  # whom the policy played, in self-play: rewards of one role are compared with each other
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment measured in the episode
 
     def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
         return replace(self, parts=dict(parts), reward=reward)
@@ -197,6 +277,9 @@ class TokenBatch:
     prompt: Tensor | None = None  # int64 [N], the prompt's own number, the same in every step
     step_reward: Tensor | None = None  # [N, T], of the step that ends here; NaN where none does
     segment: Tensor | None = None  # int64 [N, T], number of the sentence or turn, counted from 0 in each completion
+    observed: Tensor | None = None  # bool [N, T], what an environment wrote into the sample; never an action
+    episode: Tensor | None = None  # int64 [N], branches of one episode share a number; None: every row is its own
+    role: Tensor | None = None  # int64 [N], whom the policy played; None: nobody in particular
     anchor: Tensor | None = None  # int64 [N, T], equal where segments of a group start from the same state
     max_new_tokens: int | None = None  # the generation budget
 
@@ -246,7 +329,7 @@ class TokenBatch:
 # the fields of a TokenBatch that have a token axis, their second
 TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
-    *("segment", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
+    *("segment", "observed", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
 )
 
 

@@ -21,7 +21,7 @@ MOST_TURNS = 8  # named in an error line
 PROBE = "probe0completion"
 
 
-class _Turn(NamedTuple):
+class _WrittenTurn(NamedTuple):
     """One completion as the template writes it."""
 
     opening: str  # everything before it, generation prompt included
@@ -150,7 +150,7 @@ def _turn(
     messages: Sequence[Message],
     prompt_id: str,
     tools: Sequence[Mapping[str, Any]] = (),
-) -> _Turn:
+) -> _WrittenTurn:
     """The last of `messages`, an assistant turn, as the template writes it."""
     before = messages[:-1]
     opening: str = templated(tokenizer, before, prompt_id, open_completion=True, tools=tools)
@@ -165,7 +165,7 @@ def _turn(
         )
     body = whole[len(opening) : len(whole) - len(closing)]
     end = _end_of_turn(tokenizer, closing)
-    return _Turn(opening, body + closing[:end], end > 0)
+    return _WrittenTurn(opening, body + closing[:end], end > 0)
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase, closing: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.types import Encoded, Group, Sample, StopReason, TokenBatch
+from whet.types import Encoded, Group, Sample, TokenBatch
 
 
 def token_batch(
@@ -47,7 +47,7 @@ def token_batch(
         if names
         else None,
         part_weight=torch.tensor(weights, dtype=wide).expand(len(samples), -1) if names else None,
-        finished=torch.tensor([sample.stop is not StopReason.LENGTH for sample in samples]),
+        finished=torch.tensor([not sample.stop.is_limit for sample in samples]),
         greedy_reward=_greedy(groups),
         drawn=_drawn(groups),
         prompt=torch.tensor(

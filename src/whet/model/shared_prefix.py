@@ -72,7 +72,7 @@ class PaddedLayout:
 
 
 @dataclass(frozen=True)
-class _Completion:
+class _PackedCompletion:
     row: int
     start: int  # packed
     first: int  # position of its first token
@@ -84,7 +84,7 @@ class _Root:
     rows: tuple[int, ...]  # that begin with it
     start: int  # packed
     length: int
-    completions: tuple[_Completion, ...]  # those that must be computed
+    completions: tuple[_PackedCompletion, ...]  # those that must be computed
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _roots(rows: Integers, first: Integers, last: Integers) -> list[_Root]:
     for members, answered, length in found:
         completions = []
         for row in answered:
-            completions.append(_Completion(row, behind, length, lengths[row]))
+            completions.append(_PackedCompletion(row, behind, length, lengths[row]))
             behind += lengths[row]
         roots.append(_Root(tuple(members), start, length, tuple(completions)))
         start += length
@@ -274,7 +274,7 @@ def _places(roots: Sequence[_Root], completion_place: dict[int, int], size: int)
     return prompt_index, place
 
 
-_Row = tuple[_Root, _Completion | None]
+_Row = tuple[_Root, _PackedCompletion | None]
 
 
 def _row_length(row: _Row) -> int:
@@ -331,8 +331,8 @@ def _states(flags: NDArray[np.bool_], first: Integers, roots: Sequence[_Root]) -
     return np.where(columns == first[rows], prompt_start[rows], completion_start[rows]) + columns - 1
 
 
-def _bundled(root: _Root) -> list[tuple[_Root, list[_Completion]]]:
-    found: list[tuple[_Root, list[_Completion]]] = []
+def _bundled(root: _Root) -> list[tuple[_Root, list[_PackedCompletion]]]:
+    found: list[tuple[_Root, list[_PackedCompletion]]] = []
     filled = 0
     for completion in sorted(root.completions, key=lambda completion: completion.length):
         if found and filled + completion.length <= root.length:
@@ -344,7 +344,7 @@ def _bundled(root: _Root) -> list[tuple[_Root, list[_Completion]]]:
     return found
 
 
-def _bundles(bundles: Sequence[tuple[_Root, list[_Completion]]]) -> tuple[tuple[Integers, ...], dict[int, int]]:
+def _bundles(bundles: Sequence[tuple[_Root, list[_PackedCompletion]]]) -> tuple[tuple[Integers, ...], dict[int, int]]:
     """The fields of `CompletionBundles`, and where each row's completion starts among their flattened queries."""
     sizes = [sum(completion.length for completion in completions) for _, completions in bundles]
     widest = max(size + root.length for size, (root, _) in zip(sizes, bundles, strict=True))

@@ -29,7 +29,7 @@ from typing import Any
 
 from whet.protocols import Reward
 from whet.reward.failure import RewardFailure, call_name, sample_name
-from whet.types import Prompt, Sample, StopReason, WhetError
+from whet.types import Prompt, Sample, WhetError
 
 ABOUT = ("num_tokens", "finished")
 FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT))
@@ -165,7 +165,7 @@ def prepare_function(function: Callable[..., Any]) -> None:
 
 def about(sample: Sample) -> dict[str, Any]:
     """What a reward may ask by name of how the completion was written."""
-    return {"num_tokens": sample.num_actions, "finished": sample.stop is not StopReason.LENGTH}
+    return {"num_tokens": sample.num_actions, "finished": not sample.stop.is_limit}
 
 
 def columns(prompt: Prompt) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.protocols import Engine
 from whet.rollout.collect import Score, draw_completions, score_groups
-from whet.types import Group, Prompt, Sample, Sampling, StopReason
+from whet.types import Group, Prompt, Sample, Sampling
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
         for name in names:
             metrics[name] = fmean([sample.parts[name] for sample in samples if name in sample.parts])
     metrics["completion_tokens"] = fmean([sample.num_actions for sample in samples])
-    metrics["truncated"] = fmean([float(sample.stop is StopReason.LENGTH) for sample in samples])
+    metrics["truncated"] = fmean([float(sample.stop.is_limit) for sample in samples])
     return metrics
 
 

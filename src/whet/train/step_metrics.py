@@ -11,7 +11,7 @@ from torch import Tensor
 from whet.metrics.correlation import pearson
 from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
-from whet.types import Group, StopReason, TokenBatch
+from whet.types import Group, TokenBatch
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
@@ -20,7 +20,7 @@ def group_counts(groups: Sequence[Group]) -> dict[str, int]:
         "prompts": len(groups),
         "samples": len(samples),
         "tokens": sum(sample.num_actions for sample in samples),
-        "truncated": sum(sample.stop is StopReason.LENGTH for sample in samples),
+        "truncated": sum(sample.stop.is_limit for sample in samples),
         "unscorable": sum(sample.reward is None for sample in samples),
     }
 
