@@ -12,7 +12,7 @@ from typing import Any
 from whet.envs.adapters.answers import number
 from whet.types import Completion, Prompt, Sample, StepResult, WhetError
 
-FEEDBACK = "That is not right yet. You have {left} more. Try again."
+FEEDBACK = "That is not right yet. You have {left} left. Try again."
 FULL_MARKS = 1.0
 
 

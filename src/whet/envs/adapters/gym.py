@@ -22,6 +22,7 @@ from whet.envs.adapters.seeds import seed_of
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError
 
 RENDER = "render"
+COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class NoAction(ValueError):
@@ -140,7 +141,7 @@ def _observation_of(env: Any, given: Callable[[Any], str] | str | None, name: st
     if callable(given):
         return given
     if given == RENDER:
-        return lambda _: env.render()
+        return lambda _: _plain(env.render())
     if given is not None:
         raise WhetError(f"{name}: observation is {given!r}; give {RENDER!r}, or a function that writes one as text")
     space = type(getattr(env, "observation_space", None)).__name__
@@ -153,7 +154,7 @@ def _observation_of(env: Any, given: Callable[[Any], str] | str | None, name: st
 
 
 def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str], Any]:
-    kind = type(space).__name__
+    kind = type(space).__name__ if hasattr(space, "contains") else "NoneType"  # gem calls a list of texts so too
     if names and kind != "Discrete":
         raise WhetError(f"{name}: actions names the numbers of a Discrete space, and its space is {kind}; drop it")
     if kind in ("NoneType", "Text"):
@@ -175,6 +176,11 @@ def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str],
         return choices[found[-1]]
 
     return read
+
+
+def _plain(rendered: Any) -> Any:
+    """A rendering for terminals as plain text: what stands out in colour stands in brackets."""
+    return COLOURED.sub(r"[\1]", rendered) if isinstance(rendered, str) else rendered
 
 
 def _is_pair(answer: Any) -> bool:
