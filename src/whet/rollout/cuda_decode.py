@@ -108,7 +108,7 @@ class GraphBackend:
         return self._window_refusal(longest_prompt + sampling.max_new_tokens)
 
     def session_refusal(self, sampling: Sampling, shape: SessionShape) -> str:
-        """The same for conversations of this shape."""
+        """Why a session is left to another backend; empty where it is taken."""
         return self._window_refusal(shape.prompt_tokens + shape.growth)
 
     def _window_refusal(self, longest: int) -> str:
