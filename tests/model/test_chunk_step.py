@@ -26,9 +26,7 @@ KINDS = {
     "biased": lambda: transformers.Qwen2Config(**SMALL),
     "head_norms": lambda: transformers.Qwen3Config(**SMALL, head_dim=8),
     "olmo2": lambda: transformers.Olmo2Config(**SMALL),
-    "three_to_one": lambda: transformers.LlamaConfig(
-        **{**SMALL, "hidden_size": 48, "num_attention_heads": 6}
-    ),
+    "three_to_one": lambda: transformers.LlamaConfig(**{**SMALL, "hidden_size": 48, "num_attention_heads": 6}),
 }
 PROMPTS = [[7, 8, 9], [11, 12, 13, 14, 15]]
 

@@ -24,6 +24,7 @@ from whet.model.shared_prefix import to_device
 class Chunk:
     """New tokens of R rows, T in all."""
 
+    longest: int  # tokens of one row
     tokens: Tensor  # int64 [T]
     owner: Tensor  # int64 [T], which of the R each belongs to
     place: Tensor  # int64 [T], in the row's own cache
@@ -32,7 +33,6 @@ class Chunk:
     first: Tensor  # int64 [R], where a row's tokens begin in `tokens`
     sizes: Tensor  # int64 [R]
     kept: Tensor  # int64 [R], own keys and values that stand in front of the new ones
-    longest: int  # tokens of one row
 
 
 def chunk_of(
@@ -51,7 +51,7 @@ def chunk_of(
     flat = torch.tensor([token for each in tokens for token in each], dtype=torch.long)
     parts = (flat, owner, place, torch.tensor(rows), torch.tensor(slots), first, sizes, before)
     moved = to_device(torch.cat(parts), device).split([len(each) for each in parts])
-    return Chunk(*moved, longest=int(sizes.max()))
+    return Chunk(int(sizes.max()), *moved)
 
 
 def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
@@ -95,10 +95,7 @@ def _left(added: Tensor, norm: Tensor | None, weights: FusedWeights) -> Tensor:
 def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
     """Queries, keys and values [T, H + 2 K, D], not yet rotated."""
     sizes = weights.sizes
-    if block.qkv_bias is None:
-        qkv = normed @ block.qkv.t()
-    else:
-        qkv = torch.addmm(block.qkv_bias, normed, block.qkv.t())
+    qkv = normed @ block.qkv.t() if block.qkv_bias is None else torch.addmm(block.qkv_bias, normed, block.qkv.t())
     if block.head_norms is not None:
         start = 0
         for weight, count in zip(block.head_norms, (sizes.num_heads, sizes.num_key_heads), strict=True):

@@ -259,9 +259,7 @@ def _chunk_attention(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, size)
     head = key_head * shared + index % shared
     spot = tl.where(inside, tl.load(first + number) + token, 0).to(tl.int64)
-    queries = tl.load(
-        query + (spot * stride + head * size)[:, None] + lane[None, :], mask=inside[:, None], other=0.0
-    )
+    queries = tl.load(query + (spot * stride + head * size)[:, None] + lane[None, :], mask=inside[:, None], other=0.0)
     row, slot = tl.load(rows + number), tl.load(slots + number)
     before = tl.load(kept + number)
     # past the row's last token there is nothing to do
