@@ -25,9 +25,9 @@ def test_chunk_attention(precision, shape):
     new = [[1] * count for count in (150, 1, 70, 64)]
     chunk = chunk_of([5, 0, 2, 3], [0, 1, 2, 0], [0, 140, 7, 64], new, torch.device("cuda"))
     query = noise(len(chunk.tokens), heads + 2 * key_heads, size, dtype=dtype)[:, :heads]
-    found = decode_kernels.chunk_attention(query, prompts, lengths, own, chunk, size**-0.5)
+    found = decode_kernels.chunk_attention(query, prompts, lengths, own, chunk.spans, chunk.longest, size**-0.5)
     wide = [tuple(each.float() for each in pair) for pair in (prompts, own)]
-    expected = plain_chunk_attention(query.float(), wide[0], lengths, wide[1], chunk, size**-0.5)
+    expected = plain_chunk_attention(query.float(), wide[0], lengths, wide[1], chunk.spans, size**-0.5)
     torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 
 

@@ -34,6 +34,10 @@ class Chunk:
     sizes: Tensor  # int64 [R]
     kept: Tensor  # int64 [R], own keys and values that stand in front of the new ones
 
+    @property
+    def spans(self) -> tuple[Tensor, ...]:
+        return self.rows, self.slots, self.first, self.sizes, self.kept
+
 
 def chunk_of(
     rows: Sequence[int],
@@ -112,8 +116,8 @@ def _attended(query: Tensor, caches: Caches, number: int, chunk: Chunk, scale: f
     if kernels_for(query) is not None:
         from whet.model import decode_kernels
 
-        return decode_kernels.chunk_attention(query, prompts, caches.lengths, own, chunk, scale)
-    return plain_chunk_attention(query, prompts, caches.lengths, own, chunk, scale)
+        return decode_kernels.chunk_attention(query, prompts, caches.lengths, own, chunk.spans, chunk.longest, scale)
+    return plain_chunk_attention(query, prompts, caches.lengths, own, chunk.spans, scale)
 
 
 def plain_chunk_attention(
@@ -121,13 +125,12 @@ def plain_chunk_attention(
     prompts: tuple[Tensor, Tensor],  # keys and values [P, K, L, D]
     lengths: Tensor,
     own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D], the new ones among them
-    chunk: Chunk,
+    spans: tuple[Tensor, ...],
     scale: float,
 ) -> Tensor:
     """Row by row: where no kernel runs, and what the kernel is tested against."""
     found = torch.empty_like(query)
-    facts = (chunk.rows, chunk.slots, chunk.first, chunk.sizes, chunk.kept)
-    for row, slot, first, size, kept in torch.stack(facts, 1).tolist():
+    for row, slot, first, size, kept in torch.stack(spans, 1).tolist():
         length, shared = int(lengths[slot]), query.shape[1] // own[0].shape[1]
         key, value = (
             torch.cat([prompt[slot, :, :length], mine[row, :, : kept + size]], 1).repeat_interleave(shared, 0)

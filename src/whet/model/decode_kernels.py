@@ -6,7 +6,6 @@ Imported only where CUDA and triton are there. Shapes: B rows, H query heads, K 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,9 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from whet.types import Sampling
-
-if TYPE_CHECKING:
-    from whet.model.chunk_step import Chunk
 
 BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
 UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 that holds such a number
@@ -296,19 +292,20 @@ def chunk_attention(
     prompts: tuple[Tensor, Tensor],  # keys and values [P, K, L, D], at least one key of each
     lengths: Tensor,  # int32 [P]
     own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D], the new ones among them
-    chunk: Chunk,
+    spans: tuple[Tensor, ...],  # int64 [R] each: rows, their prompts, first tokens, numbers of tokens, own keys before
+    longest: int,  # span
     scale: float,
 ) -> Tensor:
     """Each token over the prompt of its row and the row's own keys up to itself: [T, H, D]."""
-    (prompt_k, prompt_v), (own_k, own_v) = prompts, own
+    (prompt_k, prompt_v), (own_k, own_v), (rows, slots, first, sizes, kept) = prompts, own, spans
     num_heads, size = query.shape[1:]
     num_key_heads = own_k.shape[1]
     shared, exact = num_heads // num_key_heads, query.dtype == torch.float32
     tile = max(16 if exact else 64, triton.next_power_of_2(shared))
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    _chunk_attention[(len(chunk.rows), num_key_heads, triton.cdiv(chunk.longest, tile // shared))](
-        query, out, chunk.first, chunk.sizes, chunk.kept, chunk.rows, chunk.slots, prompt_k, prompt_v, lengths,
-        own_k, own_v, query.stride(0), prompt_k.shape[2], own_k.shape[2], scale,
+    _chunk_attention[(len(rows), num_key_heads, triton.cdiv(longest, tile // shared))](
+        query, out, first, sizes, kept, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
+        query.stride(0), prompt_k.shape[2], own_k.shape[2], scale,
         num_heads, num_key_heads, size, tile, 32 if exact else 64, exact, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
