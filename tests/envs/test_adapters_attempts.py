@@ -24,7 +24,9 @@ def rewards(texts, prompt=SUM, **settings):
 
 def test_a_wrong_attempt_is_told_and_a_right_one_ends_it():
     first, second = rewards(["<answer>4</answer>", "<answer>5</answer>"])
-    assert first.messages == ({"role": "user", "content": "That is not right yet. You have 2 attempts left. Try again."},)
+    assert first.messages == (
+        {"role": "user", "content": "That is not right yet. You have 2 attempts left. Try again."},
+    )
     assert (first.reward, first.done) == (0.0, False)
     assert (second.reward, second.done, second.metrics) == (1.0, True, {"attempts": 2.0})
 
@@ -43,7 +45,11 @@ def test_later_is_worth_less():
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
-    [({"attempts": 0}, "attempts is 0"), ({"discount": 1.5}, "discount is 1.5"), ({"reward": "exact"}, "no reward is called")],
+    [
+        ({"attempts": 0}, "attempts is 0"),
+        ({"discount": 1.5}, "discount is 1.5"),
+        ({"reward": "exact"}, "no reward is called"),
+    ],
 )
 def test_bad_settings_are_refused(settings, complaint):
     with pytest.raises(WhetError, match=complaint):
@@ -55,5 +61,7 @@ def test_reasoning_gym_judges():
     from whet.data.gym import gym_prompts
 
     (question,) = gym_prompts("gym:basic_arithmetic", 1, seed=0)
-    wrong, right = rewards(["<answer>no</answer>", f"<answer>{question.answer}</answer>"], question, reward="gym_answer")
+    wrong, right = rewards(
+        ["<answer>no</answer>", f"<answer>{question.answer}</answer>"], question, reward="gym_answer"
+    )
     assert not wrong.done and right.done and right.reward == 1.0

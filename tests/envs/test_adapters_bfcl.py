@@ -112,7 +112,9 @@ def test_calls_are_answered_by_the_simulators_in_every_syntax():
 def test_a_call_that_cannot_be_run_is_answered_and_counted():
     env = FunctionCalling()
     env.start(prompt("multi_turn_base_0"))
-    text = written(["open('/etc/passwd')", "cd(folder='nowhere')", "cd(wrong=1)", "cd(", "__init__()", "_load_scenario({})"])
+    text = written(
+        ["open('/etc/passwd')", "cd(folder='nowhere')", "cd(wrong=1)", "cd(", "__init__()", "_load_scenario({})"]
+    )
     answer = env.step(Completion(text))
     contents = [message["content"] for message in answer.messages]
     assert contents[0] == "Error during execution: no function is called 'open'"
@@ -166,12 +168,18 @@ def test_arithmetic_is_bounded_and_leaves_the_process_alone():
     env.start(prompt(name))
     before, began = (mpmath.mp.prec, decimal.getcontext().prec), time.monotonic()
     text = written(
-        ["power(base=10.0, exponent=10000000000)", "square_root(number=2, precision=10000000)", "power(base=2, exponent=3)"]
+        [
+            "power(base=10.0, exponent=10000000000)",
+            "square_root(number=2, precision=10000000)",
+            "power(base=2, exponent=3)",
+        ]
     )
     contents = [message["content"] for message in env.step(Completion(text)).messages]
     assert "exponent=10000000000 is too large" in contents[0] and "precision=10000000 is too large" in contents[1]
     assert contents[2] == '{"result": 8}'
-    env.step(Completion(written(["logarithm(value=10.0, base=2.0, precision=50)", "square_root(number=2, precision=50)"])))
+    env.step(
+        Completion(written(["logarithm(value=10.0, base=2.0, precision=50)", "square_root(number=2, precision=50)"]))
+    )
     assert (mpmath.mp.prec, decimal.getcontext().prec) == before
     assert time.monotonic() - began < 1
 
@@ -182,7 +190,7 @@ def test_a_seed_chooses_a_task():
 
 
 def test_bad_input_is_one_line():
-    with pytest.raises(WhetError, match="bfcl has no category 'bass' .did you mean 'base'"):
+    with pytest.raises(WhetError, match=r"bfcl has no category 'bass' .did you mean 'base'"):
         FunctionCalling(category="bass")
     with pytest.raises(ValueError, match="bfcl's base has no task 'x'"):
         FunctionCalling().start(prompt("x"))

@@ -76,7 +76,10 @@ class TestStepEnvironment:
             (("seen", float("nan"), False, False, {}), "Counting.step gave a reward of nan; expected a finite number"),
             (("seen", "1", False, False, {}), "Counting.step gave a reward of '1'; expected a number"),
             (("seen", None, False, False, {}), "gave a reward of None; expected a number"),
-            (([1], 1.0, False, False, {}), "Counting.step gave a value of type list; expected text: give `observation`"),
+            (
+                ([1], 1.0, False, False, {}),
+                "Counting.step gave a value of type list; expected text: give `observation`",
+            ),
             (("seen", 1.0), r"Counting.step gave a tuple of 2; expected \(observation, reward, terminated"),
             ("seen", "Counting.step gave a str; expected"),
             (("seen", 1.0, "no", False, {}), "gave a value of type str; expected True or False"),
@@ -150,7 +153,7 @@ class TestGymnasium:
         env = self.lake()
         (message,) = env.start(prompt(1)).messages
         assert message["content"].split() == ["[S]FFF", "FHFH", "FFFH", "HFFG"]
-        answers = [env.step(Completion(f"I go {move}")) for move in "down down right right down right".split()]
+        answers = [env.step(Completion(f"I go {move}")) for move in ["down", "down", "right", "right", "down", "right"]]
         assert [answer.done for answer in answers] == [False] * 5 + [True]
         assert [answer.reward for answer in answers] == [0.0] * 5 + [1.0]
         assert "(Down)\nSFFF\n[F]HFH" in answers[0].messages[0]["content"]
@@ -177,7 +180,10 @@ class TestGymnasium:
     @pytest.mark.parametrize(
         ("settings", "complaint"),
         [
-            ({"id": "FrozenLake-v1"}, "observations are of the space Discrete, and a policy reads text; give observation"),
+            (
+                {"id": "FrozenLake-v1"},
+                "observations are of the space Discrete, and a policy reads text; give observation",
+            ),
             ({"id": "FrozenLake-v9"}, "the gym environment 'FrozenLake-v9' cannot be made: VersionNotFound"),
             ({"id": "CartPole-v1"}, "of the space Box"),
             ({"id": "Pendulum-v1", "observation": str}, "its actions are of the space Box; give action, a function"),
@@ -281,9 +287,7 @@ class TestTextArena:
     def test_a_game_for_two_against_an_opponent(self, seat, reward):
         """Three in a row for the first player, whichever seat the policy has."""
         rows = {0: iter("012"), 1: iter("345")}
-        env = TextArenaGame(
-            "TicTacToe-v0", players=2, seat=seat, opponent=lambda seen: f"[{next(rows[1 - seat])}]"
-        )
+        env = TextArenaGame("TicTacToe-v0", players=2, seat=seat, opponent=lambda seen: f"[{next(rows[1 - seat])}]")
         assert "Player" in env.start(prompt(1)).messages[0]["content"]
         answers = []
         while not answers or not answers[-1].done:

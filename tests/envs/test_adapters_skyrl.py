@@ -45,7 +45,9 @@ class TestPackage:
             env.close()
 
     def test_gsm8k_over_several_turns(self):
-        row = Prompt("row", MULTIPLY.messages, meta={"reward_spec": {"ground_truth": "42"}, "extra_info": {"max_turns": 3}})
+        row = Prompt(
+            "row", MULTIPLY.messages, meta={"reward_spec": {"ground_truth": "42"}, "extra_info": {"max_turns": 3}}
+        )
         env = skyrl_environment("gsm8k_multi_turn")
         env.start(row)
         answers = [env.step(Completion(text)) for text in ("hm", "#### 40", "#### 42")]
@@ -55,11 +57,13 @@ class TestPackage:
 
     def test_a_row_without_what_it_needs_is_one_line(self):
         env = skyrl_environment("gsm8k")
-        with pytest.raises(WhetError, match="skyrl_gym's 'gsm8k' cannot be made: AssertionError: reward_spec field is req"):
+        with pytest.raises(
+            WhetError, match="skyrl_gym's 'gsm8k' cannot be made: AssertionError: reward_spec field is req"
+        ):
             env.start(Prompt("row", MULTIPLY.messages))
 
     def test_an_unknown_one_is_one_line(self):
-        with pytest.raises(WhetError, match="no environment 'gsm8'.*did you mean 'gsm8k'"):
+        with pytest.raises(WhetError, match=r"no environment 'gsm8'.*did you mean 'gsm8k'"):
             skyrl_environment("gsm8")
 
     def test_a_class_of_the_base_class(self):
@@ -104,7 +108,10 @@ def test_a_rewritten_completion_is_counted_and_never_used():
         (None, "Wrong.step gave a NoneType; expected a dictionary with reward and done"),
         ({"observations": [], "reward": 1.0}, "Wrong.step gave no 'done'; it gave observations, reward"),
         ({"observations": [], "reward": float("nan"), "done": True}, "a reward of nan; expected a finite number"),
-        ({"observations": "hello", "reward": 1.0, "done": False}, "gave a value of type str; expected a list of messages"),
+        (
+            {"observations": "hello", "reward": 1.0, "done": False},
+            "gave a value of type str; expected a list of messages",
+        ),
         ({"observations": [{"text": 1}], "reward": 1.0, "done": False}, "expected a role and a content"),
         ({"observations": [], "reward": 1.0, "done": None}, "gave None; expected True or False"),
     ],

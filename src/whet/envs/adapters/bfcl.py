@@ -240,7 +240,7 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _numbers(each, str(key) if not name else name)
+            yield from _numbers(each, name or str(key))
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _numbers(each, name)

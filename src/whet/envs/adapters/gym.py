@@ -93,7 +93,8 @@ class StepEnvironment:
                 "(observation, reward, terminated, truncated, info)"
             )
         shown, reward, *ends, info = answer
-        return shown, reward, any([flag(each, f"{self._name}.step") for each in ends]), info
+        ended = [flag(each, f"{self._name}.step") for each in ends]
+        return shown, reward, any(ended), info
 
     def _seen(self, shown: Any, info: Any, method: str) -> str:
         where = f"{self._name}.{method}"
@@ -160,14 +161,18 @@ def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str],
     if kind in ("NoneType", "Text"):
         return lambda written: written
     if kind != "Discrete":
-        raise WhetError(f"{name}: its actions are of the space {kind}; give action, a function that reads one from text")
+        raise WhetError(
+            f"{name}: its actions are of the space {kind}; give action, a function that reads one from text"
+        )
     first, count = int(space.start), int(space.n)
     if names and len(names) != count:
         raise WhetError(f"{name}: actions has {len(names)} names, and its space {count} numbers; name all of them")
     choices = {str(first + place): first + place for place in range(count)}
     choices |= {each.lower(): first + place for place, each in enumerate(names)}
     written_as = ", ".join(names) or f"a number from {first} to {first + count - 1}"
-    pattern = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in sorted(choices, key=len, reverse=True)))
+    pattern = re.compile(
+        "|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in sorted(choices, key=len, reverse=True))
+    )
 
     def read(written: str) -> int:
         found = pattern.findall(written.lower())

@@ -126,13 +126,17 @@ def _game(id: str, settings: dict[str, Any]) -> Any:
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
     if id not in ENV_REGISTRY:
-        raise WhetError(f"textarena has no game {id!r}{did_you_mean(id, ENV_REGISTRY)}; it has {len(ENV_REGISTRY)} games")
+        raise WhetError(
+            f"textarena has no game {id!r}{did_you_mean(id, ENV_REGISTRY)}; it has {len(ENV_REGISTRY)} games"
+        )
     try:
         with OwnRandom(0)():
             game = textarena.make(id, **settings)
     except (Exception, SyntaxError) as error:
         raise cannot_be_made(
-            f"textarena's {id!r}", error, "choose a game that needs neither data nor a newer Python, or check its settings"
+            f"textarena's {id!r}",
+            error,
+            "choose a game that needs neither data nor a newer Python, or check its settings",
         ) from error
     wrappers = []
     while isinstance(game, textarena.Wrapper):
