@@ -117,7 +117,7 @@ class EpisodeRunner:
         self._pool = CallPool()
         self._renderers: dict[Any, TurnRenderer] = {}
         self._is_slow = False
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
         self._failures: list[str] = []
         self._counts: Counter[str] = Counter()
 
@@ -152,7 +152,7 @@ class EpisodeRunner:
     def take_notes(self) -> PlayNotes:
         """What happened since the last time."""
         notes = PlayNotes(dict(self._seconds), tuple(self._failures), dict(self._counts))
-        self._seconds, self._failures, self._counts = Counter(), [], Counter()
+        self._seconds, self._failures, self._counts = {}, [], Counter()
         return notes
 
     def _shape(
@@ -244,7 +244,8 @@ class _Play:
                 came = self._come
                 break
         self._expire()
-        runner._seconds["environment"] += time.monotonic() - started
+        waited = time.monotonic() - started
+        runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
         for number in sorted(came):
             call = self._calls.pop(number, None)
             if call is not None:
