@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.envs.adapters.answers import flag, number, opened, text
-from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.envs.adapters.optional import cannot_be_made, function_of, optional
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError
@@ -42,7 +42,7 @@ class StepEnvironment:
         env: Any,
         *,
         observation: Callable[[Any], str] | str | None = None,
-        action: Callable[[str], Any] | None = None,
+        action: Callable[[str], Any] | str | None = None,
         actions: Sequence[str] = (),
         shares_random: bool | None = None,
         names_states: bool = False,
@@ -54,7 +54,11 @@ class StepEnvironment:
         self._shares_random = not self._takes_seed if shares_random is None else shares_random
         self._names_states = names_states
         self._observation = _observation_of(env, observation, self._name)
-        self._action = action or _action_of(getattr(env, "action_space", None), tuple(actions), self._name)
+        self._action = (
+            function_of(action, "action")
+            if action
+            else _action_of(getattr(env, "action_space", None), tuple(actions), self._name)
+        )
         self._random: OwnRandom | None = None
 
     def start(self, prompt: Prompt) -> Opening:
@@ -113,7 +117,7 @@ def gym_environment(
     id: str,
     *,
     observation: Callable[[Any], str] | str | None = None,
-    action: Callable[[str], Any] | None = None,
+    action: Callable[[str], Any] | str | None = None,
     actions: Sequence[str] = (),
     names_states: bool = False,
     **settings: Any,
@@ -143,6 +147,8 @@ def _observation_of(env: Any, given: Callable[[Any], str] | str | None, name: st
         return given
     if given == RENDER:
         return lambda _: _plain(env.render())
+    if isinstance(given, str) and ":" in given:
+        return function_of(given, "observation")
     if given is not None:
         raise WhetError(f"{name}: observation is {given!r}; give {RENDER!r}, or a function that writes one as text")
     space = type(getattr(env, "observation_space", None)).__name__

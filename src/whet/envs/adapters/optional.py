@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from whet.importing import error_text, imported
 from whet.types import WhetError
 
 
@@ -29,5 +31,12 @@ def optional(environment: str, install: str) -> Iterator[None]:
 
 def cannot_be_made(what: str, error: Exception, fix: str) -> WhetError:
     """The one line for an environment that its own package refuses."""
-    reason = " ".join(str(error).split())[:200] or "no reason given"
-    return WhetError(f"{what} cannot be made: {type(error).__name__}: {reason}; {fix}")
+    return WhetError(f"{what} cannot be made: {error_text(error)}; {fix}")
+
+
+def function_of(given: Any, setting: str) -> Callable[..., Any]:
+    """A setting that is a function: itself, or `file.py:function` as a config has it."""
+    found = imported(given, setting) if isinstance(given, str) else given
+    if not callable(found):
+        raise WhetError(f"{setting} is {found!r}; give a function, or file.py:function")
+    return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whet.envs.adapters.answers import flag, number, numbers, opened, text
-from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.envs.adapters.optional import cannot_be_made, function_of, optional
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
@@ -33,7 +33,7 @@ class TextArenaGame:
         *,
         players: int = 1,
         seat: int = 0,
-        opponent: Callable[[str], str] | None = None,
+        opponent: Callable[[str], str] | str | None = None,
         **settings: Any,
     ) -> None:
         if not 0 <= seat < players:
@@ -43,7 +43,8 @@ class TextArenaGame:
                 f"textarena: {id!r} is played by {players}; give opponent, a function from what a player sees to "
                 "what it writes"
             )
-        self._id, self._players, self._seat, self._opponent = id, players, seat, opponent
+        self._id, self._players, self._seat = id, players, seat
+        self._opponent = None if opponent is None else function_of(opponent, "opponent")
         _check_players(id, players)
         self._game = _game(id, settings)
         self._random = OwnRandom(0)
