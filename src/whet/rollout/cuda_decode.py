@@ -35,7 +35,7 @@ from whet.rollout.scheduler import (
     decode_job,
     numbers_on,
 )
-from whet.types import Request, Sampling
+from whet.types import Request, Sampling, SessionShape
 
 STEPS_PER_LOOK = 8  # replays between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
@@ -77,6 +77,7 @@ class GraphBackend:
     steps_per_look = STEPS_PER_LOOK
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
+    most_members: int | None = MOST_MEMBERS
 
     num_rows = num_slots = 0
     log: TokenLog
@@ -102,6 +103,16 @@ class GraphBackend:
         if any(window is not None and window < longest for window in self._windows):
             return f"the kernels read every key, and {longest} tokens exceed a layer's sliding window"
         return ""
+
+    def session_refusal(self, sampling: Sampling, shape: SessionShape) -> str:
+        """Why a session is left to another backend; empty where it is taken."""
+        return "CUDA graphs write no conversations yet"
+
+    def open_session(self, sampling: Sampling, shape: SessionShape, rows_per_batch: int) -> None:
+        raise NotImplementedError
+
+    def close_session(self) -> None:
+        raise NotImplementedError
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling, rows_per_batch: int) -> Completions:
@@ -221,6 +232,14 @@ class GraphBackend:
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         self._noted[numbers_on(self._lm.device, rows)] = self._noted.new_ones(())
         return self._prompt_logits[numbers_on(self._lm.device, slots)]
+
+    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+        return num_ready >= max(1, num_busy // 32)
+
+    def extend(
+        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        raise NotImplementedError
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""
