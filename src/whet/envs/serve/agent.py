@@ -22,7 +22,7 @@ from whet.envs.serve.endpoint import Endpoint, require_server
 from whet.envs.serve.programs import Program, program_arguments
 from whet.protocols import Engine
 from whet.rollout.play import PlayNotes
-from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
+from whet.types import Prompt, Sample, Sampling, StopReason
 
 AT_ONCE = 16  # programs
 GRACE = 1.0  # seconds that the engine waits for a program never found slow, between two calls
@@ -103,7 +103,7 @@ class AgentRunner:
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
         episodes = [
-            self._episode(prompt, prompt_tokens[row], row * count + number, f"{prompt.id}#{number}", (*seed, row, number))
+            self._episode(prompt, prompt_tokens[row], row * count + number, number, (*seed, row, number))
             for row, prompt in enumerate(prompts)
             for number in range(count)
         ]
@@ -118,9 +118,8 @@ class AgentRunner:
                 endpoint.forget(episode.token)
             self._desk.close()
             _end_all([each.program for each in episodes if each.program is not None])
-        groups = [[sample for each in episodes[start : start + count] for sample in each.samples or ()]
-                  for start in range(0, len(episodes), count)]
-        return groups
+        per_prompt = [episodes[start : start + count] for start in range(0, len(episodes), count)]
+        return [[sample for each in group for sample in each.samples or ()] for group in per_prompt]
 
     def take_notes(self) -> PlayNotes:
         """What happened since the last time."""
@@ -144,11 +143,11 @@ class AgentRunner:
         return self._endpoint
 
     def _episode(
-        self, prompt: Prompt, tokens: tuple[int, ...], number: int, name: str, seed: tuple[int, ...]
+        self, prompt: Prompt, tokens: tuple[int, ...], place: int, number: int, seed: tuple[int, ...]
     ) -> _Episode:
-        record = CallRecord(
-            name, number, seed, most_calls=self._limits.calls, most_tokens=self._limits.tokens
-        )
+        limits = self._limits
+        name = f"{prompt.id}#{number}"
+        record = CallRecord(name, place, seed, most_calls=limits.calls, most_tokens=limits.tokens)
         return _Episode(record, prompt, tokens, secrets.token_urlsafe(24))
 
     def _run(self, episodes: Sequence[_Episode], endpoint: Endpoint) -> None:
@@ -325,6 +324,3 @@ def check_agent(command: str) -> None:
     """Raise, before a model is read, where the command cannot be started."""
     require_server()
     program_arguments(command)
-
-
-__all__ = ["AgentLimits", "AgentRunner", "WhetError", "check_agent"]

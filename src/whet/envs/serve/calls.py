@@ -129,9 +129,7 @@ class CallRecord:
         if not samples:
             nothing = torch.zeros(len(fallback))
             tokens = torch.tensor(list(fallback), dtype=torch.long)
-            samples = [
-                Sample(tokens, nothing.bool(), nothing, (0, 0), StopReason.FAILED, "", episode=self.name)
-            ]
+            samples = [Sample(tokens, nothing.bool(), nothing, (0, 0), StopReason.FAILED, "", episode=self.name)]
         return samples
 
     def _sample(self, leaf: Call, decode: Any, stop: StopReason, returned: float | None) -> Sample:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.chat import prompt_tokens
+from whet.data.tool_syntax import BROKEN, calls_in, named
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.envs.serve.calls import Call, CallRecord
-from whet.envs.serve.wire import BadCall, CallRequest, CallResult, Choice, SamplingWishes, ToolCall
+from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, CallResult, Choice, SamplingWishes
 from whet.protocols import Engine, Session
 from whet.rollout.seed import request_seed
 from whet.rollout.session import open_session
@@ -382,7 +383,8 @@ class Desk:
         pieces: tuple[str, ...] = ()
         if request.logprobs and not request.tokens_as_ids:
             pieces = tuple(str(self._tokenizer.decode([each])) for each in tokens)
-        content, tool_calls = call.text, ()
+        content: str = call.text
+        tool_calls: tuple[CalledTool, ...] = ()
         if request.tools:
             content, tool_calls = self._tool_calls(call, tokens, request.tools)
         if request.tokens is None:
@@ -392,12 +394,22 @@ class Desk:
 
     def _tool_calls(
         self, call: Call, tokens: list[int], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[str, tuple[ToolCall, ...]]:
+    ) -> tuple[str, tuple[CalledTool, ...]]:
         """The text before the calls, and the calls; what cannot be read as one stays text, and is counted."""
-        return call.text, ()
+        raw = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        found = calls_in(raw) if "<tool_call>" in raw else []
+        if not found:
+            return call.text, ()
+        good = [named(each, list(tools)) for each in found if each is not BROKEN]
+        call.calls_tools, call.malformed = len(good), len(found) - len(good)
+        if call.malformed:
+            return call.text, ()
+        return call.text.partition("<tool_call>")[0], tuple(
+            CalledTool(f"call_{secrets.token_hex(8)}", each.name, json.dumps(dict(each.arguments))) for each in good
+        )
 
 
-def _answer(content: str, tool_calls: Sequence[ToolCall]) -> Message:
+def _answer(content: str, tool_calls: Sequence[CalledTool]) -> Message:
     """A completion as the client will send it back."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if tool_calls:

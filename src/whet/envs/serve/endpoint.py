@@ -201,7 +201,9 @@ class Endpoint:
 
         async def unknown(request: Request, error: Any = None) -> Any:
             there = "POST /v1/chat/completions, POST /inference/v1/generate, GET /v1/models"
-            return refused(BadCall(f"there is no {request.method} {request.url.path[:100]}; there is {there}", status=404))
+            return refused(
+                BadCall(f"there is no {request.method} {request.url.path[:100]}; there is {there}", status=404)
+            )
 
         for path, function, method in (
             ("/v1/chat/completions", chat, "POST"),
@@ -232,7 +234,9 @@ class Endpoint:
                     found = record
         if found is None:
             raise BadCall(
-                "the token is missing or wrong; send it as `Authorization: Bearer TOKEN`", status=401, code="invalid_token"
+                "the token is missing or wrong; send it as `Authorization: Bearer TOKEN`",
+                status=401,
+                code="invalid_token",
             )
         return found
 
@@ -268,9 +272,8 @@ class Endpoint:
                 yield f"data: {event}\n\n"
         finally:
             if not is_whole:
-                job.is_gone = True
+                _leave(job, waiting)
                 job.mark_delivered(False)
-                self._desk.wake()
 
 
 async def _awaited(request: Any, job: Job) -> Any:
@@ -280,16 +283,22 @@ async def _awaited(request: Any, job: Job) -> Any:
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
-            job.is_gone = True
+            _leave(job, waiting)
             raise BadCall("the client went away", status=499, code="client_closed_request")
         result = waiting.result()
         job.mark_delivered()
         return result
     except asyncio.CancelledError:
-        job.is_gone = True
+        _leave(job, waiting)
         raise
     finally:
         leaving.cancel()
+
+
+def _leave(job: Job, waiting: asyncio.Future[Any]) -> None:
+    """Nobody waits for the job any more, and nobody will look at what becomes of it."""
+    job.is_gone = True
+    waiting.add_done_callback(lambda each: each.cancelled() or each.exception())
 
 
 async def _disconnected(request: Any) -> None:

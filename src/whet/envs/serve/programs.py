@@ -31,7 +31,9 @@ def program_arguments(command: str) -> list[str]:
     if shutil.which(words[0]) is None:
         there = Path(words[0])
         why = "it is not executable" if there.is_file() else "there is no such program"
-        raise WhetError(f"env.agent {command!r}: {why}: {words[0]!r}; give a command that runs, such as 'python my_agent.py'")
+        raise WhetError(
+            f"env.agent {command!r}: {why}: {words[0]!r}; give a command that runs, such as 'python my_agent.py'"
+        )
     scripts = [each for each in words[1:] if each.endswith((".py", ".sh", ".js", ".ts")) and not each.startswith("-")]
     if scripts and not words[1].startswith("-") and not Path(scripts[0]).is_file():
         raise WhetError(f"env.agent {command!r}: there is no file {scripts[0]!r} in {Path.cwd()}; correct the path")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ MOST_CHOICES = 16
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
 MOST_TOOLS = 512
+NOTHING: Mapping[str, Any] = {}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -72,7 +74,7 @@ class CallRequest:
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class CalledTool:
     """A call that the policy wrote."""
 
     id: str
@@ -88,7 +90,7 @@ class Choice:
     logp: tuple[float, ...]
     pieces: tuple[str, ...]  # the text of each token; empty where nobody asked
     content: str
-    tool_calls: tuple[ToolCall, ...]
+    tool_calls: tuple[CalledTool, ...]
     finish: str  # stop, length or tool_calls
 
 
@@ -113,7 +115,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadCall(f"the body is no JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
-        raise BadCall("the body is no JSON object; expected one, such as {\"messages\": [...]}")
+        raise BadCall('the body is no JSON object; expected one, such as {"messages": [...]}')
     _check_tree(value)
     return value
 
@@ -201,7 +203,7 @@ def parse_generate(body: Mapping[str, Any]) -> CallRequest:
     )
 
 
-def _message(value: Any, number: int) -> Message:
+def _message(value: Any, number: int) -> dict[str, Any]:
     """A message as the chat templates want it: text contents, arguments of calls as objects."""
     where = f"messages[{number}]"
     if not isinstance(value, dict):
@@ -257,10 +259,8 @@ def _tool_call(value: Any, where: str) -> dict[str, Any]:
         raise BadCall(f"{where}.tool_calls holds a call without function.name", param=where)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        try:
+        with suppress(BadCall):  # what the policy wrote need not be JSON: the template gets the text
             arguments = parse_body(arguments.encode()) if arguments.strip() else {}
-        except BadCall:
-            pass  # what the policy wrote need not be JSON; the template gets the text
     return {
         **({"id": value["id"]} if isinstance(value.get("id"), str) else {}),
         "type": "function",
@@ -285,9 +285,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 def _wishes(body: Mapping[str, Any]) -> SamplingWishes:
     budgets = [
-        each
-        for key in ("max_completion_tokens", "max_tokens")
-        if (each := _whole(body, key, 1, 10**9)) is not None
+        each for key in ("max_completion_tokens", "max_tokens") if (each := _whole(body, key, 1, 10**9)) is not None
     ]
     stop = body.get("stop") or ()
     stops = (stop,) if isinstance(stop, str) else stop
@@ -311,13 +309,12 @@ def _wishes(body: Mapping[str, Any]) -> SamplingWishes:
     )
 
 
-def _number(
-    body: Mapping[str, Any], key: str, low: float, high: float, above: bool = False
-) -> float | None:
+def _number(body: Mapping[str, Any], key: str, low: float, high: float, above: bool = False) -> float | None:
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or (above and value == low):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (above and value == low):
         raise BadCall(f"{key} is {_shown(value)}; expected a number from {low:g} to {high:g}", param=key)
     return float(value)
 
@@ -386,7 +383,7 @@ def _chat_choice(request: CallRequest, number: int, choice: Choice) -> dict[str,
     }
 
 
-def _call_json(call: ToolCall) -> dict[str, Any]:
+def _call_json(call: CalledTool) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
@@ -439,7 +436,9 @@ def chat_events(request: CallRequest, result: CallResult, model: str) -> list[st
     }
     events: list[dict[str, Any]] = []
 
-    def add(number: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> None:
+    def add(
+        number: int, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = NOTHING
+    ) -> None:
         choice = {"index": number, "delta": dict(delta), "finish_reason": finish, "logprobs": None, **more}
         events.append({**head, "choices": [choice]})
 
@@ -448,7 +447,7 @@ def chat_events(request: CallRequest, result: CallResult, model: str) -> list[st
         logprobs = {"logprobs": _logprobs(request, choice)} if request.logprobs else {}
         ids = {"token_ids": list(choice.tokens)} if request.token_ids else {}
         if choice.content or logprobs or ids:
-            add(number, {"content": choice.content}, **logprobs, **ids)
+            add(number, {"content": choice.content}, more={**logprobs, **ids})
         for index, call in enumerate(choice.tool_calls):
             add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
         add(number, {}, choice.finish)
@@ -486,8 +485,6 @@ def is_finite(value: Any) -> bool:
 
 def message_key(message: Message) -> str:
     """Equal for messages that say the same: blanks around a text and the ids of calls say nothing."""
-    calls = [
-        (each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()
-    ]
+    calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
     said = (message["role"], str(message.get("content") or "").strip(), message.get("reasoning_content"), calls)
     return json.dumps(said, sort_keys=True)
