@@ -89,7 +89,7 @@ class _Episode:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _EnvironmentCall:
     """A call of an environment that is on its way."""
 
     future: Future[Any]
@@ -193,7 +193,7 @@ class _Play:
         self._runner, self._session, self._sampling = runner, session, sampling
         self._prompt_tokens = prompt_tokens  # by episode
         self._limits = runner._limits
-        self._calls: dict[int, _Call] = {}  # by episode
+        self._calls: dict[int, _EnvironmentCall] = {}  # by episode
         self._answered: queue.SimpleQueue[int] = queue.SimpleQueue()  # episodes whose call came back
         self._writing: dict[int, _Episode] = {}  # by request
         self._num_requests = 0
@@ -222,7 +222,7 @@ class _Play:
 
     def _call(self, episode: _Episode, function: Callable[..., Any], argument: Any, is_start: bool = False) -> None:
         future = self._runner._pool.submit(function, argument)
-        self._calls[episode.number] = _Call(future, episode, is_start, time.monotonic())
+        self._calls[episode.number] = _EnvironmentCall(future, episode, is_start, time.monotonic())
         future.add_done_callback(lambda _: self._answered.put(episode.number))
 
     def _take_answers(self) -> None:
@@ -294,7 +294,7 @@ class _Play:
                 self._end(call.episode, reason)
         return bool(late)
 
-    def _answer(self, call: _Call) -> None:
+    def _answer(self, call: _EnvironmentCall) -> None:
         episode, seconds = call.episode, time.monotonic() - call.since
         error = call.future.exception()
         if isinstance(error, WhetError) and not isinstance(error, BadAnswer):
