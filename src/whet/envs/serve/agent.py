@@ -1,6 +1,6 @@
 """The player that starts a program per episode: it speaks to an OpenAI-compatible endpoint, and its calls are trained.
 
-The program is told the endpoint and its own token (`OPENAI_BASE_URL`, `OPENAI_API_KEY`) and the row it works on
+The program is given the endpoint and its own token (`OPENAI_BASE_URL`, `OPENAI_API_KEY`) and the row it works on
 (`WHET_PROMPT`, and standard input). It reports its reward as the last line it prints, `{"reward": 0.5}`, or by a POST.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 from whet.envs.serve import wire
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.desk import Desk
-from whet.envs.serve.endpoint import Endpoint, require_server
-from whet.envs.serve.programs import Program, program_arguments
+from whet.envs.serve.endpoint import HttpEndpoint, require_server
+from whet.envs.serve.programs import AgentProgram, program_arguments
 from whet.protocols import Engine
 from whet.rollout.play import PlayNotes
 from whet.types import Prompt, Sample, Sampling, StopReason
@@ -42,14 +42,14 @@ class AgentLimits:
 
 
 @dataclass(eq=False)
-class _Episode:
+class _AgentEpisode:
     """A program at work."""
 
     record: CallRecord
     prompt: Prompt
     tokens: tuple[int, ...]
     token: str
-    program: Program | None = None
+    program: AgentProgram | None = None
     began: float = 0.0
     quiet_since: float = 0.0  # since when it has not asked for anything
     was_pending: bool = False
@@ -87,7 +87,7 @@ class AgentRunner:
             call_format=call_format,
         )
         self._model, self._context = model, context
-        self._endpoint: Endpoint | None = None
+        self._endpoint: HttpEndpoint | None = None
         self._is_slow, self._is_slow_to_start = False, False
         self._counts: Counter[str] = Counter()
         self._failures: list[str] = []
@@ -136,23 +136,23 @@ class AgentRunner:
             self._endpoint.stop()
             self._endpoint = None
 
-    def _started(self) -> Endpoint:
+    def _started(self) -> HttpEndpoint:
         if self._endpoint is None:
-            self._endpoint = Endpoint(self._desk, self._model, context=self._context, any_model=True)
+            self._endpoint = HttpEndpoint(self._desk, self._model, context=self._context, any_model=True)
             self._endpoint.start()
         return self._endpoint
 
     def _episode(
         self, prompt: Prompt, tokens: tuple[int, ...], place: int, number: int, seed: tuple[int, ...]
-    ) -> _Episode:
+    ) -> _AgentEpisode:
         limits = self._limits
         name = f"{prompt.id}#{number}"
         record = CallRecord(name, place, seed, most_calls=limits.calls, most_tokens=limits.tokens)
-        return _Episode(record, prompt, tokens, secrets.token_urlsafe(24))
+        return _AgentEpisode(record, prompt, tokens, secrets.token_urlsafe(24))
 
-    def _run(self, episodes: Sequence[_Episode], endpoint: Endpoint) -> None:
+    def _run(self, episodes: Sequence[_AgentEpisode], endpoint: HttpEndpoint) -> None:
         waiting = list(episodes)
-        running: list[_Episode] = []
+        running: list[_AgentEpisode] = []
         while waiting or running:
             while waiting and len(running) < self._limits.at_once:
                 episode = waiting.pop(0)
@@ -172,7 +172,7 @@ class AgentRunner:
                 continue
             self._desk.work()
 
-    def _begin(self, episode: _Episode, endpoint: Endpoint) -> None:
+    def _begin(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
         record, prompt = episode.record, episode.prompt
         endpoint.allow(episode.token, record)
         row = json.dumps(
@@ -199,13 +199,13 @@ class AgentRunner:
         }
         episode.began = episode.quiet_since = time.monotonic()
         try:
-            episode.program = Program(self._arguments, environment, row, self._desk.wake)
+            episode.program = AgentProgram(self._arguments, environment, row, self._desk.wake)
         except (OSError, ValueError) as error:
             self._fail(episode, f"its program could not be started: {error}")
             episode.samples = record.samples(self._decode, episode.tokens, failed=True)
             endpoint.forget(episode.token)
 
-    def _is_over(self, episode: _Episode) -> bool:
+    def _is_over(self, episode: _AgentEpisode) -> bool:
         assert episode.program is not None
         if episode.program.has_ended:
             return True
@@ -214,7 +214,7 @@ class AgentRunner:
             episode.program.end()
         return episode.is_late
 
-    def _patience(self, running: Sequence[_Episode]) -> float:
+    def _patience(self, running: Sequence[_AgentEpisode]) -> float:
         """Seconds to wait for programs to ask for something, before the engine writes on; 0: write now."""
         now, most = time.monotonic(), 0.0
         for episode in running:
@@ -240,11 +240,11 @@ class AgentRunner:
             return most
         return 60.0  # nothing to write: until somebody asks, or ends
 
-    def _time_left(self, running: Sequence[_Episode]) -> float:
+    def _time_left(self, running: Sequence[_AgentEpisode]) -> float:
         oldest = min(episode.began for episode in running)
         return max(0.01, oldest + self._limits.seconds - time.monotonic())
 
-    def _finish(self, episode: _Episode, endpoint: Endpoint) -> None:
+    def _finish(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
         """The program has ended: what it reported, and what it called."""
         record, program = episode.record, episode.program
         assert program is not None
@@ -258,7 +258,7 @@ class AgentRunner:
             self._counts["branches"] += len(episode.samples)
         self._counts.update(record.counts)
 
-    def _judge(self, episode: _Episode, program: Program) -> bool:
+    def _judge(self, episode: _AgentEpisode, program: AgentProgram) -> bool:
         """Take the reward that the program reported; True where its episode failed."""
         record = episode.record
         self._counts["agent_calls"] += record.num_calls
@@ -277,7 +277,7 @@ class AgentRunner:
             self._counts["unreported_rewards"] += 1
         return False
 
-    def _read_report(self, episode: _Episode, output: str) -> None:
+    def _read_report(self, episode: _AgentEpisode, output: str) -> None:
         """The last line that the program printed, where it is a report."""
         lines = output.strip().splitlines()
         line = lines[-1].strip() if lines else ""
@@ -289,17 +289,17 @@ class AgentRunner:
             return
         if "reward" not in value:
             return
-        told = wire.reported_reward(value, partial(self._note_bad_report, episode))
-        if told is not None:
+        report = wire.reported_reward(value, partial(self._note_bad_report, episode))
+        if report is not None:
             record = episode.record
-            record.reward, record.is_scored = told[0], True
-            record.metrics.update(told[1])
+            record.reward, record.is_scored = report[0], True
+            record.metrics.update(report[1])
 
-    def _note_bad_report(self, episode: _Episode, what: str) -> None:
+    def _note_bad_report(self, episode: _AgentEpisode, what: str) -> None:
         self._counts["bad_reports"] += 1
         self._note(f"episode {episode.record.name}: {what}")
 
-    def _fail(self, episode: _Episode, what: str) -> bool:
+    def _fail(self, episode: _AgentEpisode, what: str) -> bool:
         self._counts["failed_episodes"] += 1
         self._note(f"episode {episode.record.name}: {what}")
         return True
@@ -312,7 +312,7 @@ class AgentRunner:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-def _end_all(programs: Sequence[Program]) -> None:
+def _end_all(programs: Sequence[AgentProgram]) -> None:
     left = [each for each in programs if not each.has_ended]
     for each in left:
         each.ask_to_end()

@@ -24,12 +24,12 @@ from whet.types import Message, Sample, StopReason, Support, Turn
 
 
 @dataclass(eq=False)
-class Call:
+class ModelCall:
     """One completion that a client asked for."""
 
     prompt: tuple[int, ...]
     observed: tuple[Turn, ...]  # what stands between the parent's completion and this one, with its place
-    parent: Call | None = None
+    parent: ModelCall | None = None
     sample: Sample | None = None  # of the engine: prompt and completion
     text: str = ""  # the completion, calls included
     calls_tools: int = 0
@@ -44,7 +44,7 @@ class Call:
         return self.prompt if self.sample is None else tuple(self.sample.tokens.tolist())
 
     @property
-    def path(self) -> list[Call]:
+    def path(self) -> list[ModelCall]:
         """From the root to this call."""
         calls = [self]
         while calls[-1].parent is not None:
@@ -68,12 +68,14 @@ class CallRecord:
     is_scored: bool = False  # the program reported a reward, be it None
     metrics: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModelCall] = field(default_factory=list)
     num_calls: int = 0
-    _known: OrderedDict[bytes, Call] = field(default_factory=OrderedDict)  # by everything said up to the completion
+    _known: OrderedDict[bytes, ModelCall] = field(
+        default_factory=OrderedDict
+    )  # by all that was said
     _asked: Counter[bytes] = field(default_factory=Counter)  # how often a prompt was asked for
 
-    def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Call, int] | None:
+    def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[ModelCall, int] | None:
         """The newest completion that these messages go on from, and how many of them it covers."""
         keys = _prefix_keys(messages, tools)
         for length in range(len(messages) - 1, 0, -1):
@@ -82,16 +84,16 @@ class CallRecord:
         return None
 
     def remember(
-        self, call: Call, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message
+        self, call: ModelCall, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message
     ) -> None:
-        """Note what the client was told, so that a later request can go on from it."""
+        """Note what the client was report, so that a later request can go on from it."""
         key = _prefix_keys([*messages, answer], tools)[-1]
         self._known[key] = call
         self._known.move_to_end(key)
         while self.keeps and len(self._known) > self.keeps:
             self._known.popitem(last=False)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ModelCall) -> None:
         self.num_calls += 1
         if not self.keeps:
             self.calls.append(call)
@@ -107,7 +109,7 @@ class CallRecord:
         self._asked[digest] += 1
         return (*self.seed, digest.hex(), self._asked[digest])
 
-    def room(self, call: Call, context: int) -> int:
+    def room(self, call: ModelCall, context: int) -> int:
         """Tokens that the completion of a call may have."""
         rooms = [context - len(call.prompt)] if context else []
         if self.most_tokens:
@@ -132,7 +134,7 @@ class CallRecord:
             samples = [Sample(tokens, nothing.bool(), nothing, (0, 0), StopReason.FAILED, "", episode=self.name)]
         return samples
 
-    def _sample(self, leaf: Call, decode: Any, stop: StopReason, returned: float | None) -> Sample:
+    def _sample(self, leaf: ModelCall, decode: Any, stop: StopReason, returned: float | None) -> Sample:
         assert leaf.sample is not None
         path = leaf.path
         tokens = leaf.sample.tokens

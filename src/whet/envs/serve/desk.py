@@ -22,8 +22,8 @@ from typing import Any
 from whet.data.chat import prompt_tokens
 from whet.data.tool_syntax import BROKEN, calls_in, named
 from whet.data.turns import TurnRenderer, turn_renderer
-from whet.envs.serve.calls import Call, CallRecord
-from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, CallResult, Choice, SamplingWishes
+from whet.envs.serve.calls import CallRecord, ModelCall
+from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, SamplingWishes, ServedCompletions
 from whet.protocols import Engine, Session
 from whet.rollout.seed import request_seed
 from whet.rollout.session import open_session
@@ -40,9 +40,9 @@ class Job:
 
     record: CallRecord
     request: CallRequest
-    future: Future[CallResult] = field(default_factory=Future)
+    future: Future[ServedCompletions] = field(default_factory=Future)
     is_gone: bool = False  # its client went away
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModelCall] = field(default_factory=list)
     left: int = 0  # completions still to be written
     sampling: Sampling | None = None
 
@@ -58,8 +58,8 @@ class _OpenSession:
     number: int
     session: Session
     closing: ExitStack
-    writing: dict[int, tuple[Job, Call]] = field(default_factory=dict)
-    held: OrderedDict[int, Call] = field(default_factory=OrderedDict)  # by request, the longest unused first
+    writing: dict[int, tuple[Job, ModelCall]] = field(default_factory=dict)
+    held: OrderedDict[int, ModelCall] = field(default_factory=OrderedDict)  # by request, the longest unused first
 
 
 class Desk:
@@ -229,7 +229,7 @@ class Desk:
             self._ask(opened, job, call, budget, choice)
         return True
 
-    def _ask(self, opened: _OpenSession, job: Job, call: Call, budget: int, choice: int) -> None:
+    def _ask(self, opened: _OpenSession, job: Job, call: ModelCall, budget: int, choice: int) -> None:
         record, wished = job.record, job.request.wishes.seed
         seed = record.call_seed(call.prompt)
         if wished is not None and not self._is_fixed:
@@ -290,13 +290,13 @@ class Desk:
         except WhetError as error:
             raise BadCall(str(error)) from error
 
-    def _prompted(self, record: CallRecord, request: CallRequest) -> Call:
+    def _prompted(self, record: CallRecord, request: CallRequest) -> ModelCall:
         """The tokens of a request: those that were sampled are taken as they are."""
         if request.tokens is not None:
             size = len(self._tokenizer)
             if max(request.tokens) >= size:
                 raise BadCall(f"token_ids holds {max(request.tokens)}; the vocabulary has {size}", param="token_ids")
-            return Call(request.tokens, ())
+            return ModelCall(request.tokens, ())
         found = record.find(request.messages, request.tools)
         if found is not None:
             call = self._continued(record, request, *found)
@@ -306,7 +306,7 @@ class Desk:
             tokens = self._rendered(request)
         except WhetError as error:
             raise BadCall(str(error), param="messages") from error
-        return Call(tokens, ())
+        return ModelCall(tokens, ())
 
     def _rendered(self, request: CallRequest) -> tuple[int, ...]:
         """A conversation that nothing is known of, as the template writes it; its texts, where there is no template."""
@@ -317,7 +317,7 @@ class Desk:
         text = "".join(str(each["content"]) for each in request.messages)
         return prompt_tokens(self._tokenizer, Prompt("messages", (), text))
 
-    def _continued(self, record: CallRecord, request: CallRequest, parent: Call, covered: int) -> Call | None:
+    def _continued(self, record: CallRecord, request: CallRequest, parent: ModelCall, covered: int) -> ModelCall | None:
         """The prompt of a call that goes on from another; None where the template cannot be applied so."""
         assert parent.sample is not None
         renderer = self._renderer(request.tools)
@@ -342,7 +342,7 @@ class Desk:
             Turn(str(message["role"]), str(message.get("content") or ""), base + start, base + stop)
             for message, (start, stop) in zip(new, answer.spans, strict=True)
         )
-        return Call((*tokens, *answer.tokens), observed, parent)
+        return ModelCall((*tokens, *answer.tokens), observed, parent)
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
         """What writes answers behind a sampled turn, or why the template cannot be applied so."""
@@ -357,7 +357,7 @@ class Desk:
                 self._renderers[key] = str(error)
         return self._renderers[key]
 
-    def _written(self, opened: _OpenSession, number: int, job: Job, call: Call, sample: Sample) -> None:
+    def _written(self, opened: _OpenSession, number: int, job: Job, call: ModelCall, sample: Sample) -> None:
         """A completion is done; with the last one of its job, the client gets them."""
         call.sample, call.text = sample, sample.completion
         job.left -= 1
@@ -371,11 +371,11 @@ class Desk:
             job.record.counts["disconnected_calls"] += 1
             return
         choices = [self._choice(job, each) for each in job.calls]
-        result = CallResult(secrets.token_hex(12), int(time.time()), job.calls[0].prompt, tuple(choices))
+        result = ServedCompletions(secrets.token_hex(12), int(time.time()), job.calls[0].prompt, tuple(choices))
         if not job.future.done():
             job.future.set_result(result)
 
-    def _choice(self, job: Job, call: Call) -> Choice:
+    def _choice(self, job: Job, call: ModelCall) -> Choice:
         sample, request = call.sample, job.request
         assert sample is not None
         start = len(call.prompt)
@@ -393,7 +393,7 @@ class Desk:
         return Choice(tuple(tokens), tuple(sample.behavior_logp[start:].tolist()), pieces, content, tool_calls, finish)
 
     def _tool_calls(
-        self, call: Call, tokens: list[int], tools: Sequence[Mapping[str, Any]]
+        self, call: ModelCall, tokens: list[int], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str, tuple[CalledTool, ...]]:
         """The text before the calls, and the calls; what cannot be read as one stays text, and is counted."""
         raw = str(self._tokenizer.decode(tokens, skip_special_tokens=False))

@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Endpoint:
+class HttpEndpoint:
     """A server in a thread of its own, in front of a `Desk`."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Endpoint:
             except BadCall as error:
                 return refused(error)
 
-        async def report(request: Request) -> Any:
+        async def take_reward(request: Request) -> Any:
             """The reward of an episode."""
             try:
                 record = self._admitted(request)
@@ -166,11 +166,11 @@ class Endpoint:
                     raise BadCall("this token belongs to no episode, so there is nothing to reward", status=404)
                 body = wire.parse_body(await _body(request))
                 problems: list[str] = []
-                told = wire.reported_reward(body, problems.append)
-                if told is None:
+                report = wire.reported_reward(body, problems.append)
+                if report is None:
                     raise BadCall(problems[0], param="reward")
-                record.reward, record.is_scored = told[0], True
-                record.metrics.update(told[1])
+                record.reward, record.is_scored = report[0], True
+                record.metrics.update(report[1])
                 return JSONResponse({"episode": record.name, "reward": record.reward})
             except BadCall as error:
                 return refused(error)
@@ -208,7 +208,7 @@ class Endpoint:
         for path, function, method in (
             ("/v1/chat/completions", chat, "POST"),
             ("/inference/v1/generate", generate, "POST"),
-            ("/v1/episode/reward", report, "POST"),
+            ("/v1/episode/reward", take_reward, "POST"),
             ("/v1/models", models, "GET"),
             ("/v1/models/{name:path}", model, "GET"),
             ("/health", health, "GET"),

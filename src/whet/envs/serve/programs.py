@@ -40,7 +40,7 @@ def program_arguments(command: str) -> list[str]:
     return words
 
 
-class Program:
+class AgentProgram:
     """A running program. Its group is killed when it ends, so that nothing of it stays behind."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.desk import Desk
-from whet.envs.serve.endpoint import LOOPBACK, Endpoint
+from whet.envs.serve.endpoint import LOOPBACK, HttpEndpoint
 from whet.protocols import Engine
 from whet.types import Sampling, WhetError
 
@@ -17,7 +17,7 @@ TICK = 0.5  # seconds between two looks at whether to stop
 
 
 class ModelServer:
-    """Serves one engine. `run` writes completions in the calling thread until it is told to stop."""
+    """Serves one engine. `run` writes completions in the calling thread until it is report to stop."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ModelServer:
             history=history,
             call_format=call_format,
         )
-        self._endpoint = Endpoint(self._desk, model, context=context, host=host, port=port)
+        self._endpoint = HttpEndpoint(self._desk, model, context=context, host=host, port=port)
         self._endpoint.allow(token, CallRecord(seed=("serve", seed), keeps=REMEMBERED))
         self._sampling = sampling
         self._stopping = threading.Event()

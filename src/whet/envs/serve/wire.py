@@ -95,7 +95,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class CallResult:
+class ServedCompletions:
     """What a request gets back."""
 
     id: str
@@ -354,7 +354,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def chat_json(request: CallRequest, result: CallResult, model: str) -> dict[str, Any]:
+def chat_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
     """The completion of a conversation; ids in vLLM's places where they were asked for."""
     answer: dict[str, Any] = {
         "id": f"chatcmpl-{result.id}",
@@ -397,7 +397,7 @@ def _logprobs(request: CallRequest, choice: Choice) -> dict[str, Any]:
     }
 
 
-def generate_json(request: CallRequest, result: CallResult, model: str) -> dict[str, Any]:
+def generate_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
     """Tokens for tokens, as vLLM's endpoint answers."""
     return {
         "request_id": result.id,
@@ -417,7 +417,7 @@ def generate_json(request: CallRequest, result: CallResult, model: str) -> dict[
     }
 
 
-def usage(result: CallResult) -> dict[str, int]:
+def usage(result: ServedCompletions) -> dict[str, int]:
     written = sum(len(choice.tokens) for choice in result.choices)
     return {
         "prompt_tokens": len(result.prompt),
@@ -426,7 +426,7 @@ def usage(result: CallResult) -> dict[str, int]:
     }
 
 
-def chat_events(request: CallRequest, result: CallResult, model: str) -> list[str]:
+def chat_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
     """The completion as server-sent events: the engine hands it out whole, so each part comes in one piece."""
     head = {
         "id": f"chatcmpl-{result.id}",
