@@ -76,6 +76,10 @@ class Played:
     seconds: float
 
 
+def session_shape(shape: ConversationShape) -> SessionShape:
+    return SessionShape(shape.conversations, shape.prompt, shape.growth)
+
+
 def turn_lengths(shape: ConversationShape, ragged: bool, seed: int) -> list[list[int]]:
     """Of each conversation; ragged ones are between a third and five thirds of the mean, and sum up to the same."""
     stream = torch.Generator().manual_seed(seed)
@@ -99,7 +103,7 @@ def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, rag
     written = number = 0
     asked: dict[int, tuple[int, int]] = {}  # conversation and turn of each request
     start = begun(machine)
-    with engine.session(sampling, SessionShape(shape.conversations, shape.prompt, shape.growth)) as session:
+    with engine.session(sampling, session_shape(shape)) as session:
         for conversation in range(shape.conversations):
             tokens = prompts[conversation // shape.group]
             session.add(number, Request(tokens, request_seed(seed, conversation, 0), lengths[conversation][0]))
@@ -151,8 +155,9 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bo
     }
     if ragged:
         kinds["ragged"] = lambda seed: play(machine, engine, shape, seed, True)
-    for seed, run in enumerate(kinds.values()):
-        run(seed)  # kernels are compiled and graphs made
+    for _ in range(2):  # kernels are compiled, buffers grow, and graphs are made on the last ones
+        for run in kinds.values():
+            run(1)
     begin_peak(machine.policy.device)
     found: dict[str, list[Played]] = {kind: [] for kind in kinds}
     for number in range(rounds):
@@ -167,7 +172,7 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bo
         **{f"{kind}_share": rate / rates["single"] for kind, rate in rates.items() if not kind.startswith("single")},
         **{f"{kind}_share_of_short": rates[kind] / rates["single_short"] for kind in ("multi",)},
         "peak_GiB": peak_memory(machine.policy.device) / 2**30,
-        "decode path": str(engine.decode_path),
+        "decode path": str(engine.session_path(Sampling(shape.turn), session_shape(shape))),
     }
 
 

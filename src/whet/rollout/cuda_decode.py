@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from whet.model.chunk_step import chunk_of, chunk_step
 from whet.model.cuda_step import Caches, Workspace, decode_step, prompt_parts, workspace
 from whet.model.fused_trunk import fused_refusal, fused_states
 from whet.model.fused_weights import fused_weights
-from whet.model.shared_prefix import prompt_batch
+from whet.model.shared_prefix import prompt_batch, to_device
 from whet.model.token_logp import token_logp
 from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
@@ -152,9 +153,8 @@ class GraphBackend:
         self._parts = prompt_parts(self._weights, longest, -(-rows // SESSION_MEMBERS))
         num_prompts = max(1, int(slots_per_row * rows))
         room = _Room(rows, num_prompts, longest, growth, SESSION_MEMBERS, _notes_support(sampling))
-        self.most_members = SESSION_MEMBERS
         self._prepare(sampling, room)
-        self._in_session = True
+        self._in_session, self.most_members = True, SESSION_MEMBERS
 
     def close_session(self) -> None:
         self._in_session, self.most_members = False, MOST_MEMBERS
@@ -196,6 +196,8 @@ class GraphBackend:
 
     def _prepare(self, sampling: Sampling, room: _Room) -> None:
         """Buffers that fit; graphs are thrown away with the buffers they were made on."""
+        if self._in_session:
+            raise RuntimeError("a session is open on this engine, and its buffers are in use: close it first")
         self._sampling, self._active = sampling, room.rows
         self.num_rows, self.num_slots = room.rows, room.prompts
         if self._room is not None and self._room.holds(room):
@@ -279,12 +281,14 @@ class GraphBackend:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""
         assert self._caches is not None
         caches = self._caches
-        listed: list[list[int]] = [[] for _ in range(len(caches.members))]
+        device = self._lm.device
+        listed = np.full(caches.members.shape, -1, np.int32)
+        filled = [0] * len(listed)
         for row, slot in enumerate(slots):
             if slot is not None:
-                listed[slot].append(row)
-        width, device = caches.members.shape[1], self._lm.device
-        caches.members.copy_(numbers_on(device, [each + [-1] * (width - len(each)) for each in listed]))
+                listed[slot, filled[slot]] = row
+                filled[slot] += 1
+        caches.members.copy_(to_device(torch.from_numpy(listed), device))
         held = numbers_on(device, [-1 if slot is None else slot for slot in slots])
         caches.slot[: len(slots)] = held.int()
         if self._in_session:
