@@ -14,6 +14,7 @@ import whet.model
 from tests.rollout.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
+from whet.rollout import cuda_decode
 from whet.rollout.cuda_decode import GraphBackend
 from whet.rollout.sampling import draw, kept_tokens, uniforms
 from whet.rollout.scheduler import StopRule
@@ -233,12 +234,15 @@ def test_a_row_reads_on_behind_what_it_keeps(no_device):
     ("settings", "rows", "longest"),
     [
         ({}, 512, 20),
+        ({"temperature": 0.7}, 32, 70),  # the rows' buffers grow twice
         ({"stop": ("1><", "3>")}, 16, 20),  # conversations lose their rows to others
         ({"top_k": 5, "keeps_support": True, "stop": ("2>",)}, 16, 260),
     ],
-    ids=["plain", "evicted", "support"],
+    ids=["plain", "growing", "evicted", "support"],
 )
-def test_every_turn_of_a_session_is_what_the_plain_engine_writes(no_device, settings, rows, longest):
+def test_every_turn_of_a_session_is_what_the_plain_engine_writes(no_device, settings, rows, longest, monkeypatch):
+    monkeypatch.setattr(cuda_decode, "FIRST_GROWTH", 8)
+    monkeypatch.setattr(cuda_decode, "_whole_blocks", lambda length: -(-length // 8) * 8)
     fast, plain = engines(rows_per_batch=rows)
     sampling = Sampling(18, **settings)
     prompts = prompts_of(3, 9, longest, vocabulary=61)
