@@ -99,7 +99,7 @@ class GraphBackend:
     most_members: int | None = MOST_MEMBERS
 
     num_rows = num_slots = 0
-    log: _GraphLog
+    log: TokenLog
 
     def __init__(self, lm: CausalLM, stop: StopRule, context: int) -> None:
         self._lm, self._stop = lm, stop
@@ -171,7 +171,7 @@ class GraphBackend:
             sampling, _Room(rows, num_prompts, longest, growth, own, SESSION_MEMBERS, _notes_support(sampling))
         )
         self._in_session, self.most_members, self._growth = True, SESSION_MEMBERS, growth
-        self.log.longest_turn = 0
+        self._turns.longest_turn = 0
 
     def close_session(self) -> None:
         self._in_session, self.most_members = False, MOST_MEMBERS
@@ -244,7 +244,7 @@ class GraphBackend:
         self._starts = torch.zeros(room.rows, dtype=torch.long, device=device)  # the length of each row's prompt
         self._read = torch.zeros(room.rows, dtype=torch.long, device=device)  # own tokens that earlier turns left
         self._noted = torch.zeros(room.rows, dtype=torch.long, device=device)  # tokens whose support was taken
-        self.log = _GraphLog(room.rows, room.budget, self._stop.tokens, device)
+        self.log = self._turns = _GraphLog(room.rows, room.budget, self._stop.tokens, device)
         if room.support:
             from whet.model.decode_kernels import SupportRing
 
@@ -255,7 +255,7 @@ class GraphBackend:
     def _grow(self, read: int) -> None:
         """Room for a turn behind so many own tokens. Graphs are made anew: the caches lie elsewhere."""
         assert self._room is not None and self._caches is not None
-        needed = min(self._growth, read + self.log.longest_turn)
+        needed = min(self._growth, read + self._turns.longest_turn)
         if not self._in_session or needed <= self._room.own:
             return
         own = min(self._growth, max(_whole_blocks(needed), 2 * self._room.own))
