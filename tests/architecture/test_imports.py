@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "report": ("types", "metrics"),
     "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
-    "envs": ("types", "registry", "importing", "protocols"),
+    "envs": ("types", "registry", "importing", "protocols", "data", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),
