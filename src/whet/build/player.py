@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
-from whet.envs.find import find_environment
+from whet.envs.find import OWN_TASKS, find_environment
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.play import Player
+from whet.types import WhetError
 
 
 def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
     if config.env.name:
         find_environment(config.env.name, config.env.settings)
+        if config.env.name in OWN_TASKS and config.data.parsed_source.is_task:
+            raise WhetError(
+                f"the environment {config.env.name!r} has tasks of its own, and data.source={config.data.source} other "
+                "ones; give seeds, such as data.source=seeds:1000"
+            )
     if config.env.agent:
         check_agent(config.env.agent)
 

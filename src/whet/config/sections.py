@@ -129,7 +129,10 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    source: str = Field("task:arithmetic", description="task:NAME (or NAME+NAME), gym:NAME, a file, or hub:owner/name")
+    source: str = Field(
+        "task:arithmetic",
+        description="task:NAME (or NAME+NAME), gym:NAME, seeds:COUNT, a file, or hub:owner/name",
+    )
     difficulty: Annotated[tuple[Annotated[int, Field(ge=0, le=1000)], ...], BeforeValidator(_listed)] = Field(
         DEFAULT_DIFFICULTY, min_length=1, max_length=100, description="difficulty of a task; several are mixed evenly"
     )

@@ -1,6 +1,6 @@
-"""Where rows come from: a built-in task, a reasoning-gym dataset, a file or a hub dataset, as one parsed value.
+"""Where rows come from: a built-in task, a reasoning-gym dataset, seeds, a file or a hub dataset, as one parsed value.
 
-A user writes `task:NAME`, `gym:NAME`, `hub:owner/name` or the path of a file. `parse_source` is the only place that
+A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name` or the path of a file. `parse_source` is the only place that
 looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
 """
 
@@ -29,6 +29,7 @@ class SourceKind(StrEnum):
 
     TASK = "task"
     GYM = "gym"
+    SEEDS = "seeds"
     FILE = "file"
     HUB = "hub"
 
@@ -37,11 +38,17 @@ class SourceKind(StrEnum):
 _KEYS: Mapping[str, tuple[SourceKind, ...]] = {
     "difficulty": (SourceKind.TASK,),
     "share_worked": (SourceKind.TASK,),
-    "count": (SourceKind.TASK, SourceKind.GYM),
+    "count": (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS),
     "settings": (SourceKind.GYM,),
     **dict.fromkeys(("limit", "columns", "as_chat", "unusable"), (SourceKind.FILE, SourceKind.HUB)),
 }
-_PLURAL = {SourceKind.TASK: "tasks", SourceKind.GYM: "gym datasets", SourceKind.FILE: "files", SourceKind.HUB: "files"}
+_PLURAL = {
+    SourceKind.TASK: "tasks",
+    SourceKind.GYM: "gym datasets",
+    SourceKind.SEEDS: "seeds",
+    SourceKind.FILE: "files",
+    SourceKind.HUB: "files",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class DataSource:
     """A parsed source. `str()` gives back what the user wrote."""
 
     kind: SourceKind
-    name: str  # without the prefix: task names joined by +, a gym dataset, a path, or owner/name of the hub
+    name: str  # without the prefix: task names joined by +, a gym dataset, a number, a path, or owner/name of the hub
     config: str | None = None  # of a hub dataset, where it has several
     split: str = TRAIN  # of a hub dataset
 
@@ -71,7 +78,7 @@ class DataSource:
     @property
     def is_generated(self) -> bool:
         """Prompts are written on demand, with gold answers, a reward of their own and an eval split of their own."""
-        return self.kind in (SourceKind.TASK, SourceKind.GYM)
+        return self.kind in (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS)
 
     @property
     def is_stored(self) -> bool:
@@ -80,8 +87,8 @@ class DataSource:
 
     @property
     def may_hold_completions(self) -> bool:
-        """Demonstrations, pairs, rankings and labels: a task writes them, a file may hold them, a gym never has any."""
-        return not self.is_gym
+        """Demonstrations, pairs, rankings and labels: a task writes them, a file may hold them, others have none."""
+        return self.kind not in (SourceKind.GYM, SourceKind.SEEDS)
 
     def unused_keys(self) -> dict[str, str]:
         """Keys of the config's data section that this kind of source does not read, with what they are for."""
@@ -114,8 +121,12 @@ class DataSource:
         difficulty: Sequence[int] = DEFAULT_DIFFICULTY,
         settings: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
-        """`count` prompts that a task or a gym dataset writes for the split; eval prompts ignore `seed`."""
+        """`count` prompts that a task, a gym dataset or seeds have for the split; eval prompts ignore `seed`."""
         seed = EVAL_SEED if split == EVAL else seed
+        if self.kind is SourceKind.SEEDS:
+            from whet.data.seeds import seed_prompts
+
+            return seed_prompts(self.name, count, seed, split)
         if self.is_gym:
             from whet.data.gym import gym_prompts
 
@@ -130,15 +141,15 @@ class DataSource:
         """Refuse a source that has prompts only."""
         if not self.may_hold_completions:
             raise WhetError(
-                f"data.source={self}: a gym dataset has prompts and answers but no completions to learn from; "
+                f"data.source={self}: {_PLURAL[self.kind]} have prompts but no completions to learn from; "
                 f"{method} needs a task:, a file or a hub dataset with completions"
             )
 
 
 def parse_source(text: str) -> DataSource:
-    """`task:NAME`, `gym:NAME`, `hub:owner/name[/config][:split]`, or the path of a file."""
+    """`task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name[/config][:split]`, or the path of a file."""
     prefix, colon, name = text.partition(":")
-    if not colon or prefix not in (SourceKind.TASK, SourceKind.GYM, SourceKind.HUB):
+    if not colon or prefix not in (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS, SourceKind.HUB):
         return DataSource(SourceKind.FILE, text)
     if prefix != SourceKind.HUB:
         return DataSource(SourceKind(prefix), name)

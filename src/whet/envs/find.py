@@ -25,6 +25,7 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "skyrl": skyrl_environment,
     "textarena": TextArenaGame,
 }
+OWN_TASKS = ("bfcl", "gem", "gym", "textarena")  # a row's seed chooses one; its question is of no use to them
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
 
 

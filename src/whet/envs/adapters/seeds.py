@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import zlib
 
+from whet.data.seeds import SEED
 from whet.types import Prompt
-
-SEED = "seed"  # the column that names it
 
 
 def seed_of(prompt: Prompt) -> int:
