@@ -67,7 +67,8 @@ class Session(Protocol):
 class Environment(Protocol):
     """A conversation partner for multi-turn work: tools, games, simulators. One object per episode.
 
-    Both methods may be `async def`. `close()` is called at the end of the episode where there is one.
+    All methods may be `async def`. `close()` is called at the end of the episode where there is one. So is
+    `cut_off(reason)` when a limit ends the episode (a `StopReason`): it may return a last reward, or None.
     """
 
     def start(self, prompt: Prompt) -> Any:

@@ -87,7 +87,7 @@ def test_a_class_with_the_interface():
     assert [message["role"] for message in env.start(MULTIPLY).messages] == ["system", "user"]
     first, second = env.step(Completion("a")), env.step(Completion("b"))
     assert first.messages == ({"role": "user", "content": "You said a."},) and not first.done
-    assert second.done and second.messages == () and second.metrics == {"turns": 2.0}
+    assert second.done and second.messages[0]["content"] == "You said b." and second.metrics == {"turns": 2.0}
     assert first.reward + second.reward == 0.5
 
 

@@ -128,6 +128,44 @@ def test_each_limit_has_its_own_reason(loaded, limits, reason, turns):
     assert bool(sample.action[-1])  # nothing stands behind the last turn of the policy
 
 
+@pytest.mark.parametrize(("limits", "reason"), [({"max_turns": 2}, "turns"), ({"max_tokens": 20}, "tokens")])
+def test_an_environment_that_scores_at_the_end_is_asked_when_a_limit_comes_first(loaded, limits, reason):
+    class Scoring(Counting):
+        async def cut_off(self, why):
+            assert why == reason
+            return 0.5 * self.count
+
+    [[cut]], _, _ = play(loaded, Scoring, **limits)
+    [[plain]], _, _ = play(loaded, Counting, **limits)
+    assert cut.stop == plain.stop == reason
+    assert cut.returned == plain.returned + 0.5 * len(plain.steps)
+    assert cut.steps[-1][1] == 0.25 + 0.5 * len(plain.steps) and cut.steps[:-1] == plain.steps[:-1]
+    assert torch.equal(cut.tokens, plain.tokens)
+
+
+def test_what_a_limit_asks_may_fail_or_hang(loaded):
+    class Failing(Counting):
+        def cut_off(self, why):
+            raise KeyError("score")
+
+    class Hanging(Counting):
+        def cut_off(self, why):
+            time.sleep(1)
+
+    [[sample]], notes, _ = play(loaded, Failing, max_turns=1)
+    assert sample.stop is StopReason.FAILED and notes.failures == ("episode p#0: its cut_off raised KeyError: 'score'",)
+    [[sample]], _, _ = play(loaded, Hanging, max_turns=1, step_seconds=0.2)
+    assert sample.stop is StopReason.TURNS and sample.returned == 0.25
+    [[sample]], notes, _ = play(loaded, lambda: _With(cut_off=lambda why: float("nan")), max_turns=1)
+    assert sample.stop is StopReason.FAILED and "its reward is nan" in notes.failures[0]
+
+
+class _With(Counting):
+    def __init__(self, **methods):
+        super().__init__()
+        self.__dict__ |= methods
+
+
 class Sleeping:
     seconds = 5.0
 

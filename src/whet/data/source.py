@@ -1,7 +1,7 @@
 """Where rows come from: a built-in task, a reasoning-gym dataset, seeds, a file or a hub dataset, as one parsed value.
 
-A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name` or the path of a file. `parse_source` is the only place that
-looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
+A user writes `task:NAME`, `gym:NAME`, `seeds:COUNT`, `hub:owner/name` or the path of a file. `parse_source` is the
+only place that looks at the prefix; everybody else asks the `DataSource` what it has and reads its rows through it.
 """
 
 from __future__ import annotations

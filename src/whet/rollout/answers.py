@@ -39,6 +39,11 @@ def step_result_of(value: Any) -> StepResult:
     return StepResult(_messages(value, "step"))
 
 
+def reward_of(value: Any) -> float | None:
+    """What an episode was worth; None: not scored."""
+    return None if value is None else _reward(value)
+
+
 def _messages(value: Any, method: str) -> tuple[Message, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence) or not value:
         shown = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"

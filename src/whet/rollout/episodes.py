@@ -10,12 +10,13 @@ environment: the same bytes after a resume. An environment that was slower once 
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.importing import error_text
 from whet.protocols import Engine, Environment, Session
-from whet.rollout.answers import BadAnswer, opening_of, step_result_of
+from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.play import PlayNotes
 from whet.rollout.seed import request_seed
@@ -96,6 +97,7 @@ class _EnvironmentCall:
     episode: _Episode
     is_start: bool
     since: float
+    limit: StopReason | None = None  # that ended the episode: the call asks what it was worth
 
 
 class EpisodeRunner:
@@ -220,9 +222,16 @@ class _Play:
             return
         self._call(episode, episode.environment.start, episode.prompt, is_start=True)
 
-    def _call(self, episode: _Episode, function: Callable[..., Any], argument: Any, is_start: bool = False) -> None:
+    def _call(
+        self,
+        episode: _Episode,
+        function: Callable[..., Any],
+        argument: Any,
+        is_start: bool = False,
+        limit: StopReason | None = None,
+    ) -> None:
         future = self._runner._pool.submit(function, argument)
-        self._calls[episode.number] = _EnvironmentCall(future, episode, is_start, time.monotonic())
+        self._calls[episode.number] = _EnvironmentCall(future, episode, is_start, time.monotonic(), limit)
         future.add_done_callback(lambda _: self._answered.put(episode.number))
 
     def _take_answers(self) -> None:
@@ -270,10 +279,12 @@ class _Play:
                 return False
 
     def _next_deadline(self) -> float:
-        limits = self._limits
-        return min(
-            min(call.since + limits.step_seconds, call.episode.began + limits.seconds) for call in self._calls.values()
-        )
+        return min(min(self._deadlines(call)) for call in self._calls.values())
+
+    def _deadlines(self, call: _EnvironmentCall) -> tuple[float, float]:
+        """Of the call and of its episode; one that a limit has ended is past its own."""
+        episode = call.episode.began + self._limits.seconds if call.limit is None else math.inf
+        return call.since + self._limits.step_seconds, episode
 
     def _expire(self) -> bool:
         """End the episodes whose environment takes too long; True where one was ended."""
@@ -281,9 +292,10 @@ class _Play:
         for number, call in self._calls.items():
             if call.future.done():
                 continue
-            if now - call.episode.began >= self._limits.seconds:
+            of_call, of_episode = self._deadlines(call)
+            if now >= of_episode:
                 late.append((number, StopReason.SECONDS))
-            elif now - call.since >= self._limits.step_seconds:
+            elif now >= of_call:
                 late.append((number, StopReason.STEP_SECONDS))
         for number, reason in late:
             call = self._calls.pop(number)
@@ -291,7 +303,7 @@ class _Play:
             if call.is_start:
                 self._fail(call.episode, f"its start took longer than {self._limits.step_seconds:g} seconds")
             else:
-                self._end(call.episode, reason)
+                self._end(call.episode, call.limit or reason)
         return bool(late)
 
     def _answer(self, call: _EnvironmentCall) -> None:
@@ -300,12 +312,15 @@ class _Play:
         if isinstance(error, WhetError) and not isinstance(error, BadAnswer):
             raise error  # a mistake that every episode would make
         if error is not None:
-            method = "start" if call.is_start else "step"
+            method = "start" if call.is_start else "step" if call.limit is None else "cut_off"
             self._fail(episode, f"its {method} raised {error_text(error)}")
             return
         try:
             if call.is_start:
                 self._open(episode, opening_of(call.future.result()))
+            elif call.limit is not None:
+                self._earn(episode, reward_of(call.future.result()))
+                self._end(episode, call.limit)
             else:
                 self._go_on(episode, step_result_of(call.future.result()), seconds)
         except BadAnswer as problem:
@@ -401,16 +416,16 @@ class _Play:
             return
         if episode.num_turns >= self._limits.max_turns:
             self._tell(episode, result.messages)
-            self._end(episode, StopReason.TURNS)
+            self._cut(episode, StopReason.TURNS)
             return
         if time.monotonic() - episode.began >= self._limits.seconds:
-            self._end(episode, StopReason.SECONDS)
+            self._cut(episode, StopReason.SECONDS)
             return
         ended = episode.tokens[-1] in episode.renderer.end_tokens
         answer = episode.renderer.answer(episode.messages, result.messages, ended=ended)
         if self._room(episode) - len(answer.tokens) < 1:
             self._tell(episode, result.messages)
-            self._end(episode, StopReason.TOKENS)
+            self._cut(episode, StopReason.TOKENS)
             return
         base = len(episode.tokens)
         for message, (start, stop) in zip(result.messages, answer.spans, strict=True):
@@ -422,6 +437,23 @@ class _Play:
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
         self._request(episode)
+
+    def _cut(self, episode: _Episode, limit: StopReason) -> None:
+        """A limit ends the episode. An environment that scores at the end is asked what it was worth so far."""
+        cut_off = getattr(episode.environment, "cut_off", None)
+        if callable(cut_off):
+            self._call(episode, cut_off, limit, limit=limit)
+        else:
+            self._end(episode, limit)
+
+    def _earn(self, episode: _Episode, reward: float | None) -> None:
+        """The reward of the episode's last turn of the policy, after the environment had answered that turn."""
+        if reward is None:
+            return
+        place = max(number for number, turn in enumerate(episode.turns) if turn.role == "assistant")
+        turn = episode.turns[place]
+        episode.turns[place] = replace(turn, reward=(turn.reward or 0.0) + reward)
+        episode.returned = (episode.returned or 0.0) + reward
 
     def _tell(self, episode: _Episode, messages: Sequence[Message]) -> None:
         """Messages that the policy never reads: they are shown, and no tokens."""

@@ -78,11 +78,9 @@ class StepEnvironment:
             return StepResult(_user(str(error)), reward=0.0, counts={"malformed_calls": 1}, errors=(str(error),))
         with self._own_random():
             shown, reward, done, info = self._answer(self._env.step(chosen))
-            seen = "" if done else self._seen(shown, info, "step")
+            seen = self._seen(shown, info, "step")
         reward = number(reward, f"{self._name}.step")
-        if done:
-            return StepResult((), reward=reward, done=True)
-        return StepResult(_user(seen), reward=reward, state=self._state(seen))
+        return StepResult(_user(seen) if seen or not done else (), reward, done, self._state(seen))
 
     def close(self) -> None:
         close = getattr(self._env, "close", None)

@@ -43,7 +43,7 @@ class SkyRLEnvironment:
         done = flag(answer["done"], where)
         wanted = answer.get("postprocessed_action")
         return StepResult(
-            () if done else messages(answer["observations"], where),
+            messages(answer["observations"], where),
             reward=number(answer["reward"], where),
             done=done,
             counts={"ignored_rewrites": 1} if wanted is not None and wanted != str(completion) else {},

@@ -1,0 +1,200 @@
+"""TRL's environment class, unchanged: `reset(**row)`, public methods that are tools, and `get_reward()` if it wants.
+
+As in TRL 1.16: `reset` gets every column of the prompt's row, and a text that it returns follows the last message of
+the prompt; the tools are the class's own public functions in the order of their names, behind those given beside
+them; an episode goes on while the policy calls tools; `get_reward`, which may be async, is asked once at its end. A
+mapping of names to classes is routed by the column `environment`. What differs: a call that fails is answered in
+whet's words, and every episode has an object of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
+from whet.envs.tools.find import MOST_CALLS, find_tools
+from whet.envs.tools.formats import call_format_of
+from whet.envs.tools.schema import json_schema
+from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
+from whet.rollout.calls import CallPool
+
+from whet.envs.adapters.answers import number
+from whet.envs.adapters.optional import cannot_be_made
+from whet.types import Completion, Opening, Prompt, StepResult, StopReason, WhetError
+
+ROUTE = "environment"  # the column that chooses among several classes
+NO_TOOLS = ("reset", "get_reward")
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How the policy calls tools: the settings of a run that environments with tools need."""
+
+    tools: Sequence[str | Callable[..., Any]] = ()  # beside the environment's own
+    call_format: str = "auto"
+    tool_seconds: float = 10.0
+    tokenizer: Any = None
+
+
+@dataclass(frozen=True)
+class MethodSource:
+    """The public methods of one foreign object as tools."""
+
+    foreign: Any
+
+    @property
+    def name(self) -> str:
+        return type(self.foreign).__name__
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        return [method_schema(getattr(self.foreign, name)) for name in tool_methods(type(self.foreign))]
+
+    def open(self, limits: ToolLimits) -> OpenTools:
+        methods = [getattr(self.foreign, name) for name in tool_methods(type(self.foreign))]
+        tools = [Tool(each.__name__, method_schema(each), _as_text(each), state=self.foreign) for each in methods]
+        return OpenTools(tuple(tools))
+
+
+class TrlEnvironment:
+    """One episode of one foreign object."""
+
+    def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
+        self._foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
+        self._name = type(foreign).__name__
+
+    def start(self, prompt: Prompt) -> Awaitable[Opening | None]:
+        given = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text or ""}]
+        row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
+        if self._is_routed:
+            del row[ROUTE]
+        said = self._foreign.reset(**{"prompt": given, **row})
+        if said is not None and not isinstance(said, str):
+            raise TypeError(f"{self._name}.reset gave a value of type {type(said).__name__}; expected text or None")
+        last = {**given[-1], "content": given[-1]["content"] + said} if said else given[-1]
+        return self._inner.start(Prompt(prompt.id, (*given[:-1], last), None, prompt.answer, prompt.meta))
+
+    async def step(self, completion: Completion) -> StepResult:
+        result = await self._inner.step(completion)
+        return StepResult(reward=await self._reward(), done=True) if result.done else result
+
+    async def cut_off(self, reason: StopReason) -> float | None:
+        """A limit ended the episode: it is scored as it stands."""
+        return await self._reward()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def _reward(self) -> float | None:
+        get_reward = getattr(self._foreign, "get_reward", None)
+        if get_reward is None:
+            return None
+        score = await asyncio.wrap_future(self._pool.submit(get_reward))
+        return None if score is None else number(score, f"{self._name}.get_reward")
+
+
+def trl_environment(
+    kinds: Callable[[], Any] | Mapping[str, Callable[[], Any]], calling: Calling | None = None
+) -> Callable[[], Any]:
+    """A function that makes the environment of one episode. Everything that can be checked is checked here."""
+    calling = calling or Calling()
+    routes = dict(kinds) if isinstance(kinds, Mapping) else {"": kinds}
+    if not routes:
+        raise WhetError("the mapping of environments is empty; give names and classes")
+    beside = [find_tools(each) for each in calling.tools]
+    limits, pools = ToolLimits(calling.tool_seconds), {True: CallPool(), False: CallPool()}
+    formats: dict[str, CallFormat] = {}
+    for route, kind in routes.items():
+        sources = [*beside, MethodSource(_checked(kind))]
+        check_names(sources)
+        schemas = [schema for source in sources for schema in source.schemas]
+        if not schemas:
+            raise WhetError(
+                f"{type(sources[-1].foreign).__name__} has reset and no other public method; give it methods with "  # type: ignore[attr-defined]
+                "type hints and a docstring, or name tools beside it"
+            )
+        formats[route] = call_format_of(calling.call_format, schemas, calling.tokenizer)
+
+    def make(route: str) -> TrlEnvironment:
+        foreign = routes[route]()
+        sources: list[ToolSource] = [*beside, MethodSource(foreign)]
+        inner = ToolEnvironment(sources, formats[route], limits, MOST_CALLS, pools)
+        return TrlEnvironment(foreign, inner, pools[False], isinstance(kinds, Mapping))
+
+    return (lambda: Routed(routes, make)) if isinstance(kinds, Mapping) else (lambda: make(""))
+
+
+class Routed:
+    """One episode of the environment that the prompt's column `environment` names."""
+
+    def __init__(self, routes: Mapping[str, Any], make: Callable[[str], TrlEnvironment]) -> None:
+        self._routes, self._make = routes, make
+        self._chosen: TrlEnvironment | None = None
+
+    def start(self, prompt: Prompt) -> Awaitable[Opening | None]:
+        route = prompt.meta.get(ROUTE)
+        if route not in self._routes:
+            raise ValueError(
+                f"prompt {prompt.id!r} has {ROUTE}={route!r}; expected one of {', '.join(map(repr, self._routes))}"
+            )
+        self._chosen = self._make(str(route))
+        return self._chosen.start(prompt)
+
+    async def step(self, completion: Completion) -> StepResult:
+        assert self._chosen is not None
+        return await self._chosen.step(completion)
+
+    async def cut_off(self, reason: StopReason) -> float | None:
+        return None if self._chosen is None else await self._chosen.cut_off(reason)
+
+    def close(self) -> None:
+        if self._chosen is not None:
+            self._chosen.close()
+
+
+def tool_methods(kind: type) -> list[str]:
+    """TRL's rule: the public functions of the class, by name."""
+    members = inspect.getmembers(kind, predicate=inspect.isfunction)
+    return [name for name, _ in members if name not in NO_TOOLS and not name.startswith("_")]
+
+
+def method_schema(method: Callable[..., Any]) -> Mapping[str, Any]:
+    """The schema that TRL shows: transformers' own, the result included."""
+    from transformers.utils import get_json_schema
+
+    json_schema(method)  # says in one line what is missing
+    try:
+        return dict(get_json_schema(method))
+    except Exception:  # a hint of the result that has no schema; the result is shown as text anyway
+        return json_schema(method)
+
+
+def _as_text(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method with TRL's text of its result: Python's own."""
+    if inspect.iscoroutinefunction(method):
+
+        async def called_async(**arguments: Any) -> str:
+            return str(await method(**arguments))
+
+        return called_async
+
+    def called(**arguments: Any) -> str:
+        return str(method(**arguments))
+
+    return called
+
+
+def _checked(kind: Callable[[], Any]) -> Any:
+    """One object of the class, looked at before training."""
+    name = getattr(kind, "__name__", repr(kind))
+    try:
+        foreign = kind()
+    except Exception as error:
+        raise cannot_be_made(f"the environment {name}", error, "its class must take no arguments") from error
+    if not callable(getattr(foreign, "reset", None)):
+        raise WhetError(f"the environment {name} has no reset; give it reset(self, **row), which returns text or None")
+    return foreign
