@@ -268,3 +268,14 @@ def test_functions_and_objects_are_loaded_once_and_keep_their_state(session):
         assert result.text == f'{{"count": {expected}}}'
     assert session.call({"operation": "call", "name": "text", "arguments": {}}, 100).text == "so"
     assert "TypeError" in session.call({"operation": "call", "name": "add", "arguments": {"n": "x"}}, 100).error
+
+
+def test_workers_can_be_made_ready(sandbox):
+    sandbox.warm(3)
+    ready = set(sandbox._spare)
+    assert len(ready) >= 3 and not sandbox._lent
+    session = SandboxSession(sandbox, SMALL)
+    assert value(session, "1 + 1") == "2" and session._worker in ready
+    session.close()
+    sandbox.warm(2)
+    assert set(sandbox._spare) == ready
