@@ -166,7 +166,7 @@ class Rude:
         Args:
             kind: What.
         """
-        raise getattr(__import__("builtins"), kind)("first line\nsecond /home/somebody/secret/file.txt line")
+        raise getattr(__import__("builtins"), kind)("first line\nsecond /opt/somewhere/secret/file.txt line")
 
     async def raises_later(self, kind: str) -> str:
         """Raise.

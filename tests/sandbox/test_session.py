@@ -190,7 +190,7 @@ def attempt(name, act):
 attempt('read', lambda: open(SECRET).read())
 attempt('write', lambda: open(SECRET, 'w').write('x'))
 attempt('socket', lambda: socket.socket())
-attempt('home', lambda: os.listdir('/root'))
+attempt('home', lambda: os.listdir('/var'))
 attempt('signal', lambda: os.kill(PARENT, 9))
 attempt('sandbox', lambda: __import__('whet.sandbox.wire'))
 sorted(name for name, how in tried.items() if how == 'done')

@@ -11,7 +11,7 @@ from whet.envs.tools.tool import ToolText
 
 NOTHING = "(no result)"
 LONGEST_ERROR = 300  # characters
-# the folders of /home/me/file.txt: not the slash of 1/2, nor what follows https:
+# the folders in front of a file: not the slash of 1/2, nor what follows https:
 FOLDERS = re.compile(r"(?<![\w/.:<])(?:/[\w.@~+-]+)+/")
 
 

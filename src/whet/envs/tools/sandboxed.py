@@ -64,7 +64,7 @@ class PythonSource:
         session = SandboxSession(self.sandbox, session_limits(limits, self.memory_mb))
 
         def run(code: str) -> ToolText:
-            return _told(session, {"operation": "run", "source": code}, limits, "its variables are gone")
+            return _call_result(session, {"operation": "run", "source": code}, limits, "its variables are gone")
 
         tool = Tool(self.name, self.schemas[0], run, state=session, ends_itself=True)
         return OpenTools((tool,), session.close)
@@ -105,7 +105,7 @@ class SandboxedSource:
 
     def _call(self, session: SandboxSession, limits: ToolLimits, name: str, /, **arguments: Any) -> ToolText:
         message = {"operation": "call", "name": name, "arguments": arguments}
-        return _told(session, message, limits, "what it kept is gone", lambda: self._load(session, limits.characters))
+        return _call_result(session, message, limits, "what it kept is gone", lambda: self._load(session, limits.characters))
 
     def _load(self, session: SandboxSession, most: int) -> None:
         names = [tool_name(schema) for schema in self.schemas]
@@ -114,7 +114,7 @@ class SandboxedSource:
             raise ToolFailed(error)
 
 
-def _told(
+def _call_result(
     session: SandboxSession,
     message: Mapping[str, Any],
     limits: ToolLimits,
