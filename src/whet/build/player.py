@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
 from whet.envs.find import find_environment
+from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.play import Player
+from whet.sandbox import require_isolation
 
 
 def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
     if config.env.name:
         find_environment(config.env.name, config.env.settings)
+    if config.env.agent:
+        check_agent(config.env.agent)
 
 
 def build_player(
@@ -26,6 +31,8 @@ def build_player(
     section = config.env
     if section.is_single:
         return EpisodeRunner(engine, loaded.tokenizer, context=loaded.context), {}
+    if section.agent:
+        return _agent_player(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
     runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
@@ -34,12 +41,34 @@ def build_player(
     return runner, {"environment": f"{what}; {turns}"}
 
 
+def _agent_player(
+    config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
+) -> tuple[Player, dict[str, str]]:
+    section = config.env
+    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds)
+    runner = AgentRunner(
+        engine,
+        loaded.tokenizer,
+        section.agent,
+        limits,
+        context=loaded.context,
+        end_tokens=loaded.end_tokens,
+        history=section.history,
+        call_format=section.call_format,
+        model=Path(config.model.name).name,
+    )
+    bounds = f"up to {limits.calls} calls and {limits.tokens} tokens behind a conversation's first prompt"
+    return runner, {"agent": f"{section.agent}; {bounds}, {limits.at_once} programs at once"}
+
+
 def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
     section = config.env
     if section.name:
         return find_environment(section.name, section.settings)
     from whet.envs.tools import tool_environment
 
+    require_isolation(config.sandbox.require)
+    batch = getattr(config, "batch", None)
     return tool_environment(
         section.tools,
         sandboxed=section.sandboxed,
@@ -47,6 +76,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         tool_seconds=section.tool_seconds,
         settings=section.tool_settings,
         tokenizer=tokenizer,
+        episodes=0 if batch is None else batch.prompts_per_step * batch.group_size,
     )
 
 
