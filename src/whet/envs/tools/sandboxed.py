@@ -105,7 +105,9 @@ class SandboxedSource:
 
     def _call(self, session: SandboxSession, limits: ToolLimits, name: str, /, **arguments: Any) -> ToolText:
         message = {"operation": "call", "name": name, "arguments": arguments}
-        return _call_result(session, message, limits, "what it kept is gone", lambda: self._load(session, limits.characters))
+        return _call_result(
+            session, message, limits, "what it kept is gone", lambda: self._load(session, limits.characters)
+        )
 
     def _load(self, session: SandboxSession, most: int) -> None:
         names = [tool_name(schema) for schema in self.schemas]
