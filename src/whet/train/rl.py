@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whet.data.packing import token_batch
-from whet.data.segments import anchors, segments, sentence_ends
+from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
 from whet.metrics.distribution import reward_spread
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
@@ -57,10 +57,16 @@ class RLSettings:
     seed: int
     epochs_per_batch: int = 1
     staleness: int = 0  # policy versions that completions are behind
+    episode_tokens: int = 0  # that the policy may write in all turns of an episode; 0: as many as in one
 
     @property
     def updates(self) -> int:
         return self.updates_per_step * self.epochs_per_batch
+
+    @property
+    def budget(self) -> int:
+        """The most tokens that the policy writes in one sample."""
+        return self.episode_tokens or self.sampling.max_new_tokens
 
 
 @dataclass(frozen=True)
@@ -168,11 +174,13 @@ class RLTrainer:
         return groups
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
-        batch = token_batch(groups, part_weights or None, self._settings.sampling.max_new_tokens)
+        batch = token_batch(groups, part_weights or None, self._settings.budget, self._objective.needs())
         if self._sentence_ends is None:
             return batch
-        segment = segments(batch.tokens, batch.action, self._sentence_ends)
-        return replace(batch, segment=segment, anchor=anchors(batch.tokens, batch.group, segment))
+        samples = [sample for group in groups for sample in group.samples]
+        segment = with_turns(segments(batch.tokens, batch.action, self._sentence_ends), samples)
+        anchor = with_states(anchors(batch.tokens, batch.group, segment), samples)
+        return replace(batch, segment=segment, anchor=anchor)
 
     def _annotate(self, batch: TokenBatch, timer: PhaseTimer) -> TokenBatch:
         """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""
@@ -200,7 +208,7 @@ class RLTrainer:
         updates: list[dict[str, float]] = []
         for rows in self._minibatches(batch.num_sequences, number):
             minibatch = batch.select(rows)
-            totals = step_totals(minibatch, self._settings.sampling.max_new_tokens)
+            totals = step_totals(minibatch, self._settings.budget)
             try:
                 with self._divergence_reference() as reference:
                     metrics, scores = update(
