@@ -36,8 +36,8 @@ class Engine(Protocol):
 class Session(Protocol):
     """Completions that are asked for one by one, each handed out when it is finished.
 
-    `engine.session(sampling, shape)` (a `Sampling`, a `SessionShape`) opens one where an engine has that method; `whet.rollout.session` has one for all
-    others. It is used from one thread and closed at the end (`with engine.session(...) as session`).
+    `engine.session(sampling, shape)` (a `Sampling`, a `SessionShape`) opens one where an engine has that method;
+    `whet.rollout.session` has one for all others. It is used from one thread, and closed at the end.
     """
 
     def add(self, number: int, request: Request) -> None:

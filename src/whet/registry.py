@@ -62,7 +62,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 # where the built-in things of a kind are: importing the module opens their shelves. An axis has the objective's.
 HOMES = {
     "reward": "whet.reward.find",
-    "environment": "",
+    "environment": "whet.envs.find",
     "engine": "whet.rollout.engines",
     "pipeline": "whet.pipeline.registry",
 }
@@ -80,12 +80,8 @@ class Shelf:
     registered: dict[str, str] = field(default_factory=dict)  # what is not built in, and the module that added it
 
 
-def _not_callable(thing: Any) -> str:
-    return "" if callable(thing) else f"it is {thing!r}; give a class, or a function that makes one"
-
-
 # several shelves where two families of methods have an axis of the same name: a component goes where it fits
-_SHELVES: dict[str, list[Shelf]] = {kind: [Shelf({}, _not_callable)] for kind, home in HOMES.items() if not home}
+_SHELVES: dict[str, list[Shelf]] = {}
 _LOADED: set[EntryPoint] = set()
 _SEARCHED: set[tuple[str, ...]] = set()  # states of sys.path: reading the metadata of every package takes time
 
@@ -112,7 +108,6 @@ def register(kind: Kind, thing: Any = None, *, name: str | None = None, replace:
     its own: the `name` of a component, of a preset's objective, of a function; `name` is for what has none. A thing
     of the wrong shape is refused, and so is a name that is taken: a notebook's cell that is run again replaces what it
     registered before, `replace=True` replaces anything that was registered, and nothing replaces what is built in.
-    No training runs an environment yet: it can be registered and looked up.
     """
     if kind not in KINDS:
         raise WhetError(f"nothing of kind {kind!r} can be registered{did_you_mean(kind, KINDS)}; {_listed(KINDS)}")
@@ -194,9 +189,7 @@ def load_plugins() -> None:
 
 
 def _shelves(kind: str) -> list[Shelf]:
-    home = HOMES.get(kind, OBJECTIVE)
-    if home:
-        importlib.import_module(home)
+    importlib.import_module(HOMES.get(kind, OBJECTIVE))
     return _SHELVES.get(kind, [])
 
 

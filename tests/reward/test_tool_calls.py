@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from whet.data.tool_syntax import BROKEN, ToolCall, calls_in
 from whet.reward.tool_calls import tool_calls
-from whet.reward.tool_syntax import BROKEN, ToolCall, calls_in
 from whet.types import Prompt, WhetError
 
 ARGUMENTS = {"city": "Paris", "days": 3}

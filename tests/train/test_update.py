@@ -245,13 +245,12 @@ def test_rows_of_several_turns_teach_the_same_packed_and_padded(
     advantaged, _ = objective.advantage(episodes, MEMORY)
     model.zero_grad(set_to_none=True)
     totals = step_totals(advantaged, BUDGET)
-    objective.loss(
-        advantaged, plain_logp(model, episodes.tokens), totals, plain_extras(model, episodes)
-    ).value.backward()
+    extras = plain_extras(model, episodes)
+    objective.loss(advantaged, plain_logp(model, episodes.tokens), totals, extras).value.backward()
     assert relative(found, flat_gradient(model.parameters())) < 1e-10
 
 
-def test_what_an_environment_wrote_is_scored_under_truncated_sampling_too(model, episodes):
+def test_what_an_environment_wrote_is_scored_under_truncated_sampling_too(exact, model, episodes):
     """The sampler's support says nothing about tokens it did not draw."""
     kept = [episodes.tokens, torch.full_like(episodes.tokens, 7), torch.full_like(episodes.tokens, -1)]
     support = torch.where(episodes.action[..., None], torch.stack(kept, -1), -1).int()
@@ -267,7 +266,7 @@ def test_what_an_environment_wrote_is_scored_under_truncated_sampling_too(model,
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-10)
 
 
-def test_a_row_whose_turns_were_all_left_out_still_shows_what_its_environment_wrote(model, episodes):
+def test_a_row_whose_turns_were_all_left_out_still_shows_what_its_environment_wrote(exact, model, episodes):
     objective = with_changes(PRESETS["echo"].objective, {"select": "finished_turns"})
     cut = replace(episodes, truncated=episodes.action & (torch.arange(6) == 0)[:, None])
     advantaged, _ = objective.advantage(cut, {})

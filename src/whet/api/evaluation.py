@@ -21,7 +21,7 @@ from whet.api.inputs import (
 from whet.config.config import EvaluationConfig, merged, resolved_evaluation
 from whet.config.run_folder import ROWS, START, read_values, write_rows
 from whet.data.source import parse_source
-from whet.reward.find import refuse_while_importing_a_reward
+from whet.importing import refuse_while_importing
 
 if TYPE_CHECKING:
     from whet.types import Group
@@ -55,7 +55,7 @@ def evaluate(
     """
     from whet.evaluate.evaluation import evaluate_groups, group_metrics
 
-    refuse_while_importing_a_reward("whet.evaluate")
+    refuse_while_importing("whet.evaluate")
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
     values = dict(settings or {})

@@ -171,6 +171,40 @@ def _path_of(reward: RewardLike, name: str) -> str:
     return f"{FROM_PYTHON}{name or function or getattr(reward, 'name', type(reward).__name__)}"
 
 
+def environment_section(env: Any, tools: Any, agent: str | None) -> dict[str, Any]:
+    """Environment, tools and agent as a config has them; what is in no file is kept for this process."""
+    from whet.envs.find import GIVEN
+
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+        raise WhetError(f"tools is {_kind(tools)}; give a list of names or functions: tools=[...]")
+    chosen: dict[str, Any] = {} if agent is None else {"agent": agent}
+    named = [] if env is None else [("name", env)]
+    named += [("tools", each) for each in tools or ()]
+    for key, thing in named:
+        name = thing if isinstance(thing, str) else _path_of_code(thing)
+        if not isinstance(thing, str):
+            GIVEN[name] = thing
+        if key == "tools":
+            chosen.setdefault("tools", []).append(name)
+        else:
+            chosen["name"] = name
+    return {"env": chosen} if chosen else {}
+
+
+def _path_of_code(thing: Any) -> str:
+    """How a resumed run finds a class or function again: file.py:name, or the name that this process knows it by."""
+    import inspect
+
+    name = getattr(thing, "__qualname__", type(thing).__name__)
+    try:
+        file = inspect.getsourcefile(thing)
+    except TypeError:  # an object, or something without source
+        file = None
+    if file is not None and name.isidentifier() and Path(file).is_file():
+        return f"{Path(file).absolute()}:{name}"
+    return f"{FROM_PYTHON}{name}"
+
+
 def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     """The parts as objects that score."""
     if parts is None:

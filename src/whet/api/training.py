@@ -17,6 +17,7 @@ from whet.api.inputs import (
     check_callbacks,
     check_tokenizer,
     data_source,
+    environment_section,
     made_rewards,
     model_name,
     reward_parts,
@@ -39,7 +40,7 @@ from whet.config.run_folder import (
 )
 from whet.config.run_inputs import RunInputs
 from whet.config.width import stated_width
-from whet.reward.find import refuse_while_importing_a_reward
+from whet.importing import refuse_while_importing
 from whet.reward.journal import journal
 from whet.types import WhetError
 
@@ -61,6 +62,9 @@ def train(
     data: Any = None,
     eval_data: Any = None,
     reward: Rewards | None = None,
+    env: Any = None,
+    tools: Sequence[Any] | None = None,
+    agent: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     callbacks: Sequence[Any] = (),
     console: bool = True,
@@ -74,11 +78,13 @@ def train(
     the command line, a path, rows as dictionaries, a Dataset or a DataFrame, and so is `eval_data`, which the run is
     evaluated on. `reward` is a built-in name, a function
     `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
+    `env` is an environment by name or a class, `tools` are names or functions the policy may call, `agent` is the
+    command of a program that plays the episodes: docs/agents.md has all three.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
     `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
     beside the console; `console=False` silences that.
     """
-    refuse_while_importing_a_reward("whet.train")
+    refuse_while_importing("whet.train")
     refuse_several_processes()
     for name in settings.keys() & TRL_ARGUMENTS.keys():
         raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
@@ -95,6 +101,7 @@ def train(
         layer = merged({"eval": {"source": data_source(eval_data) or EVAL_ROWS}}, layer)
     if parts is not None:
         layer["reward"] = reward_section(parts)
+    layer = merged(layer, environment_section(env, tools, agent))
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     width = stated_width(model.config) if model is not None and model_name(model) is None else None
     resolved_config = resolved(method, base, layer, width=width)
@@ -113,6 +120,8 @@ def resume(
     steps: int | None = None,
     checkpoint: str | None = None,
     reward: Rewards | None = None,
+    env: Any = None,
+    tools: Sequence[Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     accept_changes: bool = False,
     callbacks: Sequence[Any] = (),
@@ -124,15 +133,16 @@ def resume(
     `settings` are nested values over those of the run: how long it trains, what it saves and reports, how often it is
     evaluated. Data, model, reward or settings that decide what is trained and are no longer those of the run are
     refused, unless `accept_changes` is true; then the run notes what changed. `reward` is for a run whose reward was
-    given from Python and is in no file; weights stay those of the run.
+    given from Python and is in no file; weights stay those of the run. `env` and `tools` likewise.
     """
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
     from whet.report.record import is_finished
 
-    refuse_while_importing_a_reward("whet.resume")
+    refuse_while_importing("whet.resume")
     refuse_several_processes()
     check_callbacks(callbacks)
     path = folder.folder if isinstance(folder, Run) else Path(folder)
+    environment_section(env, tools, None)  # what is in no file is found by its name again
     config = read_config(path)
     refuse_resume_of_0_1(path)
     given = merged({} if steps is None else {"steps": steps}, settings or {})

@@ -64,6 +64,8 @@ def build_reward_parts(
         named = tuple(given)
     elif section.parts:
         named = tuple(_part_of(part) for part in section.parts)
+    elif config.env.name or config.env.agent:
+        named = (RewardPart("environment"),)
     elif source.is_task:
         names = {task.reward for task in source.tasks()}
         named = (RewardPart(names.pop() if len(names) == 1 else TASK_ANSWER),)

@@ -11,6 +11,7 @@ import torch
 
 from whet.build.adapters import first_policy
 from whet.build.kind import BuildInputs, Built, TrainingKind
+from whet.build.player import most_actions
 from whet.build.prompts import data_summary
 from whet.build.rewards import (
     build_checks,
@@ -131,7 +132,7 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    collector = RolloutCollector(runtime.engine, dataset, reward_at, spec, order, batch.staleness)
+    collector = RolloutCollector(runtime.engine, dataset, reward_at, spec, order, batch.staleness, runtime.player)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
@@ -140,6 +141,7 @@ def build_rl_trainer(
         config.seed,
         batch.epochs_per_batch,
         batch.staleness,
+        most_actions(config),
     )
     return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator)
 

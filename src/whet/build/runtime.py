@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
+from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
@@ -26,6 +27,7 @@ from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
 from whet.rollout.engines import build_engine
+from whet.rollout.play import Player
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.types import Prompt, Sampling, WhetError
@@ -40,6 +42,7 @@ class Runtime:
     loaded: LoadedModel
     policy: CausalLM
     engine: Engine
+    player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
 
     @property
@@ -49,6 +52,7 @@ class Runtime:
 
 def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
+    check_environment(config)
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
@@ -63,6 +67,7 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
+    player, played = build_player(config, engine, loaded)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
         **adapters,
@@ -73,8 +78,9 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         "training path": str(fast_path(policy)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+        **played,
     }
-    return Runtime(loaded, policy, engine, facts)
+    return Runtime(loaded, policy, engine, player, facts)
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:
@@ -172,7 +178,7 @@ def build_evaluator(
     runtime: Runtime, prompts: Sequence[Prompt], sampling: Sampling, score: Score, data: DataSection, by: str = ""
 ) -> Evaluator:
     fitting, tokens = fitting_prompts(runtime, prompts, sampling, data)
-    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by)
+    return Evaluator(runtime.engine, fitting, tokens, sampling, score, by, runtime.player)
 
 
 def settings_facts(config: Config) -> dict[str, str]:

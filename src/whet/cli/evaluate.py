@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, Data, Rewards, Settings, print_json
+from whet.cli.options import (
+    APP_SETTINGS,
+    AsJson,
+    Data,
+    Environment,
+    Rewards,
+    Settings,
+    Tools,
+    environment_settings,
+    print_json,
+)
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
 
 commands = typer.Typer(**APP_SETTINGS)
@@ -31,6 +41,7 @@ class EvalRequest:
     page: str | None
     out: str | None
     as_json: bool
+    env: Mapping[str, Any]
 
     def values(self) -> dict[str, Any]:
         """All of it as settings."""
@@ -39,7 +50,7 @@ class EvalRequest:
         values = merged(from_settings(self.settings), _reward_settings(self.rewards))
         choice: dict[str, Any] = {"scorers": [{"reward": each} for each in self.scorers]} if self.scorers else {}
         choice |= {"search": self.search} if self.search is not None else {}
-        return merged(values, {"rerank": choice} if choice else {})
+        return merged(merged(values, self.env), {"rerank": choice} if choice else {})
 
 
 @commands.command("eval")
@@ -47,6 +58,8 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Model or run folder.")] = "whetstone",
     data: Data = None,
     reward: Rewards = None,
+    env: Environment = None,
+    tool: Tools = None,
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Completions per prompt; 1 is greedy.")
     ] = 1,
@@ -64,7 +77,8 @@ def evaluate(
     A run folder is measured on the held-out prompts of its own task. The completions are kept in a file. With --rerank:
     best of n and votes for every n.
     """
-    choices = (reward or (), settings or (), rerank or (), search, page, out, as_json)
+    played = environment_settings(env, tool)
+    choices = (reward or (), settings or (), rerank or (), search, page, out, as_json, played)
     run_evaluation(EvalRequest(model, data, samples, *choices))
 
 
@@ -81,6 +95,8 @@ def sample(
     ] = False,
     data: Data = None,
     reward: Rewards = None,
+    env: Environment = None,
+    tool: Tools = None,
     settings: Settings = None,
 ) -> None:
     """Look at completions: to your own prompt, or to held-out prompts with their rewards. Greedy for one completion.
@@ -93,6 +109,7 @@ def sample(
     from whet.types import Prompt
 
     values = merged(from_settings(settings or []), _reward_settings(reward or ()))
+    values = merged(values, environment_settings(env, tool))
     if number == 1:
         values.setdefault("sampling", {}).setdefault("temperature", 0.0)
     if prompt is None:

@@ -33,8 +33,25 @@ Rewards = Annotated[
 Data = Annotated[
     str | None, typer.Option("--data", help="task:arithmetic (countdown, lists), a file, or hub:owner/name.")
 ]
+Environment = Annotated[
+    str | None, typer.Option("--env", help="Environment of an episode: a registered name or file.py:Class.")
+]
+Tools = Annotated[
+    list[str] | None,
+    typer.Option("--tool", help="calculator, python, search, file.py:function or mcp:COMMAND. Repeatable."),
+]
+Agent = Annotated[
+    str | None, typer.Option("--agent", help="A program that plays the episodes and speaks to an OpenAI endpoint.")
+]
 Config = Annotated[str | None, typer.Option("--config", help="A TOML file; --set and flags win over it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def environment_settings(env: str | None, tools: list[str] | None, agent: str | None = None) -> dict[str, Any]:
+    """The flags as config values; nothing where none was given."""
+    given = {"name": env, "tools": list(tools) if tools else None, "agent": agent}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    return {"env": chosen} if chosen else {}
 
 
 def finite(value: float | None) -> float | None:

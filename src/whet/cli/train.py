@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, Config, Data, Model, Rewards, Settings, command_line, exit_if_interrupted
+from whet.cli.options import (
+    APP_SETTINGS,
+    Agent,
+    Config,
+    Data,
+    Environment,
+    Model,
+    Rewards,
+    Settings,
+    Tools,
+    command_line,
+    environment_settings,
+    exit_if_interrupted,
+)
 from whet.config.bounds import MOST_REPEATS, MOST_SEED, MOST_STEPS
 
 commands = typer.Typer(**APP_SETTINGS)
@@ -18,6 +31,9 @@ def train(
     model: Model = None,
     data: Data = None,
     reward: Rewards = None,
+    env: Environment = None,
+    tool: Tools = None,
+    agent: Agent = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random in the run.")
@@ -41,6 +57,8 @@ def train(
 
       whet train sft --data chats.jsonl --set batch.packed=true
 
+      whet train grpo --model smollm2 --data train.jsonl --reward math_answer --tool calculator
+
     `whet config METHOD` shows every key that --set takes, with its default.
     """
     from whet import api
@@ -50,6 +68,7 @@ def train(
         key: value for key, value in (("steps", steps), ("seed", seed), ("folder", folder)) if value is not None
     }
     values = merged(read_toml(config) if config else {}, from_settings(settings or []))
+    values = merged(values, environment_settings(env, tool, agent))
     if seeds > 1:
         from whet.experiments.ensemble import train_ensemble
 

@@ -24,6 +24,7 @@ from whet.config.sections import (
     CriticSection,
     DataSection,
     DemonstrationSection,
+    EnvSection,
     EvalSection,
     ModelSection,
     ObjectiveChanges,
@@ -66,6 +67,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
+    env: EnvSection = EnvSection()
     reward: RewardSection = RewardSection()
     sandbox: SandboxSection = SandboxSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -80,7 +82,7 @@ class RunConfig(Section):
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
         if not self.samples():
-            idle |= dict.fromkeys(("sampling", "reward", "sandbox"), _NOTHING_SAMPLED)
+            idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
         return idle
 
     def check(self) -> None:
@@ -207,6 +209,7 @@ class EvaluationConfig(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     sampling: SamplingSection = SamplingSection()
+    env: EnvSection = EnvSection()
     reward: RewardSection = RewardSection()
     sandbox: SandboxSection = SandboxSection()
     eval: EvalSection = EvalSection()

@@ -232,6 +232,66 @@ class SandboxSection(Section):
     )
 
 
+class EnvSection(Section):
+    name: str = Field(
+        "", description="environment of an episode: a registered name or file.py:Class; empty: one completion, or tools"
+    )
+    settings: Table = Field({}, description="settings of the environment, by name")
+    tools: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        (),
+        max_length=1000,
+        description="tools to call: calculator, python, search, file.py:function, mcp:COMMAND",
+    )
+    tool_settings: Table = Field({}, description="settings of tools, by tool and name")
+    sandboxed: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        (), max_length=1000, description="names of tools that run in the sandbox instead of this process"
+    )
+    call_format: Literal["auto", "template", "json", "python"] = Field(
+        "auto",
+        description="how calls are written: as the chat template does, JSON in tags, name(argument=value) in tags",
+    )
+    agent: str = Field("", description="a program that plays the episodes itself and speaks to an OpenAI endpoint")
+    history: Literal["template", "sampled"] = Field(
+        "template",
+        description="earlier turns: a template that rewrites them is refused, or they stay as they were sampled",
+    )
+    max_turns: int = Field(8, ge=1, le=10000, description="most turns of the policy in an episode")
+    max_tokens: int = Field(
+        0,
+        ge=0,
+        le=MOST_TOKENS,
+        description="most tokens of an episode behind its prompt; 0: twice its turns' budget",
+    )
+    tool_seconds: float = Field(10.0, ge=0.001, le=86400, description="time limit of one tool call, in seconds")
+    step_seconds: float = Field(60.0, ge=0.001, le=86400, description="time limit of one answer, in seconds")
+    seconds: float = Field(600.0, ge=0.001, le=864000, description="time limit of an episode, in seconds")
+
+    @property
+    def is_single(self) -> bool:
+        """True where an episode is one completion."""
+        return not (self.name or self.tools or self.agent)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.agent and (self.name or self.tools):
+            raise ValueError("agent plays the episodes itself; drop name and tools, or agent")
+        if self.name and self.tools:
+            raise ValueError("name and tools both say what answers the policy; give one of them")
+        if self.is_single:
+            plain = type(self).model_fields
+            changed = [key for key in plain if getattr(self, key) != plain[key].default]
+            if changed:
+                raise ValueError(
+                    f"{changed[0]} has no effect without an environment; give env.name, env.tools or env.agent"
+                )
+        if self.settings and not self.name:
+            raise ValueError("settings has no effect without name; for tools give tool_settings")
+        for key in ("tool_settings", "sandboxed"):
+            if getattr(self, key) and not self.tools:
+                raise ValueError(f"{key} has no effect without tools; name some")
+        return self
+
+
 class BatchSection(Section):
     prompts_per_step: int = Field(8, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=65536, description="completions per prompt")

@@ -121,8 +121,8 @@ def _earlier_completions(
                 f"prompt {prompt.id!r}: the chat template writes messages[{index}] differently once turns follow it; "
                 "expected a template that keeps its history; give data.every_completion=false, or a row per completion"
             )
-        start = _shared(text_tokens(tokenizer, turn.opening), tokens)
-        spans.append((start, _shared(text_tokens(tokenizer, through), tokens)))
+        start = shared_length(text_tokens(tokenizer, turn.opening), tokens)
+        spans.append((start, shared_length(text_tokens(tokenizer, through), tokens)))
     return spans
 
 
@@ -170,13 +170,18 @@ def _turn(
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase, closing: str) -> int:
     """Where the first control token of `closing` stops, 0 when it holds none."""
-    candidates = (*_added_tokens(tokenizer, len(tokenizer)), *tokenizer.all_special_tokens)
-    # tokenizers also add runs of blanks, which end nothing
-    found = [token for token in candidates if token.strip() and token in closing]
+    found = [token for token in control_tokens(tokenizer) if token in closing]
     if not found:
         return 0
     first = min(found, key=lambda token: (closing.index(token), -len(token)))
     return closing.index(first) + len(first)
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The added tokens of a tokenizer, special or not."""
+    # tokenizers also add runs of blanks, which end nothing
+    candidates = (*_added_tokens(tokenizer, len(tokenizer)), *tokenizer.all_special_tokens)
+    return tuple(token for token in dict.fromkeys(candidates) if token.strip())
 
 
 @lru_cache(maxsize=2)
@@ -271,8 +276,8 @@ def _excerpt(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many leading tokens the two have in common."""
+def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many leading tokens, or characters, the two have in common."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

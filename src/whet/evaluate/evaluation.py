@@ -12,7 +12,7 @@ from whet.config.config import EvaluationConfig
 from whet.data.usable import without
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
-from whet.rollout.collect import Score, draw_completions
+from whet.rollout.collect import Score
 from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
@@ -96,7 +96,7 @@ def sample_completions(
     tokens = encode_prompts(runtime, prompts, sampling)
     if on_facts is not None:
         on_facts(decode_facts(runtime, sampling, tokens))
-    drawn = draw_completions(runtime.engine, tokens, num_samples, sampling, (config.seed,))
+    drawn = runtime.player.play(prompts, tokens, num_samples, sampling, (config.seed,))
     if not scored:
         return [list(samples) for samples in drawn]
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))

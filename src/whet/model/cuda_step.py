@@ -77,7 +77,10 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
 def decode_step(
     weights: FusedWeights, caches: Caches, work: Workspace, token: Tensor, position: Tensor, written: Tensor
 ) -> Tensor:
-    """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache."""
+    """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache.
+
+    A row whose `written` is -1 reads and keeps nothing of its own: its logits mean nothing.
+    """
     from whet.model import decode_kernels, layer_kernels
 
     sizes = weights.sizes

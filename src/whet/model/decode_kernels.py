@@ -176,10 +176,11 @@ def _attention(  # type: ignore[no-untyped-def]
     newest = here + (heads + key_head + tl.zeros((1, 1), tl.int32)) * size
     key = _turned(newest, k_norm, turn, lean, one, lane, epsilon, size, normed)
     value = tl.load(newest + key_heads * size + lane[None, :])
-    count = tl.load(written + row)
+    count = tl.load(written + row)  # -1: the row is done
     base = (row * key_heads + key_head) * budget * size
-    tl.store(own_k + base + count * size + lane[None, :], key)
-    tl.store(own_v + base + count * size + lane[None, :], value)
+    writes = (lane[None, :] >= 0) & (count >= 0)
+    tl.store(own_k + base + count * size + lane[None, :], key, mask=writes)
+    tl.store(own_v + base + count * size + lane[None, :], value, mask=writes)
     # the newest key first, from where it is: the cache need not be read for it
     best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale
     mass = tl.full((tile,), 1.0, tl.float32)
@@ -210,7 +211,8 @@ def _attention(  # type: ignore[no-untyped-def]
 
 def attention(
     qkv: Tensor,  # [B, (H + 2 K) D]
-    rows: tuple[Tensor, Tensor],  # int64 [B]: the position of each row's newest token, and its place in the own cache
+    # int64 [B]: the position of each row's newest token, and its place in the own cache; -1: nothing is kept of it
+    rows: tuple[Tensor, Tensor],
     heads: Heads,
     prompts: PromptCache,
     own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D]; the newest are written to their place
@@ -232,6 +234,81 @@ def attention(
         32 if exact else block, heads.norms is not None, shares is not None, exact,
         num_warps=4 if exact else warps, num_stages=3,
     )  # fmt: skip
+
+
+@triton.jit
+def _chunk_attention(  # type: ignore[no-untyped-def]
+    query, out, first, sizes, kept, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
+    stride, longest, budget, scale,
+    heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    exact: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0)
+    key_head = tl.program_id(1)
+    shared: tl.constexpr = heads // key_heads
+    tokens: tl.constexpr = tile // shared  # of one program
+    begin = tl.program_id(2) * tokens
+    new = tl.load(sizes + number)
+    index = tl.arange(0, tile)
+    token = begin + index // shared
+    inside = (index < tokens * shared) & (token < new)
+    lane = tl.arange(0, size)
+    head = key_head * shared + index % shared
+    spot = tl.where(inside, tl.load(first + number) + token, 0).to(tl.int64)
+    queries = tl.load(query + (spot * stride + head * size)[:, None] + lane[None, :], mask=inside[:, None], other=0.0)
+    row, slot = tl.load(rows + number), tl.load(slots + number)
+    before = tl.load(kept + number)
+    # past the row's last token there is nothing to do
+    length = tl.where(begin < new, tl.load(lengths + slot), 0)
+    limit = tl.where(begin < new, before + tl.minimum(begin + tokens, new), 0)
+    best = tl.full((tile,), float("-inf"), tl.float32)
+    mass = tl.zeros((tile,), tl.float32)
+    mixed = tl.zeros((tile, size), tl.float32)
+    held = (slot * key_heads + key_head) * longest * size
+    best, mass, mixed = _seen(
+        queries, prompt_k + held, prompt_v + held, length, lane, scale, best, mass, mixed, size, block, exact
+    )
+    base = (row * key_heads + key_head) * budget * size
+    for start in range(0, limit, block):
+        key = start + tl.arange(0, block)
+        keys = tl.load(own_k + base + key[None, :] * size + lane[:, None], mask=key[None, :] < limit, other=0.0)
+        score = tl.dot(queries, keys, input_precision="ieee" if exact else "tf32") * scale
+        score = tl.where(key[None, :] <= (before + token)[:, None], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp(score - higher[:, None])
+        shrink = tl.exp(best - higher)
+        values = tl.load(own_v + base + key[:, None] * size + lane[None, :], mask=key[:, None] < limit, other=0.0)
+        mixed = mixed * shrink[:, None] + tl.dot(
+            weight.to(values.dtype), values, input_precision="ieee" if exact else "tf32"
+        )
+        mass = mass * shrink + tl.sum(weight, axis=1)
+        best = higher
+    target = out + (spot * heads + head)[:, None] * size + lane[None, :]
+    tl.store(target, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+
+
+def chunk_attention(
+    query: Tensor,  # [T, H, D], rotated; the tokens of a row without gaps
+    prompts: tuple[Tensor, Tensor],  # keys and values [P, K, L, D], at least one key of each
+    lengths: Tensor,  # int32 [P]
+    own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D], the new ones among them
+    spans: tuple[Tensor, ...],  # int64 [R] each: rows, their prompts, first tokens, numbers of tokens, own keys before
+    longest: int,  # span
+    scale: float,
+) -> Tensor:
+    """Each token over the prompt of its row and the row's own keys up to itself: [T, H, D]."""
+    (prompt_k, prompt_v), (own_k, own_v), (rows, slots, first, sizes, kept) = prompts, own, spans
+    num_heads, size = query.shape[1:]
+    num_key_heads = own_k.shape[1]
+    shared, exact = num_heads // num_key_heads, query.dtype == torch.float32
+    tile = max(16 if exact else 64, triton.next_power_of_2(shared))
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    _chunk_attention[(len(rows), num_key_heads, triton.cdiv(longest, tile // shared))](
+        query, out, first, sizes, kept, rows, slots, prompt_k, prompt_v, lengths, own_k, own_v,
+        query.stride(0), prompt_k.shape[2], own_k.shape[2], scale,
+        num_heads, num_key_heads, size, tile, 32 if exact else 64, exact, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit

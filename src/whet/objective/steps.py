@@ -278,8 +278,8 @@ class AnchoredSteps(TokenCredit):
     """A = (R - mean_g R) + weight * (step return - mean over steps that start from the same state).
 
     Feng 2025 (2505.10978): states that several trajectories of a group pass through are compared step by step. A state
-    seen once adds nothing. gamma discounts by steps. An environment may name its states; else a state is the text before
-    the step.
+    seen once adds nothing. gamma discounts by steps. An environment may name its states; else a state is the text
+    before the step.
     """
 
     weight: float = 1.0

@@ -8,7 +8,10 @@ by sample and its parameters are filled by name:
     any name: Prompt      the whole prompt, when the parameter is annotated with `Prompt` itself
     answer                the gold answer
     num_tokens            how many tokens the policy wrote, as the tokenizer counted them
-    finished              False where the token budget cut the completion off
+    finished              False where a limit cut the completion or the episode off
+    returned              what the environment paid for the episode; None where there is none, or it paid nothing
+    trajectory            the turns of the episode (`whet.types.Turn`); empty for a single completion
+    num_turns             turns of the policy; 1 for a single completion
     any other name        the column of that name in `Prompt.meta`
     **columns             every column that is not named
 
@@ -31,7 +34,7 @@ from whet.protocols import Reward
 from whet.reward.failure import RewardFailure, call_name, sample_name
 from whet.types import Prompt, Sample, WhetError
 
-ABOUT = ("num_tokens", "finished")
+ABOUT = ("num_tokens", "finished", "returned", "trajectory", "num_turns")
 FROM_SAMPLES = frozenset(("prompts", "completions", "completion_ids", *ABOUT))
 SEES_THE_COMPLETION = frozenset(("completion", *ABOUT))
 
@@ -165,7 +168,13 @@ def prepare_function(function: Callable[..., Any]) -> None:
 
 def about(sample: Sample) -> dict[str, Any]:
     """What a reward may ask by name of how the completion was written."""
-    return {"num_tokens": sample.num_actions, "finished": not sample.stop.is_limit}
+    return {
+        "num_tokens": sample.num_actions,
+        "finished": not sample.stop.is_limit,
+        "returned": sample.returned,
+        "trajectory": sample.turns,
+        "num_turns": sum(turn.role == "assistant" for turn in sample.turns) or 1,
+    }
 
 
 def columns(prompt: Prompt) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
 from whet.types import Prompt, Sample, WhetError
@@ -29,15 +28,6 @@ def one_line(text: str, length: int = EXCERPT) -> str:
     return " ".join(text[: 4 * length].split())[:length]
 
 
-def error_text(error: BaseException) -> str:
-    """The class and message in one line, also of an error whose own `__str__` fails."""
-    try:
-        message = one_line(str(error))
-    except Exception:
-        message = "(its message cannot be read)"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
 def sample_name(prompt: Prompt, sample: Sample) -> str:
     """How errors refer to a sample: the prompt's id and the beginning of the completion."""
     return f"prompt {prompt.id!r}, completion {sample.completion[:EXCERPT]!r}"
@@ -49,11 +39,6 @@ def call_name(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> str:
     return first if len(samples) == 1 else f"one call on {len(samples)} samples, the first: {first}"
 
 
-def positions(frames: Iterable[tuple[FrameType, int]]) -> tuple[tuple[str, int], ...]:
-    """(file, line) of each frame. Frames themselves would keep the locals of a stopped reward alive."""
-    return tuple((frame.f_code.co_filename, line) for frame, line in frames)
-
-
 def source_file(function: Any) -> str | None:
     """The file the user wrote the function in, seen through partials, decorators and callable objects."""
     while isinstance(function, functools.partial):
@@ -63,10 +48,3 @@ def source_file(function: Any) -> str | None:
         function = type(function).__call__
     code = getattr(function, "__code__", None)
     return None if code is None else code.co_filename
-
-
-def place(innermost_first: Sequence[tuple[str, int]], file: str | None) -> str:
-    """file:line nearest to the trouble that lies in the user's file; the nearest of all when none does."""
-    mine = [position for position in innermost_first if position[0] == file]
-    path, line = (mine or list(innermost_first) or [("an unknown place", 0)])[0]
-    return f"{path}:{line}"

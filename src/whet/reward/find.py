@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 from whet import registry
+from whet.importing import error_text, imported, module_file, place, positions
 from whet.protocols import Reward
-from whet.reward.failure import error_text, place, positions
 from whet.reward.settings import reward_with
 from whet.reward.user_code import user_code
 from whet.types import WhetError, did_you_mean
@@ -31,6 +29,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "coherence": ("coherence",),
     "countdown": ("countdown",),
     "efficiency": ("efficiency",),
+    "environment": ("environment",),
     "format": ("agent_format",),
     "gym": ("gym_answer",),
     "judge": ("judge",),
@@ -111,35 +110,18 @@ def find_reward(name_or_path: str, settings: Mapping[str, Any] = NO_SETTINGS) ->
     source, _, attribute = name_or_path.rpartition(":")
     if not source or not attribute:
         raise WhetError(_unknown(name_or_path))
-    module = _file_module(source) if source.endswith(".py") else _named_module(source, name_or_path)
-    if not hasattr(module, attribute):
-        raise WhetError(
-            f"{source} has no {attribute!r}{did_you_mean(attribute, _functions(module))}; "
-            f"it has: {', '.join(_functions(module)) or 'no functions'}"
-        )
+    found = imported(name_or_path, "reward", user_code)
     try:
         with user_code(name_or_path):
-            return reward_with(getattr(module, attribute), settings, attribute)
+            return reward_with(found, settings, attribute)
     except (WhetError, KeyboardInterrupt):
         raise
     except BaseException as error:
         frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
         raise WhetError(
             f"reward {name_or_path!r} cannot be made: {error_text(error)} "
-            f"at {place(frames, getattr(module, '__file__', None))}; fix that line"
+            f"at {place(frames, module_file(found))}; fix that line"
         ) from error
-
-
-_importing: list[str] = []  # files being imported for their rewards, the innermost last
-
-
-def refuse_while_importing_a_reward(what: str) -> None:
-    """Raise where a file that is imported for its reward begins to train: a script without a guard would run again."""
-    if _importing:
-        raise WhetError(
-            f"{_importing[-1]}: importing it for its reward calls {what} again; put the code that trains under "
-            '`if __name__ == "__main__":`, or the reward in a file of its own'
-        )
 
 
 def _unknown(name: str) -> str:
@@ -151,76 +133,3 @@ def _unknown(name: str) -> str:
         f"no reward is called {name!r}{did_you_mean(name, BUILTIN)}; built in: {', '.join(sorted(BUILTIN))}; "
         "your own: path/to/file.py:function or module:function; a reward model's: its folder"
     )
-
-
-def _functions(module: ModuleType) -> list[str]:
-    """What a user could have meant: the callables the module itself defines."""
-    return sorted(
-        name
-        for name, value in vars(module).items()
-        if callable(value) and not inspect.isclass(value) and not name.startswith("_")
-        if getattr(value, "__module__", None) == module.__name__
-    )
-
-
-def _file_module(source: str) -> ModuleType:
-    path = Path(source).resolve()
-    if not path.is_file():
-        near = sorted(str(other.name) for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        there = f"{path.parent} has: {', '.join(near)}" if near else f"{path.parent} has no .py files"
-        raise WhetError(f"there is no reward file {source}{did_you_mean(path.name, near)}; {there}; correct the path")
-    main = sys.modules.get("__main__")
-    if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == path:
-        return main  # the running script: imported a second time it would train again
-    name = f"whet_reward:{path}"
-    if name in sys.modules:  # two parts may come from one file
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise WhetError(f"{source} cannot be imported as Python; give a .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    _make_importable(path.parent)
-    _importing.append(source)
-    try:
-        with user_code(source):
-            spec.loader.exec_module(module)
-    except (WhetError, KeyboardInterrupt):
-        del sys.modules[name]
-        raise
-    except BaseException as error:  # SystemExit of a script without a guard, classes of its own
-        del sys.modules[name]
-        raise _broken(source, error, str(path)) from error
-    finally:
-        _importing.pop()
-    return module
-
-
-def _named_module(source: str, name_or_path: str) -> ModuleType:
-    _make_importable(Path.cwd())
-    try:
-        with user_code(source):
-            return importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
-            raise WhetError(
-                f"reward {name_or_path!r}: there is no module {source!r} here or among the installed packages; "
-                "correct the name, or give the file: path/to/file.py:function"
-            ) from None
-        raise _broken(source, error, None) from error
-    except (WhetError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise _broken(source, error, None) from error
-
-
-def _make_importable(folder: Path) -> None:
-    # appended: a user's neighbour files are found, and nothing installed is shadowed
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _broken(source: str, error: BaseException, file: str | None) -> WhetError:
-    frames = positions(traceback.walk_tb(error.__traceback__))[::-1]
-    where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else place(frames, file)
-    return WhetError(f"{source} fails when imported, at {where}: {error_text(error)}; fix that line")

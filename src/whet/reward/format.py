@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from whet.data.tool_syntax import parsed_calls
 from whet.reward.think_format import is_visible
-from whet.reward.tool_syntax import parsed_calls
 from whet.types import WhetError
 
 PAIRED = 0.2

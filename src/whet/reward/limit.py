@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
-from whet.reward.failure import positions
+from whet.importing import positions
 
 T = TypeVar("T")
 

@@ -14,14 +14,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from whet.importing import error_text, place, positions
 from whet.protocols import Reward
 from whet.reward.call import PerSample, RewardFunction, scores_of
 from whet.reward.combine import RewardPart, check_parts, combined
-from whet.reward.failure import PartialFailure, RewardFailure, call_name, error_text, place, positions, source_file
+from whet.reward.failure import PartialFailure, RewardFailure, call_name, source_file
 from whet.reward.journal import note_call, remarks
 from whet.reward.limit import Overrun, limited, watchdog
 from whet.reward.user_code import user_code
-from whet.types import Prompt, Sample, WhetError
+from whet.types import Prompt, Sample, StopReason, WhetError
 
 __all__ = ["Failures", "OnError", "RewardPart", "TooManyFailures", "check_parts", "num_unscorable", "score"]
 
@@ -149,6 +150,10 @@ def score(
     failures = on_error if isinstance(on_error, Failures) else Failures(on_error)
     if not 0 < timeout <= LONGEST_SECONDS:
         raise WhetError(f"reward.timeout is {timeout}; give seconds, more than 0 and at most a day")
+    # an episode whose environment failed has nothing to be judged by
+    judged = [number for number, sample in enumerate(samples) if sample.stop is not StopReason.FAILED]
+    if len(judged) < len(samples):
+        return _scored_without_failed(prompts, samples, judged, parts, timeout, on_error, progress)
     by_part = {part.name: _part_scores(part.resolved_reward, prompts, samples, timeout, failures) for part in parts}
     totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
     scored = [
@@ -158,6 +163,23 @@ def score(
     excess = failures.excess() or _nothing_scored(prompts, scored, failures)
     if excess is not None:
         raise TooManyFailures(excess, scored)
+    return scored
+
+
+def _scored_without_failed(
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    judged: Sequence[int],
+    parts: Sequence[RewardPart],
+    timeout: float,
+    on_error: OnError | Failures,
+    progress: float,
+) -> list[Sample]:
+    scored = [sample.scored({}, None) for sample in samples]
+    chosen = [samples[number] for number in judged]
+    some = score([prompts[number] for number in judged], chosen, parts, timeout, on_error, progress=progress)
+    for number, sample in zip(judged, some, strict=True):
+        scored[number] = sample
     return scored
 
 

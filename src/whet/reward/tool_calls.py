@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from whet.data.tool_syntax import ToolCall, call_of, calls_in, flattened, named, parsed_calls
 from whet.reward.answer import after_thinking
-from whet.reward.tool_syntax import ToolCall, call_of, calls_in, flattened, named, parsed_calls
 from whet.types import Prompt, WhetError
 
 Credit = Literal["partial", "exact"]

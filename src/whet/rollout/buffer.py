@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.types import Group, Prompt, Sample, StopReason, Support
+from whet.rollout.play import PlayNotes
+from whet.types import Group, Prompt, Sample, StopReason, Support, Turn
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class RolloutBatch:
     part_weights: Mapping[str, float] = field(default_factory=dict)  # of the reward, when the samples were scored
     seconds: Mapping[str, float] = field(default_factory=dict)  # that the collection of this step took, by phase
     notes: Mapping[str, float] = field(default_factory=dict)  # what the rewards noticed meanwhile, for the metrics
+    played: PlayNotes = field(default_factory=PlayNotes)  # what happened in the episodes meanwhile
 
 
 class RolloutBuffer:
@@ -96,7 +98,22 @@ def _sample_state(sample: Sample) -> dict[str, Any]:
         "parts": [list(pair) for pair in sample.parts.items()],  # their order says which is the first
         "steps": [list(pair) for pair in sample.steps],
         "reward": sample.reward,
+        "turns": [_turn_state(turn) for turn in sample.turns],
+        "returned": sample.returned,
+        "episode": sample.episode,
+        "role": sample.role,
+        "metrics": dict(sample.metrics),
     }
+
+
+def _turn_state(turn: Turn) -> dict[str, Any]:
+    ended = None if turn.ended is None else str(turn.ended)
+    return {**vars(turn), "ended": ended, "counts": dict(turn.counts), "errors": list(turn.errors)}
+
+
+def _restored_turn(state: Mapping[str, Any]) -> Turn:
+    ended = None if state["ended"] is None else StopReason(state["ended"])
+    return Turn(**{**state, "ended": ended, "errors": tuple(state["errors"])})
 
 
 def _sample_tensors(sample: Sample) -> dict[str, Tensor]:
@@ -136,4 +153,9 @@ def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str
         parts=dict(state["parts"]),
         steps=tuple((position, score) for position, score in state["steps"]),
         reward=state["reward"],
+        turns=tuple(_restored_turn(each) for each in state["turns"]),
+        returned=state["returned"],
+        episode=state["episode"],
+        role=state["role"],
+        metrics=state["metrics"],
     )

@@ -24,6 +24,7 @@ class BufferBackend:
 
     looks_behind = 0
     prefills_ahead = False
+    most_members: int | None = None
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int) -> None:
         self._sampling, self._device = job.sampling, decoder.lm.device
@@ -64,6 +65,14 @@ class BufferBackend:
             self._starts[row] = self._step
         self._state.enter(rows, slots)
         return self._decoder.first_logits(torch.tensor(slots, device=self._device), self._state)
+
+    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+        return num_ready >= max(1, num_busy // FREE_BEFORE_ENTRY)
+
+    def extend(
+        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        raise NotImplementedError
 
     def seat(self, slots: Sequence[int | None]) -> None:
         lengths = {self._lengths[slot] for slot in slots if slot is not None}

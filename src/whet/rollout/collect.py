@@ -13,9 +13,10 @@ from torch import Tensor
 from whet.metrics.timer import PhaseTimer
 from whet.protocols import Engine
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
+from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.play import Player
 from whet.rollout.prompt_order import PromptOrder
-from whet.rollout.seed import request_seed
-from whet.types import Group, Prompt, Request, Sample, Sampling
+from whet.types import Group, Prompt, Sample, Sampling
 
 Score = Callable[[Sequence[Prompt], Sequence[Sample]], list[Sample]]
 SampleGroups = Callable[[Sequence[int], int, Sampling, tuple[int, ...]], list[Group]]
@@ -73,8 +74,10 @@ class RolloutCollector:
         spec: RolloutSpec,
         order: PromptOrder,
         staleness: int = 0,
+        player: Player | None = None,  # of the episodes; None: each is one completion
     ) -> None:
         self._engine, self._dataset, self._reward_at = engine, dataset, reward_at
+        self._player = player or EpisodeRunner(engine)
         self._spec, self._order = spec, order
         self._buffer = RolloutBuffer(staleness)
         self._num_batches = 0  # drawn so far
@@ -86,13 +89,19 @@ class RolloutCollector:
         """
         reward, timer = self._reward_at(progress), PhaseTimer()
         reward.take_notes()  # those of an evaluation do not belong to the step
+        self._player.take_notes()
         while not self._buffer.is_full:
             self._num_batches += 1
             sample_groups = partial(self._sample_groups, reward, timer)
             batch = draw_batch(sample_groups, self._order.take, self._spec, (self._order.seed, self._num_batches))
             self._order.record(batch.outcomes)
             self._buffer.add(replace(batch, part_weights=reward.part_weights))
-        return replace(self._buffer.take(), seconds=timer.seconds, notes=reward.take_notes())
+        played = self._player.take_notes()
+        # the wait for environments is part of the rollout
+        waited = sum(played.seconds.values())
+        timer.add({**played.seconds, **({"rollout": -waited} if waited else {})})
+        batch = self._buffer.take()
+        return replace(batch, seconds=timer.seconds, notes=reward.take_notes(), played=played)
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Hand the policy's new weights to the engine."""
@@ -108,10 +117,11 @@ class RolloutCollector:
         seed: tuple[int, ...],
     ) -> list[Group]:
         tokens = [self._dataset.prompt_tokens[row] for row in rows]
+        prompts = [self._dataset.prompts[row] for row in rows]
         with timer.phase("rollout"):
-            completions = draw_completions(self._engine, tokens, count, sampling, seed)
+            completions = self._player.play(prompts, tokens, count, sampling, seed)
         with timer.phase("reward"):
-            return score_groups([self._dataset.prompts[row] for row in rows], completions, reward.score)
+            return score_groups(prompts, completions, reward.score)
 
     def state(self) -> dict[str, Any]:
         return {"order": self._order.state(), "num_batches": self._num_batches, "buffer": self._buffer.state()}
@@ -128,14 +138,9 @@ class RolloutCollector:
 def draw_completions(
     engine: Engine, prompt_tokens: Sequence[tuple[int, ...]], group_size: int, sampling: Sampling, seed: tuple[int, ...]
 ) -> list[list[Sample]]:
-    """`group_size` completions to each prompt, prompt by prompt."""
-    requests = [
-        Request(tokens, request_seed(*seed, row, number))
-        for row, tokens in enumerate(prompt_tokens)
-        for number in range(group_size)
-    ]
-    samples = engine.generate(requests, sampling)
-    return [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
+    """`group_size` completions to each prompt, prompt by prompt: episodes without an environment."""
+    nameless = [Prompt(str(row), ()) for row in range(len(prompt_tokens))]
+    return EpisodeRunner(engine).play(nameless, prompt_tokens, group_size, sampling, seed)
 
 
 def score_groups(prompts: Sequence[Prompt], completions: Sequence[Sequence[Sample]], score: Score) -> list[Group]:

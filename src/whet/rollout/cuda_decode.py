@@ -1,8 +1,10 @@
 """Rollouts as replays of one CUDA graph: no Python and no host round trip between tokens.
 
 The backend of described models (`whet.model.block`) on a CUDA device. A prompt is prefilled and kept once for all its
-rows. When nothing waits any more, the rows that are left move together into a smaller graph. The samples are those of
-the other backends: a row's random numbers belong to its request.
+rows. When nothing waits any more, the rows that are left move together into a smaller graph. In a session a row is a
+conversation: between its turns it keeps its keys and values and costs the graph next to nothing, and what follows a
+turn is read in one pass (`whet.model.chunk_step`). The samples are those of the other backends: a row's random numbers
+belong to its request.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from whet.model.block import blocks_of, has_bias
 from whet.model.causal_lm import CausalLM
+from whet.model.chunk_step import chunk_of, chunk_step
 from whet.model.cuda_step import Caches, Workspace, decode_step, prompt_parts, workspace
 from whet.model.fused_trunk import fused_refusal, fused_states
 from whet.model.fused_weights import fused_weights
@@ -35,7 +38,7 @@ from whet.rollout.scheduler import (
     decode_job,
     numbers_on,
 )
-from whet.types import Request, Sampling
+from whet.types import Request, Sampling, SessionShape
 
 STEPS_PER_LOOK = 8  # replays between two looks at who has finished
 SMALLEST = 16  # rows of the smallest graph
@@ -43,6 +46,8 @@ KEPT_SHARE = 1 / 16  # of the device's memory, for caches between two rollouts: 
 USED_SHARE = 0.6  # of the memory that is free, for the caches of a rollout: fewer rows are written side by side
 HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
+SESSION_MEMBERS = 8  # the same in a session, which does not know how large groups will be
+READY_SHARE = 6  # conversations that wait to be read on are gathered until they are one in so many of those that write
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class _Room:
     rows: int
     prompts: int
     longest: int  # prompt
-    budget: int
+    growth: int  # tokens of a row behind its prompt
     members: int
     support: bool
 
     @property
     def cache_tokens(self) -> int:
-        return self.rows * self.budget + self.prompts * self.longest
+        return self.rows * self.growth + self.prompts * self.longest
 
     def holds(self, other: _Room) -> bool:
         return self.joined(other) == self
@@ -67,7 +72,7 @@ class _Room:
         """Room for both: batches of a run differ a little, and graphs made anew each time would cost more."""
         return _Room(
             max(self.rows, other.rows), max(self.prompts, other.prompts), max(self.longest, other.longest),
-            max(self.budget, other.budget), max(self.members, other.members), self.support or other.support,
+            max(self.growth, other.growth), max(self.members, other.members), self.support or other.support,
         )  # fmt: skip
 
 
@@ -77,6 +82,7 @@ class GraphBackend:
     steps_per_look = STEPS_PER_LOOK
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
+    most_members: int | None = MOST_MEMBERS
 
     num_rows = num_slots = 0
     log: TokenLog
@@ -94,11 +100,18 @@ class GraphBackend:
         self._warm: set[tuple[Any, ...]] = set()  # shapes whose kernels are compiled
         self._sampling = Sampling()
         self._active = 0  # rows of the graph in use
+        self._in_session = False
         self._parts = 0  # see `prompt_parts`
 
     def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
         """Why prompts of so many tokens are left to another backend; empty where they are taken."""
-        longest = longest_prompt + sampling.max_new_tokens
+        return self._window_refusal(longest_prompt + sampling.max_new_tokens)
+
+    def session_refusal(self, sampling: Sampling, shape: SessionShape) -> str:
+        """Why a session is left to another backend; empty where it is taken."""
+        return self._window_refusal(shape.prompt_tokens + shape.growth)
+
+    def _window_refusal(self, longest: int) -> str:
         if any(window is not None and window < longest for window in self._windows):
             return f"the kernels read every key, and {longest} tokens exceed a layer's sliding window"
         return ""
@@ -108,19 +121,53 @@ class GraphBackend:
         self._weights.refresh()
         rows = min(max(rows_per_batch, SMALLEST), _rounded(len(requests)))
         job = decode_job(requests, sampling, self._stop, min(rows, MOST_MEMBERS))
-        self._prepare(job, rows_that_fit(rows, self._bytes_per_row(job), self._free_bytes()))
+        self._prepare(sampling, self._room_for(job, rows))
         completions = DecodeScheduler(self, job).run()
-        if self.cache_bytes > self._kept_bytes:
-            self.release()
+        self._release_large()
         return completions
 
-    def _bytes_per_row(self, job: DecodeJob) -> float:
-        """Of the row's own keys and values, its share of its prompt's, and its logits."""
+    def _room_for(self, job: DecodeJob, rows: int) -> _Room:
         budget, most = job.sampling.max_new_tokens, max(map(len, job.members))
-        share = max(map(len, job.prompts)) / most
+        longest = max(map(len, job.prompts))
+        share = longest / most
         prompt = max(_slots_per_prompt(most) * share, min(8 * share, budget))
+        rows = self._rows_that_fit(rows, budget + prompt)
+        longest = _whole_blocks(longest)
+        # many prompts at once, as long as they take no more room than the completions
+        at_once = -(-rows // most)
+        least = int(_slots_per_prompt(most) * at_once) + 1
+        num_prompts = min(len(job.prompts), max(least, min(8 * at_once, rows * budget // longest)))
+        self._parts = prompt_parts(self._weights, longest, at_once)
+        return _Room(rows, num_prompts, longest, budget, -(-most // 8) * 8, _notes_support(job.sampling))
+
+    @torch.no_grad()
+    def open_session(self, sampling: Sampling, shape: SessionShape, rows_per_batch: int) -> None:
+        """Buffers for conversations of this shape, as many at once as the memory has room for."""
+        self._weights.refresh()
+        growth, longest = shape.growth, _whole_blocks(shape.prompt_tokens)
+        rows = min(max(rows_per_batch, SMALLEST), _rounded(shape.conversations))
+        # prompts take no more room than what the rows write, unless groups of eight would not fit
+        slots_per_row = min(1.0, max(0.25, growth / longest))
+        rows = self._rows_that_fit(rows, growth + slots_per_row * longest)
+        self._parts = prompt_parts(self._weights, longest, -(-rows // SESSION_MEMBERS))
+        num_prompts = max(1, int(slots_per_row * rows))
+        room = _Room(rows, num_prompts, longest, growth, SESSION_MEMBERS, _notes_support(sampling))
+        self.most_members = SESSION_MEMBERS
+        self._prepare(sampling, room)
+        self._in_session = True
+
+    def close_session(self) -> None:
+        self._in_session, self.most_members = False, MOST_MEMBERS
+        self._release_large()
+
+    def _release_large(self) -> None:
+        if self.cache_bytes > self._kept_bytes:
+            self.release()
+
+    def _rows_that_fit(self, rows: int, tokens_per_row: float) -> int:
+        """At most `rows`, as many as there is memory for: keys and values of so many tokens each, and logits."""
         logits = 2 * self._weights.sizes.vocabulary * self._weights.dtype.itemsize
-        return self._bytes_per_token * (budget + prompt) + logits
+        return rows_that_fit(rows, self._bytes_per_token * tokens_per_row + logits, self._free_bytes())
 
     @property
     def _bytes_per_token(self) -> int:
@@ -147,19 +194,10 @@ class GraphBackend:
         self._graphs.clear()
         self._caches = self._room = self._ring = None
 
-    def _prepare(self, job: DecodeJob, rows: int) -> None:
+    def _prepare(self, sampling: Sampling, room: _Room) -> None:
         """Buffers that fit; graphs are thrown away with the buffers they were made on."""
-        budget, most = job.sampling.max_new_tokens, max(map(len, job.members))
-        longest = -(-max(map(len, job.prompts)) // 64) * 64
-        # many prompts at once, as long as they take no more room than the completions
-        at_once = -(-rows // most)
-        least = int(_slots_per_prompt(most) * at_once) + 1
-        num_prompts = min(len(job.prompts), max(least, min(8 * at_once, rows * budget // longest)))
-        self._sampling, self._active = job.sampling, rows
-        support = job.sampling.keeps_support and job.sampling.truncates
-        self.num_rows, self.num_slots = rows, num_prompts
-        self._parts = prompt_parts(self._weights, longest, at_once)
-        room = _Room(rows, num_prompts, longest, budget, -(-most // 8) * 8, support)
+        self._sampling, self._active = sampling, room.rows
+        self.num_rows, self.num_slots = room.rows, room.prompts
         if self._room is not None and self._room.holds(room):
             self.log.close(range(self._room.rows))
             return
@@ -180,13 +218,14 @@ class GraphBackend:
             torch.ones(room.prompts, dtype=torch.int32, device=device),
             torch.full((room.prompts, room.members), -1, dtype=torch.int32, device=device),
             torch.full((room.rows,), -1, dtype=torch.int32, device=device),
-            cache(room.rows, room.budget),
-            cache(room.rows, room.budget),
+            cache(room.rows, room.growth),
+            cache(room.rows, room.growth),
         )
         self._prompt_logits = torch.zeros(room.prompts, sizes.vocabulary, device=device)
         self._starts = torch.zeros(room.rows, dtype=torch.long, device=device)  # the length of each row's prompt
+        self._read = torch.zeros(room.rows, dtype=torch.long, device=device)  # own tokens that earlier turns left
         self._noted = torch.zeros(room.rows, dtype=torch.long, device=device)  # tokens whose support was taken
-        self.log = TokenLog(room.rows, room.budget, self._stop.tokens, device)
+        self.log = TokenLog(room.rows, room.growth, self._stop.tokens, device)
         if room.support:
             from whet.model.decode_kernels import SupportRing
 
@@ -219,8 +258,22 @@ class GraphBackend:
         self._prompt_logits[at] = self._lm.logits(fused_states(self._lm, batch, keep))
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
-        self._noted[numbers_on(self._lm.device, rows)] = self._noted.new_ones(())
+        where = numbers_on(self._lm.device, rows)
+        self._noted[where] = self._noted.new_ones(())
+        self._read[where] = self._read.new_zeros(())
         return self._prompt_logits[numbers_on(self._lm.device, slots)]
+
+    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+        return num_ready >= num_busy // READY_SHARE
+
+    def extend(
+        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        assert self._caches is not None
+        chunk = chunk_of(rows, slots, starts, chunks, self._lm.device)
+        self._noted[chunk.rows] = self._noted.new_ones(())
+        self._read[chunk.rows] = chunk.kept + chunk.sizes
+        return chunk_step(self._weights, self._caches, chunk).float()
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""
@@ -234,6 +287,9 @@ class GraphBackend:
         caches.members.copy_(numbers_on(device, [each + [-1] * (width - len(each)) for each in listed]))
         held = numbers_on(device, [-1 if slot is None else slot for slot in slots])
         caches.slot[: len(slots)] = held.int()
+        if self._in_session:
+            caches.slot[len(slots) :] = -1
+            self._active = min(self.num_rows, _doubled(len(slots)))
         self._starts[: len(slots)] = caches.lengths[held.clamp(min=0)].long()
 
     def step(self) -> None:
@@ -264,7 +320,7 @@ class GraphBackend:
         assert self._caches is not None
         caches, device = self._caches, self._starts.device
         for order, values in (
-            (rows, (*caches.own_k, *caches.own_v, self._starts, self._noted)),
+            (rows, (*caches.own_k, *caches.own_v, self._starts, self._read, self._noted)),
             (slots, (*caches.prompt_k, *caches.prompt_v, caches.lengths, self._prompt_logits)),
         ):
             targets = [place for place, held in enumerate(order) if place != held]
@@ -273,7 +329,8 @@ class GraphBackend:
                 source = numbers_on(device, [order[place] for place in targets])
                 for value in values:
                     value[target] = value[source]
-        self._active = min(self._active, _rounded(len(rows)))
+        if not self._in_session:
+            self._active = min(self._active, _rounded(len(rows)))
 
     def _graph(self) -> torch.cuda.CUDAGraph:
         assert self._room is not None
@@ -299,13 +356,13 @@ class GraphBackend:
         return self._graphs[active, parts, how][0]
 
     def _step(self, active: int, work: Workspace) -> None:
-        """One token for every row; rows that are done write over their last slot and count no further."""
+        """One token for every row; rows that are done keep nothing of it, and count no further."""
         assert self._caches is not None
         rows = slice(0, active)
         count = self.log.counts(active)
-        behind = (count - 1).clamp_(min=0)  # the newest token's place in its completion
-        position = self._starts[rows] + behind
-        logits = decode_step(self._weights, self._caches, work, self.log.last[rows], position, behind)
+        written = (self._read[rows] + count - 1).masked_fill_(self.log.done[rows], -1)  # where the newest token goes
+        position = (self._starts[rows] + written).clamp_(0, len(self._tables[0]) - 1)
+        logits = decode_step(self._weights, self._caches, work, self.log.last[rows], position, written)
         self.log.record(rows, self._drawn(logits, self.log.uniform(rows), count))
 
     def _drawn(self, logits: Tensor, uniform: Tensor, count: Tensor) -> Draw:
@@ -364,6 +421,15 @@ def rows_that_fit(rows: int, bytes_per_row: float, free_bytes: int) -> int:
     return max(SMALLEST, min(rows, fitting))
 
 
+def _notes_support(sampling: Sampling) -> bool:
+    return sampling.keeps_support and sampling.truncates
+
+
+def _whole_blocks(length: int) -> int:
+    """Up to a length that prompts are kept in: batches of a run differ a little."""
+    return max(1, -(-length // 64)) * 64
+
+
 def _slots_per_prompt(most: int) -> float:
     """Slots for each prompt that rows answer at once: a straggler holds its group's while the next ones have begun."""
     return 2 if most > 1 else 1.125
@@ -372,3 +438,11 @@ def _slots_per_prompt(most: int) -> float:
 def _rounded(rows: int) -> int:
     """Up to a number of rows that graphs are made for."""
     return max(1, -(-rows // SMALLEST)) * SMALLEST
+
+
+def _doubled(rows: int) -> int:
+    """Up to a number of rows that a session's graphs are made for: few, since its rows come and go."""
+    found = SMALLEST
+    while found < rows:
+        found *= 2
+    return found

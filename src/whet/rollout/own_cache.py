@@ -174,6 +174,7 @@ class OwnCacheBackend:
     steps_per_look = 1
     looks_behind = 0
     prefills_ahead = False
+    most_members: int | None = None
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows
@@ -200,6 +201,15 @@ class OwnCacheBackend:
         self._num_busy = len(rows)
         prompt_of_row = torch.tensor([place[slot] for slot in slots], device=self._lm.device)
         return self._reader.begin([self._prompts[slot] for slot in place], prompt_of_row)
+
+    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+        return False
+
+    def extend(
+        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        """The cache has one length for all rows: a conversation is read anew for every turn."""
+        raise NotImplementedError
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """Every row has its prompt's keys in the cache."""

@@ -107,6 +107,7 @@ class DecodeBackend(Protocol):
     steps_per_look: int  # between two looks at who has finished
     looks_behind: int  # a device that runs ahead is given the next steps before the last look is read
     prefills_ahead: bool  # also prompts whose rows are not free yet
+    most_members: int | None  # rows that may share a slot; None: any number
     log: TokenLog
 
     def running(self) -> AbstractContextManager[None]:
@@ -125,8 +126,28 @@ class DecodeBackend(Protocol):
         """Rows begin to answer the prompts in these slots: logits [rows, V] of their first token."""
         ...
 
+    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+        """Whether it is worth the while to read on in rows that have something to read, `num_busy` others writing."""
+        ...
+
+    def extend(
+        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        """Rows read on behind what they hold: float32 logits [rows, V] behind the last token of each chunk.
+
+        Chunk n, at least one token, goes to the own places `starts[n]`, `starts[n] + 1`, ... of row `rows[n]`: place p
+        is the position (length of the prompt in `slots[n]`) + p. Its tokens see the prompt, the places in front of
+        `starts[n]` and each other causally; whatever stands at `starts[n]` or behind is written over, never read. The
+        row has entered that slot before. The next step reads `log.last` at the place behind the chunk.
+        """
+        ...
+
     def seat(self, slots: Sequence[int | None]) -> None:
-        """The slot of each row for the coming steps; None for a free row."""
+        """The slot of each row for the coming steps; None for a free row, or one that waits to read on.
+
+        The steps compute the first `len(slots)` rows. What a waiting row holds in front of the `starts` of its next
+        `extend` stays as it is, in front of that length or behind it.
+        """
         ...
 
     def step(self) -> Draw | None:
@@ -142,7 +163,11 @@ class DecodeBackend(Protocol):
         ...
 
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """Move together: row n is from now on what row `rows[n]` was, and so for slots. The log is moved already."""
+        """Row n is from now on what row `rows[n]` was, and so for slots. The log is moved already.
+
+        Rows may change places with each other, those that wait to read on included, so a row is taken before it is
+        written over. Rows and slots behind those that are named are gone.
+        """
         ...
 
 
@@ -201,10 +226,6 @@ class TokenLog:
         self._cursor = self._base + budget  # the place of its next token
         self._looked = self._base.clone()  # the first that no look has told
 
-    def limit(self, budget: int) -> None:
-        """Completions end after so many tokens; at most as many as there is room for."""
-        torch.add(self._base, budget - 1, out=self._final)
-
     def look(self, num_rows: int, fresh: int) -> Look:
         """Of the first rows: done or not, tokens drawn, and the first `fresh` tokens since the last look."""
         values = [self.done[:num_rows, None].long(), self.counts(num_rows)[:, None]]
@@ -225,9 +246,11 @@ class TokenLog:
             return self._cursor[rows] - self._base[rows]
         return self._cursor[:rows] - self._base[:rows]
 
-    def open(self, rows: Tensor, streams: Tensor) -> None:
-        """Rows begin, each with its random numbers [rows, tokens]."""
-        self._cursor[rows] = self._looked[rows] = self._base[rows]
+    def open(self, rows: Tensor, streams: Tensor, budgets: Tensor) -> None:
+        """Rows begin, each with its random numbers [rows, tokens] and its budget, at most what there is room for."""
+        base = self._base[rows]
+        self._cursor[rows] = self._looked[rows] = base
+        self._final[rows] = base + budgets - 1
         self._random.view(-1, self._stride)[rows, : streams.shape[1]] = streams
         self.done[rows] = False
 
@@ -267,13 +290,15 @@ class TokenLog:
         if moved:
             target = numbers_on(self.device, moved)
             source = numbers_on(self.device, [rows[place] for place in moved])
-            counts, unseen = self.counts(source), self._looked[source] - self._base[source]
+            base = self._base[source]
+            counts, unseen, final = self._cursor[source] - base, self._looked[source] - base, self._final[source] - base
             for each in (self._random, self._tokens, self._logp):
                 view = each.view(-1, self._stride)
                 view[target] = view[source]
             self.last[target], self.done[target] = self.last[source], self.done[source]
             self._cursor[target] = self._base[target] + counts
             self._looked[target] = self._base[target] + unseen
+            self._final[target] = self._base[target] + final
         self.close(range(len(rows), len(self.last)))
 
 
@@ -317,7 +342,6 @@ class DecodeScheduler:
         self._count = [0] * len(seeds)
         self._stopped_early: set[int] = set()  # requests
         self._kept: list[KeptTokens] = []  # rows are requests here
-        backend.log.limit(self._budget)
 
     def run(self) -> Completions:
         looks: deque[_Taken] = deque()
@@ -396,7 +420,7 @@ class DecodeScheduler:
             seated = [row for place in taken if (row := self._rows[place])]
             rows = numbers_on(self._log.device, taken)
             requests = numbers_on(self._log.device, [row.request for row in seated])
-            self._log.open(rows, self._streams.index_select(0, requests))
+            self._log.open(rows, self._streams.index_select(0, requests), torch.full_like(rows, self._budget))
             logits = self._backend.enter(taken, [row.slot for row in seated])
             drawn = draw(logits, self._log.uniform(rows), self._job.sampling, spend=True)
             self._log.record(rows, drawn)

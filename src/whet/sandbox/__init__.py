@@ -1,6 +1,7 @@
 """Runs code nobody has read: separate processes, everything the kernel offers to confine them, warm workers.
 
-`Sandbox.run` takes a batch of jobs (`ProgramJob`, `UnitTestJob`) and gives their results. `active_protections` tries
+`Sandbox.run` takes a batch of jobs (`ProgramJob`, `UnitTestJob`) and gives their results. A `SandboxSession` is a
+process that takes calls one by one and keeps its state. `active_protections` tries
 every protection on this machine and says which hold. A machine that isolates too little runs no job
 (`require_isolation`).
 """
@@ -10,15 +11,19 @@ from whet.sandbox.limits import Limits
 from whet.sandbox.pool import Sandbox, shared_sandbox
 from whet.sandbox.protections import Protections, active_protections
 from whet.sandbox.requirement import require_isolation
+from whet.sandbox.session import CallResult, SandboxSession, SessionOver
 
 __all__ = [
     "UnitTestJob",
+    "CallResult",
     "Job",
     "Limits",
     "JobResult",
     "ProgramJob",
     "Protections",
     "Sandbox",
+    "SandboxSession",
+    "SessionOver",
     "active_protections",
     "require_isolation",
     "shared_sandbox",

@@ -16,7 +16,7 @@ RECORD = 1 << 20  # bytes of what a job's tests write down
 ERRORS = 4096  # bytes kept of what a program writes to standard error
 REASONS = {
     **{"time": "out of time", "memory": "out of memory", "output": "too much output"},
-    **{"files": "too many files", "": ""},
+    **{"files": "too many files", "ended": "the process ended", "": ""},
 }
 
 

@@ -44,6 +44,7 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 10.0  # what a worker may take beyond a job's wall-clock limit
 END_SECONDS = 2.0  # what a worker may take to end
 ATTEMPTS = 2  # of a job whose worker was lost
+MOST_SPARE = 32  # workers that wait for another session
 
 # stand-ins for the packages on the way: their own __init__ would load torch into every worker
 BOOT = """
@@ -221,9 +222,13 @@ class Sandbox:
         self.holds: Mapping[str, bool] = {}
         self.why: Mapping[str, tuple[int, str]] = {}  # step that failed: (error number or -1, what it said)
         self._require = None if require is None else checked_requirement(require)
-        self.workers: list[WorkerProcess] = []  # started ones
+        self.workers: list[WorkerProcess] = []  # started ones, for batches
+        self._lent: set[WorkerProcess] = set()  # each to one session
+        self._spare: list[WorkerProcess] = []  # came back from a session
+        self.cores = threading.BoundedSemaphore(self.size)  # calls of sessions that run at once
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._lending = threading.Lock()
         _open_pools.add(self)
 
     def __enter__(self) -> Sandbox:
@@ -259,12 +264,58 @@ class Sandbox:
     def close(self) -> None:
         if self._owner == os.getpid():
             self._end(self.workers)
+            with self._lending:
+                lent = [*self._lent, *self._spare]
+                self._lent, self._spare = set(), []
+            for worker in lent:
+                worker.hang_up()
+            for worker in lent:
+                worker.end()
+
+    @property
+    def idle_workers(self) -> list[WorkerProcess]:
+        """Workers without a session; between two batches none of them runs anything."""
+        return [*self.workers, *self._spare]
+
+    def lend(self) -> WorkerProcess:
+        """A worker for one session alone, until it is given back; batches have others."""
+        self._notice_fork()
+        with self._lending:
+            if self._spare:
+                worker = self._spare.pop()
+                self._lent.add(worker)
+                return worker
+        worker = WorkerProcess(self.preload, self.without)
+        try:
+            greeting = worker.receive()
+            with self._lending:
+                self._admit(worker, greeting)
+                self._lent.add(worker)
+        except BaseException as error:
+            worker.end()
+            if isinstance(error, wire.ConnectionClosed):
+                raise _no_start(error) from None
+            raise
+        return worker
+
+    def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> None:
+        """The end of a session. A worker that is not sound ends with it."""
+        with self._lending:
+            if worker not in self._lent:
+                return  # closed meanwhile
+            self._lent.remove(worker)
+            if is_sound and len(self._spare) < MOST_SPARE:
+                self._spare.append(worker)
+                return
+        worker.end()
 
     def _notice_fork(self) -> None:
         if self._owner != os.getpid():
-            for worker in self.workers:
+            for worker in (*self.workers, *self._lent, *self._spare):
                 worker.forget()
-            self.workers, self._owner, self._lock = [], os.getpid(), threading.Lock()
+            self.workers, self._lent, self._spare = [], set(), []
+            self._owner, self._lock, self._lending = os.getpid(), threading.Lock(), threading.Lock()
+            self.cores = threading.BoundedSemaphore(self.size)
 
     def _start(self, count: int) -> None:
         fresh = []
@@ -283,10 +334,7 @@ class Sandbox:
             raise
         except (wire.ConnectionClosed, OSError) as error:
             self._end(self.workers)
-            raise WhetError(
-                f"the sandbox's worker did not start ({error}); run {sys.executable} -c pass to see whether this "
-                "interpreter starts, and check that the temporary folder is writable"
-            ) from None
+            raise _no_start(error) from None
 
     def _admit(self, worker: WorkerProcess, greeting: Mapping[str, Any]) -> None:
         """Take a worker in, with no less isolation than is required and than the first one had."""
@@ -404,6 +452,13 @@ class Sandbox:
         now = time.monotonic()
         done = {id(worker) for worker, _ in answers}
         return answers + [(each, None) for each in workers if each.deadline < now and id(each) not in done]
+
+
+def _no_start(error: Exception) -> WhetError:
+    return WhetError(
+        f"the sandbox's worker did not start ({error}); run {sys.executable} -c pass to see whether this "
+        "interpreter starts, and check that the temporary folder is writable"
+    )
 
 
 _open_pools: weakref.WeakSet[Sandbox] = weakref.WeakSet()

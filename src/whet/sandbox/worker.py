@@ -6,7 +6,8 @@ and the memory, and says how the processes ended. The forked processes take thei
 from a file that came with it, and what they write goes to the trainer by pipes of its own. So code under test is
 forked from a state that has seen nothing of another job or of the expected side. A job is a program (source and
 standard input in, output back) or unit tests: two processes, one with the code under test, one with the tests
-(`candidate`, `suite_runner`). After a job everything it started is killed, and the working directory is new.
+(`candidate`, `suite_runner`), or a session: one process that answers calls and keeps its state from one to the next
+(`session_runner`). After a job everything it started is killed, and the working directory is new.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from whet.sandbox import candidate, isolation, kernel, suite_runner, wire
+from whet.sandbox import candidate, isolation, kernel, session_runner, suite_runner, wire
 from whet.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_DESCRIPTORS = 2  # that come with a job
 TICK = 0.05  # seconds between two looks at the memory of a job
+CONFINE_SECONDS = 10.0  # that a process of a session may take until all its protections are in place
 # not threading: its work after every fork would double what a fork costs
 PRELOAD = (
     *("abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "dataclasses"),
@@ -36,7 +38,10 @@ PRELOAD = (
     *("textwrap", "time", "traceback", "types", "typing", "unicodedata", "warnings", "zlib"),
 )
 Body = Callable[[], None]
-ROOMS = ("candidate", "suite", "suite_runner", "cgroup", "isolation", "kernel", "literal", "seccomp", "wire", "worker")
+ROOMS = (
+    *("candidate", "suite", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal", "seccomp"),
+    *("wire", "worker"),
+)
 OWN_MODULES = ("whet", "whet.sandbox", *(f"whet.sandbox.{name}" for name in ROOMS))
 
 
@@ -88,10 +93,13 @@ class SandboxWorker:
                 header, descriptors = wire.receive_with_descriptors(self.control, MOST_DESCRIPTORS)
             except wire.ConnectionClosed:
                 return
+            if "session" in header:  # meant for a session that ended meanwhile by itself
+                continue
             if "kind" not in header:  # a job of which a process died before it had read its part
                 return
             self.usage = {}
-            result = self.job(header, descriptors)
+            do = self.session if header["kind"] == "session" else self.job
+            result = do(header, descriptors)
             if result is None:
                 return
             wire.send(self.control, result)
@@ -166,6 +174,99 @@ class SandboxWorker:
 
         return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
+    def session(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """One process that takes calls until the trainer ends it. Between two calls it stands still."""
+        limits = header["limits"]
+        isolation.renew_folder(self.confinement, limits["file_mb"])
+        killed = isolation.num_killed(self.confinement)
+        calls, answers = descriptors
+
+        def prepare() -> tuple[tuple[int, ...], Body]:
+            return (calls, answers), lambda: session_runner.serve(calls, answers)
+
+        started = time.monotonic()
+        leader = start_job(self.confinement, limits, 0, prepare, self.ready_end)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        is_confined = self._is_confined(leader)
+        ended = self._serve_session(leader, limits) if is_confined else ""
+        if isolation.was_out_of_memory(self.confinement, killed):
+            ended = "memory"
+        self.end_all((leader,))
+        if not is_confined:
+            return None
+        status, processor = self.usage.get(leader, (0, 0.0))
+        took = time.monotonic() - started
+        return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
+
+    def _is_confined(self, leader: int) -> bool:
+        """Wait until every protection of the process is in place; False where it ended before."""
+        deadline = time.monotonic() + CONFINE_SECONDS
+        while time.monotonic() < deadline:
+            if select.select([self.ready], [], [], TICK)[0]:
+                return bool(os.read(self.ready, 16))
+            if self._has_ended(leader):
+                return False
+        return False
+
+    def _serve_session(self, leader: int, limits: dict[str, int]) -> str:
+        """Watch over each call, and let nothing run between them. Why the session is over; "" where it was ended."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        end_descriptor = _end_descriptor(leader)
+        if end_descriptor is not None:
+            poll.register(end_descriptor, select.POLLIN)
+        call: tuple[float, float] | None = (
+            None  # of the one under way: its deadlines by the clock and in processor time
+        )
+        try:
+            while True:
+                wait = None if call is None and end_descriptor is not None else 1000 * TICK
+                if any(descriptor == self.control for descriptor, _ in poll.poll(wait)):
+                    message = self._session_message(leader)
+                    if message["session"] == "end":
+                        return ""
+                    if message["session"] == "call":
+                        self._signal_all(leader, signal.SIGCONT)
+                        spent = _processor_seconds(leader)
+                        call = (time.monotonic() + message["wall_seconds"], spent + message["cpu_seconds"])
+                    else:
+                        self._signal_all(leader, signal.SIGSTOP)
+                        call = None
+                if self._has_ended(leader):
+                    return "ended"
+                if call is not None:
+                    if time.monotonic() > call[0] or _processor_seconds(leader) > call[1]:
+                        return "time"
+                    if over := self._over_limits(limits):
+                        return over
+        finally:
+            if end_descriptor is not None:
+                os.close(end_descriptor)
+
+    def _session_message(self, leader: int) -> dict[str, Any]:
+        try:
+            return dict(wire.receive(self.control))
+        except wire.ConnectionClosed:
+            self.end_all((leader,))
+            os._exit(0)
+
+    def _signal_all(self, leader: int, number: int) -> None:
+        """Send a signal to all that a session runs; without a process namespace, to what is known of it."""
+        if os.getpid() == 1:
+            with contextlib.suppress(OSError):
+                os.kill(-1, number)
+            return
+        for process in {leader, *_children()} - set(self.usage):
+            with contextlib.suppress(OSError):
+                os.killpg(process, number)
+
+    def _over_limits(self, limits: dict[str, int]) -> str:
+        """The limit that a job's processes exceed together: "memory" or "files"; "" where they keep to them."""
+        if isolation.memory_in_use(self.confinement) > limits["memory_mb"] * MEGABYTE:
+            return "memory"
+        return "files" if isolation.has_too_many_files(self.confinement, limits["file_mb"]) else ""
+
     def watch(self, deadline: float, limits: dict[str, int], leader: int) -> str:
         """Wait for the leader's end. Why it was cut short: "time" or "memory"; "" when it ended itself."""
         poll = select.poll()
@@ -189,10 +290,8 @@ class SandboxWorker:
                     return ""
                 if now > next_look:
                     next_look = now + TICK
-                    if isolation.memory_in_use(self.confinement) > limits["memory_mb"] * MEGABYTE:
-                        return "memory"
-                    if isolation.has_too_many_files(self.confinement, limits["file_mb"]):
-                        return "files"
+                    if over := self._over_limits(limits):
+                        return over
         finally:
             if end_descriptor is not None:
                 os.close(end_descriptor)
@@ -234,6 +333,14 @@ def _children() -> list[int]:
                     if int(file.read().rpartition(b")")[2].split()[1]) == own:
                         pids.append(int(name))
     return pids
+
+
+def _processor_seconds(process: int) -> float:
+    """That the process has used, all its threads together; 0 where the system does not say."""
+    try:
+        return time.clock_gettime(~process << 3 | 2)  # what clock_getcpuclockid gives for it
+    except OSError:
+        return 0.0
 
 
 def _end_descriptor(process: int) -> int | None:

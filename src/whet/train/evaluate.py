@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from whet.protocols import Engine
-from whet.rollout.collect import Score, draw_completions, score_groups
+from whet.rollout.collect import Score, score_groups
+from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.play import Player
 from whet.types import Group, Prompt, Sample, Sampling
 
 
@@ -22,6 +25,7 @@ class Evaluator:
     sampling: Sampling
     score: Score
     by: str = ""  # column whose values get metrics of their own
+    player: Player | None = None  # of the episodes; None: each is one completion
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Hand the policy's new weights to the engine, where the trainer has not done it after its step."""
@@ -30,7 +34,9 @@ class Evaluator:
     def evaluate(self, num_samples: int = 1, temperature: float = 0.0, seed: int = 0) -> list[Group]:
         """One scored group per prompt: a greedy completion, or `num_samples` drawn ones."""
         sampling = replace(self.sampling, temperature=temperature)
-        completions = draw_completions(self.engine, self.prompt_tokens, num_samples, sampling, (seed,))
+        player = self.player or EpisodeRunner(self.engine)
+        completions = player.play(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
+        player.take_notes()  # they belong to no step
         return score_groups(self.prompts, completions, self.score)
 
     def metrics(self) -> dict[str, float]:
@@ -58,8 +64,27 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
         for name in names:
             metrics[name] = fmean([sample.parts[name] for sample in samples if name in sample.parts])
     metrics["completion_tokens"] = fmean([sample.num_actions for sample in samples])
+    metrics |= episode_metrics(samples)
     metrics["truncated"] = fmean([float(sample.stop.is_limit) for sample in samples])
     return metrics
+
+
+def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of episodes: their turns and calls on average, and what their environments measured."""
+    played = [sample for sample in samples if sample.turns]
+    if not played:
+        return {}
+    metrics = {"turns": fmean([turns_of(sample) for sample in played])}
+    counts = sum((Counter(turn.counts) for sample in played for turn in sample.turns), Counter())
+    metrics |= {name: count / len(played) for name, count in sorted(counts.items())}
+    for name in sorted({name for sample in played for name in sample.metrics}):
+        metrics[name] = fmean([sample.metrics[name] for sample in played if name in sample.metrics])
+    return metrics
+
+
+def turns_of(sample: Sample) -> int:
+    """Turns of the policy."""
+    return sum(turn.role == "assistant" for turn in sample.turns)
 
 
 def _accuracy(samples: Sequence[Sample]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from whet.train.run import RunFailed
 from whet.train.step_metrics import (
     collection_counts,
     critic_metrics,
+    environment_metrics,
+    episode_counts,
     group_counts,
     group_staleness,
     mean_rewards,
@@ -45,6 +48,9 @@ from whet.train.step_metrics import (
 from whet.train.update import TrainState, UpdateRefused, critic_values, token_scores, update
 from whet.types import Group, Prompt, Sample, Sampling, StepReport, TokenBatch
 
+logger = logging.getLogger(__name__)
+
+SHOWN_FAILURES = 3  # of a step's episodes, in words
 TUNED = ("beta", "length_power", "entropy_weight")  # values that an objective adapts from step to step
 
 
@@ -57,16 +63,16 @@ class RLSettings:
     seed: int
     epochs_per_batch: int = 1
     staleness: int = 0  # policy versions that completions are behind
-    episode_tokens: int = 0  # that the policy may write in all turns of an episode; 0: as many as in one
+    most_actions: int = 0  # tokens that the policy may write in an episode; 0: one completion's
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The generation budget of a sample, over all its turns."""
+        return self.most_actions or self.sampling.max_new_tokens
 
     @property
     def updates(self) -> int:
         return self.updates_per_step * self.epochs_per_batch
-
-    @property
-    def budget(self) -> int:
-        """The most tokens that the policy writes in one sample."""
-        return self.episode_tokens or self.sampling.max_new_tokens
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ class RLTrainer:
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         rollout = self._collector.collect(progress=(number - 1) / self._settings.steps)
         timer.add(rollout.seconds)
+        for failure in rollout.played.failures[:SHOWN_FAILURES]:
+            logger.warning("step %d: %s; it is left out", number, failure)
         groups = self._select(rollout, number)
         batch = self._annotate(self._pack(groups, rollout.part_weights), timer)
         batch, self._memory = self._objective.advantage(batch, self._memory)
@@ -137,7 +145,11 @@ class RLTrainer:
         report = StepReport(
             step=number,
             policy_version=self._version,
-            counts={**group_counts(groups), **collection_counts(rollout, groups)},
+            counts={
+                **group_counts(groups),
+                **episode_counts(groups, rollout.played),
+                **collection_counts(rollout, groups),
+            },
             reward=mean_rewards(groups),
             spread=reward_spread(groups),
             metrics={
@@ -146,6 +158,7 @@ class RLTrainer:
                 **critic_metrics(batch),
                 **rollout.notes,
                 **reward_company(batch),
+                **environment_metrics(groups),
                 "uniform_groups": uniform_share(groups),
                 "learning_rate": rate,
             },
@@ -174,7 +187,7 @@ class RLTrainer:
         return groups
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
-        batch = token_batch(groups, part_weights or None, self._settings.budget, self._objective.needs())
+        batch = token_batch(groups, part_weights or None, self._settings.max_new_tokens, self._objective.needs())
         if self._sentence_ends is None:
             return batch
         samples = [sample for group in groups for sample in group.samples]
@@ -208,7 +221,7 @@ class RLTrainer:
         updates: list[dict[str, float]] = []
         for rows in self._minibatches(batch.num_sequences, number):
             minibatch = batch.select(rows)
-            totals = step_totals(minibatch, self._settings.budget)
+            totals = step_totals(minibatch, self._settings.max_new_tokens)
             try:
                 with self._divergence_reference() as reference:
                     metrics, scores = update(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from whet.metrics.correlation import pearson
 from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
-from whet.types import Group, TokenBatch
+from whet.rollout.play import PlayNotes
+from whet.types import Group, Sample, StopReason, TokenBatch
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
@@ -23,6 +25,33 @@ def group_counts(groups: Sequence[Group]) -> dict[str, int]:
         "truncated": sum(sample.stop.is_limit for sample in samples),
         "unscorable": sum(sample.reward is None for sample in samples),
     }
+
+
+def episode_counts(groups: Sequence[Group], played: PlayNotes) -> dict[str, int]:
+    """Turns, calls and ends of the step's episodes; nothing where every sample is one completion."""
+    samples = [sample for group in groups for sample in group.samples if sample.turns]
+    counts: Counter[str] = Counter(played.counts)
+    for sample in samples:
+        counts["turns"] += sum(turn.role == "assistant" for turn in sample.turns)
+        for turn in sample.turns:
+            counts.update(turn.counts)
+        if sample.stop.is_limit or sample.stop is StopReason.FAILED:
+            counts[f"ended_by_{sample.stop}"] += 1
+    if samples:
+        counts["observed_tokens"] = sum(len(each.tokens) - _first(each) - each.num_actions for each in samples)
+    return dict(sorted(counts.items()))
+
+
+def _first(sample: Sample) -> int:
+    """Where the policy's first token stands."""
+    return int(sample.action.int().argmax()) if sample.num_actions else len(sample.tokens)
+
+
+def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What environments measured in their episodes, on average."""
+    samples = [sample for group in groups for sample in group.samples]
+    names = sorted({name for sample in samples for name in sample.metrics})
+    return {f"env_{name}": fmean([each.metrics[name] for each in samples if name in each.metrics]) for name in names}
 
 
 def collection_counts(rollout: RolloutBatch, groups: Sequence[Group]) -> dict[str, int]:

@@ -172,8 +172,8 @@ def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
 
 
 def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: Details) -> TokenScores:
-    """Of the actions under the distribution that was sampled from. What an environment wrote, where the loss looks at it,
-    under the model's own: in the same pass where the two distributions are one, else in a second."""
+    """Of the actions, under the distribution that was sampled from; and of what an environment wrote, where the loss
+    looks at it, under the model's own: in the same pass where the two distributions are one, else in a second."""
     scored = _scored_tokens(objective, host)
     if scored is host.action:
         return token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)

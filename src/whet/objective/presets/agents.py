@@ -17,7 +17,7 @@ RLOO_TURNS = Preset(
     Objective("rloo_turns", TurnReturn(1.0), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), FixedLength(), NoKL()),
     title="RLOO by turns",
     paper="after Ahmadian et al. 2024, Back to Basics, arXiv 2402.14740; turns are whet's",
-    formula="A_j = G_j - mean of the others' G_j,  G_j = what is earned from turn j on, or from the last if it is earlier",
+    formula="A_j = G_j - mean of the others' G_j,  G_j = what is earned from turn j on, or from an earlier last",
     fixes="one credit for all turns, without a bias where the policy decides when to stop",
     breaks="the baseline does not know the state: after a rare first turn it is that of the common ones",
     deviations=(

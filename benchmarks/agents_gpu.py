@@ -1,0 +1,204 @@
+"""Conversations of four turns on one GPU, beside single completions of the same lengths: tokens per second of both.
+
+    python benchmarks/agents_gpu.py --results            # results/agents_gpu.json
+    python benchmarks/agents_gpu.py --model 135m --ragged
+    python benchmarks/agents_gpu.py --tiny               # the same code on a CPU in seconds: does it run?
+
+256 conversations in groups of 8 on one prompt each. A conversation is a prompt and four turns of the policy with an
+answer of the environment behind each but the last: 1,024 tokens in all. The rate counts only what the policy writes;
+reading the prompt and the answers, and all that happens between two turns, is in the time. `single` writes as many
+tokens in one turn, to prompts that are as much longer as the answers are long. `single_short` leaves the answers out:
+its context is shorter. Weights are random, of a real model's shape, and no token ends a turn. Rounds of all kinds
+alternate, and the median counts. `multi_share` is the rate of the conversations over that of `single`.
+
+With --ragged the policy's turns have random lengths with the same mean, so that they end at different times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from bench_models import SHAPES
+from gpu_step import machine_for, told
+from results_file import add_results_flag, write_results
+
+from whet.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
+from whet.build.runtime import Runtime
+from whet.report.speed import RolloutShape
+from whet.rollout.seed import request_seed
+from whet.types import Request, Sample, Sampling, SessionShape
+
+
+@dataclass(frozen=True)
+class ConversationShape:
+    prompts: int = 32
+    group: int = 8
+    prompt: int = 256  # tokens
+    turns: int = 4
+    turn: int = 144  # tokens of the policy
+    answer: int = 64  # tokens of the environment
+
+    @property
+    def conversations(self) -> int:
+        return self.prompts * self.group
+
+    @property
+    def growth(self) -> int:
+        return self.turns * self.turn + (self.turns - 1) * self.answer
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompts} prompts x {self.group} conversations, {self.prompt} tokens and {self.turns} turns of "
+            f"{self.turn} with answers of {self.answer}: {self.prompt + self.growth}"
+        )
+
+
+TINY = ConversationShape(2, 4, 12, 4, 6, 5)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a round wrote."""
+
+    tokens: int
+    seconds: float
+
+
+def turn_lengths(shape: ConversationShape, ragged: bool, seed: int) -> list[list[int]]:
+    """Of each conversation; ragged ones are between a third and five thirds of the mean, and sum up to the same."""
+    stream = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(shape.conversations):
+        share = torch.rand(shape.turns, generator=stream) * 4 / 3 + 1 / 3
+        whole = shape.turns * shape.turn
+        lengths = (share / share.sum() * whole).floor().long().clamp(min=1).tolist()
+        lengths[-1] += whole - sum(lengths)
+        found.append(lengths if ragged else [shape.turn] * shape.turns)
+    return found
+
+
+def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, ragged: bool) -> Played:
+    """Conversations to their end; whoever has finished a turn is answered at once."""
+    prompts = random_prompts(machine, RolloutShape(shape.prompts, shape.group, shape.prompt, shape.growth), seed)
+    lengths = turn_lengths(shape, ragged, seed)
+    stream = torch.Generator().manual_seed(seed)
+    answers = torch.randint(5, machine.policy.vocabulary - 5, (shape.turns, shape.answer), generator=stream).tolist()
+    sampling = Sampling(max(max(each) for each in lengths))
+    written = number = 0
+    asked: dict[int, tuple[int, int]] = {}  # conversation and turn of each request
+    start = begun(machine)
+    with engine.session(sampling, SessionShape(shape.conversations, shape.prompt, shape.growth)) as session:
+        for conversation in range(shape.conversations):
+            tokens = prompts[conversation // shape.group]
+            session.add(number, Request(tokens, request_seed(seed, conversation, 0), lengths[conversation][0]))
+            asked[number] = (conversation, 0)
+            number += 1
+        while not session.is_idle:
+            for done, sample in session.advance():
+                conversation, turn = asked.pop(done)
+                written += sample.num_actions
+                if turn + 1 == shape.turns:
+                    session.release(done)
+                    continue
+                tokens = (*sample.tokens.tolist(), *answers[turn])
+                seed_of_turn = request_seed(seed, conversation, turn + 1)
+                session.add(number, Request(tokens, seed_of_turn, lengths[conversation][turn + 1], continues=done))
+                asked[number] = (conversation, turn + 1)
+                number += 1
+    synchronize(machine.policy.device)
+    return Played(written, time.perf_counter() - start)
+
+
+def complete(machine: Runtime, engine: Any, shape: ConversationShape, prompt: int, seed: int) -> Played:
+    """As many tokens in a single turn behind prompts of this length."""
+    budget = shape.turns * shape.turn
+    prompts = random_prompts(machine, RolloutShape(shape.prompts, shape.group, prompt, budget), seed)
+    requests = [
+        Request(tokens, request_seed(seed, row, copy))
+        for row, tokens in enumerate(prompts)
+        for copy in range(shape.group)
+    ]
+    start = begun(machine)
+    samples: list[Sample] = engine.generate(requests, Sampling(budget))
+    synchronize(machine.policy.device)
+    return Played(sum(each.num_actions for each in samples), time.perf_counter() - start)
+
+
+def begun(machine: Runtime) -> float:
+    synchronize(machine.policy.device)
+    return time.perf_counter()
+
+
+def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bool) -> dict[str, Any]:
+    engine = unending(machine).engine
+    observed = (shape.turns - 1) * shape.answer
+    kinds: dict[str, Callable[[int], Played]] = {
+        "multi": lambda seed: play(machine, engine, shape, seed, False),
+        "single": lambda seed: complete(machine, engine, shape, shape.prompt + observed, seed),
+        "single_short": lambda seed: complete(machine, engine, shape, shape.prompt, seed),
+    }
+    if ragged:
+        kinds["ragged"] = lambda seed: play(machine, engine, shape, seed, True)
+    for seed, run in enumerate(kinds.values()):
+        run(seed)  # kernels are compiled and graphs made
+    begin_peak(machine.policy.device)
+    found: dict[str, list[Played]] = {kind: [] for kind in kinds}
+    for number in range(rounds):
+        for kind, run in kinds.items():
+            found[kind].append(run(100 + number))
+    rates = {kind: median(each.tokens / each.seconds for each in played) for kind, played in found.items()}
+    return {
+        "shape": str(shape),
+        "rounds": rounds,
+        **{f"{kind}_tokens_per_s": rate for kind, rate in rates.items()},
+        **{f"{kind}_s": median(each.seconds for each in played) for kind, played in found.items()},
+        **{f"{kind}_share": rate / rates["single"] for kind, rate in rates.items() if not kind.startswith("single")},
+        **{f"{kind}_share_of_short": rates[kind] / rates["single_short"] for kind in ("multi",)},
+        "peak_GiB": peak_memory(machine.policy.device) / 2**30,
+        "decode path": str(engine.decode_path),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="135m,1.5b", help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ragged", action="store_true", help="also turns of random length")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU where there is no GPU")
+    add_results_flag(parser, "agents_gpu")
+    chosen = parser.parse_args()
+    chosen.precision = chosen.recompute = "auto"
+    if not torch.cuda.is_available() and not chosen.tiny:
+        raise SystemExit("no CUDA device is here; --tiny shows on a CPU that the script runs")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    results = {}
+    for name in chosen.model.split(","):
+        begin = time.perf_counter()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        machine = machine_for(name, device, chosen)
+        found = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
+        found.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, chosen.ragged))
+        print("\n".join([name, *told(found)]), flush=True)
+        print(f"  took {time.perf_counter() - begin:.0f} s with building the model", flush=True)
+        results[name] = found
+        if chosen.results:
+            write_results(chosen.results, results)
+        del machine
+
+
+if __name__ == "__main__":
+    main()

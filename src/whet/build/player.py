@@ -1,0 +1,62 @@
+"""From a config to who plays its episodes: single completions, an environment, tools, or an agent's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from whet.config.config import Config, EvaluationConfig
+from whet.envs.find import find_environment
+from whet.model import LoadedModel
+from whet.protocols import Engine, Environment
+from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.play import Player
+
+
+def check_environment(config: Config | EvaluationConfig) -> None:
+    """Refuse an environment that cannot be made, before a model is read."""
+    if config.env.name:
+        find_environment(config.env.name, config.env.settings)
+
+
+def build_player(
+    config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
+) -> tuple[Player, dict[str, str]]:
+    """The player, and what the run's facts say about it."""
+    section = config.env
+    if section.is_single:
+        return EpisodeRunner(engine, loaded.tokenizer, context=loaded.context), {}
+    make = _maker(config, loaded.tokenizer)
+    limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
+    runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
+    what = section.name or f"tools {', '.join(section.tools)}"
+    turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
+    return runner, {"environment": f"{what}; {turns}"}
+
+
+def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
+    section = config.env
+    if section.name:
+        return find_environment(section.name, section.settings)
+    from whet.envs.tools import tool_environment
+
+    return tool_environment(
+        section.tools,
+        sandboxed=section.sandboxed,
+        call_format=section.call_format,
+        tool_seconds=section.tool_seconds,
+        settings=section.tool_settings,
+        tokenizer=tokenizer,
+    )
+
+
+def most_actions(config: Config | EvaluationConfig) -> int:
+    """Tokens that the policy may write in one episode."""
+    section, budget = config.env, config.sampling.max_new_tokens
+    return budget if section.is_single else min(section.max_turns * budget, most_tokens(config))
+
+
+def most_tokens(config: Config | EvaluationConfig) -> int:
+    """Tokens that an episode may grow by behind its prompt: turns and answers."""
+    section = config.env
+    return section.max_tokens or 2 * section.max_turns * config.sampling.max_new_tokens

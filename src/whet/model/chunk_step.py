@@ -1,0 +1,145 @@
+"""Many new tokens of each row at once, behind the keys and values that the row has: the later turns of a conversation.
+
+Rows are those of `whet.model.cuda_step`: a prompt that a group shares, then what the row has of its own. The new tokens
+of all rows lie one after the other without gaps, so that the products see no padding. Plain torch on any device; on
+CUDA the attention is a kernel that reads both caches where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.model.cuda_step import Caches
+from whet.model.fused_weights import FusedBlock, FusedWeights
+from whet.model.layer_ops import added_and_normed, gated, kernels_for, rotated
+from whet.model.shared_prefix import to_device
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of R rows, T in all."""
+
+    longest: int  # tokens of one row
+    tokens: Tensor  # int64 [T]
+    owner: Tensor  # int64 [T], which of the R each belongs to
+    place: Tensor  # int64 [T], in the row's own cache
+    rows: Tensor  # int64 [R]
+    slots: Tensor  # int64 [R], of their prompts
+    first: Tensor  # int64 [R], where a row's tokens begin in `tokens`
+    sizes: Tensor  # int64 [R]
+    kept: Tensor  # int64 [R], own keys and values that stand in front of the new ones
+
+    @property
+    def spans(self) -> tuple[Tensor, ...]:
+        return self.rows, self.slots, self.first, self.sizes, self.kept
+
+
+def chunk_of(
+    rows: Sequence[int],
+    slots: Sequence[int],
+    kept: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    device: torch.device,
+) -> Chunk:
+    """The tokens go to the device in one piece, without waiting for it."""
+    sizes = torch.tensor([len(each) for each in tokens])
+    ends = sizes.cumsum(0)
+    first, before = ends - sizes, torch.tensor(kept)
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    place = torch.arange(len(owner)) - first[owner] + before[owner]
+    flat = torch.tensor([token for each in tokens for token in each], dtype=torch.long)
+    parts = (flat, owner, place, torch.tensor(rows), torch.tensor(slots), first, sizes, before)
+    moved = to_device(torch.cat(parts), device).split([len(each) for each in parts])
+    return Chunk(int(sizes.max()), *moved)
+
+
+def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
+    """Logits [R, V] behind each row's last token; keys and values of all go into the rows' own caches."""
+    sizes = weights.sizes
+    position = caches.lengths[chunk.slots][chunk.owner] + chunk.place
+    tables = (caches.tables[0][position], caches.tables[1][position])
+    row_of_token = chunk.rows[chunk.owner]
+    x = weights.embedding[chunk.tokens].float()
+    y: Tensor | None = None
+    for number, block in enumerate(weights.blocks):
+        x, normed = _entered(x, y, block.before_attention, weights)
+        heads = _heads(normed, block, weights)
+        heads = rotated(heads, sizes.num_heads + sizes.num_key_heads, tables)
+        query, key, value = heads.split([sizes.num_heads, sizes.num_key_heads, sizes.num_key_heads], 1)
+        caches.own_k[number][row_of_token, :, chunk.place] = key
+        caches.own_v[number][row_of_token, :, chunk.place] = value
+        mixed = _attended(query, caches, number, chunk, sizes.scale)
+        x, normed = _entered(
+            x, _left(mixed.flatten(1) @ block.output.t(), block.after_attention, weights), block.before_mlp, weights
+        )
+        y = _left(gated(normed @ block.gate_up.t()) @ block.down.t(), block.after_mlp, weights)
+    last = chunk.first + chunk.sizes - 1
+    assert y is not None
+    final = added_and_normed(x[last], y[last], weights.last_norm, sizes.epsilon, weights.head.dtype)[1]
+    return final @ weights.head.t()
+
+
+def _entered(x: Tensor, y: Tensor | None, norm: Tensor | None, weights: FusedWeights) -> tuple[Tensor, Tensor]:
+    """The residual stream with what was added, and what the next products read of it."""
+    if norm is not None:
+        return added_and_normed(x, y, norm, weights.sizes.epsilon, weights.dtype)
+    total = x if y is None else x + y
+    return total, total.to(weights.dtype)
+
+
+def _left(added: Tensor, norm: Tensor | None, weights: FusedWeights) -> Tensor:
+    return added if norm is None else added_and_normed(added, None, norm, weights.sizes.epsilon, weights.dtype)[1]
+
+
+def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
+    """Queries, keys and values [T, H + 2 K, D], not yet rotated."""
+    sizes = weights.sizes
+    qkv = normed @ block.qkv.t() if block.qkv_bias is None else torch.addmm(block.qkv_bias, normed, block.qkv.t())
+    if block.head_norms is not None:
+        start = 0
+        for weight, count in zip(block.head_norms, (sizes.num_heads, sizes.num_key_heads), strict=True):
+            part = qkv[:, start : start + count * sizes.head_size]
+            rows = part.reshape(-1, len(weight)).contiguous()
+            part.copy_(added_and_normed(rows, None, weight, sizes.epsilon, qkv.dtype)[1].view(part.shape))
+            start += count * sizes.head_size
+    return qkv.view(len(qkv), -1, sizes.head_size)
+
+
+def _attended(query: Tensor, caches: Caches, number: int, chunk: Chunk, scale: float) -> Tensor:
+    """Queries [T, H, D] over the prompt of their row and its own keys up to themselves."""
+    prompts, own = (caches.prompt_k[number], caches.prompt_v[number]), (caches.own_k[number], caches.own_v[number])
+    if kernels_for(query) is not None:
+        from whet.model import decode_kernels
+
+        return decode_kernels.chunk_attention(query, prompts, caches.lengths, own, chunk.spans, chunk.longest, scale)
+    return plain_chunk_attention(query, prompts, caches.lengths, own, chunk.spans, scale)
+
+
+def plain_chunk_attention(
+    query: Tensor,
+    prompts: tuple[Tensor, Tensor],  # keys and values [P, K, L, D]
+    lengths: Tensor,
+    own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D], the new ones among them
+    spans: tuple[Tensor, ...],
+    scale: float,
+) -> Tensor:
+    """Row by row: where no kernel runs, and what the kernel is tested against."""
+    found = torch.empty_like(query)
+    for row, slot, first, size, kept in torch.stack(spans, 1).tolist():
+        length, shared = int(lengths[slot]), query.shape[1] // own[0].shape[1]
+        key, value = (
+            torch.cat([prompt[slot, :, :length], mine[row, :, : kept + size]], 1).repeat_interleave(shared, 0)
+            for prompt, mine in zip(prompts, own, strict=True)
+        )
+        sees = torch.arange(key.shape[1], device=query.device) <= length + kept + torch.arange(
+            size, device=query.device
+        ).unsqueeze(1)
+        rows = query[first : first + size].transpose(0, 1)
+        mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=sees, scale=scale)
+        found[first : first + size] = mixed.transpose(0, 1)
+    return found

@@ -1,0 +1,80 @@
+"""What environments hand back, checked: whatever it is, it is an opening, a step result, or a failure in one line."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whet.types import Message, Opening, StepResult, WhetError
+
+
+class BadAnswer(WhetError):
+    """An environment answered something that is no answer. It costs the episode, not the run."""
+
+
+def opening_of(value: Any) -> Opening | None:
+    """How an episode begins; None: with the prompt as it is."""
+    if value is None:
+        return None
+    if isinstance(value, Opening):
+        return Opening(_messages(value.messages, "start"), tuple(value.tools), _state(value.state))
+    return Opening(_messages(value, "start"))
+
+
+def step_result_of(value: Any) -> StepResult:
+    """The answer to a turn: a step result, messages alone, or a number that ends the episode."""
+    if isinstance(value, StepResult):
+        if not value.done and not value.messages:
+            raise BadAnswer("its step went on without a message; expected messages, or done=True")
+        reward = None if value.reward is None else _reward(value.reward)
+        messages = _messages(value.messages, "step") if value.messages else ()
+        counts = {str(name): int(count) for name, count in value.counts.items()}
+        metrics = {str(name): float(number) for name, number in value.metrics.items()}
+        errors = tuple(str(each) for each in value.errors)
+        return StepResult(messages, reward, bool(value.done), _state(value.state), counts, errors, metrics)
+    if isinstance(value, numbers.Real) or type(value).__module__ == "numpy":
+        return StepResult(reward=_reward(value), done=True)
+    return StepResult(_messages(value, "step"))
+
+
+def _messages(value: Any, method: str) -> tuple[Message, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence) or not value:
+        shown = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"
+        raise BadAnswer(
+            f"its {method} returned {shown}; expected a list of messages like {{'role': 'user', 'content': '...'}}"
+            + (", a number or a whet.StepResult" if method == "step" else ", None or a whet.Opening")
+        )
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise BadAnswer(
+                f"its {method} returned a message {_short(message)}; expected {{'role': 'user', 'content': '...'}}"
+            )
+        if not isinstance(message["content"], str | list | None):
+            raise BadAnswer(
+                f"its {method} returned a message whose content is {_short(message['content'])}; expected text"
+            )
+    return tuple(dict(message) for message in value)
+
+
+def _reward(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadAnswer(f"its reward is {_short(value)}; expected a number") from error
+    if not math.isfinite(number):
+        raise BadAnswer(f"its reward is {number}; expected a finite number")
+    return number
+
+
+def _state(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = type(value).__name__
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,480 @@
+"""Episodes: the policy writes a turn, its environment answers, until one of them or a limit ends it.
+
+A single completion is the episode without an environment. The engine writes in the calling thread, always for whoever
+is ready; environments answer beside it (`whet.rollout.calls`). What the policy sampled is kept as it was sampled:
+answers are rendered and appended as tokens (`whet.data.turns`), and nothing is tokenised again.
+
+An answer that comes within `GRACE` seconds is waited for, so that the batch is the same in every run of a deterministic
+environment: the same bytes after a resume. An environment that was slower once is not waited for any more.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.data.chat import prompt_tokens
+from whet.data.turns import TurnRenderer, turn_renderer
+from whet.importing import error_text
+from whet.protocols import Engine, Environment, Session
+from whet.rollout.answers import BadAnswer, opening_of, step_result_of
+from whet.rollout.calls import CallPool
+from whet.rollout.play import PlayNotes
+from whet.rollout.seed import request_seed
+from whet.rollout.session import open_session
+from whet.types import (
+    Completion,
+    Message,
+    Opening,
+    Prompt,
+    Request,
+    Sample,
+    Sampling,
+    SessionShape,
+    StepResult,
+    StopReason,
+    Support,
+    Turn,
+    WhetError,
+)
+
+GRACE = 1.0  # seconds that the engine waits for an environment never found slow
+MOST_FAILURES = 20  # failures in words that are kept for the report
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Where an episode ends that does not end by itself. A turn has the sampling's `max_new_tokens`."""
+
+    max_turns: int = 8
+    max_tokens: int = 0  # behind the first prompt, completions and answers; 0: what the context leaves
+    step_seconds: float = 60.0  # for one answer of the environment
+    seconds: float = 600.0  # for the whole episode
+
+
+@dataclass(eq=False)
+class _Episode:
+    """One conversation on its way."""
+
+    number: int
+    prompt: Prompt
+    name: str
+    seed: tuple[int, ...]
+    environment: Environment | None
+    began: float
+    tokens: list[int] = field(default_factory=list)
+    action: list[bool] = field(default_factory=list)
+    logp: list[Tensor] = field(default_factory=list)
+    supports: list[Support | None] = field(default_factory=list)
+    versions: tuple[int, int] | None = None
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    renderer: TurnRenderer | None = None
+    state: str | None = None
+    num_prompt: int = 0
+    num_turns: int = 0
+    returned: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    last: Sample | None = None
+    request: int | None = None  # the newest one of the session
+    sample: Sample | None = None  # once it is over
+
+
+@dataclass(frozen=True)
+class _EnvironmentCall:
+    """A call of an environment that is on its way."""
+
+    future: Future[Any]
+    episode: _Episode
+    is_start: bool
+    since: float
+
+
+class EpisodeRunner:
+    """Plays episodes on one engine; with `make_environment` None every episode is one completion."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any = None,
+        make_environment: Callable[[], Environment] | None = None,
+        limits: EpisodeLimits | None = None,
+        context: int = 0,
+        history: str = "template",
+    ) -> None:
+        """`context`: tokens that a conversation may have, the model's limit; 0: not known."""
+        self._engine, self._tokenizer, self._make = engine, tokenizer, make_environment
+        self._limits = limits or EpisodeLimits()
+        self._context, self._history = context, history
+        self._pool = CallPool()
+        self._renderers: dict[Any, TurnRenderer] = {}
+        self._is_slow = False
+        self._seconds: dict[str, float] = {}
+        self._failures: list[str] = []
+        self._counts: Counter[str] = Counter()
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        prompt_tokens: Sequence[tuple[int, ...]],
+        count: int,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+    ) -> list[list[Sample]]:
+        """`count` episodes to each prompt, prompt by prompt."""
+        if not prompts:
+            return []
+        now = time.monotonic()
+        episodes = [
+            _Episode(row * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
+            for row, prompt in enumerate(prompts)
+            for number in range(count)
+        ]
+        turns = 1 if self._make is None else self._limits.max_turns
+        with open_session(self._engine, sampling, self._shape(prompt_tokens, count, sampling, turns), turns) as session:
+            play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
+            try:
+                play.run(episodes)
+            finally:
+                self._close([each.environment for each in episodes if each.environment is not None])
+        samples = [each.sample for each in episodes if each.sample is not None]
+        assert len(samples) == len(episodes)
+        return [samples[start : start + count] for start in range(0, len(samples), count)]
+
+    def take_notes(self) -> PlayNotes:
+        """What happened since the last time."""
+        notes = PlayNotes(dict(self._seconds), tuple(self._failures), dict(self._counts))
+        self._seconds, self._failures, self._counts = {}, [], Counter()
+        return notes
+
+    def _shape(
+        self, prompt_tokens: Sequence[Sequence[int]], count: int, sampling: Sampling, turns: int
+    ) -> SessionShape:
+        longest = max(map(len, prompt_tokens))
+        room = self._context - min(map(len, prompt_tokens)) if self._context else 0
+        growth = min((each for each in (self._limits.max_tokens, room) if each > 0), default=sampling.max_new_tokens)
+        return SessionShape(len(prompt_tokens) * count, longest, sampling.max_new_tokens if turns == 1 else growth)
+
+    def _close(self, environments: Sequence[Environment]) -> None:
+        """Environments that want to be told that it is over; what they raise then is too late to matter."""
+        closing = [each.close for each in environments if callable(getattr(each, "close", None))]  # type: ignore[attr-defined]
+        calls = [self._pool.submit(close) for close in closing]
+        deadline = time.monotonic() + self._limits.step_seconds
+        for call in calls:
+            try:
+                call.exception(timeout=max(0.0, deadline - time.monotonic()))
+            except (TimeoutError, Exception):
+                self._pool.give_up(call, "environment.close")
+
+    def renderer(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer:
+        """Of the conversation's template; one for all episodes with the same tools."""
+        key = (prompt.text is None, repr(tools))
+        if key not in self._renderers:
+            self._renderers[key] = turn_renderer(
+                self._tokenizer, chat=prompt.text is None, tools=tools, history=self._history
+            )
+        return self._renderers[key]
+
+
+class _Play:
+    """One batch of episodes."""
+
+    def __init__(
+        self, runner: EpisodeRunner, session: Session, sampling: Sampling, prompt_tokens: Sequence[tuple[int, ...]]
+    ) -> None:
+        self._runner, self._session, self._sampling = runner, session, sampling
+        self._prompt_tokens = prompt_tokens  # by episode
+        self._limits = runner._limits
+        self._calls: dict[int, _EnvironmentCall] = {}  # by episode
+        self._answered: queue.SimpleQueue[int] = queue.SimpleQueue()  # episodes whose call came back
+        self._writing: dict[int, _Episode] = {}  # by request
+        self._num_requests = 0
+        self._opened: dict[Any, tuple[int, ...]] = {}  # tokens of openings: a group has the same one
+
+    def run(self, episodes: Sequence[_Episode]) -> None:
+        for episode in episodes:
+            self._begin(episode)
+        while self._writing or self._calls:
+            self._take_answers()
+            if self._session.is_idle:
+                continue
+            for request, sample in self._session.advance():
+                self._written(self._writing.pop(request), sample)
+
+    def _begin(self, episode: _Episode) -> None:
+        if self._runner._make is None:
+            self._open(episode, None)
+            return
+        try:
+            episode.environment = self._runner._make()
+        except Exception as error:
+            self._fail(episode, f"the environment could not be made: {error_text(error)}")
+            return
+        self._call(episode, episode.environment.start, episode.prompt, is_start=True)
+
+    def _call(self, episode: _Episode, function: Callable[..., Any], argument: Any, is_start: bool = False) -> None:
+        future = self._runner._pool.submit(function, argument)
+        self._calls[episode.number] = _EnvironmentCall(future, episode, is_start, time.monotonic())
+        future.add_done_callback(lambda _: self._answered.put(episode.number))
+
+    def _take_answers(self) -> None:
+        """Answers that have come, in the order of the episodes; waits within the grace, or while nobody writes."""
+        if not self._calls:
+            return
+        runner, started = self._runner, time.monotonic()
+        self._collect(wait_until=None)
+        if not runner._is_slow:
+            newest = max(call.since for call in self._calls.values())
+            if not self._collect(wait_until=newest + GRACE):
+                runner._is_slow = True
+                runner._counts["slow_environments"] += 1
+        came = self._come
+        while not came and self._session.is_idle and self._calls:
+            self._collect(wait_until=self._next_deadline(), any_will_do=True)
+            came = self._come
+            if self._expire():
+                came = self._come
+                break
+        self._expire()
+        waited = time.monotonic() - started
+        runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
+        for number in sorted(came):
+            call = self._calls.pop(number, None)
+            if call is not None:
+                self._answer(call)
+
+    @property
+    def _come(self) -> list[int]:
+        return [number for number, call in self._calls.items() if call.future.done()]
+
+    def _collect(self, wait_until: float | None, any_will_do: bool = False) -> bool:
+        """Wait for calls to come back: all of them, or any; True where none is left to wait for."""
+        while True:
+            waiting = [call for call in self._calls.values() if not call.future.done()]
+            if not waiting or (any_will_do and len(waiting) < len(self._calls)):
+                return not waiting
+            left = 0.0 if wait_until is None else wait_until - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                self._answered.get(timeout=left)
+            except queue.Empty:
+                return False
+
+    def _next_deadline(self) -> float:
+        limits = self._limits
+        return min(
+            min(call.since + limits.step_seconds, call.episode.began + limits.seconds) for call in self._calls.values()
+        )
+
+    def _expire(self) -> bool:
+        """End the episodes whose environment takes too long; True where one was ended."""
+        now, late = time.monotonic(), []
+        for number, call in self._calls.items():
+            if call.future.done():
+                continue
+            if now - call.episode.began >= self._limits.seconds:
+                late.append((number, StopReason.SECONDS))
+            elif now - call.since >= self._limits.step_seconds:
+                late.append((number, StopReason.STEP_SECONDS))
+        for number, reason in late:
+            call = self._calls.pop(number)
+            self._runner._pool.give_up(call.future, type(call.episode.environment).__name__)
+            if call.is_start:
+                self._fail(call.episode, f"its start took longer than {self._limits.step_seconds:g} seconds")
+            else:
+                self._end(call.episode, reason)
+        return bool(late)
+
+    def _answer(self, call: _EnvironmentCall) -> None:
+        episode, seconds = call.episode, time.monotonic() - call.since
+        error = call.future.exception()
+        if isinstance(error, WhetError) and not isinstance(error, BadAnswer):
+            raise error  # a mistake that every episode would make
+        if error is not None:
+            method = "start" if call.is_start else "step"
+            self._fail(episode, f"its {method} raised {error_text(error)}")
+            return
+        try:
+            if call.is_start:
+                self._open(episode, opening_of(call.future.result()))
+            else:
+                self._go_on(episode, step_result_of(call.future.result()), seconds)
+        except BadAnswer as problem:
+            self._fail(episode, str(problem))
+
+    def _open(self, episode: _Episode, opening: Opening | None) -> None:
+        """The first request of an episode."""
+        prompt, runner = episode.prompt, self._runner
+        tokens = self._prompt_tokens[episode.number]
+        if opening is not None:
+            # an environment that says nothing about tools leaves the row's own
+            tools = opening.tools or prompt.tools
+            shown = Prompt(prompt.id, opening.messages, None, prompt.answer, prompt.meta, tools)
+            key = repr((opening.messages, tools))
+            if key not in self._opened:
+                self._opened[key] = prompt_tokens(runner._tokenizer, shown)
+            tokens = self._opened[key]
+            episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
+            text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
+            episode.turns.append(Turn("prompt", text, 0, len(tokens)))
+        elif episode.environment is not None:
+            episode.messages = list(prompt.messages)
+        if episode.environment is not None:
+            episode.renderer = runner.renderer(prompt, prompt.tools)
+        episode.tokens, episode.num_prompt = list(tokens), len(tokens)
+        episode.action = [False] * len(tokens)
+        if not self._request(episode):
+            self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
+
+    def _request(self, episode: _Episode) -> bool:
+        """Ask for the next turn; False where there is no room for one."""
+        room, budget = self._room(episode), self._sampling.max_new_tokens
+        if room < 1:
+            return False
+        seed = (*episode.seed, episode.num_turns) if episode.num_turns else episode.seed
+        limited = min(room, budget) if episode.environment is not None else budget
+        request = Request(
+            tuple(episode.tokens),
+            request_seed(*seed),
+            None if limited == budget else limited,
+            episode.request if episode.num_turns else None,
+        )
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        episode.request, self._writing[number] = number, episode
+        self._session.add(number, request)
+        return True
+
+    def _room(self, episode: _Episode) -> int:
+        """Tokens that the episode may still grow by."""
+        context, most = self._runner._context, self._limits.max_tokens
+        rooms = [context - len(episode.tokens)] if context else []
+        if most and episode.environment is not None:
+            rooms.append(most - (len(episode.tokens) - episode.num_prompt))
+        return min(rooms, default=self._sampling.max_new_tokens)
+
+    def _written(self, episode: _Episode, sample: Sample) -> None:
+        """A turn of the policy is done: its environment is next."""
+        if episode.environment is None:
+            episode.sample = sample
+            return
+        start = len(episode.tokens)
+        fresh = sample.tokens[start:].tolist()
+        episode.tokens += fresh
+        episode.action += [True] * len(fresh)
+        episode.logp.append(sample.behavior_logp[start:])
+        episode.supports.append(sample.support)
+        oldest, newest = episode.versions or sample.versions
+        episode.versions = (min(oldest, sample.versions[0]), max(newest, sample.versions[1]))
+        episode.last = sample
+        episode.num_turns += 1
+        episode.messages.append({"role": "assistant", "content": sample.completion})
+        episode.turns.append(
+            Turn("assistant", sample.completion, start, len(episode.tokens), state=episode.state, ended=sample.stop)
+        )
+        raw = str(self._runner._tokenizer.decode(fresh, skip_special_tokens=False))
+        self._call(episode, episode.environment.step, Completion(sample.completion, fresh, raw, sample.stop))
+
+    def _go_on(self, episode: _Episode, result: StepResult, seconds: float) -> None:
+        """Take in what the environment answered, and ask for the next turn or end."""
+        policy = episode.turns[-1]
+        episode.turns[-1] = Turn(
+            policy.role, policy.text, policy.start, policy.stop, result.reward, policy.state, policy.ended,
+            result.counts, result.errors, seconds,
+        )  # fmt: skip
+        if result.reward is not None:
+            episode.returned = (episode.returned or 0.0) + result.reward
+        episode.metrics |= result.metrics
+        episode.state = result.state
+        assert episode.last is not None and episode.renderer is not None
+        if result.done:
+            self._tell(episode, result.messages)
+            self._end(episode, StopReason.LENGTH if episode.last.stop is StopReason.LENGTH else StopReason.END)
+            return
+        if episode.num_turns >= self._limits.max_turns:
+            self._tell(episode, result.messages)
+            self._end(episode, StopReason.TURNS)
+            return
+        if time.monotonic() - episode.began >= self._limits.seconds:
+            self._end(episode, StopReason.SECONDS)
+            return
+        ended = episode.tokens[-1] in episode.renderer.end_tokens
+        answer = episode.renderer.answer(episode.messages, result.messages, ended=ended)
+        if self._room(episode) - len(answer.tokens) < 1:
+            self._tell(episode, result.messages)
+            self._end(episode, StopReason.TOKENS)
+            return
+        base = len(episode.tokens)
+        for message, (start, stop) in zip(result.messages, answer.spans, strict=True):
+            episode.turns.append(Turn(str(message["role"]), _text(message), base + start, base + stop))
+        episode.messages += result.messages
+        episode.tokens += answer.tokens
+        episode.action += [False] * len(answer.tokens)
+        episode.logp.append(torch.zeros(len(answer.tokens)))
+        if answer.defused:
+            self._runner._counts["defused_texts"] += answer.defused
+        self._request(episode)
+
+    def _tell(self, episode: _Episode, messages: Sequence[Message]) -> None:
+        """Messages that the policy never reads: they are shown, and no tokens."""
+        end = len(episode.tokens)
+        episode.turns += [Turn(str(each["role"]), _text(each), end, end) for each in messages]
+
+    def _fail(self, episode: _Episode, what: str) -> None:
+        line = f"episode {episode.name}: {what}"
+        runner = self._runner
+        runner._counts["failed_episodes"] += 1
+        if len(runner._failures) < MOST_FAILURES:
+            runner._failures.append(line)
+        if not episode.tokens:
+            episode.tokens = list(self._prompt_tokens[episode.number])
+            episode.action = [False] * len(episode.tokens)
+            episode.num_prompt = len(episode.tokens)
+        self._end(episode, StopReason.FAILED)
+
+    def _end(self, episode: _Episode, reason: StopReason) -> None:
+        if episode.request is not None:
+            self._session.release(episode.request)
+        # what stands behind the last turn of the policy teaches nothing
+        end = max((turn.stop for turn in episode.turns if turn.role == "assistant"), default=len(episode.tokens))
+        logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
+        policy = [turn for turn in episode.turns if turn.role == "assistant"]
+        episode.sample = Sample(
+            tokens=torch.tensor(episode.tokens[:end], dtype=torch.long),
+            action=torch.tensor(episode.action[:end], dtype=torch.bool),
+            behavior_logp=logp,
+            versions=episode.versions or (0, 0),
+            stop=reason,
+            completion=policy[-1].text if policy else "",
+            support=_joined(episode.supports),
+            steps=tuple((turn.stop - 1, turn.reward) for turn in policy if turn.reward is not None),
+            turns=tuple(episode.turns),
+            returned=_returned(episode, reason),
+            episode=episode.name,
+            metrics=dict(episode.metrics),
+        )
+
+
+def _returned(episode: _Episode, reason: StopReason) -> float | None:
+    """The sum of the environment's rewards. An episode that a limit ended has earned what it had until then."""
+    return None if reason is StopReason.FAILED else episode.returned
+
+
+def _joined(supports: Sequence[Support | None]) -> Support | None:
+    known = [each for each in supports if each is not None]
+    if not known:
+        return None
+    return Support(torch.cat([each.ids for each in known]), torch.cat([each.counts for each in known]))
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "" if content is None else str(content)

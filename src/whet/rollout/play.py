@@ -1,0 +1,37 @@
+"""Who plays the episodes of a rollout, and what it tells about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from whet.types import Prompt, Sample, Sampling
+
+
+@dataclass(frozen=True)
+class PlayNotes:
+    """What the episodes of a step cost, and what went wrong in them."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()  # each with the id of its episode
+    counts: Mapping[str, int] = field(default_factory=dict)  # of what belongs to no sample
+
+
+class Player(Protocol):
+    """Plays episodes to prompts: `EpisodeRunner` with an environment or without one, or an agent's own program."""
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        prompt_tokens: Sequence[tuple[int, ...]],
+        count: int,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+    ) -> list[list[Sample]]:
+        """The samples of `count` episodes to each prompt, prompt by prompt; an episode may leave several."""
+        ...
+
+    def take_notes(self) -> PlayNotes:
+        """What happened since the last time."""
+        ...

@@ -1,0 +1,233 @@
+"""What the CUDA backend keeps books on, without a device: graphs are plain calls, kernels plain torch."""
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+import whet.model
+from whet.model.causal_lm import causal_lm
+from whet.model.cuda_step import workspace
+from whet.rollout.cuda_decode import GraphBackend
+from whet.rollout.sampling import draw, kept_tokens, uniforms
+from whet.rollout.scheduler import StopRule
+from whet.rollout.torch_engine import TorchEngine
+from whet.types import Request, Sampling, SessionShape
+
+SMALL = {
+    **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+}
+
+
+@dataclass(frozen=True)
+class Heads:
+    num_heads: int
+    num_key_heads: int
+    size: int
+    scale: float
+    epsilon: float
+    tables: Any
+    norms: Any
+
+
+def add_norm(x, y, weight, epsilon, out):
+    if y is not None:
+        x.add_(y)
+    out.copy_(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight)
+
+
+def gated(gate_up, out):
+    gate, up = gate_up.chunk(2, -1)
+    out.copy_(F.silu(gate) * up)
+
+
+def attention(qkv, rows, heads, prompts, own, shares, out):
+    """Row by row; nothing is kept of a row that is done, and a long prompt is read for its members only."""
+    size, half = heads.size, heads.size // 2
+    for row, (position, written) in enumerate(zip(rows[0].tolist(), rows[1].tolist(), strict=True)):
+        every = qkv[row].view(-1, size)
+        turned = torch.cat([-every[:, half:], every[:, :half]], -1)
+        every = torch.cat(
+            [
+                (every * heads.tables[0][position] + turned * heads.tables[1][position])[: -heads.num_key_heads],
+                every[-heads.num_key_heads :],
+            ]
+        )
+        query, *newest = every.split([heads.num_heads, heads.num_key_heads, heads.num_key_heads])
+        slot, held = int(prompts.slot[row]), []
+        seen = slot >= 0 and (shares is None or row in prompts.members[slot].tolist())
+        length = int(prompts.lengths[slot]) if seen else 0
+        for prompt, mine, new in zip((prompts.keys, prompts.values), own, newest, strict=True):
+            if written >= 0:
+                mine[row, :, written] = new
+            held.append(torch.cat([prompt[slot, :, :length], mine[row, :, : max(0, written)], new[:, None]], 1))
+        key, value = (each.repeat_interleave(heads.num_heads // heads.num_key_heads, 0) for each in held)
+        out[row] = F.scaled_dot_product_attention(query[:, None], key, value, scale=heads.scale).flatten()
+
+
+def sample(logits, uniform, sampling, token, logp, ring=None, count=None):
+    drawn = draw(logits, uniform, sampling)
+    token.copy_(drawn.token)
+    logp.copy_(drawn.logp)
+    if ring is not None:
+        kept = kept_tokens(logits.float() / sampling.temperature, sampling)
+        for row, place in enumerate((count % ring.ids.shape[1]).tolist()):
+            ids = kept[row].nonzero()[:, 0]
+            ring.ids[row, place, : len(ids)] = ids
+            ring.counts[row, place] = len(ids)
+
+
+def fields(*names):
+    return lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True)))
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    kernels = SimpleNamespace(
+        Heads=Heads,
+        PromptCache=fields("keys", "values", "lengths", "members", "slot"),
+        PromptShares=fields("top", "mass", "mixed"),
+        SupportRing=fields("ids", "counts"),
+        prompt_shares=lambda *_: None,
+        attention=attention,
+        sample=sample,
+    )
+    for name, module in (
+        ("decode_kernels", kernels),
+        ("layer_kernels", SimpleNamespace(add_norm=add_norm, gated=gated)),
+    ):
+        monkeypatch.setitem(sys.modules, f"whet.model.{name}", module)
+        monkeypatch.setattr(whet.model, name, module, raising=False)
+
+    def graph(self):
+        key = (self._active, self._parts)
+        if key not in self._graphs:
+            self._graphs[key] = (None, workspace(self._weights, *key))
+        return SimpleNamespace(replay=lambda: self._step(self._active, self._graphs[key][1]))
+
+    monkeypatch.setattr(GraphBackend, "_graph", graph)
+    monkeypatch.setattr(GraphBackend, "_kept_bytes", 1 << 34)
+    monkeypatch.setattr(GraphBackend, "_free_bytes", lambda self: 1 << 34)
+
+
+class Numbers:
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(f"<{token}>" for token in tokens)
+
+
+def engines(ends=(7,), **settings):
+    """One on graphs, and a plain one."""
+    torch.manual_seed(0)
+    lm = causal_lm(transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL)).eval())
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            parameter.copy_(3 * parameter if parameter.ndim > 1 else parameter)
+    fast = TorchEngine(lm, Numbers(), ends, context=512, **settings)
+    fast.decode_path  # noqa: B018  tried out, before it is given another
+    fast._graphs = GraphBackend(lm, StopRule(torch.tensor(sorted(ends)), Numbers().decode), 512)
+    return fast, TorchEngine(lm, Numbers(), ends, context=512, fast=False)
+
+
+def prompts_of(*sizes):
+    stream = torch.Generator().manual_seed(1)
+    return [tuple(torch.randint(10, 61, (size,), generator=stream).tolist()) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 5, "keeps_support": True, "stop": ("1><", "3>")}], ids=["plain", "support"]
+)
+def test_completions_are_those_of_the_plain_engine(no_device, settings):
+    fast, plain = engines(rows_per_batch=16)
+    requests = [
+        Request(tokens, 10 * number + copy)
+        for number, tokens in enumerate(prompts_of(3, 9, 300, 20))
+        for copy in range(6)
+    ]
+    sampling = Sampling(18, **settings)
+    for one, two in zip(fast.generate(requests, sampling), plain.generate(requests, sampling), strict=True):
+        assert torch.equal(one.tokens, two.tokens) and one.stop == two.stop
+        torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
+        if one.support is not None:
+            assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)
+
+
+def test_a_row_reads_on_behind_what_it_keeps(no_device):
+    """By hand: three rows write, two change places, one waits while another writes on, all read on."""
+    fast, _ = engines(ends=())
+    backend, model = fast._graphs, fast._lm.model
+    prompts = prompts_of(5, 300)
+    slots, texts, seeds = [0, 1, 1], [list(prompts[0]), list(prompts[1]), list(prompts[1])], [50, 51, 52]
+    backend.open_session(Sampling(6), SessionShape(3, 300, 40), 512)
+    log = backend.log
+
+    def begin(rows, logits):
+        for number, row in enumerate(rows):
+            expected = model(torch.tensor([texts[row]])).logits[0, -1]
+            torch.testing.assert_close(logits[number], expected, rtol=1e-3, atol=1e-3)
+        where = torch.tensor(rows)
+        log.record(where, draw(logits, log.uniform(where), Sampling(6)))
+
+    def opened(rows):
+        log.open(torch.tensor(rows), uniforms([seeds[row] for row in rows], 6), torch.full((len(rows),), 6))
+
+    def noted(rows, count):
+        for row in rows:
+            texts[row] += log.written(torch.tensor([row]), count)[0][0].tolist()
+
+    with torch.no_grad():
+        backend.prefill([0, 1], prompts)
+        opened([0, 1, 2])
+        begin([0, 1, 2], backend.enter([0, 1, 2], slots))
+        backend.seat(slots)
+        for _ in range(5):
+            backend.step()
+        noted([0, 1, 2], 6)
+        for order in (slots, texts):
+            order[0], order[2] = order[2], order[0]
+        log.keep([2, 1, 0])
+        backend.keep([2, 1, 0], [0, 1])
+        # row 0 reads on at once; the others wait, one inside the batch and one behind it
+        opened([0])
+        texts[0] += [11, 12, 13]
+        begin([0], backend.extend([0], [slots[0]], [5], [tuple(texts[0][-4:])]))
+        backend.seat([slots[0]])
+        for _ in range(5):
+            backend.step()
+        noted([0], 6)
+        # a stop string cut row 1 after four tokens: what it wrote behind them is written over
+        texts[1] = [*texts[1][:-2], 14]
+        texts[2] += [15, 16]
+        opened([1, 2])
+        begin(
+            [2, 1], backend.extend([2, 1], [slots[2], slots[1]], [5, 3], [tuple(texts[2][-3:]), tuple(texts[1][-2:])])
+        )
+        backend.seat([None, slots[1], slots[2]])
+        for _ in range(2):
+            backend.step()
+        for order in (slots, texts, seeds):  # in the middle of a turn
+            order[1], order[2] = order[2], order[1]
+        log.keep([0, 2, 1])
+        backend.keep([0, 2, 1], [0, 1])
+        backend.seat([None, slots[1], slots[2]])
+        for _ in range(3):
+            backend.step()
+        noted([1, 2], 6)
+        # what was written is what the model would have drawn, given all that stands in front of it
+        texts[0] += [17]
+        opened([0])
+        begin([0], backend.extend([0], [slots[0]], [14], [tuple(texts[0][-2:])]))
+        for row, written in ((1, 6), (2, 6)):
+            text, stream = texts[row], uniforms([seeds[row]], 6)[0]
+            logp = log.written(torch.tensor([row]), written)[1][0]
+            for place in range(written):
+                front = text[: len(text) - written + place]
+                found = draw(model(torch.tensor([front])).logits[:, -1], stream[place : place + 1], Sampling(6))
+                assert int(found.token) == text[len(front)]
+                torch.testing.assert_close(found.logp[0], logp[place], rtol=0, atol=1e-4)
+    backend.close_session()

@@ -1,0 +1,328 @@
+"""Episodes: who speaks when, which tokens learn, what ends them, and what a bad environment costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+
+from whet.model import load_model
+from whet.model.causal_lm import causal_lm
+from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.rollout.torch_engine import TorchEngine
+from whet.types import Opening, Prompt, Sample, Sampling, StepResult, StopReason, WhetError
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model("whetstone", torch.float32, "cpu")
+
+
+class ScriptedEngine:
+    """Writes what the script says: the completion of turn t of the conversation, by how many turns it has seen."""
+
+    def __init__(self, tokenizer, script):
+        self.tokenizer, self.script, self.seen = tokenizer, script, []
+
+    def generate(self, requests, sampling):
+        self.seen.append([request.tokens for request in requests])
+        samples = []
+        for request in requests:
+            text = self.script(self.tokenizer.decode(list(request.tokens), skip_special_tokens=False))
+            tokens = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], 1]
+            stop = StopReason.END
+            if len(tokens) > (request.max_new_tokens or sampling.max_new_tokens):
+                tokens, stop = tokens[: request.max_new_tokens or sampling.max_new_tokens], StopReason.LENGTH
+            whole = torch.tensor([*request.tokens, *tokens])
+            action = torch.arange(len(whole)) >= len(request.tokens)
+            logp = torch.where(action, -0.5, 0.0)
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            samples.append(Sample(whole, action, logp, (0, 0), stop, text))
+        return samples
+
+    def load(self, weights, version): ...
+
+
+class Counting:
+    """Answers each turn with its number, and ends after `turns` of them with reward 1."""
+
+    turns = 3
+
+    def __init__(self):
+        self.count = 0
+
+    def start(self, prompt):
+        return None
+
+    def step(self, completion):
+        self.count += 1
+        if self.count == self.turns:
+            return 1.0
+        message = {"role": "user", "content": f"answer {self.count}"}
+        return StepResult((message,), reward=0.25, state=f"s{self.count}", counts={"tool_calls": 1})
+
+
+PROMPT = Prompt("p", ({"role": "user", "content": "begin"},))
+
+
+def opened(tokenizer, prompt):
+    return tuple(tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False))
+
+
+def play(
+    loaded, environment, script=lambda text: "go", prompts=(PROMPT,), count=1, max_new_tokens=16, context=512, **limits
+):
+    engine = ScriptedEngine(loaded.tokenizer, script)
+    runner = EpisodeRunner(engine, loaded.tokenizer, environment, EpisodeLimits(**limits), context)
+    tokens = [opened(loaded.tokenizer, prompt) for prompt in prompts]
+    played = runner.play(prompts, tokens, count, Sampling(max_new_tokens), (0,))
+    return played, runner.take_notes(), engine
+
+
+def test_what_was_sampled_is_trained_and_what_was_answered_is_not(loaded):
+    [[sample]], _, _ = play(loaded, Counting)
+    decode = loaded.tokenizer.decode
+    assert decode(sample.tokens.tolist(), skip_special_tokens=False) == (
+        "<|user|>begin<|end|><|assistant|>go<|end|><|user|>answer 1<|end|><|assistant|>go<|end|>"
+        "<|user|>answer 2<|end|><|assistant|>go<|end|>"
+    )
+    assert decode(sample.tokens[sample.action].tolist(), skip_special_tokens=False) == "go<|end|>" * 3
+    assert (sample.behavior_logp[sample.action] == -0.5).all() and (sample.behavior_logp[~sample.action] == 0).all()
+    assert [turn.role for turn in sample.turns] == ["assistant", "user", "assistant", "user", "assistant"]
+    for turn in sample.turns:
+        assert sample.action[turn.start : turn.stop].all() == (turn.role == "assistant")
+        assert turn.text in decode(sample.tokens[turn.start : turn.stop].tolist())
+
+
+def test_rewards_states_and_counts_of_turns(loaded):
+    [[sample]], _, _ = play(loaded, Counting)
+    policy = [turn for turn in sample.turns if turn.role == "assistant"]
+    assert [turn.reward for turn in policy] == [0.25, 0.25, 1.0]
+    assert [turn.state for turn in policy] == [None, "s1", "s2"]
+    assert sample.returned == 1.5 and sample.stop is StopReason.END
+    assert sample.steps == tuple((turn.stop - 1, turn.reward) for turn in policy)
+    assert [dict(turn.counts) for turn in policy] == [{"tool_calls": 1}, {"tool_calls": 1}, {}]
+
+
+def test_a_single_completion_is_the_episode_without_an_environment(loaded):
+    [[sample]], _, engine = play(loaded, None)
+    assert sample.turns == () and sample.completion == "go" and len(engine.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "turns"),
+    [
+        ({"max_turns": 2}, StopReason.TURNS, 2),
+        ({"max_tokens": 15}, StopReason.TOKENS, 2),
+        ({"context": 22}, StopReason.TOKENS, 2),
+    ],
+)
+def test_each_limit_has_its_own_reason(loaded, limits, reason, turns):
+    [[sample]], _, _ = play(loaded, Counting, **limits)
+    assert sample.stop is reason and sample.stop.is_limit
+    assert sum(turn.role == "assistant" for turn in sample.turns) == turns
+    assert sample.returned == 0.25 * turns
+    assert bool(sample.action[-1])  # nothing stands behind the last turn of the policy
+
+
+class Sleeping:
+    seconds = 5.0
+
+    def start(self, prompt):
+        return None
+
+    def step(self, completion):
+        time.sleep(self.seconds)
+        return 1.0
+
+
+def test_an_answer_that_takes_too_long_ends_the_episode(loaded):
+    [[sample]], _, _ = play(loaded, Sleeping, step_seconds=0.2)
+    assert sample.stop is StopReason.STEP_SECONDS and sample.returned is None
+
+
+def test_an_episode_that_takes_too_long_ends(loaded):
+    class Slow(Counting):
+        def step(self, completion):
+            time.sleep(0.15)
+            return super().step(completion)
+
+    [[sample]], _, _ = play(loaded, Slow, seconds=0.2)
+    assert sample.stop is StopReason.SECONDS
+
+
+def test_a_truncated_turn_is_handed_on_and_marked(loaded):
+    heard = []
+
+    class Listening(Counting):
+        turns = 1
+
+        def step(self, completion):
+            heard.append((str(completion), completion.stop, completion.raw))
+            return super().step(completion)
+
+    [[sample]], _, _ = play(loaded, Listening, lambda text: "a long story", max_new_tokens=4)
+    assert heard == [("a lo", StopReason.LENGTH, "a lo")]
+    assert sample.stop is StopReason.LENGTH and sample.returned == 1.0
+    assert sample.turns[0].ended is StopReason.LENGTH
+
+
+def test_a_turn_without_its_end_token_is_closed_by_the_template(loaded):
+    [[sample]], _, _ = play(loaded, Counting, lambda text: "a long story", max_new_tokens=4)
+    text = loaded.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=False)
+    assert "<|assistant|>a lo<|end|><|user|>answer 1<|end|>" in text
+    assert int(sample.action.sum()) == 3 * 4
+
+
+def test_slow_environments_do_not_hold_up_the_others(loaded):
+    """While one environment sleeps, the engine goes on writing for the rest."""
+    finished = []
+
+    class Mixed(Counting):
+        def start(self, prompt):
+            self.is_slow = prompt.id == "slow"
+
+        def step(self, completion):
+            time.sleep(2.5 if self.is_slow else 0)
+            result = super().step(completion)
+            if isinstance(result, float):
+                finished.append((self.is_slow, time.monotonic()))
+            return result
+
+    slow, quick = (Prompt(name, PROMPT.messages) for name in ("slow", "quick"))
+    began = time.monotonic()
+    play(loaded, Mixed, prompts=(slow, quick))
+    took = {is_slow: at - began for is_slow, at in finished}
+    assert took[False] < 2 < took[True] < 9
+
+
+def test_async_environments_answer_side_by_side(loaded):
+    class Waiting(Counting):
+        async def step(self, completion):
+            await asyncio.sleep(0.3)
+            return super().step(completion)
+
+    began = time.monotonic()
+    played, _, _ = play(loaded, Waiting, count=8)
+    assert time.monotonic() - began < 3  # one after the other they would take 7.2 seconds
+    assert all(sample.returned == 1.5 for sample in played[0])
+
+
+def test_an_opening_replaces_the_prompt(loaded):
+    class Opened(Counting):
+        turns = 1
+
+        def start(self, prompt):
+            return Opening(({"role": "user", "content": f"{prompt.question()} again"},), state="s0")
+
+    [[sample]], _, engine = play(loaded, Opened)
+    assert (
+        loaded.tokenizer.decode(engine.seen[0][0], skip_special_tokens=False)
+        == "<|user|>begin again<|end|><|assistant|>"
+    )
+    assert sample.turns[0].role == "prompt" and sample.turns[1].state == "s0"
+    assert not sample.action[: sample.turns[0].stop].any()
+
+
+BAD = {
+    "raises": (lambda self, completion: 1 / 0, "its step raised ZeroDivisionError"),
+    "nan": (lambda self, completion: float("nan"), "its reward is nan"),
+    "infinite": (lambda self, completion: StepResult(reward=float("inf"), done=True), "its reward is inf"),
+    "text": (lambda self, completion: "well done", "its step returned str"),
+    "nothing": (lambda self, completion: None, "its step returned NoneType"),
+    "no_message": (lambda self, completion: StepResult(), "went on without a message"),
+    "no_role": (lambda self, completion: [{"content": "x"}], "returned a message"),
+    "exits": (lambda self, completion: exit(3), "SystemExit"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_environment_costs_its_episode_and_is_counted(loaded, kind):
+    method, expected = BAD[kind]
+
+    class Bad(Counting):
+        def start(self, prompt):
+            self.is_bad = prompt.id == "bad"
+
+        def step(self, completion):
+            return method(self, completion) if self.is_bad else super().step(completion)
+
+    played, notes, _ = play(loaded, Bad, prompts=(Prompt("bad", PROMPT.messages), PROMPT))
+    assert played[0][0].stop is StopReason.FAILED and played[0][0].returned is None
+    assert played[1][0].returned == 1.5
+    assert notes.counts["failed_episodes"] == 1
+    assert (
+        len(notes.failures) == 1 and notes.failures[0].startswith("episode bad#0: ") and expected in notes.failures[0]
+    )
+
+
+def test_a_failure_at_the_start_leaves_a_sample_without_actions(loaded):
+    class Broken(Counting):
+        def start(self, prompt):
+            raise KeyError("corpus")
+
+    [[sample]], notes, _ = play(loaded, Broken)
+    assert sample.stop is StopReason.FAILED and sample.num_actions == 0
+    assert "its start raised KeyError" in notes.failures[0]
+
+
+def test_an_environment_that_never_ends_meets_its_limit(loaded):
+    class Endless(Counting):
+        turns = -1
+
+    [[sample]], _, _ = play(loaded, Endless, context=100_000, max_turns=20)
+    assert sample.stop is StopReason.TURNS and sample.returned == 5.0
+
+
+def test_environments_are_closed_also_when_the_run_stops(loaded):
+    closed = []
+
+    class Closing(Counting):
+        def close(self):
+            closed.append(self)
+
+        def step(self, completion):
+            raise WhetError("every episode would fail")
+
+    with pytest.raises(WhetError, match="every episode"):
+        play(loaded, Closing, count=3)
+    assert len(closed) == 3
+
+
+def test_hanging_environments_end_in_one_line_when_there_are_too_many(loaded, monkeypatch):
+    monkeypatch.setattr("whet.rollout.calls.MOST_LOST", 2)
+    event = threading.Event()
+
+    class Hanging(Counting):
+        def step(self, completion):
+            event.wait(20)
+            return 1.0
+
+    try:
+        with pytest.raises(WhetError, match=r"3 calls of Hanging were given up.*env.sandboxed"):
+            play(loaded, Hanging, count=4, step_seconds=0.1)
+    finally:
+        event.set()
+
+
+def test_equal_runs_play_equal_episodes(loaded):
+    """On the real engine: the order in which environments answer within the grace does not reach the samples."""
+    engine = TorchEngine(causal_lm(loaded.model, torch.float32), loaded.tokenizer, loaded.end_tokens, context=512)
+
+    def samples(jitter):
+        class Jittered(Counting):
+            def step(self, completion):
+                time.sleep(jitter * (hash(completion) % 7))
+                return super().step(completion)
+
+        runner = EpisodeRunner(engine, loaded.tokenizer, Jittered, EpisodeLimits(), 512)
+        tokens = opened(loaded.tokenizer, PROMPT)
+        return runner.play([PROMPT], [tokens], 6, Sampling(12), (3,))[0]
+
+    first, second = samples(0.0), samples(0.01)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.behavior_logp, other.behavior_logp)
+    assert len({tuple(sample.tokens.tolist()) for sample in first}) > 1
