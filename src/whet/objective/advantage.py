@@ -157,7 +157,7 @@ def mean_reward(batch: TokenBatch) -> float | None:
 
 @dataclass(frozen=True)
 class RunningRoleMean(CompletionBaseline):
-    """b_role <- decay b_role + (1 - decay) mean R of the role, after use; 0 at first. Liu 2025 (2506.24119), RAE.
+    """b_role <- decay b_role + (1 - decay) mean R of the role, after use; 0 at first. Liu 2025 (2506.24119).
 
     In self-play the roles of a game are worth differently, and a baseline shared by them teaches whoever is favoured
     nothing but that. Updated once per step, by the mean of the role's rewards in it: no order of samples matters.

@@ -234,7 +234,7 @@ class ImitateRight(Component):
 class ImitateObserved(Component):
     """J += weight / M_observed SUM log pi over what environments wrote, M_observed their tokens in the whole step.
 
-    ECHO, arXiv 2605.24517: tool output that the policy reads anyway teaches it what its calls do. The gradient looks at
+    arXiv 2605.24517: tool output that the policy reads anyway teaches it what its calls do. The gradient looks at
     no reward. Tokens of an unscorable sample are left out: its environment failed.
     """
 
