@@ -68,7 +68,7 @@ def _digest(path: Path) -> str:
     if path.name in ("run.json", "stage.json"):
         values = json.loads(path.read_text())
         data = json.dumps({key: value for key, value in values.items() if key not in drop}).encode()
-    elif path.name in ("metrics.jsonl", "rewards.jsonl"):
+    elif path.name in ("metrics.jsonl", "rewards.jsonl", "samples.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         data = json.dumps([{key: value for key, value in line.items() if key not in drop} for line in lines]).encode()
     elif path.name == "report.html":

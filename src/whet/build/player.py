@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
 from whet.envs.find import find_environment
+from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
@@ -17,6 +19,8 @@ def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
     if config.env.name:
         find_environment(config.env.name, config.env.settings)
+    if config.env.agent:
+        check_agent(config.env.agent)
 
 
 def build_player(
@@ -26,12 +30,34 @@ def build_player(
     section = config.env
     if section.is_single:
         return EpisodeRunner(engine, loaded.tokenizer, context=loaded.context), {}
+    if section.agent:
+        return _agent_player(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
     runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
     what = section.name or f"tools {', '.join(section.tools)}"
     turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
     return runner, {"environment": f"{what}; {turns}"}
+
+
+def _agent_player(
+    config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
+) -> tuple[Player, dict[str, str]]:
+    section = config.env
+    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds)
+    runner = AgentRunner(
+        engine,
+        loaded.tokenizer,
+        section.agent,
+        limits,
+        context=loaded.context,
+        end_tokens=loaded.end_tokens,
+        history=section.history,
+        call_format=section.call_format,
+        model=Path(config.model.name).name,
+    )
+    bounds = f"up to {limits.calls} calls and {limits.tokens} tokens behind a conversation's first prompt"
+    return runner, {"agent": f"{section.agent}; {bounds}, {limits.at_once} programs at once"}
 
 
 def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from whet.types import Prompt, Sample, StepReport, WhetError
+from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
 METRICS, SAMPLES, SUMMARY = "metrics.jsonl", "samples.jsonl", "run.json"
 LOGS = (METRICS, SAMPLES)
@@ -210,7 +210,36 @@ def sample_line(step: int, prompt: Prompt, sample: Sample, reward_hash: str = ""
         "tokens": sample.num_actions,
         "versions": [int(version) for version in sample.versions],
         "reward_hash": reward_hash,
+        **_episode_fields(sample),
     }
+
+
+def _episode_fields(sample: Sample) -> dict[str, Any]:
+    """What an episode has beyond its last completion. Two equal runs disagree on `seconds` alone."""
+    if not sample.turns:
+        return {}
+    fields: dict[str, Any] = {
+        "episode": sample.episode,
+        "returned": None if sample.returned is None else _finite(sample.returned),
+        "turns": [_turn_fields(turn) for turn in sample.turns],
+        "metrics": _floats(sample.metrics),
+        "seconds": [round(turn.seconds, 4) for turn in sample.turns],
+    }
+    return {**fields, "role": sample.role} if sample.role else fields
+
+
+def _turn_fields(turn: Turn) -> dict[str, Any]:
+    """Who spoke and what; the rest only where there is something to say."""
+    fields: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.stop - turn.start}
+    if turn.reward is not None:
+        fields["reward"] = _finite(turn.reward)
+    if turn.state is not None:
+        fields["state"] = turn.state
+    if turn.ended is not None:
+        fields["ended"] = str(turn.ended)
+    if turn.counts:
+        fields["counts"] = dict(turn.counts)
+    return {**fields, "errors": list(turn.errors)} if turn.errors else fields
 
 
 def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[tuple[Prompt, Sample]]:

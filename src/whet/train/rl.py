@@ -183,7 +183,9 @@ class RLTrainer:
         if not groups:
             raise RunFailed(f"step {number}: every group is older than objective.keep.max_staleness allows; raise it")
         if all(sample.reward is None for group in groups for sample in group.samples):
-            raise RunFailed(f"step {number}: not one of its samples could be scored; fix the reward, then resume")
+            failures = rollout.played.failures
+            cause = f"fix the environment ({failures[0]})" if failures else "fix the reward"
+            raise RunFailed(f"step {number}: not one of its samples could be scored; {cause}, then resume")
         return groups
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:

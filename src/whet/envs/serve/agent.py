@@ -1,0 +1,326 @@
+"""The player that starts a program per episode: it speaks to an OpenAI-compatible endpoint, and its calls are trained.
+
+The program is given the endpoint and its own token (`OPENAI_BASE_URL`, `OPENAI_API_KEY`) and the row it works on
+(`WHET_PROMPT`, and standard input). It reports its reward as the last line it prints, `{"reward": 0.5}`, or by a POST.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from whet.envs.serve import wire
+from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.desk import Desk
+from whet.envs.serve.endpoint import HttpEndpoint, require_server
+from whet.envs.serve.programs import AgentProgram, program_arguments
+from whet.protocols import Engine
+from whet.rollout.play import PlayNotes
+from whet.types import Prompt, Sample, Sampling, StopReason
+
+AT_ONCE = 16  # programs
+GRACE = 1.0  # seconds that the engine waits for a program never found slow, between two calls
+FIRST_GRACE = 30.0  # and before its first call: it has to be started
+MOST_FAILURES = 20  # failures in words that are kept for the report
+LONGEST_VARIABLE = 100_000  # bytes; the system refuses longer ones
+
+
+@dataclass(frozen=True)
+class AgentLimits:
+    """Where an episode of a program ends that does not end by itself."""
+
+    calls: int = 64  # of an episode
+    tokens: int = 0  # behind the first prompt of a conversation; 0: what the context leaves
+    seconds: float = 600.0
+    at_once: int = AT_ONCE  # programs that run side by side
+
+
+@dataclass(eq=False)
+class _AgentEpisode:
+    """A program at work."""
+
+    record: CallRecord
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    token: str
+    program: AgentProgram | None = None
+    began: float = 0.0
+    quiet_since: float = 0.0  # since when it has not asked for anything
+    was_pending: bool = False
+    has_called: bool = False
+    is_late: bool = False
+    samples: list[Sample] | None = None
+
+
+class AgentRunner:
+    """Plays episodes by running a command, once per episode."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        command: str,
+        limits: AgentLimits | None = None,
+        *,
+        context: int = 0,  # tokens that a conversation may have, the model's limit; 0: not known
+        end_tokens: Sequence[int] = (),
+        history: str = "template",
+        call_format: str = "auto",
+        model: str = "policy",  # the name it has for the program
+    ) -> None:
+        require_server()
+        self._arguments = program_arguments(command)
+        self._limits, self._tokenizer = limits or AgentLimits(), tokenizer
+        self._desk = Desk(
+            engine,
+            tokenizer,
+            end_tokens=end_tokens,
+            context=context,
+            rows=max(self._limits.at_once, 1),
+            history=history,
+            call_format=call_format,
+        )
+        self._model, self._context = model, context
+        self._endpoint: HttpEndpoint | None = None
+        self._is_slow, self._is_slow_to_start = False, False
+        self._counts: Counter[str] = Counter()
+        self._failures: list[str] = []
+        self._waited = 0.0
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        prompt_tokens: Sequence[tuple[int, ...]],
+        count: int,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+    ) -> list[list[Sample]]:
+        """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
+        episodes = [
+            self._episode(prompt, prompt_tokens[row], row * count + number, number, (*seed, row, number))
+            for row, prompt in enumerate(prompts)
+            for number in range(count)
+        ]
+        if not episodes:
+            return []
+        endpoint = self._started()
+        self._desk.open(sampling, fixed=True)
+        try:
+            self._run(episodes, endpoint)
+        finally:
+            for episode in episodes:
+                endpoint.forget(episode.token)
+            self._desk.close()
+            _end_all([each.program for each in episodes if each.program is not None])
+        per_prompt = [episodes[start : start + count] for start in range(0, len(episodes), count)]
+        return [[sample for each in group for sample in each.samples or ()] for group in per_prompt]
+
+    def take_notes(self) -> PlayNotes:
+        """What happened since the last time."""
+        self._counts.update(self._desk.counts)
+        self._desk.counts.clear()
+        counts = {name: number for name, number in sorted(self._counts.items()) if number}
+        notes = PlayNotes({"agent": self._waited} if self._waited else {}, tuple(self._failures), counts)
+        self._counts, self._failures, self._waited = Counter(), [], 0.0
+        return notes
+
+    def close(self) -> None:
+        """End the endpoint."""
+        if self._endpoint is not None:
+            self._endpoint.stop()
+            self._endpoint = None
+
+    def _started(self) -> HttpEndpoint:
+        if self._endpoint is None:
+            self._endpoint = HttpEndpoint(self._desk, self._model, context=self._context, any_model=True)
+            self._endpoint.start()
+        return self._endpoint
+
+    def _episode(
+        self, prompt: Prompt, tokens: tuple[int, ...], place: int, number: int, seed: tuple[int, ...]
+    ) -> _AgentEpisode:
+        limits = self._limits
+        name = f"{prompt.id}#{number}"
+        record = CallRecord(name, place, seed, most_calls=limits.calls, most_tokens=limits.tokens)
+        return _AgentEpisode(record, prompt, tokens, secrets.token_urlsafe(24))
+
+    def _run(self, episodes: Sequence[_AgentEpisode], endpoint: HttpEndpoint) -> None:
+        waiting = list(episodes)
+        running: list[_AgentEpisode] = []
+        while waiting or running:
+            while waiting and len(running) < self._limits.at_once:
+                episode = waiting.pop(0)
+                self._begin(episode, endpoint)
+                if episode.program is not None:
+                    running.append(episode)
+            self._desk.take()
+            for episode in list(running):
+                if self._is_over(episode):
+                    running.remove(episode)
+                    self._finish(episode, endpoint)
+            patience = self._patience(running)
+            if patience > 0 and running:
+                started = time.monotonic()
+                self._desk.wait(min(patience, self._time_left(running)))
+                self._waited += time.monotonic() - started
+                continue
+            self._desk.work()
+
+    def _begin(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
+        record, prompt = episode.record, episode.prompt
+        endpoint.allow(episode.token, record)
+        row = json.dumps(
+            {
+                "id": prompt.id,
+                "messages": [dict(each) for each in prompt.messages] or None,
+                "text": prompt.text,
+                "answer": prompt.answer,
+                **({"tools": [dict(each) for each in prompt.tools]} if prompt.tools else {}),
+                "meta": dict(prompt.meta),
+            },
+            default=str,
+        )
+        host = "127.0.0.1,localhost"
+        environment = {
+            "OPENAI_BASE_URL": f"{endpoint.address}/v1",
+            "OPENAI_API_KEY": episode.token,
+            "WHET_EPISODE": record.name,
+            "WHET_MODEL": self._model,
+            # a proxy of the user's must not carry what stays on this machine
+            "NO_PROXY": host,
+            "no_proxy": host,
+            **({"WHET_PROMPT": row} if len(row.encode()) <= LONGEST_VARIABLE else {}),
+        }
+        episode.began = episode.quiet_since = time.monotonic()
+        try:
+            episode.program = AgentProgram(self._arguments, environment, row, self._desk.wake)
+        except (OSError, ValueError) as error:
+            self._fail(episode, f"its program could not be started: {error}")
+            episode.samples = record.samples(self._decode, episode.tokens, failed=True)
+            endpoint.forget(episode.token)
+
+    def _is_over(self, episode: _AgentEpisode) -> bool:
+        assert episode.program is not None
+        if episode.program.has_ended:
+            return True
+        if time.monotonic() - episode.began >= self._limits.seconds and not episode.is_late:
+            episode.is_late = True
+            episode.program.end()
+        return episode.is_late
+
+    def _patience(self, running: Sequence[_AgentEpisode]) -> float:
+        """Seconds to wait for programs to ask for something, before the engine writes on; 0: write now."""
+        now, most = time.monotonic(), 0.0
+        for episode in running:
+            pending = self._desk.pending(episode.record)
+            if pending:
+                episode.has_called = episode.was_pending = True
+                continue
+            if episode.was_pending:
+                episode.was_pending, episode.quiet_since = False, now
+            grace = GRACE if episode.has_called else FIRST_GRACE
+            if self._is_slow if episode.has_called else self._is_slow_to_start:
+                continue
+            left = episode.quiet_since + grace - now
+            if left > 0:
+                most = max(most, left)
+            elif episode.has_called:
+                self._is_slow = True
+                self._counts["slow_programs"] += 1
+            else:
+                self._is_slow_to_start = True
+                self._counts["slow_starts"] += 1
+        if most or not self._desk.is_idle or self._desk.waiting:
+            return most
+        return 60.0  # nothing to write: until somebody asks, or ends
+
+    def _time_left(self, running: Sequence[_AgentEpisode]) -> float:
+        oldest = min(episode.began for episode in running)
+        return max(0.01, oldest + self._limits.seconds - time.monotonic())
+
+    def _finish(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
+        """The program has ended: what it reported, and what it called."""
+        record, program = episode.record, episode.program
+        assert program is not None
+        endpoint.forget(episode.token)
+        self._desk.drop(record)
+        if episode.is_late:
+            record.ended_by = StopReason.SECONDS
+        failed = self._judge(episode, program)
+        episode.samples = record.samples(self._decode, episode.tokens, failed)
+        if len(episode.samples) > 1:
+            self._counts["branches"] += len(episode.samples)
+        self._counts.update(record.counts)
+
+    def _judge(self, episode: _AgentEpisode, program: AgentProgram) -> bool:
+        """Take the reward that the program reported; True where its episode failed."""
+        record = episode.record
+        self._counts["agent_calls"] += record.num_calls
+        if not record.is_scored:
+            self._read_report(episode, program.output)
+        if record.ended_by is not None:
+            return False
+        if program.exit_code:
+            complaint = f": {program.complaint}" if program.complaint else ""
+            self._counts["failed_programs"] += 1
+            return self._fail(episode, f"its program ended with exit code {program.exit_code}{complaint}")
+        if not record.num_calls:
+            self._counts["silent_programs"] += 1
+            return self._fail(episode, "its program made no call")
+        if not record.is_scored:
+            self._counts["unreported_rewards"] += 1
+        return False
+
+    def _read_report(self, episode: _AgentEpisode, output: str) -> None:
+        """The last line that the program printed, where it is a report."""
+        lines = output.strip().splitlines()
+        line = lines[-1].strip() if lines else ""
+        if not line.startswith("{"):
+            return
+        try:
+            value = wire.parse_body(line.encode())
+        except wire.BadCall:
+            return
+        if "reward" not in value:
+            return
+        report = wire.reported_reward(value, partial(self._note_bad_report, episode))
+        if report is not None:
+            record = episode.record
+            record.reward, record.is_scored = report[0], True
+            record.metrics.update(report[1])
+
+    def _note_bad_report(self, episode: _AgentEpisode, what: str) -> None:
+        self._counts["bad_reports"] += 1
+        self._note(f"episode {episode.record.name}: {what}")
+
+    def _fail(self, episode: _AgentEpisode, what: str) -> bool:
+        self._counts["failed_episodes"] += 1
+        self._note(f"episode {episode.record.name}: {what}")
+        return True
+
+    def _note(self, line: str) -> None:
+        if len(self._failures) < MOST_FAILURES:
+            self._failures.append(line)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _end_all(programs: Sequence[AgentProgram]) -> None:
+    left = [each for each in programs if not each.has_ended]
+    for each in left:
+        each.ask_to_end()
+    for each in left:
+        each.end()
+
+
+def check_agent(command: str) -> None:
+    """Raise, before a model is read, where the command cannot be started."""
+    require_server()
+    program_arguments(command)

@@ -1,0 +1,419 @@
+"""The engine's side of the endpoint: requests that other threads hand in are written in the engine's own thread.
+
+Templates, tokens and records are touched by that thread alone; the server's threads hand in a request and wait for its
+future. Requests with the same sampling share a session of the engine, in which a conversation keeps its keys and
+values from call to call.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from whet.data.chat import prompt_tokens
+from whet.data.tool_syntax import BROKEN, calls_in, named
+from whet.data.turns import TurnRenderer, turn_renderer
+from whet.envs.serve.calls import CallRecord, ModelCall
+from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, SamplingWishes, ServedCompletions
+from whet.protocols import Engine, Session
+from whet.rollout.seed import request_seed
+from whet.rollout.session import open_session
+from whet.types import Message, Prompt, Request, Sample, Sampling, SessionShape, StopReason, Turn, WhetError
+
+MOST_WAITING = 256  # requests, before more are sent away
+MOST_SESSIONS = 4  # of different sampling, at once
+MANY_TURNS = 2**31
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way through the engine."""
+
+    record: CallRecord
+    request: CallRequest
+    future: Future[ServedCompletions] = field(default_factory=Future)
+    is_gone: bool = False  # its client went away
+    calls: list[ModelCall] = field(default_factory=list)
+    left: int = 0  # completions still to be written
+    sampling: Sampling | None = None
+
+    def mark_delivered(self, delivered: bool = True) -> None:
+        for call in self.calls:
+            call.is_delivered = delivered
+
+
+@dataclass(eq=False)
+class _OpenSession:
+    """A session of the engine, the jobs it writes for, and the calls whose keys and values it keeps."""
+
+    number: int
+    session: Session
+    closing: ExitStack
+    writing: dict[int, tuple[Job, ModelCall]] = field(default_factory=dict)
+    held: OrderedDict[int, ModelCall] = field(default_factory=OrderedDict)  # by request, the longest unused first
+
+
+class Desk:
+    """Takes requests from any thread and has them written by the engine, in the thread that calls `work`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        *,
+        end_tokens: Sequence[int] = (),
+        context: int = 0,  # most tokens of a conversation; 0: not known
+        rows: int = 16,  # conversations at once
+        history: str = "template",
+        call_format: str = "auto",
+    ) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._ends, self._context, self._rows = frozenset(end_tokens), context, rows
+        self._history, self._call_format = history, call_format
+        self._sampling, self._is_fixed = Sampling(), False
+        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._num_queued = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self.waiting: list[Job] = []
+        self._sessions: OrderedDict[Sampling, _OpenSession] = OrderedDict()
+        self._num_sessions, self._num_requests = 0, 0
+        self._renderers: dict[str, TurnRenderer | str] = {}
+        self.is_open = False
+        self.counts: Counter[str] = Counter()
+
+    # ---- any thread
+
+    def submit(self, record: CallRecord, request: CallRequest) -> Job:
+        """Hand a request in; its future gets the result, or a `BadCall`."""
+        with self._lock:
+            if not self.is_open:
+                raise BadCall("nobody writes completions at the moment", status=503, code="not_ready")
+            if self._num_queued >= MOST_WAITING:
+                self.counts["refused_busy"] += 1
+                raise BadCall(f"{MOST_WAITING} requests are waiting already", status=429, code="too_many_requests")
+            self._num_queued += 1
+            job = Job(record, request)
+            self._queue.put(job)
+        self._wake.set()
+        return job
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    # ---- the engine's thread
+
+    def open(self, sampling: Sampling, *, fixed: bool) -> None:
+        """Begin to take requests. `fixed`: clients cannot change how tokens are drawn, because they are trained on."""
+        self._sampling, self._is_fixed = sampling, fixed
+        self.is_open = True
+
+    def close(self) -> None:
+        """Send away whoever still waits, and end the sessions."""
+        with self._lock:
+            self.is_open = False
+        self.take()
+        for job in [*self.waiting, *(job for each in self._sessions.values() for job, _ in each.writing.values())]:
+            self._refuse(job, BadCall("the server stopped writing completions", status=503, code="not_ready"))
+        with self._lock:
+            self._num_queued = 0
+        self.waiting.clear()
+        for each in self._sessions.values():
+            each.closing.close()
+        self._sessions.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is being written."""
+        return not any(each.writing for each in self._sessions.values())
+
+    def wait(self, seconds: float) -> None:
+        """Until somebody hands in a request, or calls `wake`."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def take(self) -> None:
+        """Look for new requests."""
+        while True:
+            try:
+                self.waiting.append(self._queue.get_nowait())
+            except queue.Empty:
+                return
+
+    def work(self) -> None:
+        """Admit what waits, as far as there is room, and write on for a moment."""
+        self.take()
+        self.waiting.sort(key=lambda job: job.record.number)  # stable: each one's calls in the order they came
+        while self.waiting and self._admit(self.waiting[0]):
+            self._forget(self.waiting.pop(0))
+        for each in list(self._sessions.values()):
+            if not each.session.is_idle:
+                for number, sample in each.session.advance():
+                    job, call = each.writing.pop(number)
+                    self._written(each, number, job, call, sample)
+
+    def pending(self, record: CallRecord) -> bool:
+        """True while a request of the record waits or is being written."""
+        return any(job.record is record for job in self.waiting) or any(
+            job.record is record for each in self._sessions.values() for job, _ in each.writing.values()
+        )
+
+    def drop(self, record: CallRecord) -> None:
+        """The episode is over: whoever still asks in its name is sent away, and its rows are free."""
+        record.is_open = False
+        self.take()
+        for job in [each for each in self.waiting if each.record is record]:
+            self.waiting.remove(job)
+            self._forget(job)
+            self._refuse(job, BadCall("the episode is over", status=409, code="episode_over"))
+        for each in self._sessions.values():
+            for number in [number for number, call in each.held.items() if call in record.calls]:
+                each.session.release(number)
+                del each.held[number]
+
+    def _forget(self, job: Job) -> None:
+        with self._lock:
+            self._num_queued -= 1
+
+    def _refuse(self, job: Job, error: BadCall) -> None:
+        if not job.future.done():
+            job.future.set_exception(error)
+
+    def _admit(self, job: Job) -> bool:
+        """Hand a job to a session; False where there is no room yet. One that cannot be served is answered."""
+        record, request = job.record, job.request
+        if job.is_gone:
+            record.counts["disconnected_calls"] += 1
+            return True
+        try:
+            if not record.is_open:
+                raise BadCall("the episode is over", status=409, code="episode_over")
+            if record.most_calls and record.num_calls + request.count > record.most_calls:
+                record.ended_by = record.ended_by or StopReason.TURNS
+                raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
+            job.sampling = job.sampling or self._sampling_of(request.wishes, record)
+            opened = self._session(job.sampling)
+            if opened is None or (opened.writing and len(opened.writing) + request.count > self._rows):
+                return False
+            first = self._prompted(record, request)
+            room = record.room(first, self._context)
+            if room < 1:
+                record.ended_by = record.ended_by or StopReason.TOKENS
+                raise BadCall(
+                    f"the conversation has {len(first.prompt)} tokens and leaves no room for a completion; the model's "
+                    f"context is {self._context}, the episode's budget {record.most_tokens or 'the same'}",
+                    code="context_length_exceeded",
+                    param="messages",
+                )
+        except BadCall as error:
+            record.counts["refused_calls"] += 1
+            self._refuse(job, error)
+            return True
+        for name in request.ignored:
+            record.counts[f"ignored_{name}"] += 1
+        budget = min(room, self._sampling.max_new_tokens, request.wishes.max_tokens or room)
+        job.left = request.count
+        for choice in range(request.count):
+            call = first if not choice else replace(first)
+            job.calls.append(call)
+            record.add(call)
+            self._ask(opened, job, call, budget, choice)
+        return True
+
+    def _ask(self, opened: _OpenSession, job: Job, call: ModelCall, budget: int, choice: int) -> None:
+        record, wished = job.record, job.request.wishes.seed
+        seed = record.call_seed(call.prompt)
+        if wished is not None and not self._is_fixed:
+            seed = ("client", wished, choice)
+        continues = None
+        parent = call.parent
+        if parent is not None and parent.request is not None and parent.request[0] == opened.number:
+            # the first branch takes over the keys and values; another one reads the prompt again
+            if parent.request[1] in opened.held:
+                continues = parent.request[1]
+                del opened.held[continues]
+            parent.request = None
+        while opened.held and len(opened.held) + len(opened.writing) >= self._rows:
+            number, _ = opened.held.popitem(last=False)
+            opened.session.release(number)
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        opened.writing[number] = (job, call)
+        limited = None if budget == self._sampling.max_new_tokens else budget
+        opened.session.add(number, Request(call.prompt, request_seed(*seed), limited, continues))
+
+    def _session(self, sampling: Sampling) -> _OpenSession | None:
+        """The session that samples so; None where as many others are busy as there may be."""
+        if (known := self._sessions.get(sampling)) is not None:
+            self._sessions.move_to_end(sampling)
+            return known
+        if len(self._sessions) >= MOST_SESSIONS:
+            idle = next((key for key, each in self._sessions.items() if not each.writing), None)
+            if idle is None:
+                return None
+            self._sessions.pop(idle).closing.close()
+        closing = ExitStack()
+        total = self._context or 4 * sampling.max_new_tokens
+        shape = SessionShape(self._rows, max(total - sampling.max_new_tokens, 1), min(sampling.max_new_tokens, total))
+        session = closing.enter_context(open_session(self._engine, sampling, shape, MANY_TURNS))
+        self._num_sessions += 1
+        self._sessions[sampling] = opened = _OpenSession(self._num_sessions, session, closing)
+        return opened
+
+    def _sampling_of(self, wishes: SamplingWishes, record: CallRecord) -> Sampling:
+        """How a request is sampled. What is trained on is drawn as the run says; texts to stop at are the client's."""
+        own = self._sampling
+        stops = tuple((each,) for each in wishes.stop_tokens if each not in self._ends)
+        names = ("temperature", "top_p", "top_k", "min_p")
+        wanted: dict[str, Any] = {name: value for name in names if (value := getattr(wishes, name)) is not None}
+        if self._is_fixed:
+            if wishes.penalties or any(value != getattr(own, name) for name, value in wanted.items()):
+                record.counts["overridden_samplings"] += 1
+            wanted = {}
+        elif wishes.penalties:
+            raise BadCall(f"{wishes.penalties[0]} is not served; leave it away", param=wishes.penalties[0])
+        try:
+            return replace(
+                own,
+                **wanted,
+                stop=tuple(dict.fromkeys((*own.stop, *wishes.stop))),
+                stop_tokens=tuple(dict.fromkeys((*own.stop_tokens, *stops))),
+            )
+        except WhetError as error:
+            raise BadCall(str(error)) from error
+
+    def _prompted(self, record: CallRecord, request: CallRequest) -> ModelCall:
+        """The tokens of a request: those that were sampled are taken as they are."""
+        if request.tokens is not None:
+            size = len(self._tokenizer)
+            if max(request.tokens) >= size:
+                raise BadCall(f"token_ids holds {max(request.tokens)}; the vocabulary has {size}", param="token_ids")
+            return ModelCall(request.tokens, ())
+        found = record.find(request.messages, request.tools)
+        if found is not None:
+            call = self._continued(record, request, *found)
+            if call is not None:
+                return call
+        try:
+            tokens = self._rendered(request)
+        except WhetError as error:
+            raise BadCall(str(error), param="messages") from error
+        return ModelCall(tokens, ())
+
+    def _rendered(self, request: CallRequest) -> tuple[int, ...]:
+        """A conversation that nothing is known of, as the template writes it; its texts, where there is no template."""
+        if self._tokenizer.chat_template:
+            return prompt_tokens(self._tokenizer, Prompt("messages", request.messages, tools=request.tools))
+        if request.tools:
+            raise BadCall("the model has no chat template that could show it tools; leave them away", param="tools")
+        text = "".join(str(each["content"]) for each in request.messages)
+        return prompt_tokens(self._tokenizer, Prompt("messages", (), text))
+
+    def _continued(self, record: CallRecord, request: CallRequest, parent: ModelCall, covered: int) -> ModelCall | None:
+        """The prompt of a call that goes on from another; None where the template cannot be applied so."""
+        assert parent.sample is not None
+        renderer = self._renderer(request.tools)
+        before, new = request.messages[:covered], request.messages[covered:]
+        if isinstance(renderer, str) or any(each["role"] == "assistant" for each in new):
+            record.counts["rewritten_histories"] += 1
+            return None
+        tokens = parent.tokens
+        try:
+            answer = renderer.answer(
+                [*before[:-1], {"role": "assistant", "content": parent.text}],
+                new,
+                ended=tokens[-1] in renderer.end_tokens,
+            )
+        except WhetError:
+            record.counts["rewritten_histories"] += 1
+            return None
+        if answer.defused:
+            record.counts["defused_texts"] += answer.defused
+        base = len(tokens)
+        observed = tuple(
+            Turn(str(message["role"]), str(message.get("content") or ""), base + start, base + stop)
+            for message, (start, stop) in zip(new, answer.spans, strict=True)
+        )
+        return ModelCall((*tokens, *answer.tokens), observed, parent)
+
+    def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
+        """What writes answers behind a sampled turn, or why the template cannot be applied so."""
+        key = json.dumps(list(tools), sort_keys=True)
+        if key not in self._renderers:
+            if len(self._renderers) >= 64:
+                self._renderers.clear()
+            chat = bool(self._tokenizer.chat_template)
+            try:
+                self._renderers[key] = turn_renderer(self._tokenizer, chat=chat, tools=tools, history=self._history)
+            except WhetError as error:
+                self._renderers[key] = str(error)
+        return self._renderers[key]
+
+    def _written(self, opened: _OpenSession, number: int, job: Job, call: ModelCall, sample: Sample) -> None:
+        """A completion is done; with the last one of its job, the client gets them."""
+        call.sample, call.text = sample, sample.completion
+        job.left -= 1
+        if job.is_gone or not job.record.is_open or job.request.tokens is not None:
+            opened.session.release(number)
+        else:
+            opened.held[number], call.request = call, (opened.number, number)
+        if job.left:
+            return
+        if job.is_gone:
+            job.record.counts["disconnected_calls"] += 1
+            return
+        choices = [self._choice(job, each) for each in job.calls]
+        result = ServedCompletions(secrets.token_hex(12), int(time.time()), job.calls[0].prompt, tuple(choices))
+        if not job.future.done():
+            job.future.set_result(result)
+
+    def _choice(self, job: Job, call: ModelCall) -> Choice:
+        sample, request = call.sample, job.request
+        assert sample is not None
+        start = len(call.prompt)
+        tokens = sample.tokens[start:].tolist()
+        pieces: tuple[str, ...] = ()
+        if request.logprobs and not request.tokens_as_ids:
+            pieces = tuple(str(self._tokenizer.decode([each])) for each in tokens)
+        content: str = call.text
+        tool_calls: tuple[CalledTool, ...] = ()
+        if request.tools:
+            content, tool_calls = self._tool_calls(call, tokens, request.tools)
+        if request.tokens is None:
+            job.record.remember(call, request.messages, request.tools, _answer(content, tool_calls))
+        finish = "length" if sample.stop is StopReason.LENGTH else "tool_calls" if tool_calls else "stop"
+        return Choice(tuple(tokens), tuple(sample.behavior_logp[start:].tolist()), pieces, content, tool_calls, finish)
+
+    def _tool_calls(
+        self, call: ModelCall, tokens: list[int], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, tuple[CalledTool, ...]]:
+        """The text before the calls, and the calls; what cannot be read as one stays text, and is counted."""
+        raw = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        found = calls_in(raw) if "<tool_call>" in raw else []
+        if not found:
+            return call.text, ()
+        good = [named(each, list(tools)) for each in found if each is not BROKEN]
+        call.calls_tools, call.malformed = len(good), len(found) - len(good)
+        if call.malformed:
+            return call.text, ()
+        return call.text.partition("<tool_call>")[0], tuple(
+            CalledTool(f"call_{secrets.token_hex(8)}", each.name, json.dumps(dict(each.arguments))) for each in good
+        )
+
+
+def _answer(content: str, tool_calls: Sequence[CalledTool]) -> Message:
+    """A completion as the client will send it back."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if tool_calls:
+        message["tool_calls"] = [
+            {"function": {"name": each.name, "arguments": json.loads(each.arguments)}} for each in tool_calls
+        ]
+    return message

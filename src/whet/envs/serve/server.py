@@ -1,0 +1,77 @@
+"""A model behind the endpoint for whoever has the token: no episodes, no rewards, every completion with its tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.desk import Desk
+from whet.envs.serve.endpoint import LOOPBACK, HttpEndpoint
+from whet.protocols import Engine
+from whet.types import Sampling, WhetError
+
+REMEMBERED = 4096  # completions that a conversation can go on from, token for token
+TICK = 0.5  # seconds between two looks at whether to stop
+
+
+class ModelServer:
+    """Serves one engine. `run` writes completions in the calling thread until it is report to stop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        sampling: Sampling,
+        token: str,
+        *,
+        model: str,
+        end_tokens: Sequence[int] = (),
+        context: int = 0,
+        rows: int = 16,
+        host: str = LOOPBACK,
+        port: int = 0,
+        seed: int = 0,
+        history: str = "template",
+        call_format: str = "auto",
+    ) -> None:
+        if not token:
+            raise WhetError("the server's token is empty; give one, or leave it away to have one drawn")
+        self._desk = Desk(
+            engine,
+            tokenizer,
+            end_tokens=end_tokens,
+            context=context,
+            rows=rows,
+            history=history,
+            call_format=call_format,
+        )
+        self._endpoint = HttpEndpoint(self._desk, model, context=context, host=host, port=port)
+        self._endpoint.allow(token, CallRecord(seed=("serve", seed), keeps=REMEMBERED))
+        self._sampling = sampling
+        self._stopping = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return self._endpoint.address
+
+    def start(self) -> None:
+        """Open the endpoint; completions are written once `run` is called."""
+        self._desk.open(self._sampling, fixed=False)
+        self._endpoint.start()
+
+    def run(self) -> None:
+        """Write completions until `stop` is called, from another thread or by an interruption."""
+        try:
+            while not self._stopping.is_set():
+                if self._desk.is_idle and not self._desk.waiting:
+                    self._desk.wait(TICK)
+                self._desk.work()
+        finally:
+            self._desk.close()
+            self._endpoint.stop()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._desk.wake()

@@ -1,0 +1,490 @@
+"""The JSON of the endpoint: requests read and checked, completions written. Nothing here knows an engine.
+
+A request that cannot be served as it stands raises `BadCall`, one line for the client. Fields that change nothing
+(`user`, `metadata`, `store`, ...) are left unread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.types import Message
+
+MOST_BYTES = 8 * 2**20  # of a request's body
+MOST_DEPTH = 64  # of nested JSON
+MOST_CHOICES = 16
+MOST_STOPS = 16
+LONGEST_STOP = 256  # characters
+MOST_TOOLS = 512
+NOTHING: Mapping[str, Any] = {}
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class BadCall(Exception):
+    """A request that is answered with an error: a line for the client, and the status and code it comes with."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None):
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients expect it."""
+        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class SamplingWishes:
+    """What a request says about sampling; None: nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    penalties: tuple[str, ...] = ()  # names of settings that reshape the distribution, which no engine here does
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """One request for completions: of a conversation, or of tokens."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tokens: tuple[int, ...] | None = None  # given: there are no messages
+    wishes: SamplingWishes = field(default_factory=SamplingWishes)
+    count: int = 1
+    model: str = ""
+    logprobs: bool = False
+    token_ids: bool = False  # hand out the ids of prompt and completion
+    tokens_as_ids: bool = False  # log-probabilities name their token by its id
+    stream: bool = False
+    stream_usage: bool = False
+    ignored: tuple[str, ...] = ()  # settings that were asked for and cannot be met, and that a client may do without
+
+
+@dataclass(frozen=True)
+class CalledTool:
+    """A call that the policy wrote."""
+
+    id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One completion, ready to be written."""
+
+    tokens: tuple[int, ...]
+    logp: tuple[float, ...]
+    pieces: tuple[str, ...]  # the text of each token; empty where nobody asked
+    content: str
+    tool_calls: tuple[CalledTool, ...]
+    finish: str  # stop, length or tool_calls
+
+
+@dataclass(frozen=True)
+class ServedCompletions:
+    """What a request gets back."""
+
+    id: str
+    created: int
+    prompt: tuple[int, ...]
+    choices: tuple[Choice, ...]
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The object in a request's body."""
+
+    def refuse(constant: str) -> Any:
+        raise BadCall(f"the body holds {constant}, which is no JSON; give a finite number")
+
+    try:
+        value = json.loads(body.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadCall(f"the body is no JSON: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(value, dict):
+        raise BadCall('the body is no JSON object; expected one, such as {"messages": [...]}')
+    _check_tree(value)
+    return value
+
+
+def _check_tree(value: Any) -> None:
+    """Nesting that others' code may walk recursively, and text that can be encoded."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.keys()
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+            elif isinstance(each, str) and not each.isascii():
+                try:
+                    each.encode()
+                except UnicodeEncodeError:
+                    raise BadCall("a text of the body holds half a surrogate pair; give valid Unicode") from None
+            elif isinstance(each, float) and not math.isfinite(each):
+                raise BadCall("a number of the body is not finite")
+        if not below:
+            return
+        level = below
+    raise BadCall(f"the body is nested deeper than {MOST_DEPTH} levels")
+
+
+def parse_chat(body: Mapping[str, Any]) -> CallRequest:
+    """A request to /v1/chat/completions."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadCall("messages is missing or empty; expected a list of messages", param="messages")
+    if body.get("functions") or body.get("function_call"):
+        raise BadCall("functions and function_call are the old form of tools; give tools", param="functions")
+    kind = _table(body, "response_format").get("type", "text")
+    if kind != "text":
+        raise BadCall(f"response_format {kind!r} cannot be enforced here; ask for text", param="response_format")
+    if _whole(body, "top_logprobs", 0, 20):
+        raise BadCall("top_logprobs gives the sampled token alone here; give 0", param="top_logprobs")
+    tools = _tools(body)
+    choice = body.get("tool_choice", "auto")
+    if choice == "none":
+        tools = ()
+    stream = _flag(body, "stream")
+    return CallRequest(
+        messages=_named([_message(each, number) for number, each in enumerate(messages)]),
+        tools=tools,
+        wishes=_wishes(body),
+        count=_whole(body, "n", 1, MOST_CHOICES) or 1,
+        model=_text(body, "model"),
+        logprobs=_flag(body, "logprobs"),
+        token_ids=_flag(body, "return_token_ids"),
+        tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
+        stream=stream,
+        stream_usage=stream and _flag(_table(body, "stream_options"), "include_usage"),
+        ignored=() if choice in ("auto", "none", None) else ("tool_choice",),
+    )
+
+
+def parse_generate(body: Mapping[str, Any]) -> CallRequest:
+    """A request to /inference/v1/generate: tokens in, tokens out."""
+    tokens = body.get("token_ids")
+    if not isinstance(tokens, list) or not tokens:
+        raise BadCall("token_ids is missing or empty; expected a list of token ids", param="token_ids")
+    if not all(type(each) is int and each >= 0 for each in tokens):
+        raise BadCall("token_ids holds something that is no token id; expected whole numbers", param="token_ids")
+    if body.get("features") or body.get("content_parts"):
+        raise BadCall("images, audio and video are not served", param="features")
+    settings = _table(body, "sampling_params")
+    wishes = _wishes(settings)
+    ends = settings.get("stop_token_ids") or []
+    if not isinstance(ends, list) or not all(type(each) is int for each in ends) or len(ends) > 64:
+        raise BadCall("stop_token_ids is no list of at most 64 token ids", param="stop_token_ids")
+    if settings.get("prompt_logprobs"):
+        raise BadCall("prompt_logprobs is not served; leave it away", param="prompt_logprobs")
+    return CallRequest(
+        tokens=tuple(tokens),
+        wishes=SamplingWishes(**{**vars(wishes), "stop_tokens": tuple(dict.fromkeys(ends))}),
+        count=_whole(settings, "n", 1, MOST_CHOICES) or 1,
+        model=_text(body, "model"),
+        logprobs=True,
+        token_ids=True,
+        tokens_as_ids=True,
+    )
+
+
+def _message(value: Any, number: int) -> dict[str, Any]:
+    """A message as the chat templates want it: text contents, arguments of calls as objects."""
+    where = f"messages[{number}]"
+    if not isinstance(value, dict):
+        raise BadCall(f"{where} is no object; expected role and content", param=where)
+    role = value.get("role")
+    if role not in ROLES:
+        raise BadCall(f"{where}.role is {role!r}; expected one of {', '.join(ROLES)}", param=where)
+    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    message["content"] = _content(value.get("content"), where)
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(value.get(key), str) and role == "assistant":
+            message["reasoning_content"] = value[key]
+    calls = value.get("tool_calls")
+    if calls:
+        if role != "assistant" or not isinstance(calls, list):
+            raise BadCall(f"{where}.tool_calls belongs to an assistant's message, as a list", param=where)
+        message["tool_calls"] = [_tool_call(each, where) for each in calls]
+    for key in ("tool_call_id", "name"):
+        if isinstance(value.get(key), str):
+            message[key] = value[key]
+    return message
+
+
+def _named(messages: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
+    """Tool results with the name of their tool, which OpenAI's messages leave to the call, and some templates write."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {each["id"]: each["function"]["name"] for each in message.get("tool_calls", ()) if "id" in each}
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return tuple(messages)
+
+
+def _content(value: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadCall(f"{where}.content is no text and no list of parts", param=where)
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+            raise BadCall(f"{where}.content holds a part of type {kind!r}; only text is served", param=where)
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _tool_call(value: Any, where: str) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadCall(f"{where}.tool_calls holds a call without function.name", param=where)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        with suppress(BadCall):  # what the policy wrote need not be JSON: the template gets the text
+            arguments = parse_body(arguments.encode()) if arguments.strip() else {}
+    return {
+        **({"id": value["id"]} if isinstance(value.get("id"), str) else {}),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise BadCall(f"tools is no list of at most {MOST_TOOLS}", param="tools")
+    for each in tools:
+        function = each.get("function") if isinstance(each, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadCall("a tool has no function.name; only tools of type function are served", param="tools")
+    # `strict` asks for constrained decoding and means nothing to a template
+    return tuple(
+        {**each, "function": {key: value for key, value in each["function"].items() if key != "strict"}}
+        for each in tools
+    )
+
+
+def _wishes(body: Mapping[str, Any]) -> SamplingWishes:
+    budgets = [
+        each for key in ("max_completion_tokens", "max_tokens") if (each := _whole(body, key, 1, 10**9)) is not None
+    ]
+    stop = body.get("stop") or ()
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
+        raise BadCall("stop is no text and no list of texts", param="stop")
+    if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
+        raise BadCall(f"stop has more than {MOST_STOPS} texts or {LONGEST_STOP} characters in one", param="stop")
+    top_k = _whole(body, "top_k", -1, 10**9)
+    neutral = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "length_penalty": 1}
+    reshaped = [name for name, off in neutral.items() if body.get(name) not in (None, off)]
+    reshaped += [name for name in ("logit_bias", "bad_words", "min_tokens") if body.get(name)]
+    return SamplingWishes(
+        temperature=_number(body, "temperature", 0, 100),
+        top_p=_number(body, "top_p", 0, 1, above=True),
+        top_k=None if top_k is None else max(top_k, 0),
+        min_p=_number(body, "min_p", 0, 1),
+        max_tokens=min(budgets, default=None),
+        seed=_whole(body, "seed", -(2**63), 2**64),
+        stop=tuple(dict.fromkeys(stops)),
+        penalties=tuple(reshaped),
+    )
+
+
+def _number(body: Mapping[str, Any], key: str, low: float, high: float, above: bool = False) -> float | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (above and value == low):
+        raise BadCall(f"{key} is {_shown(value)}; expected a number from {low:g} to {high:g}", param=key)
+    return float(value)
+
+
+def _whole(body: Mapping[str, Any], key: str, low: int, high: int) -> int | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadCall(f"{key} is {_shown(value)}; expected a whole number from {low} to {high}", param=key)
+    return value
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise BadCall(f"{key} is {_shown(value)}; expected true or false", param=key)
+    return bool(value)
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadCall(f"{key} is {_shown(value)}; expected a text", param=key)
+    return value or ""
+
+
+def _table(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = body.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise BadCall(f"{key} is {_shown(value)}; expected an object", param=key)
+    return value or {}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def chat_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
+    """The completion of a conversation; ids in vLLM's places where they were asked for."""
+    answer: dict[str, Any] = {
+        "id": f"chatcmpl-{result.id}",
+        "object": "chat.completion",
+        "created": result.created,
+        "model": model,
+        "choices": [_chat_choice(request, number, choice) for number, choice in enumerate(result.choices)],
+        "usage": usage(result),
+    }
+    if request.token_ids:
+        answer["prompt_token_ids"] = list(result.prompt)
+    return answer
+
+
+def _chat_choice(request: CallRequest, number: int, choice: Choice) -> dict[str, Any]:
+    # clients take an assistant's message without content for one that only calls tools
+    message: dict[str, Any] = {"role": "assistant", "content": choice.content or (None if choice.tool_calls else "")}
+    if choice.tool_calls:
+        message["tool_calls"] = [_call_json(each) for each in choice.tool_calls]
+    return {
+        "index": number,
+        "message": message,
+        "finish_reason": choice.finish,
+        "logprobs": _logprobs(request, choice) if request.logprobs else None,
+        **({"token_ids": list(choice.tokens)} if request.token_ids else {}),
+    }
+
+
+def _call_json(call: CalledTool) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprobs(request: CallRequest, choice: Choice) -> dict[str, Any]:
+    names = [f"token_id:{each}" for each in choice.tokens] if request.tokens_as_ids else choice.pieces
+    return {
+        "content": [
+            {"token": name, "logprob": logp, "bytes": list(name.encode()), "top_logprobs": []}
+            for name, logp in zip(names, choice.logp, strict=True)
+        ]
+    }
+
+
+def generate_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
+    """Tokens for tokens, as vLLM's endpoint answers."""
+    return {
+        "request_id": result.id,
+        "model": model,
+        "prompt_token_ids": list(result.prompt),
+        "choices": [
+            {
+                "index": number,
+                "token_ids": list(choice.tokens),
+                "logprobs": _logprobs(request, choice),
+                # a chat client reads calls out of the tokens by itself
+                "finish_reason": "stop" if choice.finish == "tool_calls" else choice.finish,
+            }
+            for number, choice in enumerate(result.choices)
+        ],
+        "usage": usage(result),
+    }
+
+
+def usage(result: ServedCompletions) -> dict[str, int]:
+    written = sum(len(choice.tokens) for choice in result.choices)
+    return {
+        "prompt_tokens": len(result.prompt),
+        "completion_tokens": written,
+        "total_tokens": len(result.prompt) + written,
+    }
+
+
+def chat_events(request: CallRequest, result: ServedCompletions, model: str) -> list[str]:
+    """The completion as server-sent events: the engine hands it out whole, so each part comes in one piece."""
+    head = {
+        "id": f"chatcmpl-{result.id}",
+        "object": "chat.completion.chunk",
+        "created": result.created,
+        "model": model,
+    }
+    events: list[dict[str, Any]] = []
+
+    def add(
+        number: int, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = NOTHING
+    ) -> None:
+        choice = {"index": number, "delta": dict(delta), "finish_reason": finish, "logprobs": None, **more}
+        events.append({**head, "choices": [choice]})
+
+    for number, choice in enumerate(result.choices):
+        add(number, {"role": "assistant", "content": ""})
+        logprobs = {"logprobs": _logprobs(request, choice)} if request.logprobs else {}
+        ids = {"token_ids": list(choice.tokens)} if request.token_ids else {}
+        if choice.content or logprobs or ids:
+            add(number, {"content": choice.content}, more={**logprobs, **ids})
+        for index, call in enumerate(choice.tool_calls):
+            add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
+        add(number, {}, choice.finish)
+    if request.token_ids and events:
+        events[0]["prompt_token_ids"] = list(result.prompt)
+    if request.stream_usage:
+        events = [{**each, "usage": None} for each in events]
+        events.append({**head, "choices": [], "usage": usage(result)})
+    return [*(json.dumps(each) for each in events), "[DONE]"]
+
+
+def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[float | None, dict[str, float]] | None:
+    """(reward, metrics) of a report `{"reward": 0.5, "metrics": {...}}`; None, and a note, where it is none."""
+    if not isinstance(value, dict) or "reward" not in value:
+        note("its report has no reward")
+        return None
+    reward = value["reward"]
+    if reward is not None and not is_finite(reward):
+        note(f"its reward is {_shown(reward)}; expected a finite number, or null for unscored")
+        return None
+    metrics = value.get("metrics") or {}
+    if not isinstance(metrics, dict) or len(metrics) > 100 or not all(map(is_finite, metrics.values())):
+        note("its metrics are no object of at most 100 finite numbers")
+        return None
+    return None if reward is None else float(reward), {str(key): float(each) for key, each in metrics.items()}
+
+
+def is_finite(value: Any) -> bool:
+    """A number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def message_key(message: Message) -> str:
+    """Equal for messages that say the same: blanks around a text and the ids of calls say nothing."""
+    calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
+    said = (message["role"], str(message.get("content") or "").strip(), message.get("reasoning_content"), calls)
+    return json.dumps(said, sort_keys=True)

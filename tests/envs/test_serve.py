@@ -1,0 +1,345 @@
+"""`whet serve`: an OpenAI-compatible server over an engine, tried with the official client; every token as sampled."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+from tests.envs.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
+from whet.envs.serve import wire
+from whet.types import Sampling, WhetError
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tool_tokenizer()
+
+
+def adding(prompt: str, request: object) -> str:
+    """Calls the tool on a question, and says its result."""
+    if "<|tool|>" in prompt.split("<|user|>")[-1]:
+        return "It is " + prompt.split("<|tool|>")[-1].split("<|end|>")[0] + "."
+    return 'Let me see. <tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_the_official_client_talks_calls_tools_and_goes_on(tokenizer):
+    openai = pytest.importorskip("openai")
+    engine = ScriptedEngine(tokenizer, adding)
+    with serving(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+        (card,) = client.models.list().data
+        assert card.id == "scripted" and card.max_model_len == 4096
+        assert client.models.retrieve("scripted").id == "scripted"
+        messages = [{"role": "system", "content": "Be brief."}, user("2 + 3?")]
+        extra = {"return_token_ids": True}
+        ask_for = {"model": "scripted", "tools": [ADD], "logprobs": True, "top_logprobs": 0, "extra_body": extra}
+        first = client.chat.completions.create(messages=messages, **ask_for)
+        choice = first.choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see. "
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "add" and json.loads(call.function.arguments) == {"a": 2, "b": 3}
+        messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "5"}]
+        second = client.chat.completions.create(messages=messages, **ask_for)
+        assert second.choices[0].finish_reason == "stop" and second.choices[0].message.content == "It is 5."
+    for answer, sample in zip((first, second), engine.samples, strict=True):
+        start = len(answer.prompt_token_ids)
+        assert [*answer.prompt_token_ids, *answer.choices[0].token_ids] == sample.tokens.tolist()
+        said = [entry.logprob for entry in answer.choices[0].logprobs.content]
+        assert said == pytest.approx(sample.behavior_logp[start:].tolist())
+        assert [entry.token for entry in answer.choices[0].logprobs.content] == [
+            tokenizer.decode([each]) for each in answer.choices[0].token_ids
+        ]
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (start, len(sample.tokens) - start)
+    # the second prompt goes on from the tokens of the first
+    whole = [*first.prompt_token_ids, *first.choices[0].token_ids]
+    assert second.prompt_token_ids[: len(whole)] == whole
+    behind = tokenizer.decode(second.prompt_token_ids[len(whole) :])
+    assert behind == "<|tool|>5<|end|><|assistant|>"
+
+
+def test_a_changed_history_is_context_and_a_stripped_one_is_the_same(tokenizer):
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: " an answer ")
+    with serving(engine) as address:
+        status, first = ask(address, CHAT, {"messages": [user("a")], "return_token_ids": True})
+        assert status == 200
+        for said in (" an answer ", "an answer", "another answer"):
+            history = [user("a"), {"role": "assistant", "content": said}, user("b")]
+            ask(address, CHAT, {"messages": history})
+    sampled = [*first["prompt_token_ids"], *first["choices"][0]["token_ids"]]
+    as_sampled, stripped, changed = (request.tokens for request in engine.requests[1:])
+    assert list(as_sampled[: len(sampled)]) == sampled and stripped == as_sampled
+    assert (
+        tokenizer.decode(changed) == "<|user|>a<|end|><|assistant|>another answer<|end|><|user|>b<|end|><|assistant|>"
+    )
+
+
+def test_streaming_sends_the_same_in_pieces(tokenizer):
+    openai = pytest.importorskip("openai")
+    engine = ScriptedEngine(tokenizer, adding)
+    with serving(engine) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+        stream = client.chat.completions.create(
+            model="scripted",
+            messages=[user("2 + 3?")],
+            tools=[ADD],
+            stream=True,
+            logprobs=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+        chunks = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see. "
+    (call,) = [each for delta in deltas for each in delta.tool_calls or ()]
+    assert call.function.name == "add" and call.index == 0
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["tool_calls"]
+    prompt, completion = chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens
+    assert chunks[0].prompt_token_ids == list(engine.requests[0].tokens) and prompt == len(engine.requests[0].tokens)
+    ids = [each for chunk in chunks if chunk.choices for each in getattr(chunk.choices[0], "token_ids", None) or ()]
+    assert [*engine.requests[0].tokens, *ids] == engine.samples[0].tokens.tolist() and completion == len(ids)
+
+
+def test_tokens_in_tokens_out(tokenizer):
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: "seven eight nine ten")
+    tokens = tokenizer("<|user|>x<|end|><|assistant|>", add_special_tokens=False)["input_ids"]
+    with serving(engine) as address:
+        settings = {"max_tokens": 3, "logprobs": 1, "stop_token_ids": [1, 7], "temperature": 0.5, "seed": 9}
+        status, answer = ask(address, GENERATE, {"token_ids": tokens, "sampling_params": settings})
+    (choice,) = answer["choices"]
+    assert status == 200 and answer["prompt_token_ids"] == tokens
+    assert choice["token_ids"] == engine.samples[0].tokens.tolist()[-3:] and choice["finish_reason"] == "length"
+    assert [each["token"] for each in choice["logprobs"]["content"]] == [f"token_id:{i}" for i in choice["token_ids"]]
+    used = engine.samplings[0]
+    # the model's own end token is no stop of the client's
+    assert (used.temperature, used.max_new_tokens, used.stop_tokens) == (0.5, 3, ((7,),))
+
+
+def test_sampling_is_the_clients_within_the_servers_budget(tokenizer):
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: "one two three")
+    body = {"messages": [user("x")]}
+    with serving(engine, sampling=Sampling(50)) as address:
+        wanted = {"temperature": 0, "top_p": 0.5, "stop": ["two"], "max_tokens": 1000, "n": 2}
+        _, answer = ask(address, CHAT, {**body, **wanted})
+        assert [each["message"]["content"] for each in answer["choices"]] == ["one two"] * 2
+        assert {each["finish_reason"] for each in answer["choices"]} == {"stop"}
+        ask(address, CHAT, {**body, "seed": 5})
+        ask(address, CHAT, {**body, "seed": 5})
+        ask(address, CHAT, body)
+        ask(address, CHAT, body)
+    used = engine.samplings[0]
+    assert (used.temperature, used.top_p, used.stop, used.max_new_tokens) == (0.0, 0.5, ("two",), 50)
+    seeds = [request.seed for request in engine.requests]
+    assert seeds[0] != seeds[1] and seeds[2] == seeds[3] and seeds[4] != seeds[5]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"messages": []}, 400, "messages is missing or empty"),
+        ({"messages": "hello"}, 400, "messages is missing or empty"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role is 'robot'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "only text is served"),
+        ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
+        ({"model": "gpt-9"}, 404, "there is 'scripted'"),
+        ({"n": 1000}, 400, "n is 1000; expected a whole number from 1 to 16"),
+        ({"n": True}, 400, "n is True"),
+        ({"temperature": "hot"}, 400, "temperature is 'hot'"),
+        ({"top_p": 0}, 400, "top_p is 0"),
+        ({"stop": [""]}, 400, "stop is no text"),
+        ({"stop": ["x"] * 50}, 400, "stop has more than 16"),
+        ({"tools": [{"type": "function"}]}, 400, "a tool has no function.name"),
+        ({"response_format": {"type": "json_object"}}, 400, "cannot be enforced"),
+        ({"presence_penalty": 1}, 400, "presence_penalty is not served"),
+        ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs"),
+        ({"stream": "yes"}, 400, "stream is 'yes'"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "leaves no room for a completion"),
+    ],
+)
+def test_a_request_that_cannot_be_served_gets_one_line(tokenizer, change, status, says, plain_server):
+    got, answer = ask(plain_server, CHAT, {"messages": [user("x")], **change})
+    assert got == status and says in answer["error"]["message"] and "\n" not in answer["error"]["message"]
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.fixture(scope="module")
+def plain_server(tokenizer):
+    with serving(ScriptedEngine(tokenizer, lambda prompt, request: "fine")) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "the body is no JSON"),
+        (b"[1]", "no JSON object"),
+        (b"\xff\xfe", "the body is no JSON"),
+        (b'{"messages": NaN}', "NaN"),
+        (b'{"messages": 1e999}', "not finite"),
+        (b'{"messages": ["\\ud800"]}', "surrogate"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body is"),
+        (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested deeper than 64"),
+        (b'{"messages": ' + b"9" * 10_000 + b"}", "the body is no JSON"),
+    ],
+)
+def test_hostile_bodies_are_refused(plain_server, body, says):
+    for path in (CHAT, GENERATE):
+        status, answer = ask(plain_server, path, body)
+        assert status == 400 and says in answer["error"]["message"]
+
+
+def test_long_bodies_are_refused_unread(plain_server):
+    host, port = plain_server.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        length = f"Content-Length: {wire.MOST_BYTES + 1}\r\n"
+        raw.sendall((head + "Content-Type: application/json\r\n" + length + "\r\n").encode())
+        assert raw.recv(12) == b"HTTP/1.1 413"
+    with socket.create_connection((host, int(port)), timeout=10) as raw:  # no length is told
+        raw.sendall((head + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n").encode())
+        chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+        try:
+            for _ in range(10):
+                raw.sendall(chunk)
+            raw.sendall(b"0\r\n\r\n")
+            answer = raw.recv(100)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b"HTTP/1.1 413"
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_only_who_has_the_token_is_served(plain_server):
+    body = {"messages": [user("x")]}
+    for token in ("", "wrong", TOKEN + "x"):
+        for path, sent in ((CHAT, body), (GENERATE, {"token_ids": [3]}), ("/v1/models", None)):
+            status, answer = ask(plain_server, path, sent, token=token)
+            assert status == 401 and answer["error"]["code"] == "invalid_token"
+    assert ask(plain_server, "/v1/models")[0] == 200
+    assert ask(plain_server, "/v1/models", token="", headers={"x-api-key": TOKEN})[0] == 401  # a bearer comes first
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_pages_in_a_browser_are_refused(plain_server, headers, status):
+    assert ask(plain_server, CHAT, {"messages": [user("x")]}, headers=headers)[0] == status
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/docs", "/openapi.json", "/../../etc/passwd", "/v1/models/../../x"])
+def test_there_is_nothing_else(plain_server, path):
+    status, answer = ask(plain_server, path)
+    assert status == 404 and "error" in answer
+
+
+def test_an_episodes_reward_needs_an_episode(plain_server):
+    status, answer = ask(plain_server, "/v1/episode/reward", {"reward": 1.0})
+    assert status == 404 and "no episode" in answer["error"]["message"]
+
+
+def test_a_client_that_goes_away_is_dropped_and_others_are_served(tokenizer):
+    gate = threading.Event()
+
+    def slowly(prompt: str, request: object) -> str:
+        if "first" in prompt:
+            gate.wait(10)
+        return "done"
+
+    engine = ScriptedEngine(tokenizer, slowly)
+    with serving(engine, rows=1) as address:
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"messages": [user("first")]}).encode()
+        gone = json.dumps({"messages": [user("never written")]}).encode()
+        open_ones = []
+        for each in (body, gone):
+            raw = socket.create_connection((host, int(port)), timeout=10)
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+            raw.sendall(
+                (head + f"Content-Type: application/json\r\nContent-Length: {len(each)}\r\n\r\n").encode() + each
+            )
+            open_ones.append(raw)
+            time.sleep(0.2)
+        open_ones[1].close()
+        time.sleep(0.3)
+        gate.set()
+        assert ask(address, CHAT, {"messages": [user("second")]})[0] == 200
+        assert open_ones[0].recv(15) == b"HTTP/1.1 200 OK"
+    assert not any("never" in tokenizer.decode(request.tokens) for request in engine.requests)
+
+
+def test_waiting_requests_are_bounded(tokenizer, monkeypatch):
+    monkeypatch.setattr("whet.envs.serve.desk.MOST_WAITING", 2)
+    gate = threading.Event()
+
+    def slowly(prompt: str, request: object) -> str:
+        gate.wait(10)
+        return "done"
+
+    got: list[int] = []
+    with serving(ScriptedEngine(tokenizer, slowly), rows=1) as address:
+        threads = [
+            threading.Thread(target=lambda: got.append(ask(address, CHAT, {"messages": [user("x")]})[0]))
+            for _ in range(8)
+        ]
+        for each in threads:
+            each.start()
+            time.sleep(0.05)
+        gate.set()
+        for each in threads:
+            each.join(20)
+    assert got.count(200) == 3 and got.count(429) == 5
+
+
+def test_many_samplings_share_a_bounded_number_of_sessions(tokenizer):
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: "x")
+    with serving(engine) as address:
+        for number in range(10):
+            assert ask(address, CHAT, {"messages": [user("x")], "temperature": 0.1 * number})[0] == 200
+    assert len({sampling.temperature for sampling in engine.samplings}) == 10
+
+
+def test_a_model_without_a_chat_template_gets_the_texts(tokenizer):
+    plain = tool_tokenizer()
+    plain.chat_template = None
+    engine = ScriptedEngine(plain, lambda prompt, request: "4")
+    with serving(engine) as address:
+        assert ask(address, CHAT, {"messages": [user("2 + 2 = ")]})[0] == 200
+        history = [user("2 + 2 = "), {"role": "assistant", "content": "4"}, user(", 3 + 3 = ")]
+        assert ask(address, CHAT, {"messages": history})[0] == 200
+        status, answer = ask(address, CHAT, {"messages": [user("x")], "tools": [ADD]})
+    assert status == 400 and "no chat template" in answer["error"]["message"]
+    assert plain.decode(engine.requests[0].tokens) == "2 + 2 = "
+    assert plain.decode(engine.requests[1].tokens) == "2 + 2 = 4<|end|>, 3 + 3 = "
+
+
+def test_a_taken_port_is_one_line(tokenizer, plain_server):
+    port = int(plain_server.rpartition(":")[2])
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: "x")
+    with pytest.raises(WhetError, match=f"cannot listen on 127.0.0.1, port {port}"), serving(engine, port=port):
+        pass
