@@ -94,9 +94,12 @@ class OnlyStep:
 @pytest.mark.parametrize(
     ("thing", "complaint"),
     [
-        (NoReset, "environment 'NoReset' has no reset: whet's own has start.*a TRL one reset"),
-        (OnlyStep, "environment 'OnlyStep' has no start, init or reset: "),
-        (Own(), "environment 'Own' is one object, and every episode needs its own; give its class"),
+        (NoReset, "environment 'NoReset' cannot be used: NoReset has no reset: whet's own has start.*a TRL one reset"),
+        (OnlyStep, "environment 'OnlyStep' cannot be used: OnlyStep has no start, init or reset: "),
+        (
+            Own(),
+            "environment 'Own' cannot be used: it is one object .Own., and every episode needs its own; give its class",
+        ),
         (lambda: 1 / 0, "cannot be made: ZeroDivisionError: division by zero; check env.settings"),
     ],
 )

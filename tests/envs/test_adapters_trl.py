@@ -13,9 +13,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from packages import needs
-from whet.rollout.calls import CallPool
 
-from whet.envs.adapters.trl import Calling, trl_environment
+from whet.envs.adapters.calling import Calling
+from whet.envs.adapters.trl import trl_environment
+from whet.rollout.calls import CallPool
 from whet.types import Completion, Prompt, StopReason, WhetError
 
 POOL = CallPool()

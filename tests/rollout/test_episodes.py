@@ -128,7 +128,7 @@ def test_each_limit_has_its_own_reason(loaded, limits, reason, turns):
     assert bool(sample.action[-1])  # nothing stands behind the last turn of the policy
 
 
-@pytest.mark.parametrize(("limits", "reason"), [({"max_turns": 2}, "turns"), ({"max_tokens": 20}, "tokens")])
+@pytest.mark.parametrize(("limits", "reason"), [({"max_turns": 2}, "turns"), ({"max_tokens": 10}, "tokens")])
 def test_an_environment_that_scores_at_the_end_is_asked_when_a_limit_comes_first(loaded, limits, reason):
     class Scoring(Counting):
         async def cut_off(self, why):

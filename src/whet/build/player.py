@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
+from whet.envs.adapters.calling import Calling
 from whet.envs.find import OWN_TASKS, find_environment
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.play import Player
+from whet.sandbox import require_isolation
 from whet.types import WhetError
 
 
 def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
     if config.env.name:
-        find_environment(config.env.name, config.env.settings)
+        find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
         if config.env.name in OWN_TASKS and config.data.parsed_source.is_task:
             raise WhetError(
                 f"the environment {config.env.name!r} has tasks of its own, and data.source={config.data.source} other "
@@ -69,9 +71,11 @@ def _agent_player(
 def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
     section = config.env
     if section.name:
-        return find_environment(section.name, section.settings)
+        return find_environment(section.name, section.settings, _calling(config, tokenizer))
     from whet.envs.tools import tool_environment
 
+    require_isolation(config.sandbox.require)
+    batch = getattr(config, "batch", None)
     return tool_environment(
         section.tools,
         sandboxed=section.sandboxed,
@@ -79,7 +83,17 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         tool_seconds=section.tool_seconds,
         settings=section.tool_settings,
         tokenizer=tokenizer,
+        episodes=0 if batch is None else batch.prompts_per_step * batch.group_size,
     )
+
+
+def _calling(config: Config | EvaluationConfig, tokenizer: Any) -> Calling:
+    """What an environment that has tools is told; without a tokenizer, no template is asked how calls are written."""
+    section = config.env
+    for key in ("sandboxed", "tool_settings"):
+        if getattr(section, key):
+            raise WhetError(f"env.{key} is for tools alone; drop it, or the environment {section.name!r}")
+    return Calling(section.tools, "json" if tokenizer is None else section.call_format, section.tool_seconds, tokenizer)
 
 
 def most_actions(config: Config | EvaluationConfig) -> int:

@@ -278,8 +278,6 @@ class EnvSection(Section):
     def _fits(self) -> Self:
         if self.agent and (self.name or self.tools):
             raise ValueError("agent plays the episodes itself; drop name and tools, or agent")
-        if self.name and self.tools:
-            raise ValueError("name and tools both say what answers the policy; give one of them")
         if self.is_single:
             plain = type(self).model_fields
             changed = [key for key in plain if getattr(self, key) != plain[key].default]

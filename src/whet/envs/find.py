@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from whet import registry
 from whet.envs.adapters.attempts import Attempts
 from whet.envs.adapters.bfcl import FunctionCalling
+from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.gem import gem_environment
 from whet.envs.adapters.gym import gym_environment
+from whet.envs.adapters.kinds import as_environment, refusal
 from whet.envs.adapters.skyrl import skyrl_environment
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.importing import imported
@@ -29,20 +30,16 @@ OWN_TASKS = ("bfcl", "gem", "gym", "textarena")  # a row's seed chooses one; its
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
 
 
-def _refusal(maker: Any) -> str:
-    if not callable(maker):
-        return f"it is {maker!r}; give a class, or a function that makes an environment"
-    missing = [name for name in ("start", "step") if isinstance(maker, type) and not hasattr(maker, name)]
-    if missing:
-        return f"{maker.__name__} has no {' and no '.join(missing)}; give it both methods of whet.Environment"
-    return ""
+registry.open_shelf("environment", ENVIRONMENTS, refusal)
 
 
-registry.open_shelf("environment", ENVIRONMENTS, _refusal)
+def find_environment(
+    name: str, settings: Mapping[str, Any], calling: Calling | None = None
+) -> Callable[[], Environment]:
+    """A function that makes the environment of one episode. One is made here: settings that do not fit are told now.
 
-
-def find_environment(name: str, settings: Mapping[str, Any]) -> Callable[[], Environment]:
-    """A function that makes the environment of one episode. One is made here: settings that do not fit are told now."""
+    A class may have whet's interface or another package's (`whet.envs.adapters`); `calling` is for those with tools.
+    """
     if name in GIVEN:
         maker = GIVEN[name]
     elif name.startswith("python:"):
@@ -51,9 +48,7 @@ def find_environment(name: str, settings: Mapping[str, Any]) -> Callable[[], Env
         maker = imported(name, "environment")
     else:
         maker = registry.lookup("environment", name)
-    if refusal := _refusal(maker):
-        raise WhetError(f"environment {name!r} cannot be used: {refusal}")
-    make = partial(maker, **settings)
+    make = as_environment(maker, settings, calling, name)
     try:
         made = make()
     except WhetError:

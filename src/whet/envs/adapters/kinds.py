@@ -1,4 +1,4 @@
-"""Which interface a class of the user's own has, and the adapter for it."""
+"""Whose interface a class has, and the adapter for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.gym import StepEnvironment
 from whet.envs.adapters.optional import cannot_be_made
 from whet.envs.adapters.skyrl import of_skyrl_class
-from whet.envs.adapters.trl import Calling, trl_environment
+from whet.envs.adapters.trl import trl_environment
 from whet.protocols import Environment
 from whet.types import WhetError
 
@@ -20,38 +21,72 @@ INTERFACES = (
 GYM_SETTINGS = ("observation", "action", "actions", "shares_random", "names_states")
 
 
+def interface(kind: type) -> str:
+    """ "whet", "skyrl", "gym" or "trl"; "" where it is none of them.
+
+    A class with `reset` and `step` is Gymnasium-like, unless it has `get_reward` or a `reset` that takes a whole row:
+    then it is TRL's, and `step` is one of its tools.
+    """
+    has = {method for method in ("start", "step", "init", "reset") if callable(getattr(kind, method, None))}
+    if {"start", "step"} <= has:
+        return "whet"
+    if {"init", "step"} <= has:
+        return "skyrl"
+    if "reset" in has:
+        return "gym" if "step" in has and not _takes_rows(kind) else "trl"
+    return ""
+
+
+def refusal(thing: Any) -> str:
+    """Why no environment can be made of a thing, or nothing. What a function makes is seen when it is called."""
+    if isinstance(thing, Mapping):
+        return next((why for each in thing.values() if (why := refusal(each))), "" if thing else "it is empty")
+    if not callable(thing):
+        return f"it is one object ({type(thing).__name__}), and every episode needs its own; give its class"
+    if not inspect.isclass(thing) or interface(thing):
+        return ""
+    lacks = "start, init or reset" if callable(getattr(thing, "step", None)) else "reset"
+    return f"{thing.__name__} has no {lacks}: {INTERFACES}"
+
+
 def as_environment(
     thing: Any, settings: Mapping[str, Any] | None = None, calling: Calling | None = None, name: str = ""
 ) -> Callable[[], Environment]:
-    """A function that makes the environment of one episode from a class, or a function that makes an object.
+    """A function that makes the environment of one episode from a class, or from a function that makes an object.
 
-    The methods say whose interface it is. A class with `reset` and `step` is Gymnasium-like, unless it has
-    `get_reward` or a `reset` that takes a whole row: then it is TRL's, and `step` is one of its tools.
+    A mapping of names to classes is TRL's. `settings` go to the class, but for those of a Gymnasium-like one that say
+    how it is read. `calling` is for environments with tools.
     """
     given = dict(settings or {})
     name = name or str(getattr(thing, "__name__", type(thing).__name__))
+    if why := refusal(thing):
+        raise WhetError(f"environment {name!r} cannot be used: {why}")
     if isinstance(thing, Mapping):
-        _refuse(given, name)
+        if given:
+            raise WhetError(f"environment {name!r} is a mapping of classes and takes no settings; drop env.settings")
         return trl_environment(thing, calling)
-    if not callable(thing):
-        raise WhetError(f"environment {name!r} is one object, and every episode needs its own; give its class")
+    if "calling" in inspect.signature(thing).parameters:
+        given["calling"] = calling
+    around = {key: given.pop(key) for key in GYM_SETTINGS if key in given} if _is_gym(thing) else {}
     kind = thing if inspect.isclass(thing) else type(_made(thing, given, name))
-    has = {method for method in ("start", "step", "init", "reset") if callable(getattr(kind, method, None))}
-    if {"start", "step"} <= has:
-        return lambda: thing(**given)
-    if {"init", "step"} <= has:
-        return lambda: of_skyrl_class(thing, **given)
-    if {"reset", "step"} <= has and not _takes_rows(kind):
-        around = {key: given.pop(key) for key in GYM_SETTINGS if key in given}
-
-        def make_gym() -> Environment:
-            return StepEnvironment(thing(**given), **around)
-
-        return make_gym
-    if "reset" in has:
+    if why := refusal(kind):
+        raise WhetError(f"environment {name!r} cannot be used: {why}")
+    whose = interface(kind)
+    if calling is not None and calling.tools and whose != "trl":
+        raise WhetError(
+            f"environment {name!r} answers by itself and takes no tools; drop env.tools, or give a TRL class"
+        )
+    if whose == "trl":
         return trl_environment(lambda: thing(**given), calling)
-    lacks = "reset" if "step" not in has else "start, init or reset"
-    raise WhetError(f"environment {name!r} has no {lacks}: {INTERFACES}")
+    if whose == "skyrl":
+        return lambda: of_skyrl_class(thing, **given)
+    if whose == "gym":
+        return lambda: StepEnvironment(thing(**given), **around, name=name)
+    return lambda: thing(**given)
+
+
+def _is_gym(thing: Any) -> bool:
+    return inspect.isclass(thing) and interface(thing) == "gym"
 
 
 def _takes_rows(kind: type) -> bool:
@@ -69,8 +104,3 @@ def _made(maker: Callable[..., Any], settings: Mapping[str, Any], name: str) -> 
         raise
     except Exception as error:
         raise cannot_be_made(f"environment {name!r}", error, "check env.settings") from error
-
-
-def _refuse(settings: Mapping[str, Any], name: str) -> None:
-    if settings:
-        raise WhetError(f"environment {name!r} is a mapping of classes and takes no settings; drop env.settings")

@@ -15,29 +15,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whet.envs.adapters.answers import number
+from whet.envs.adapters.calling import Calling
+from whet.envs.adapters.optional import cannot_be_made
 from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
 from whet.envs.tools.find import MOST_CALLS, find_tools
 from whet.envs.tools.formats import call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
 from whet.rollout.calls import CallPool
-
-from whet.envs.adapters.answers import number
-from whet.envs.adapters.optional import cannot_be_made
 from whet.types import Completion, Opening, Prompt, StepResult, StopReason, WhetError
 
 ROUTE = "environment"  # the column that chooses among several classes
 NO_TOOLS = ("reset", "get_reward")
-
-
-@dataclass(frozen=True)
-class Calling:
-    """How the policy calls tools: the settings of a run that environments with tools need."""
-
-    tools: Sequence[str | Callable[..., Any]] = ()  # beside the environment's own
-    call_format: str = "auto"
-    tool_seconds: float = 10.0
-    tokenizer: Any = None
 
 
 @dataclass(frozen=True)
