@@ -154,7 +154,7 @@ def tool_methods(kind: type) -> list[str]:
 
 def method_schema(method: Callable[..., Any]) -> Mapping[str, Any]:
     """The schema that TRL shows: transformers' own, the result included."""
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     json_schema(method)  # says in one line what is missing
     try:
