@@ -8,8 +8,8 @@ from whet.types import Request
 def played(session, prompts, copies, turns, answers, late=False):
     """Conversations of several turns: {number: [(tokens in front of the turn, seed, sample)]}, first come first served.
 
-    `answers(conversation, turn)` is what the environment says; None ends the conversation. It says it at once, or, where
-    it is `late`, when there is nothing left to write: by then others may have needed the row.
+    `answers(conversation, turn)` is what the environment says; None ends the conversation. It says it at once, or,
+    where it is `late`, when there is nothing left to write: by then others may have needed the row.
     """
     firsts = [(tokens, 1000 * row + copy) for row, tokens in enumerate(prompts) for copy in range(copies)]
     asked, found, number = {}, {}, 0
