@@ -1,5 +1,6 @@
 """Conversations through a session: the tokens of each turn computed from scratch, and nothing computed twice."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -197,7 +198,7 @@ def test_nothing_is_computed_twice(delay):
 
 
 def pairs(turns):
-    return list(zip(turns, turns[1:], strict=False))
+    return list(itertools.pairwise(turns))
 
 
 @pytest.mark.parametrize("path", ["rows", "fused", "hooked"])

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from whet.model.causal_lm import CausalLM
-from whet.rollout.scheduler import DecodeBackend, DecodeCounts, DecodeScheduler, Written
+from whet.rollout.scheduler import DecodeBackend, DecodeCounts, DecodeScheduler, DrawnCompletion
 from whet.types import Request, Sample, Sampling, WhetError
 
-SamplesOf = Callable[[Sequence[Written]], list[Sample]]
+SamplesOf = Callable[[Sequence[DrawnCompletion]], list[Sample]]
 
 
 class DecodeSession:

@@ -30,7 +30,7 @@ PREFILL_TOKENS = 1 << 14  # of one pass over prompts
 
 
 @dataclass(frozen=True)
-class Written:
+class DrawnCompletion:
     """One completion."""
 
     number: int
@@ -51,10 +51,10 @@ class Completions:
     stop: list[StopReason]
     support: list[Support | None]
 
-    def written(self, number: int, request: Request) -> Written:
+    def written(self, number: int, request: Request) -> DrawnCompletion:
         count = self.count[number]
         tokens, logp = self.tokens[number, :count], self.logp[number, :count]
-        return Written(number, request, tokens, logp, self.stop[number], self.support[number])
+        return DrawnCompletion(number, request, tokens, logp, self.stop[number], self.support[number])
 
 
 @dataclass(frozen=True)
@@ -477,7 +477,7 @@ class DecodeScheduler:
     def is_idle(self) -> bool:
         return not (self._waiting or self._ready or self._num_writing or self._handed_in)
 
-    def advance(self) -> list[Written]:
+    def advance(self) -> list[DrawnCompletion]:
         """Up to one look further; what is finished, and has come from the device."""
         before = len(self._handed_in)
         steps = self._go_on()
@@ -587,7 +587,7 @@ class DecodeScheduler:
             return StopReason.TEXT
         return StopReason.END if last in self._log.ends else StopReason.LENGTH
 
-    def _hand_out(self, part: _HandedIn) -> list[Written]:
+    def _hand_out(self, part: _HandedIn) -> list[DrawnCompletion]:
         assert part.sent is not None
         tokens, logp = part.sent.read()
         found = []
@@ -596,7 +596,7 @@ class DecodeScheduler:
             completion, scores = tokens[number, : row.count].clone(), logp[number, : row.count].clone()
             row.conversation = row.request.tokens + tuple(completion.tolist())
             stop = self._stop_of(row, row.conversation[-1])
-            found.append(Written(row.number, row.request, completion, scores, stop, part.support[number]))
+            found.append(DrawnCompletion(row.number, row.request, completion, scores, stop, part.support[number]))
         return found
 
     def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:

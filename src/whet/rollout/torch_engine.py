@@ -1,10 +1,11 @@
 """The in-process engine: samples on the trainer's own weights. No copy, no sync, no version skew.
 
 A prompt is prefilled once for all its samples; a row that has finished makes room for a request that waits; the
-log-probabilities are those of the distribution that was sampled from. A session takes requests while others are written,
-and a conversation keeps its row: a later turn computes only what is new. Models with a description (`whet.model.block`)
-run a step written out for them (on CUDA as a graph), others their own modules on whet's buffers, and whatever is left
-over its own forward and cache. One scheduler serves all of them; `decode_path` says which one it is, and why.
+log-probabilities are those of the distribution that was sampled from. A session takes requests while others are
+written, and a conversation keeps its row: a later turn computes only what is new. Models with a description
+(`whet.model.block`) run a step written out for them (on CUDA as a graph), others their own modules on whet's buffers,
+and whatever is left over its own forward and cache. One scheduler serves all of them; `decode_path` says which one it
+is, and why.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.decode_session import DecodeSession, RereadingSession, check_length
 from whet.rollout.own_cache import OWN_CACHE, OwnCacheBackend, OwnForward, own_forward
-from whet.rollout.scheduler import Completions, DecodeBackend, DecodeScheduler, StopRule, Written, decode_job
+from whet.rollout.scheduler import Completions, DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
 from whet.types import Request, Sample, Sampling, SessionShape
 
 
@@ -190,7 +191,7 @@ class TorchEngine:
         return parts[0] if len(parts) == 1 else _joined(parts, groups)
 
 
-def samples_of(written: Sequence[Written], tokenizer: Any, version: int) -> list[Sample]:
+def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int) -> list[Sample]:
     """Completions as samples, each behind its prompt."""
     texts = decoded(tokenizer, [each.tokens.tolist() for each in written])
     found = []
