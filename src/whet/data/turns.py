@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SAMPLED = "probe0sampled"
 THOUGHT = "probe0thought"
 CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
-THINKING = (("<think>\n", "\n</think>\n\n"), ("[THINK]", "[/THINK]"))
+THOUGHT_ENDS = ("</think>", "[/THINK]")
 HISTORIES = ("template", "sampled")
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"
 MARKER = re.compile(
@@ -50,10 +50,18 @@ class TurnRenderer(Protocol):
 
     end_tokens: frozenset[int]  # a sampled turn that ends with one of these has ended as the template ends it
 
-    def answer(self, conversation: Sequence[Message], messages: Sequence[Message], *, ended: bool) -> RenderedAnswer:
+    def answer(
+        self,
+        conversation: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        ended: bool,
+        last_token: int | None = None,
+    ) -> RenderedAnswer:
         """The tokens that follow the policy's last turn; with `ended` False, they close that turn first.
 
-        `conversation` is everything so far, the policy's last turn included.
+        `conversation` is everything so far, the policy's last turn included. `last_token`, the last one sampled, says
+        more than `ended` where a turn ends with one token before a tool's result and with another before a user.
         """
         ...
 
@@ -83,7 +91,7 @@ def turn_renderer(
         return _PlainTurns(tokenizer)
     renderer = _TemplateTurns(tokenizer, tools, history)
     for role in roles:
-        renderer.require(role, thinks=False)
+        renderer.require(role)
     return renderer
 
 
@@ -95,10 +103,17 @@ class _PlainTurns:
         eos = tokenizer.eos_token_id
         self.end_tokens: frozenset[int] = frozenset() if eos is None else frozenset((int(eos),))
 
-    def answer(self, conversation: Sequence[Message], messages: Sequence[Message], *, ended: bool) -> RenderedAnswer:
+    def answer(
+        self,
+        conversation: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        ended: bool,
+        last_token: int | None = None,
+    ) -> RenderedAnswer:
         contents = [_content(message) for message in messages]
         text = "".join(contents)
-        encoded = _encode(self._tokenizer, text, [(0, len(text))])
+        encoded = _encode(self._tokenizer, text, [(0, len(text))], control_tokens(self._tokenizer))
         places = [encoded.place(sum(map(len, contents[:count]))) for count in range(len(contents) + 1)]
         return RenderedAnswer(encoded.tokens, _pairs(places), encoded.split)
 
@@ -112,97 +127,145 @@ class _TemplateTurns:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]], history: str) -> None:
         self._tokenizer, self._tools, self._history = tokenizer, tuple(tools), history
-        self._calls = self._writes_calls()
+        self._control = control_tokens(tokenizer)
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        # Qwen's and GLM's </tool_call> is an added token too, but no special one: it ends no turn
+        self._enders = tuple(token for token in self._control if token in special) or self._control
+        self._calls = self._writes_calls([_RESULT])
+        self._parallel = self._calls and self._writes_calls([_RESULT, _RESULT])
         self._ends: dict[str, _End] = {}
-        self._refusals: dict[tuple[str, bool], str] = {}
-        for role in ("user", "tool"):
+        self._unwritten: dict[str, str] = {}
+        self._reasons: dict[_Asked, str] = {}
+        for kind in ("user", "tool"):
             try:
-                self._ends[role] = self._end(role)
+                self._ends[kind] = self._end(kind)
             except (_Refused, WhetError) as error:
-                self._refusals[role, False] = self._refusals[role, True] = str(error)
-                continue
-            for thinks in (False, True):
-                try:
-                    self._check(role, thinks=thinks)
-                except (_Refused, WhetError) as error:
-                    self._refusals[role, thinks] = str(error)
-        if not self._ends:
-            raise WhetError(
-                f"the chat template cannot be applied turn by turn: {self._refusals['user', False]}; expected a "
-                "template that only appends; use a model with another chat template, or plain-text prompts"
-            )
+                self._unwritten[kind] = _why(error)
+        if all(self._reason(_Asked(kind, thinks)) for kind in ("user", "tool") for thinks in (False, True)):
+            self.require("user")
         self._markers = self._plain_markers()
-        tokens = [end.token for end in self._ends.values()] + [self._last_token(role) for role in self._ends]
-        self.end_tokens = frozenset(_token_id(tokenizer, token) for token in tokens if token)
+        tokens = {end.token for end in self._ends.values()} | {end.last for end in self._ends.values()}
+        self.end_tokens = frozenset(_token_id(tokenizer, token) for token in tokens)
 
-    def answer(self, conversation: Sequence[Message], messages: Sequence[Message], *, ended: bool) -> RenderedAnswer:
+    def answer(
+        self,
+        conversation: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        ended: bool,
+        last_token: int | None = None,
+    ) -> RenderedAnswer:
         if not messages:
             raise WhetError("an environment answered a turn without a message; expected at least one, or done=True")
-        thinks = any(_thinks(message) for message in conversation if message["role"] == "assistant")
-        for message in messages:
-            self.require(str(message["role"]), thinks=thinks)
+        self._require_all(conversation, messages)
         broken, safe = 0, []
         for index, message in enumerate(messages):
             content, count = _break_up(_content(message), self._markers)
             broken += count
             safe.append(_bare(message, index) | {"content": content})
         try:
-            written = self._written(safe)
-        except _Refused as error:
+            written = self._written_with_ids(safe)
+        except (_Refused, WhetError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise WhetError(
-                f"the chat template cannot write the answer of {roles}: {error}; expected a template that appends it "
-                "as it is; let the environment answer as another role, or use another chat template"
+                f"the chat template cannot write an answer of {roles}: {_why(error)}; expected a template that appends "
+                "it as it is; let the environment answer as another role, or use another chat template"
             ) from error
         end = self._ends[_kind(safe)]
+        if last_token is not None:
+            ended = last_token in (_token_id(self._tokenizer, token) for token in (end.token, end.last))
         # the end token is a border of the tokenizer's own: what stands before it does not reach what follows
         anchor = len(end.token)
-        encoded = _encode(
-            self._tokenizer,
-            end.token + written.text,
-            [(start + anchor, stop + anchor) for start, stop in written.contents],
-        )
+        contents = [(start + anchor, stop + anchor) for start, stop in written.contents]
+        encoded = _encode(self._tokenizer, end.token + written.text, contents, self._control)
         tokens, skipped = encoded.tokens, 0
         if ended:
             skipped = encoded.place(anchor)
             tokens = tokens[skipped:]
         elif end.before:
-            lead = _encode(self._tokenizer, end.before, []).tokens
+            lead = _encode(self._tokenizer, end.before, [], self._control).tokens
             tokens, skipped = lead + tokens, -len(lead)
         places = [encoded.place(border + anchor) - skipped for border in written.borders]
         return RenderedAnswer(tokens, _pairs(places), broken + encoded.split)
 
-    def require(self, role: str, *, thinks: bool) -> None:
-        """Raise unless the template can be applied incrementally where `role` answers a turn."""
-        asked = "tool" if role == "tool" else "user"
-        # a template that opens every turn with a thought writes none without; nobody has sampled one without either
-        reasons = [self._refusals.get((asked, each)) for each in ((True,) if thinks else (False, True))]
-        if None in reasons:
+    def require(self, role: str) -> None:
+        """Raise unless the template can be applied incrementally where `role` answers turns."""
+        kind = "tool" if role == "tool" else "user"
+        self._require(role, [_Asked(kind, thinks, system=False) for thinks in (False, True)])
+
+    def _require_all(self, conversation: Sequence[Message], messages: Sequence[Message]) -> None:
+        """Raise unless the template can be applied incrementally to this answer in this conversation."""
+        roles = [str(message["role"]) for message in messages]
+        earlier = [str(message["role"]) for message in conversation]
+        other = next((role for role in roles if role != "tool"), "")
+        kinds = {"user": other} if other else {}
+        if "tool" in roles:
+            kinds["tool"] = "tool"
+        if roles.count("tool") > 1:
+            kinds["tools"] = "tool"
+        if other and "tool" in (*roles, *earlier):
+            kinds["mixed"] = other
+        # a turn without thoughts passes where one with thoughts would: the policy left out what the template expects
+        thoughts = (True,) if any(_thinks(message) for message in conversation) else (False, True)
+        for kind, role in kinds.items():
+            self._require(role, [_Asked(kind, thinks, system=earlier[:1] == ["system"]) for thinks in thoughts])
+
+    def _require(self, role: str, asked: Sequence[_Asked]) -> None:
+        if any(not self._reason(each) for each in asked):
             return
         way_out = "use another chat template, or let the environment answer as another role"
-        if self._history == "template":
+        if self._history == "template" and ("tool" if role == "tool" else "user") in self._ends:
             way_out = f"give env.history=sampled to let the policy go on seeing what it wrote, or {way_out}"
-        where = f"where {role!r} answers{' a turn with thoughts' if thinks else ''}"
         raise WhetError(
-            f"the chat template cannot be applied turn by turn {where}: {reasons[0]}; "
+            f"the chat template cannot be applied turn by turn where {role!r} answers"
+            f"{' a turn with thoughts' if asked[0].thinks else ''}: {self._reason(asked[0])}; "
             f"expected a template that only appends; {way_out}"
         )
+
+    def _reason(self, asked: _Asked) -> str:
+        """Why the pieces of such a conversation are not what the template writes of the whole; "" where they are."""
+        if asked not in self._reasons:
+            self._reasons[asked] = self._found_reason(asked)
+        return self._reasons[asked]
+
+    def _found_reason(self, asked: _Asked) -> str:
+        for kind in {"user": ("user",), "mixed": ("user", "tool")}.get(asked.kind, ("tool",)):
+            if kind in self._unwritten:
+                return self._unwritten[kind]
+        if self._history == "sampled":
+            return ""
+        reasons = []
+        for spelling in self._spellings(asked):
+            try:
+                self._check(asked, spelling)
+            except (_Refused, WhetError) as error:
+                reasons.append(_why(error))
+            else:
+                return ""
+        return reasons[0]
+
+    def _spellings(self, asked: _Asked) -> list[tuple[bool, str]]:
+        """Ways to hand a sampled turn to the template: with its calls apart or not, with its thoughts apart or not."""
+        calls = [True, False] if self._calls and asked.kind != "user" else [False]
+        thoughts = ["content", "reasoning_content", "thinking"] if asked.thinks else ["content"]
+        return [(call, thought) for thought in thoughts for call in calls]
 
     def _write(self, messages: Sequence[Message], *, opens: bool = True) -> str:
         written: str = templated(self._tokenizer, messages, "turns", open_completion=opens, tools=self._tools)
         return written
 
-    def _writes_calls(self) -> bool:
+    def _writes_calls(self, results: Sequence[Message]) -> bool:
         """True when the template writes the calls of an assistant turn."""
         try:
-            return SAMPLED in self._write((_QUESTION, _calling([_RESULT]), _RESULT))
+            return SAMPLED in self._write((_QUESTION, _calling(results), *results))
         except WhetError:
             return False
 
-    def _sampled(self, messages: Sequence[Message]) -> Message:
+    def _sampled(self, messages: Sequence[Message]) -> dict[str, Any]:
         """A placeholder for the turn that `messages` answer."""
         if _kind(messages) == "tool" and self._calls:
-            return _calling(messages)
+            results = [message for message in messages if message["role"] == "tool"]
+            return _calling(results if self._parallel else results[:1])
         return {"role": "assistant", "content": SAMPLED}
 
     def _tail(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool) -> str:
@@ -213,41 +276,55 @@ class _TemplateTurns:
             raise _Refused("it leaves out what the assistant wrote")
         return tail
 
-    def _end(self, role: str) -> _End:
-        """How the template ends a turn that `role` answers."""
-        following = _RESULT if role == "tool" else _REMARK
-        tail = self._tail([following], [following], opens=True)
-        closing, found, _ = tail.partition(following["content"])
+    def _end(self, kind: str) -> _End:
+        """How the template ends a turn that is answered so."""
+        following = _RESULT if kind == "tool" else _REMARK
+        until, found, _ = self._tail([following], [following], opens=True).partition(following["content"])
         if not found:
-            raise _Refused(f"it does not write what {role!r} says")
-        by_call = role == "tool" and self._calls
-        if by_call:
-            # behind a call stand the call's own closing tokens; the last one before the answer ends the turn
-            closing = closing[: shared_length(closing, self._tail([], [following], opens=False))]
-        found_tokens = list(_occurrences(closing, control_tokens(self._tokenizer)))
-        if not found_tokens:
-            raise _Refused("it writes no token of the tokenizer at the end of a turn")
-        start, token = found_tokens[-1 if by_call else 0]
-        return _End("" if by_call else closing[:start], closing[:start], token)
-
-    def _last_token(self, role: str) -> str:
-        """The token that ends a turn nothing follows: gpt-oss has one of its own."""
-        following = _RESULT if role == "tool" else _REMARK
+            raise _Refused(f"it does not write what {kind!r} says")
         try:
-            tail = self._tail([], [following], opens=False)
-        except (_Refused, WhetError):
-            return ""
-        closing = self._ends[role].closing
-        found = list(_occurrences(tail[len(closing) :], control_tokens(self._tokenizer)))
-        return found[0][1] if tail.startswith(closing) and found and found[0][0] == 0 else ""
+            alone = self._tail([], [following], opens=False)
+        except WhetError:
+            alone = ""
+        by_call = kind == "tool" and self._calls
+        # behind a call stand the call's own closing tokens; the last one that is there without an answer ends the turn
+        own = until[: shared_length(until, alone)]
+        before_answer = list(_occurrences(until, self._enders))
+        known = [self._tokenizer.eos_token, self._ends["user"].token if by_call and "user" in self._ends else ""]
+        places = [(place, token) for name in known for place, token in before_answer if token == name]
+        if by_call:
+            places += list(_occurrences(own, self._enders))[-1:]
+        places += before_answer
+        if not places:
+            raise _Refused("it writes no token of the tokenizer at the end of a turn")
+        place, token = places[0]
+        lasts = [each for each in _occurrences(alone[place:], self._enders) if alone[:place] == until[:place]]
+        last = lasts[0][1] if lasts and lasts[0][0] == 0 else token
+        return _End("" if by_call else until[:place], until[:place], token, last)
 
     def _behind(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool = True) -> str:
         """What the template writes behind the token that ends the sampled turn."""
         end = self._ends[_kind(of)]
-        tail, closing = self._tail(messages, of, opens=opens), end.closing + end.token
-        if not tail.startswith(closing):
-            raise _Refused("it ends a turn in more than one way")
-        return tail[len(closing) :]
+        tail = self._tail(messages, of, opens=opens)
+        if end.before != end.closing:
+            # behind a call: what closes it depends on the call, its id for one
+            pieces = tail.split(end.token, end.closing.count(end.token) + 1)
+            if len(pieces) == end.closing.count(end.token) + 2:
+                return pieces[-1]
+        elif tail.startswith(end.before + end.token):
+            return tail[len(end.before + end.token) :]
+        raise _Refused("it ends a turn in more than one way")
+
+    def _written_with_ids(self, messages: Sequence[dict[str, Any]]) -> _Written:
+        try:
+            return self._written(messages)
+        except WhetError:
+            # Mistral's templates take ids of nine letters and digits only
+            numbered = [
+                {**message, "tool_call_id": f"call{index:05d}"} if message["role"] == "tool" else message
+                for index, message in enumerate(messages)
+            ]
+            return self._written(numbered)
 
     def _written(self, messages: Sequence[Message]) -> _Written:
         marks = [{**message, "content": f"probe0content{index}x"} for index, message in enumerate(messages)]
@@ -280,44 +357,42 @@ class _TemplateTurns:
             borders.append(min(max(shared + grown, least), most))
         return _Written(text, tuple(spans), tuple(borders))
 
-    def _check(self, role: str, *, thinks: bool) -> None:
-        """Raise `_Refused` unless the pieces of a conversation of three turns are what the template writes of it."""
-        answers: list[list[Message]] = [[_REMARK], [_REMARK], [_REMARK]]
-        if role == "tool":
-            answers = [[_RESULT], [_RESULT | {"content": "probe0second"}], [_RESULT]]
-        conversation: list[Message] = [_QUESTION]
-        at = len(self._write(conversation))
-        turns = []
-        for number, following in enumerate(answers):
-            turn = dict(self._sampled(following))
-            if thinks:
-                opening, closing = THINKING[0]
-                turn["content"] = f"{opening}{THOUGHT}{number}{closing}{turn.get('content') or ''}"
-            turns.append(turn)
+    def _check(self, asked: _Asked, spelling: tuple[bool, str]) -> None:
+        """Raise `_Refused` unless the pieces of a conversation are what the template writes of it."""
+        course, thinks = _COURSES[asked.kind], asked.thinks
+        prompt = [_SYSTEM, _QUESTION] if asked.system else [_QUESTION]
+        calls, field = spelling
+        conversation: list[Message] = list(prompt)
+        for number, following in enumerate(course):
+            turn = self._sampled(following) if calls else {"role": "assistant", "content": SAMPLED}
+            thought = f"{THOUGHT}{number}"
+            if thinks and field == "content":
+                turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
+            elif thinks:
+                turn[field] = thought
             conversation += [turn, *following]
-        whole = self._write(conversation)
-        if not whole.startswith(self._write([_QUESTION])):
-            if self._history == "sampled":
-                return
-            raise _Refused("it does not write an earlier turn as its generation prompt opens it")
-        for number, following in enumerate(answers):
-            end = self._ends[role]
-            behind = end.closing + end.token + self._behind(following, following)
+        whole, opened = self._write(conversation), self._write(prompt)
+        if not whole.startswith(opened):
+            kept = whole.startswith(self._write(prompt, opens=False))
+            raise _Refused(
+                "it opens a turn to be sampled otherwise than it writes an earlier one"
+                if kept
+                else "it rewrites the prompt once turns follow it"
+            )
+        at = len(opened)
+        for number, following in enumerate(course):
+            end = self._ends[_kind(following)]
             place = whole.find(SAMPLED, at)
             if place < 0:
                 raise _Refused("it leaves out what the assistant wrote")
-            sampled = whole[at:place]
-            if self._history == "template":
-                if thinks and f"{THOUGHT}{number}" not in sampled:
-                    raise _Refused(f"it drops the thoughts of earlier turns where {role!r} speaks")
-                if not thinks and role == "user" and sampled:
-                    raise _Refused(f"it writes {sampled!r} into earlier turns")
-            at = place + len(SAMPLED)
-            if not whole.startswith(behind, at):
-                if self._history == "sampled" and number < len(answers) - 1:
-                    at += shared_length(behind, whole[at:])
-                    continue
-                raise _Refused(f"it writes an answer of {role!r} otherwise once more turns follow")
+            if thinks and f"{THOUGHT}{number}" not in whole[at:place]:
+                raise _Refused("it drops the thoughts of earlier turns")
+            if end.last != end.token:
+                raise _Refused(f"it ends a turn with {end.last} and rewrites that to {end.token} once turns follow")
+            at = whole.find(end.token, place)
+            behind = end.token + self._behind(following, following)
+            if at < 0 or not whole.startswith(behind, at):
+                raise _Refused("it writes an answer otherwise once more turns follow it")
             at += len(behind)
         if at != len(whole):
             raise _Refused("it writes more than the turns")
@@ -325,16 +400,29 @@ class _TemplateTurns:
     def _plain_markers(self) -> re.Pattern[str] | None:
         """The markers that the template writes as plain text around what others say, as one pattern."""
         found: set[str] = set()
-        for role in self._ends:
-            following = _RESULT if role == "tool" else _REMARK
-            frame = self._behind([following, following] if role == "tool" else [following], [following])
-            for content in (following["content"], *control_tokens(self._tokenizer)):
-                frame = frame.replace(content, "\n")
-            found.update(MARKER.findall(frame))
+        for kind in self._ends:
+            following = _RESULT if kind == "tool" else _REMARK
+            for answers in ([following], [following, following]):
+                try:
+                    frame = self._behind(answers, answers, opens=False)
+                except (_Refused, WhetError):
+                    continue
+                for known in (following["content"], *self._control):
+                    frame = frame.replace(known, "\n")
+                found.update(MARKER.findall(frame))
         if not found:
             return None
         parts = [re.escape(marker) if marker[0] in "<[" else f"^{re.escape(marker)}" for marker in sorted(found)]
         return re.compile("|".join(parts), re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A conversation as far as a template may care."""
+
+    kind: str  # which of `_COURSES` it takes
+    thinks: bool  # some sampled turn has thoughts
+    system: bool = False  # it begins with a system message
 
 
 @dataclass(frozen=True)
@@ -344,6 +432,7 @@ class _End:
     before: str  # what closes a turn before its end token
     closing: str  # what the template writes between the placeholder and the token
     token: str
+    last: str  # the same token; gpt-oss ends a turn that nothing follows with another
 
 
 @dataclass(frozen=True)
@@ -355,25 +444,39 @@ class _Written:
     borders: tuple[int, ...]  # where each message begins, and where the last one ends
 
 
+_SYSTEM: dict[str, Any] = {"role": "system", "content": "probe0system"}
 _QUESTION: dict[str, Any] = {"role": "user", "content": "probe0question"}
 _REMARK: dict[str, Any] = {"role": "user", "content": "probe0remark"}
 _RESULT: dict[str, Any] = {"role": "tool", "content": "probe0result", "name": "probe", "tool_call_id": CALL_ID}
+# answers to one turn after another, to see what a template makes of them
+_COURSES: dict[str, tuple[tuple[Message, ...], ...]] = {
+    "user": ((_REMARK,), (_REMARK,), (_REMARK,)),
+    "tool": ((_RESULT,), (_RESULT,), (_RESULT,)),
+    "tools": ((_RESULT, _RESULT), (_RESULT, _RESULT), (_RESULT,)),
+    "mixed": ((_RESULT,), (_REMARK,), (_RESULT,), (_REMARK,)),
+}
 
 
 def _kind(messages: Sequence[Message]) -> str:
     return "tool" if messages and messages[0]["role"] == "tool" else "user"
 
 
-def _calling(messages: Sequence[Message]) -> Message:
-    """An assistant turn with the calls that `messages` answer; the placeholder is the last one's argument."""
-    results = [message for message in messages if message["role"] == "tool"]
+def _why(error: Exception) -> str:
+    """The reason alone, of the line that `templated` raises."""
+    line = str(error)
+    return line.removeprefix("prompt 'turns': ").partition("; expected")[0] if isinstance(error, WhetError) else line
+
+
+def _calling(results: Sequence[Message]) -> dict[str, Any]:
+    """An assistant turn with the calls that `results` answer; the placeholder is the last one's argument."""
+    values = ["probe"] * (len(results) - 1) + [SAMPLED]
     calls = [
         {
             "type": "function",
             "id": result["tool_call_id"],
-            "function": {"name": result["name"], "arguments": {"x": "probe" if result is not results[-1] else SAMPLED}},
+            "function": {"name": result["name"], "arguments": {"x": value}},
         }
-        for result in results
+        for result, value in zip(results, values, strict=True)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
@@ -383,7 +486,7 @@ def _bare(message: Message, index: int) -> dict[str, Any]:
     if message["role"] != "tool":
         return {"role": message["role"]}
     name = re.sub(r"[^\w.-]", "_", str(message.get("name") or "tool"))[:64]
-    given = re.sub(r"[^A-Za-z0-9_-]", "", str(message.get("tool_call_id") or ""))[:64]
+    given = re.sub(r"[^\w.:-]", "", str(message.get("tool_call_id") or ""))[:64]
     return {"role": "tool", "name": name, "tool_call_id": given or f"call{index:05d}"}
 
 
@@ -398,8 +501,10 @@ def _content(message: Message) -> str:
 
 
 def _thinks(message: Message) -> bool:
-    content = _content(message)
-    return any(closing.strip() in content for _, closing in THINKING)
+    if message["role"] != "assistant":
+        return False
+    thoughts = [_content(message).rpartition(end)[0] for end in THOUGHT_ENDS]
+    return any(re.sub(r"<think>|\[THINK\]|</think>", "", thought).strip() for thought in thoughts)
 
 
 def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:
@@ -440,7 +545,7 @@ def _occurrences(text: str, tokens: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    (number,) = tokenizer.convert_tokens_to_ids([token])
+    number: Any = tokenizer.convert_tokens_to_ids(token)
     return int(number)
 
 
@@ -459,24 +564,35 @@ class _EncodedText:
         return next((i for i, start in enumerate(self.starts) if start >= character), len(self.starts))
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, contents: Sequence[tuple[int, int]]) -> _EncodedText:
-    """The tokens of `text`, as the tokenizer makes them; between the borders of `contents` none is an added token.
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, text: str, contents: Sequence[tuple[int, int]], control: Sequence[str]
+) -> _EncodedText:
+    """The tokens of `text`, as the tokenizer makes them; no part of `contents` becomes a control token.
 
-    Where a content would make one, the text is cut inside it and the pieces are tokenised on their own.
+    Where one would, the text is cut inside it and the pieces are tokenised on their own.
     """
-    control = {_token_id(tokenizer, token) for token in control_tokens(tokenizer) if len(token) > 1}
+    controls = {_token_id(tokenizer, token) for token in control if len(token) > 1} if contents else set()
     cuts: set[int] = set()
     while True:
-        tokens, starts, new = [], [], []
-        borders = [0, *sorted(cuts), len(text)]
-        for begin, finish in pairwise(borders):
+        tokens: list[int] = []
+        starts: list[int] = []
+        forged: list[int] = []
+        for begin, finish in pairwise((0, *sorted(cuts), len(text))):
             encoded = tokenizer(text[begin:finish], add_special_tokens=False, return_offsets_mapping=True)
             for token, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
                 tokens.append(int(token))
                 starts.append(begin + start)
-                if token in control and any(begin + start < last and begin + stop > first for first, last in contents):
-                    inside = range(begin + start + 1, begin + stop)
-                    new += [inside[0]] if inside else []
-        if not new:
+                if token in controls:
+                    forged += _cut(text, begin + start, begin + stop, contents)
+        if not forged:
             return _EncodedText(tuple(tokens), tuple(starts), len(cuts))
-        cuts.update(new)
+        cuts.update(forged)
+
+
+def _cut(text: str, start: int, stop: int, contents: Sequence[tuple[int, int]]) -> list[int]:
+    """Where to cut the text of a control token that stands in a content; some also take up the blanks around them."""
+    matched = text[start:stop]
+    first = start + len(matched) - len(matched.lstrip())
+    last = start + len(matched.rstrip())
+    inside = any(first < content_stop and last > content_start for content_start, content_stop in contents)
+    return [first + 1] if inside and last - first > 1 else []
