@@ -178,6 +178,28 @@ def test_branches_share_a_prefix_and_an_episode(tmp_path, tokenizer):
     assert len(play.engine.samples) == 8
 
 
+def test_token_calls_that_go_on_from_each_other_are_one_sample(tmp_path, tokenizer):
+    program = """
+    def generate(tokens):
+        request = urllib.request.Request(
+            os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/inference/v1/generate",
+            data=json.dumps({"token_ids": tokens}).encode(),
+            headers={"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())["choices"][0]["token_ids"]
+    tokens = [3, 50, 1, 4]
+    tokens += generate(tokens)
+    tokens += [3, 51, 1, 4]
+    generate(tokens)
+    print(json.dumps({"reward": 1}))
+    """
+    play = Play(tmp_path, tokenizer, program, rows=1, count=1)
+    (sample,) = play.samples
+    exact(sample, play.engine)
+    assert [turn.role for turn in sample.turns] == ["prompt", "assistant", "context", "assistant"]
+
+
 def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
     program = """
     said = chat([user("a")])["content"]

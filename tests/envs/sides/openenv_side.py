@@ -58,11 +58,19 @@ def main(address: str) -> None:
             }
             for turn in trace.turns
         ]
-        print(json.dumps({
-            "level": report.capture_level, "trainable": report.trainable, "summary": report.summary(),
-            "answers": answers, "turns": turns, "sequences": len(document["sequences"]),
-            "validation": document.get("validation"),
-        }))
+        print(
+            json.dumps(
+                {
+                    "level": report.capture_level,
+                    "trainable": report.trainable,
+                    "summary": report.summary(),
+                    "answers": answers,
+                    "turns": turns,
+                    "sequences": len(document["sequences"]),
+                    "validation": document.get("validation"),
+                }
+            )
+        )
     finally:
         capture.stop()
 

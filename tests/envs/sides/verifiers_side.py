@@ -76,7 +76,7 @@ async def main(address: str, tokenizer: str) -> None:
         traces.append(
             {
                 "errors": [str(each) for each in trace.errors],
-                "rewards": {name: value for name, value in trace.rewards.items()},
+                "rewards": {name: each.score for name, each in trace.rewards.items()},
                 "metrics": dict(trace.metrics),
                 "calls": [
                     {"tokens": list(node.token_ids), "mask": list(node.mask), "logprobs": list(node.logprobs)}

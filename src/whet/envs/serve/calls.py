@@ -70,9 +70,7 @@ class CallRecord:
     counts: Counter[str] = field(default_factory=Counter)
     calls: list[ModelCall] = field(default_factory=list)
     num_calls: int = 0
-    _known: OrderedDict[bytes, ModelCall] = field(
-        default_factory=OrderedDict
-    )  # by all that was said
+    _known: OrderedDict[bytes, ModelCall] = field(default_factory=OrderedDict)  # by all that was said
     _asked: Counter[bytes] = field(default_factory=Counter)  # how often a prompt was asked for
 
     def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[ModelCall, int] | None:
@@ -82,6 +80,11 @@ class CallRecord:
             if messages[length - 1]["role"] == "assistant" and (call := self._known.get(keys[length - 1])) is not None:
                 return call, length
         return None
+
+    def longest_prefix(self, tokens: tuple[int, ...]) -> ModelCall | None:
+        """The call with the most tokens that these begin with."""
+        known = [call for call in self.calls if call.sample is not None and tokens[: len(call.tokens)] == call.tokens]
+        return max(known, key=lambda call: len(call.tokens), default=None)
 
     def remember(
         self, call: ModelCall, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message
