@@ -29,6 +29,7 @@ install: .venv/installed
 
 .venv/developing: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	$(PIP) install -q -c constraints.txt --no-deps bfcl-eval skyrl-gym  # what they declare does not fit beside torch of today
 	@touch .venv/installed $@
 
 clean:

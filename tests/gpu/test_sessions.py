@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.gpu.test_decode import DTYPES, Numbers, Silent, noise, tiny
+from tests.rollout.conversations import played, prompts_of, short_answers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,48 +48,6 @@ def test_a_row_that_is_done_keeps_nothing():
     for now, then in zip(own, before, strict=True):
         assert torch.equal(now[0], then[0]) and not torch.equal(now[1, :, 3], then[1, :, 3])
     torch.testing.assert_close(out[0].view(2, 64), qkv[0].view(4, 64)[3].expand(2, 64))  # its own value alone
-
-
-def played(session, prompts, copies, turns, answers):
-    """Conversations of several turns: {number: [(tokens in front of the turn, seed, sample)]}, first come first served.
-
-    `answers(conversation, turn)` is what the environment says; None ends the conversation.
-    """
-    from whet.types import Request
-
-    firsts = [(tokens, 1000 * row + copy) for row, tokens in enumerate(prompts) for copy in range(copies)]
-    asked, found, number = {}, {}, 0
-    for conversation, (tokens, seed) in enumerate(firsts):
-        session.add(number, Request(tokens, seed))
-        asked[number] = (conversation, 0, tokens, seed)
-        number += 1
-    while not session.is_idle:
-        for done, sample in session.advance():
-            conversation, turn, tokens, seed = asked.pop(done)
-            assert sample.tokens[: len(tokens)].tolist() == list(tokens)
-            assert sample.action.nonzero()[:, 0].tolist() == list(range(len(tokens), len(sample.tokens)))
-            found.setdefault(conversation, []).append((tokens, seed, sample))
-            answer = answers(conversation, turn) if turn + 1 < turns else None
-            if answer is None:
-                session.release(done)
-                continue
-            tokens, seed = (*sample.tokens.tolist(), *answer), seed + 100000
-            session.add(number, Request(tokens, seed, continues=done))
-            asked[number] = (conversation, turn + 1, tokens, seed)
-            number += 1
-    assert not asked
-    return found
-
-
-def prompts_of(*sizes):
-    stream = torch.Generator().manual_seed(1)
-    return [tuple(torch.randint(10, 300, (size,), generator=stream).tolist()) for size in sizes]
-
-
-def short_answers(conversation, turn):
-    if (conversation + turn) % 7 == 6:
-        return None  # some end early
-    return [(17 * conversation + 31 * turn + place) % 250 + 20 for place in range(1 + (5 * conversation + turn) % 23)]
 
 
 SETTINGS = {

@@ -69,7 +69,7 @@ def test_rows_that_come_late_and_move_give_the_models_logits(kind, num_steps):
             text.append(int(tokens[row]))
             torch.testing.assert_close(found[row], model(torch.tensor([text])).logits[0, -1], rtol=1e-4, atol=1e-4)
 
-    with decoder.running(num_steps):
+    with decoder.running(decoder.gathered(num_steps)):
         decoder.prefill(padded, [3, 5], [0, 1], state)
         texts = [list(prompts[0]), list(prompts[1]), list(prompts[0])]
         state.enter([0, 1, 2], [0, 1, 0])
@@ -81,7 +81,7 @@ def test_rows_that_come_late_and_move_give_the_models_logits(kind, num_steps):
         state.seat([1, 1, 0], 5)
         for _ in range(2):
             advanced(texts)
-        state.move_rows([2], [1])
+        state.move_rows([2], [1], 5)
         texts = [texts[0], texts[2]]
         texts[1] = list(prompts[0])
         state.enter([1], [0])
@@ -101,7 +101,7 @@ def test_a_moved_row_keeps_what_it_has_read():
         state.seat([0, 1], 4)
         decoder.step(torch.tensor([3, 4]), state)
         state.count += 1
-        state.move_rows([1], [0])
+        state.move_rows([1], [0], 1)
         state.seat([1], 4)
         found = decoder.step(torch.tensor([5]), state)
     theirs = model(torch.tensor([[11, 12, 13, 14, 4, 5]])).logits[0, -1]

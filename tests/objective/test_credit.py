@@ -159,10 +159,8 @@ def turn_batch(*rewards, **more):
 
 
 def test_turn_return_by_hand():
-    """Outcomes 4 and 2 on the last turns; gamma 0.5: 2, 4 against 0.5, 1, 2; the third turn is alone."""
-    assert TurnReturn(0.5).centred(turn_batch(4.0, 2.0), {}).tolist() == near(
-        [[0.75, 0.75, 1.5, 0], [-0.75, -1.5, -1.5, 0]]
-    )
+    """Outcomes 4 and 2 on the last turns; gamma 0.5: 2, 4 against 0.5, 1, 2; behind its end the first has its 4."""
+    assert TurnReturn(0.5).centred(turn_batch(4.0, 2.0), {}).tolist() == near([[1.5, 1.5, 3, 0], [-1.5, -3, -3, -2]])
 
 
 def test_anchored_steps_compare_steps_from_the_same_state():

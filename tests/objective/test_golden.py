@@ -341,7 +341,7 @@ def test_divergence_mask_looks_at_the_binary_kl():
 
 def shares():
     batch = batch_of(1.0, 0.0, action=ACTION)
-    batch = replace(batch, importance=double([0.5, 0.0], [1.5, 0.0]))
+    batch = replace(batch, importance=double([0.5, 0.0], [1.5, 0.0]), segment=torch.tensor([[-1, 0, 1], [-1, 0, -1]]))
     return {name: kind()(batch, TOTALS) for name, kind in AXES["aggregate"].items()}
 
 
@@ -352,7 +352,8 @@ def test_shares():
     assert found["fixed_length"] == [[0, 0.125, 0.125], [0, 0.125, 0]]
     assert found["sequence_sum"] == [[0, 0.5, 0.5], [0, 0.5, 0]]
     assert found["learned_length"] == near([[0, 0.5 / 3, 0.5 / 3], [0, 1.5 / 3, 0]])
-    assert len(found) == 5
+    assert found["turn_mean"] == [[0, 0.25, 0.25], [0, 0.5, 0]]
+    assert len(found) == 6
 
 
 @pytest.mark.parametrize(
@@ -364,7 +365,8 @@ def test_what_the_shares_of_a_step_sum_to(kind, total):
 
 @pytest.mark.parametrize("name", AXES["aggregate"])
 def test_the_shares_of_half_a_step_are_those_of_the_whole(name):
-    batch = replace(batch_of(1.0, 0.0, action=ACTION), importance=double([0.5, 0.0], [1.5, 0.0]))
+    segment = torch.tensor([[-1, 0, 1], [-1, 0, -1]])
+    batch = replace(batch_of(1.0, 0.0, action=ACTION), importance=double([0.5, 0.0], [1.5, 0.0]), segment=segment)
     kind = AXES["aggregate"][name]
     halves = [kind()(batch.select([row]), TOTALS) for row in range(2)]
     torch.testing.assert_close(torch.cat(halves), shares()[name], rtol=1e-14, atol=0.0)

@@ -1,4 +1,9 @@
-"""Ragged random batches in float64, for the oracle and the properties: every field a method may ask for is filled."""
+"""Ragged random batches in float64, for the oracle and the properties: every field a method may ask for is filled.
+
+`random_batch` are single completions that tool output interrupts here and there. `episodes` makes episodes of them:
+turns of different number, holes of observed tokens between them, rewards of turns, states that are named, roles, and
+branches that share an episode.
+"""
 
 from dataclasses import fields, replace
 
@@ -68,8 +73,74 @@ def random_batch(
         segment=segment,
         anchor=anchor,
         max_new_tokens=budget,
+        observed=holes(action),
+        truncated=action & (uniform(num_rows) < 0.25)[:, None],
+        role=torch.zeros(num_rows, dtype=torch.long),
     )
     return batch, logp
+
+
+def holes(action):
+    """What lies between the first and the last action of a row and is none."""
+    begun, ahead = action.cumsum(-1) > 0, action.flip(-1).cumsum(-1).flip(-1) > 0
+    return begun & ahead & ~action
+
+
+def episodes(seed: int, batch: TokenBatch, branches: bool = False) -> TokenBatch:
+    """The batch as episodes: the actions of each row become turns with observed tokens between them.
+
+    Rows of a group play two roles in turn. With `branches` some rows are branches of the episode of the row before
+    theirs in the same role; branches agree on whether the completion is right.
+    """
+    stream = torch.Generator().manual_seed(5000 + seed)
+    num_rows, width = batch.action.shape
+
+    def draw(low, high):
+        return int(torch.randint(low, high, (), generator=stream))
+
+    action = torch.zeros_like(batch.action)
+    segment = torch.full((num_rows, width), -1)
+    anchor = torch.full((num_rows, width), -1)
+    step_reward = torch.full((num_rows, width), float("nan"), dtype=torch.float64)
+    truncated = torch.zeros_like(batch.action)
+    returned = torch.zeros(num_rows, dtype=torch.float64)
+    for row in range(num_rows):
+        at = draw(1, 5)
+        for turn in range(draw(1, 5)):
+            stop = min(at + draw(1, 5), width)
+            if stop <= at:
+                break
+            action[row, at:stop] = True
+            segment[row, at:stop] = turn
+            anchor[row, at:stop] = 0 if turn == 0 else draw(1, 4)
+            truncated[row, at:stop] = draw(0, 4) == 0
+            if draw(0, 3):
+                step_reward[row, stop - 1] = torch.rand((), generator=stream, dtype=torch.float64)
+                returned[row] += step_reward[row, stop - 1]
+            at = stop + draw(1, 4)
+    place = torch.arange(num_rows) - (batch.group[:, None] > batch.group[None]).sum(-1)
+    role = place % 2
+    episode = torch.arange(num_rows)
+    parts, reward = batch.parts.clone(), batch.reward.clone()
+    for row in range(num_rows) if branches else ():
+        if place[row] >= 2 and draw(0, 5) < 2:
+            episode[row] = episode[row - 2]
+            parts[row, 0] = parts[row - 2, 0]
+            reward[row] = (parts[row] * batch.part_weight[row]).sum()
+    return replace(
+        batch,
+        action=action,
+        segment=segment,
+        anchor=anchor,
+        step_reward=step_reward,
+        truncated=truncated,
+        returned=returned,
+        observed=holes(action),
+        role=role,
+        episode=100 - episode if branches else None,
+        parts=parts,
+        reward=reward,
+    )
 
 
 def _segments(action, chance, stream):
@@ -115,7 +186,7 @@ def chosen(extras: Extras, rows, width: int) -> Extras:
 def asked_for(batch: TokenBatch, objective) -> TokenBatch:
     """The batch without process rewards, unless the method is about them: where they are given they are earned."""
     about_steps = objective.baseline.needs & {"step_reward", "segment"}
-    return batch if about_steps else replace(batch, step_reward=None)
+    return batch if about_steps else replace(batch, step_reward=None, returned=None)
 
 
 def ragged(values: torch.Tensor, action: torch.Tensor) -> list[torch.Tensor]:

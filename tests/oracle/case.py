@@ -36,6 +36,10 @@ class Case:
     chose_top: list
     divergence: list  # with gradient
     new_value: list  # of the critic, with gradient
+    role: list  # [completion]
+    returned: list  # [completion], what of the reward the steps have earned
+    truncated: list
+    observed: list  # of the policy where an environment wrote, with gradient: [completion][observed token]
     memory: dict = field(default_factory=dict)
     dropped: list | None = None  # tokens a lottery took out, as the package drew them
 
@@ -50,8 +54,12 @@ class Case:
         return range(len(self.logp[i]))
 
     def members(self, i):
-        """The scored completions to the prompt of i."""
-        return [j for j in self.completions() if self.groups[j] == self.groups[i] and self.reward[j] is not None]
+        """The scored completions to the prompt of i, in the same role."""
+        return [
+            j
+            for j in self.completions()
+            if (self.groups[j], self.role[j]) == (self.groups[i], self.role[i]) and self.reward[j] is not None
+        ]
 
     def scored(self):
         return [i for i in self.completions() if self.reward[i] is not None]
@@ -62,15 +70,14 @@ class Case:
 
 def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learns=None) -> Case:
     """`logp` and the extras may be leaves: gradients flow back to them."""
-    counts = batch.action.sum(-1).tolist()
 
-    def cut(values, numbers=True):
+    def cut(values, numbers=True, places=batch.action):
         if values is None:
             return None
-        flat = values[batch.action]
+        flat = values[places]
         flat = flat.tolist() if numbers else list(flat.unbind())
         rows, start = [], 0
-        for count in counts:
+        for count in places.sum(-1).tolist():
             rows.append(flat[start : start + count])
             start += count
         return rows
@@ -100,6 +107,10 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         chose_top=cut(extras.chose_top),
         divergence=cut(extras.divergence, numbers=False),
         new_value=cut(extras.value, numbers=False),
+        role=batch.role.tolist(),
+        returned=[0.0] * batch.num_sequences if batch.returned is None else batch.returned.tolist(),
+        truncated=cut(batch.truncated),
+        observed=cut(logp, numbers=False, places=batch.observed),
         memory=dict(memory),
         dropped=None if learns is None else [[not each for each in row] for row in cut(learns)],
     )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from batches import EXTRA_TENSORS, random_batch, random_extras
+from batches import EXTRA_TENSORS, episodes, random_batch, random_extras
 from papers import CRITICS, PAPERS
 from variations import VARIATIONS, Variation
 
@@ -13,11 +13,11 @@ SEEDS = range(8)
 MEMORY = {
     **{"running_sum": 0.3, "running_mass": 0.5, "length_power": 0.7, "beta": 0.6},
     **{"prompt/3/w": 2.0, "prompt/3/l": 0.5, "prompt/10/w": 0.4, "prompt/10/l": 1.7},
-    **{"entropy_weight": 0.04, "entropy_low": 1.0},
+    **{"entropy_weight": 0.04, "entropy_low": 1.0, "role/0": 0.35, "role/1": -0.2},
 }
 # drifts at which the rule of a method binds often enough to be checked
 DRIFT = {"gspo": 0.02, "gspo_token": 0.02, "luspo": 0.02, "cispo": 1.2, "grpo_r1": 1.5, "ppo_dual": 0.8}
-STEPS = ("grpo_process", "gigpo")  # methods about process rewards
+STEPS = ("grpo_process", "gigpo", "rloo_turns")  # methods about process rewards
 LARGE = {"pass_at_k": {"group_size": 9}}  # smaller groups are solved by every four of their completions
 METHODS = {
     **{
@@ -32,20 +32,31 @@ def objective_of(method):
     return with_changes(PRESETS[method.preset].objective, method.changes)
 
 
-def example(method, seed):
-    """A batch for this method; in two of eight one completion could not be scored."""
+KINDS = ("completions", "episodes", "branches")
+
+
+def example(method, seed, kind="completions"):
+    """A batch for this method; in two of eight one completion could not be scored.
+
+    `episodes` have turns, roles and rewards of turns; some `branches` share an episode besides.
+    """
     objective = objective_of(method)
     # defined for rewards of 0 or 1 only
     binary = objective.scale.name == "group_mean" or objective.baseline.name == "prompt_tracker"
     group_size = max(3, objective.baseline.smallest_group + 1) + seed % 3
     settings = {"num_groups": 3 + seed % 3, "group_size": group_size, "drift": DRIFT.get(method.preset, 0.4)}
-    batch, logp = random_batch(seed, binary=binary, **{**settings, **method.batch})
+    settings |= method.batch
+    if kind != "completions":  # two roles, of which some rows share an episode
+        settings |= {"group_size": 2 * settings["group_size"] + 4, "num_groups": 2}
+    batch, logp = random_batch(seed, binary=binary, **settings)
+    if kind != "completions":
+        batch = episodes(seed, batch, branches=kind == "branches")
     if seed % 4 == 3:
         reward = batch.reward.clone()
         reward[seed % len(reward)] = float("nan")
         batch = replace(batch, reward=reward)
     if not method.steps:
-        batch = replace(batch, step_reward=None)
+        batch = replace(batch, step_reward=None, returned=None)
     return objective, batch, logp, random_extras(seed, batch)
 
 

@@ -111,7 +111,7 @@ def earned(case, beta=0.0, outcome=None):
             if beta:
                 reward -= cost(case, i, t, beta)
             if t == len(case.logp[i]) - 1:
-                reward += outcome[i] or 0.0
+                reward += (outcome[i] or 0.0) - case.returned[i]
             row.append(reward if case.reward[i] is not None else 0.0)
         found.append(row)
     return found

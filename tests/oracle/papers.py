@@ -43,6 +43,7 @@ from papers_credit import (
     ppo_critic,
     ppo_dual,
     ppo_penalty,
+    rloo_turns,
     squared_error,
     vapo,
     vtrace_paper,
@@ -404,6 +405,22 @@ def spo(case):
     return token_mean(clipped(case, on_tokens(case, whitened_completions(case, difference))))
 
 
+def echo(case, *, weight=0.1):
+    """ECHO (2605.24517): GRPO, and the mean log-probability of what environments wrote in scored episodes."""
+    seen = [each for i in case.scored() for each in case.observed[i]]
+    policy = token_mean(clipped(case, on_tokens(case, standardised(case))))
+    return policy + weight * sum(seen) / max(len(seen), 1)
+
+
+def rae(case):
+    """SPIRAL (2506.24119): R less the running mean of the role, as it was before this step."""
+    advantage = [
+        0.0 if case.reward[i] is None else case.reward[i] - case.memory[f"role/{case.role[i]}"]
+        for i in case.completions()
+    ]
+    return sequence_sum(score_function(case, on_tokens(case, advantage)))
+
+
 PAPERS = {
     "reinforce": reinforce,
     "rloo": rloo,
@@ -440,6 +457,9 @@ PAPERS = {
     "spo": spo,
     "grpo_process": grpo_process,
     "gigpo": gigpo,
+    "rloo_turns": rloo_turns,
+    "echo": echo,
+    "rae": rae,
 }
 
 CRITICS = {

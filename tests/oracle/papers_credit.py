@@ -10,6 +10,7 @@ from naive import (
     deviation,
     each_token,
     earned,
+    fixed_length,
     flat,
     gae,
     held,
@@ -97,6 +98,50 @@ def gigpo(case, *, weight=1.0, gamma=0.95):
     whole = [None if case.reward[i] is None else sum(row) for i, row in enumerate(earned(case))]
     steps = compared_turns(case, turn_returns(case, gamma), lambda i, t: case.anchor[i][t])
     return token_mean(clipped(case, plus(on_tokens(case, centred(case, whole)), steps, weight)))
+
+
+def turn_values(case, gamma=1.0):
+    """What each turn earned, and its return: [completion][turn] twice."""
+    rewards, found = earned(case), []
+    for i in case.completions():
+        turns = [0.0] * (max(case.segment[i]) + 1)
+        for t in case.tokens(i):
+            turns[case.segment[i][t]] += rewards[i][t]
+        found.append(turns)
+    return found, [
+        [sum(gamma ** (k - j) * row[k] for k in range(j, len(row))) for j in range(len(row))] for row in found
+    ]
+
+
+def turn_return(case, gamma=1.0):
+    """The return of a turn less the mean of the others' at that turn, or at their last if they ended before."""
+    _, returns = turn_values(case, gamma)
+
+    def term(i, t):
+        j = case.segment[i][t]
+        others = [returns[k][min(j, len(returns[k]) - 1)] for k in case.members(i) if k != i]
+        return 0.0 if case.reward[i] is None or not others else returns[i][j] - mean(others)
+
+    return each_token(case, term)
+
+
+def rloo_turns(case):
+    return fixed_length(clipped(case, turn_return(case)), case.budget)
+
+
+def turn_index_rewards(case, gamma=1.0):
+    """verl#7244: each turn's reward less the mean of that turn over those who reached it, then summed to go."""
+    rewards, _ = turn_values(case)
+
+    def term(i, t):
+        total = 0.0
+        for k in range(case.segment[i][t], len(rewards[i])):
+            there = [rewards[j][k] for j in case.members(i) if k < len(rewards[j])]
+            if case.reward[i] is not None and not flat(there):
+                total += gamma ** (k - case.segment[i][t]) * (rewards[i][k] - mean(there))
+        return total
+
+    return each_token(case, term)
 
 
 # with a critic

@@ -10,7 +10,7 @@ import torch
 from whet.objective import AXES, PRESETS, step_totals
 
 sys.path.insert(0, str(Path(__file__).parent))
-from batches import asked_for, random_batch, random_extras, with_leaves
+from batches import asked_for, episodes, random_batch, random_extras, with_leaves
 from case import case_of
 from methods import MEMORY, METHODS, SEEDS, example, gradients, objective_of, relative
 from papers import CRITICS, PAPERS, lambda_grpo
@@ -57,6 +57,19 @@ def test_every_component_that_shapes_a_gradient_has_a_paper():
 def test_gradient_equals_the_papers(name, seed):
     method = METHODS[name]
     objective, batch, logp, extras = example(method, seed)
+    prepared, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
+    theirs = paper_gradients(method, batch, logp, extras, prepared.learns)
+    assert theirs["logp"].norm() > 1e-4
+    for tensor, gradient in theirs.items():
+        assert relative(ours[tensor], gradient) < 1e-12, tensor
+
+
+@pytest.mark.parametrize("seed", [1, 3, 6])
+@pytest.mark.parametrize("name", METHODS)
+def test_gradient_equals_the_papers_over_episodes(name, seed):
+    """Turns of different number, holes between them, rewards of turns, roles that are never compared."""
+    method = METHODS[name]
+    objective, batch, logp, extras = example(method, seed, "episodes")
     prepared, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
     theirs = paper_gradients(method, batch, logp, extras, prepared.learns)
     assert theirs["logp"].norm() > 1e-4
@@ -234,7 +247,13 @@ def _covariance(batch):
 
 def test_the_batches_hold_every_field():
     batch, _ = random_batch(0)
-    late = {"support", "advantage", "token_reward", "target", "learns", "tied", "importance"}
-    assert {field.name for field in fields(batch) if getattr(batch, field.name) is None} == late
+    late = {"support", "advantage", "token_reward", "target", "learns", "tied", "importance", "row_weight"}
+    missing = {field.name for field in fields(batch) if getattr(batch, field.name) is None}
+    assert missing == late | {"episode", "returned"}
+    branches = episodes(0, batch, branches=True)
+    assert {field.name for field in fields(batch) if getattr(branches, field.name) is None} == late
+    turns = torch.where(branches.action, branches.segment, -1).amax(-1)
+    assert set(turns.tolist()) == {0, 1, 2, 3} and branches.observed.any()
+    assert len(branches.episode.unique()) < branches.num_sequences and len(branches.role.unique()) == 2
     extras = random_extras(0, batch)
     assert all(getattr(extras, field.name) is not None for field in fields(extras))

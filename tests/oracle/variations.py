@@ -12,6 +12,7 @@ from naive import (
     clipped,
     cost,
     each_token,
+    fixed_length,
     held,
     k2,
     k3,
@@ -50,6 +51,8 @@ from papers_credit import (
     step_scores,
     step_sum,
     steps_ahead,
+    turn_index_rewards,
+    turn_return,
     turn_returns,
     vapo,
     vtrace_paper,
@@ -246,10 +249,25 @@ def step_delta(case):
 
 
 @varied("turn_return", "gigpo", {"baseline": "turn_return", "baseline.gamma": 0.9}, steps=True)
-def turn_return(case):
-    """Against the same turn of the other completions."""
-    returns = turn_returns(case, 0.9)
-    return token_mean(clipped(case, compared_turns(case, returns, lambda i, t: case.segment[i][t])))
+def discounted_turns(case):
+    return token_mean(clipped(case, turn_return(case, 0.9)))
+
+
+@varied("turn_index_rewards", "rloo_turns", {"baseline": "turn_index_rewards", "baseline.gamma": 0.8}, steps=True)
+def by_turn_index(case):
+    return fixed_length(clipped(case, turn_index_rewards(case, 0.8)), case.budget)
+
+
+@varied("turn_mean", "rloo_turns", {"aggregate": "turn_mean"}, steps=True)
+def turn_mean(case):
+    """Each turn of a trajectory counts the same, each trajectory too."""
+    terms, found = clipped(case, turn_return(case)), []
+    for i in case.completions():
+        turns = {}
+        for t in case.tokens(i):
+            turns.setdefault(case.segment[i][t], []).append(terms[i][t])
+        found.append(mean([mean(turn) for turn in turns.values()]))
+    return mean(found)
 
 
 @varied("anchored steps without process rewards", "gigpo", {"baseline.weight": 0.5, "baseline.gamma": 0.8})
@@ -437,6 +455,21 @@ def finished(case):
     """Truncated completions stay in the statistics of their group and leave everything else."""
     terms = clipped(case, on_tokens(case, standardised(case)), 0.2, 0.28)
     return token_mean([row for i, row in enumerate(terms) if case.finished[i]])
+
+
+@varied("finished_turns", "dapo", {"select": "finished_turns", "shape": "none"})
+def finished_turns(case):
+    """Truncated turns stay in the statistics and leave everything else."""
+    terms = clipped(case, on_tokens(case, standardised(case)), 0.2, 0.28)
+    kept = [[term for t, term in enumerate(row) if not case.truncated[i][t]] for i, row in enumerate(terms)]
+    return token_mean([row for row in kept if row])
+
+
+@varied("finished turns of a trajectory", "grpo", {"select": "finished_turns", "kl": "none"})
+def finished_turns_count(case):
+    terms = clipped(case, on_tokens(case, standardised(case)))
+    kept = [[term for t, term in enumerate(row) if not case.truncated[i][t]] for i, row in enumerate(terms)]
+    return sequence_mean([row for row in kept if row])
 
 
 @varied("finished completions count", "gspo", {"select": "finished"}, drift=0.02)

@@ -1,10 +1,11 @@
 """The contract of the loss layer, for every method: cutting, padding, order and ranks never change a gradient.
 
-Gradients are those of logp, of every tensor of the pass and of the critic's value.
+Gradients are those of logp, of every tensor of the pass and of the critic's value. Batches are single completions, or
+episodes with turns, roles and branches.
 """
 
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ def found_gradients(objective, batch, logp, extras, totals=None):
     return gradients(leaf, extras)
 
 
+def trained(objective, batch):
+    """Tokens that a method learns from: its actions and, where it imitates them, an environment's tokens."""
+    return batch.action | batch.observed if "observed" in objective.needs() else batch.action
+
+
 def metrics_of(objective, batch, logp, extras, totals):
     return objective.tuned(MEMORY).loss(batch, logp, totals, extras).metrics
 
@@ -55,7 +61,8 @@ def in_parts(objective, batch, logp, extras, parts):
     whole = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(logp, extras).items()}
     sums = {}
     for rows in parts:
-        width = int(batch.action[rows].any(0).nonzero().max()) + 1 if batch.action[rows].any() else 1
+        learned = trained(objective, batch)[rows]
+        width = int(learned.any(0).nonzero().max()) + 1 if learned.any() else 1
         part, component = batch.select(rows).narrowed(width), chosen(extras, rows, width)
         for name, gradient in found_gradients(objective, part, logp[rows, :width], component, totals).items():
             whole[name][rows, :width] += gradient
@@ -69,9 +76,12 @@ def tensors_of(logp, extras):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
-def test_micro_batches_do_not_matter(name, micro_batch_tokens):
-    objective, batch, logp, extras = example(METHODS[name], 1)
+@pytest.mark.parametrize(
+    ("micro_batch_tokens", "kind"),
+    [(1, "completions"), (60, "completions"), (10_000, "completions"), (60, "branches")],
+)
+def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
+    objective, batch, logp, extras = example(METHODS[name], 1, kind)
     batch = prepared(objective, batch)
     parts = token_micro_batches(batch, micro_batch_tokens)
     assert sorted(row for rows in parts for row in rows) == list(range(batch.num_sequences))
@@ -82,15 +92,19 @@ def test_micro_batches_do_not_matter(name, micro_batch_tokens):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_number_of_ranks_does_not_matter(name, ranks):
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "completions"), (3, "completions"), (3, "branches")])
+def test_the_number_of_ranks_does_not_matter(name, ranks, kind):
     """Each rank sees only its rows and the summed totals; metrics are sums, so they add up over ranks too."""
-    objective, batch, logp, extras = example(METHODS[name], 2)
+    objective, batch, logp, extras = example(METHODS[name], 2, kind)
     batch = prepared(objective, batch)
     shares = [list(range(rank, batch.num_sequences, ranks)) for rank in range(ranks)]
     counted = [step_totals(batch.select(rows), batch.max_new_tokens) for rows in shares]
     totals = step_totals(batch, batch.max_new_tokens)
-    assert sum(counted[1:], counted[0]) == totals and totals.correct_tokens > 0
+    summed = sum(counted[1:], counted[0])
+    if kind == "completions":
+        assert summed == totals  # whole numbers
+    assert asdict(summed) == pytest.approx(asdict(totals), rel=1e-14)
+    assert totals.correct_tokens > 0 and totals.observed_tokens > 0
     found, metrics = in_parts(objective, batch, logp, extras, shares)
     assert_same(found, found_gradients(objective, batch, logp, extras))
     assert metrics == pytest.approx(metrics_of(objective, batch, logp, extras, totals), rel=1e-6, abs=1e-14)
@@ -111,8 +125,9 @@ def test_ranks_agree_on_the_grad_of_a_learned_share():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_order_does_not_matter(name):
-    objective, batch, logp, extras = example(METHODS[name], 3)
+@pytest.mark.parametrize("kind", ["completions", "branches"])
+def test_order_does_not_matter(name, kind):
+    objective, batch, logp, extras = example(METHODS[name], 3, kind)
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(0))
     shuffled = found_gradients(
         objective,
@@ -133,14 +148,19 @@ def spoiled(values, action, fill):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("fill", [float("nan"), float("inf"), float("-inf")])
-def test_prompts_tool_output_and_padding_may_hold_anything(name, fill):
-    objective, batch, logp, extras = example(METHODS[name], 4)
+@pytest.mark.parametrize(
+    ("fill", "kind"),
+    [*((fill, "completions") for fill in (float("nan"), float("inf"), float("-inf"))), (float("nan"), "branches")],
+)
+def test_prompts_tool_output_and_padding_may_hold_anything(name, fill, kind):
+    objective, batch, logp, extras = example(METHODS[name], 4, kind)
     whole = found_gradients(objective, prepared(objective, batch), logp, extras)
-    fills = {"tokens": 11, "segment": 3, "anchor": 1, "action": False}
+    fills = {"tokens": 11, "segment": 3, "anchor": 1, "action": False, "observed": False, "truncated": True}
     given = {field: getattr(batch, field) for field in TOKEN_FIELDS if getattr(batch, field) is not None}
+    # which tokens an environment wrote is no number that may be anything
+    masks = {field: batch.observed if field == "observed" else batch.action for field in given}
     wide = replace(
-        batch, **{field: spoiled(values, batch.action, fills.get(field, fill)) for field, values in given.items()}
+        batch, **{field: spoiled(values, masks[field], fills.get(field, fill)) for field, values in given.items()}
     )
     more = Extras(
         **{
@@ -148,34 +168,40 @@ def test_prompts_tool_output_and_padding_may_hold_anything(name, fill):
             for field in fields(Extras)
         }
     )
-    found = found_gradients(objective, prepared(objective, wide), spoiled(logp, batch.action, fill), more)
+    learned = trained(objective, batch)
+    found = found_gradients(objective, prepared(objective, wide), spoiled(logp, learned, fill), more)
     width = logp.shape[1]
     assert_same({name: gradient[:, :width] for name, gradient in found.items()}, whole)
     for gradient in found.values():
-        assert (gradient[~wide.action] == 0).all()
+        assert (gradient[~trained(objective, wide)] == 0).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_untrained_tokens_get_exactly_no_gradient(name):
-    objective, batch, logp, extras = example(METHODS[name], 5)
+@pytest.mark.parametrize("kind", ["completions", "branches"])
+def test_untrained_tokens_get_exactly_no_gradient(name, kind):
+    objective, batch, logp, extras = example(METHODS[name], 5, kind)
     batch = prepared(objective, batch)
     found = found_gradients(objective, batch, logp, extras)
     for gradient in found.values():
-        assert (gradient[~batch.action] == 0).all()
+        assert (gradient[~trained(objective, batch)] == 0).all()
+    if "observed" in objective.needs():
+        assert (found["logp"][batch.observed & ~batch.reward.isnan()[:, None]] < 0).all()
     silent = 0.02 if objective.select.name == "top_entropy" or objective.clip.name == "ppo_clip" else 0.3
     assert (found["logp"][batch.action] != 0).double().mean() > min(silent, 0.1)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_sequence_without_a_trained_token_leaves_all_denominators(name):
-    objective, batch, logp, extras = example(METHODS[name], 6)
+@pytest.mark.parametrize("kind", ["completions", "branches"])
+def test_a_sequence_without_a_trained_token_leaves_all_denominators(name, kind):
+    objective, batch, logp, extras = example(METHODS[name], 6 if kind == "completions" else 4, kind)
     batch = prepared(objective, batch)
-    silent = batch.action.clone()
-    silent[[0, 7]] = False
-    quiet = replace(batch, action=silent)
+    silent, seen = batch.action.clone(), batch.observed.clone()
+    silent[[0, 7]] = seen[[0, 7]] = False
+    quiet = replace(batch, action=silent, observed=seen)
     others = [row for row in range(batch.num_sequences) if row not in (0, 7)]
     found = found_gradients(objective, quiet, logp, extras)
-    assert step_totals(quiet, batch.max_new_tokens) == step_totals(quiet.select(others), batch.max_new_tokens)
+    totals, without = (step_totals(each, batch.max_new_tokens) for each in (quiet, quiet.select(others)))
+    assert asdict(totals) == pytest.approx(asdict(without), rel=1e-14)
     alone = found_gradients(objective, quiet.select(others), logp[others], chosen(extras, others, logp.shape[1]))
     assert_same({name: gradient[others] for name, gradient in found.items()}, alone)
     assert all((gradient[[0, 7]] == 0).all() for gradient in found.values())
@@ -185,15 +211,17 @@ PLAIN = {"kl": "none", "entropy": "none", "imitate": "none", "select": "all", "s
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_at_ratio_one_the_weight_is_one(name):
+@pytest.mark.parametrize("kind", ["completions", "branches"])
+def test_at_ratio_one_the_weight_is_one(name, kind):
     """With nothing moved the policy term is share * A, whatever the clip rule; rules that choose tokens are exempt."""
-    objective, batch, logp, extras = example(METHODS[name], 7)
+    objective, batch, logp, extras = example(METHODS[name], 7, kind)
     batch = replace(batch, behavior_logp=logp)
     batch = prepared(objective, batch)
     objective = replace(objective, **{axis: AXES[axis][kind]() for axis, kind in PLAIN.items()})
     batch = replace(batch, learns=None)
     totals = step_totals(batch, batch.max_new_tokens)
-    expected = -objective.aggregate(batch, totals) * torch.where(batch.action, batch.advantage, 0.0)
+    weight = 1.0 if batch.row_weight is None else batch.row_weight[:, None]
+    expected = -objective.aggregate(batch, totals) * weight * torch.where(batch.action, batch.advantage, 0.0)
     for old in (None, logp):
         leaf = logp.clone().requires_grad_()
         loss = objective.loss(replace(batch, old_logp=old), leaf, totals, extras)
@@ -218,6 +246,7 @@ def test_a_sampler_that_is_the_trainer_changes_nothing(name):
 
 # what a constant added to a group's rewards must not change, and what it must
 REMEMBERS = {"reinforce", "remax", "reinforce_pp", "ppo", "ppo_dual", "ppo_penalty", "vapo", "vtrace", "spo", "gigpo"}
+REMEMBERS |= {"rae"}
 
 
 @pytest.mark.parametrize("name", [name for name in PRESET_METHODS if name != "maxrl"])
@@ -266,7 +295,7 @@ AGREE = [
     for name in PRESET_METHODS
     if PRESETS[name].objective.baseline.smallest_group > 1
     and not PRESETS[name].objective.kl.name.endswith("_reward")
-    and name != "gigpo"  # its steps have returns of their own, discounted by how far the end is
+    and name not in ("gigpo", "rloo_turns")  # their steps have returns of their own
 ]
 
 
@@ -325,7 +354,7 @@ def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
             torch.testing.assert_close(getattr(found, field)[others], getattr(without, field), rtol=1e-11, atol=1e-13)
     gradient = found_gradients(objective, found, logp, extras)
     assert (gradient["value"][3] == 0).all()
-    if not (objective.kl.needs or objective.entropy.needs):
+    if not (objective.kl.needs or objective.entropy.needs):  # what is imitated is not in it either
         assert (gradient["logp"][3] == 0).all()
     remembered = [objective.advantage(each, MEMORY)[1] for each in (with_it, batch.select(others))]
     assert remembered[0] == pytest.approx(remembered[1])
@@ -356,7 +385,8 @@ def test_a_step_in_which_nothing_could_be_scored_is_silent(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_an_empty_step_is_a_zero_not_a_nan(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
-    batch = prepared(objective, replace(batch, action=torch.zeros_like(batch.action)))
+    empty = torch.zeros_like(batch.action)
+    batch = prepared(objective, replace(batch, action=empty, observed=empty))
     assert step_totals(batch, 16) == Totals(0, 0, 16)
     for gradient in found_gradients(objective, batch, logp, extras).values():
         assert (gradient == 0).all()
@@ -390,7 +420,7 @@ def test_what_a_row_does_not_need_does_not_change_it(name):
     objective, batch, logp, extras = example(METHODS[name], 1)
     with_it = found_gradients(objective, prepared(objective, batch), logp, extras)
     # the loop always gives these
-    always = {"tokens", "action", "group", "reward", "behavior_logp", "parts", "part_weight", "max_new_tokens"}
+    always = {"tokens", "action", "group", "reward", "behavior_logp", "parts", "part_weight", "max_new_tokens", "role"}
     kept = always | objective.needs() | ({"step_reward"} if objective.baseline.per_token else set())
     bare = {field.name: None for field in fields(batch) if field.name not in kept}
     found = found_gradients(objective, prepared(objective, replace(batch, **bare)), logp, extras)
@@ -412,6 +442,46 @@ def test_the_extras_of_a_pass_are_what_a_row_may_ask_for():
     _, batch, *_ = example(METHODS["simko"], 0)
     assert {field.name for field in fields(Extras)} == {"chose_top", *EXTRA_TENSORS}
     assert random_extras(0, batch).top_logp.shape[:2] == batch.action.shape
+
+
+# choices of tokens that count tokens, not episodes
+CHOOSE = ("top_entropy", "clip_covariance", "tie_covariance")
+COPIES = [name for name in METHODS if objective_of(METHODS[name]).select.name not in CHOOSE]
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_equal_branches_of_an_episode_are_the_episode(name):
+    """Copies of a row as branches of one episode: no baseline, scale, share or denominator may notice."""
+    objective, batch, logp, extras = example(METHODS[name], 3, "episodes")
+    copies = torch.tensor([1, 3, 2, *[1] * (batch.num_sequences - 4), 4])
+    rows = torch.arange(batch.num_sequences).repeat_interleave(copies)
+    branched = replace(batch.select(rows), episode=rows)
+    plain, branches = prepared(objective, batch), prepared(objective, branched)
+    torch.testing.assert_close(branches.advantage, plain.advantage[rows], rtol=1e-11, atol=1e-13)
+    expected = found_gradients(objective, plain, logp, extras)
+    found = found_gradients(objective, branches, logp[rows], chosen(extras, rows, logp.shape[1]))
+    assert_same(
+        {key: torch.zeros_like(expected[key]).index_add(0, rows, each) for key, each in found.items()}, expected
+    )
+    metrics = [
+        metrics_of(objective, *given, step_totals(given[0], 16))
+        for given in ((plain, logp, extras), (branches, logp[rows], chosen(extras, rows, logp.shape[1])))
+    ]
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-6, abs=1e-14)
+    remembered = [objective.advantage(each, MEMORY)[1] for each in (batch, branched)]
+    assert remembered[1] == pytest.approx(remembered[0])
+
+
+@pytest.mark.parametrize("name", PRESET_METHODS)
+def test_roles_of_a_prompt_are_groups_of_their_own(name):
+    objective, batch, *_ = example(METHODS[name], 1, "branches")
+    apart = replace(batch, group=2 * batch.group + batch.role)
+    found, expected = prepared(objective, batch), prepared(objective, apart)
+    torch.testing.assert_close(found.advantage, expected.advantage, rtol=0, atol=0)
+    assert torch.equal(found.group, batch.group)
+    if objective.baseline.smallest_group > 1:
+        together = prepared(objective, replace(batch, role=torch.zeros_like(batch.role)))
+        assert relative(together.advantage, found.advantage) > 0.01
 
 
 @pytest.mark.parametrize("name", METHODS)

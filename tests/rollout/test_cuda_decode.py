@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import transformers
 
 import whet.model
+from tests.rollout.conversations import prompts_of
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
 from whet.rollout.cuda_decode import GraphBackend
@@ -134,11 +135,6 @@ def engines(ends=(7,), **settings):
     return fast, TorchEngine(lm, Numbers(), ends, context=512, fast=False)
 
 
-def prompts_of(*sizes):
-    stream = torch.Generator().manual_seed(1)
-    return [tuple(torch.randint(10, 61, (size,), generator=stream).tolist()) for size in sizes]
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"top_k": 5, "keeps_support": True, "stop": ("1><", "3>")}], ids=["plain", "support"]
 )
@@ -146,7 +142,7 @@ def test_completions_are_those_of_the_plain_engine(no_device, settings):
     fast, plain = engines(rows_per_batch=16)
     requests = [
         Request(tokens, 10 * number + copy)
-        for number, tokens in enumerate(prompts_of(3, 9, 300, 20))
+        for number, tokens in enumerate(prompts_of(3, 9, 300, 20, vocabulary=61))
         for copy in range(6)
     ]
     sampling = Sampling(18, **settings)
@@ -161,7 +157,7 @@ def test_a_row_reads_on_behind_what_it_keeps(no_device):
     """By hand: three rows write, two change places, one waits while another writes on, all read on."""
     fast, _ = engines(ends=())
     backend, model = fast._graphs, fast._lm.model
-    prompts = prompts_of(5, 300)
+    prompts = prompts_of(5, 300, vocabulary=61)
     slots, texts, seeds = [0, 1, 1], [list(prompts[0]), list(prompts[1]), list(prompts[1])], [50, 51, 52]
     backend.open_session(Sampling(6), SessionShape(3, 300, 40), 512)
     log = backend.log

@@ -190,7 +190,7 @@ def attempt(name, act):
 attempt('read', lambda: open(SECRET).read())
 attempt('write', lambda: open(SECRET, 'w').write('x'))
 attempt('socket', lambda: socket.socket())
-attempt('home', lambda: os.listdir('/root'))
+attempt('home', lambda: os.listdir('/var'))
 attempt('signal', lambda: os.kill(PARENT, 9))
 attempt('sandbox', lambda: __import__('whet.sandbox.wire'))
 sorted(name for name, how in tried.items() if how == 'done')
@@ -268,3 +268,14 @@ def test_functions_and_objects_are_loaded_once_and_keep_their_state(session):
         assert result.text == f'{{"count": {expected}}}'
     assert session.call({"operation": "call", "name": "text", "arguments": {}}, 100).text == "so"
     assert "TypeError" in session.call({"operation": "call", "name": "add", "arguments": {"n": "x"}}, 100).error
+
+
+def test_workers_can_be_made_ready(sandbox):
+    sandbox.warm(3)
+    ready = set(sandbox._spare)
+    assert len(ready) >= 3 and not sandbox._lent
+    session = SandboxSession(sandbox, SMALL)
+    assert value(session, "1 + 1") == "2" and session._worker in ready
+    session.close()
+    sandbox.warm(2)
+    assert set(sandbox._spare) == ready

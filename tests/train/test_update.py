@@ -88,7 +88,9 @@ def batch():
     action = torch.zeros(len(shapes), width, dtype=torch.bool)
     for row, (prompt, completion) in enumerate(shapes):
         action[row, prompt : prompt + completion] = True
-    action[2, 4] = False
+    action[2, 4] = action[0, 4:6] = action[3, 6] = False
+    observed = torch.zeros_like(action)
+    observed[2, 4] = observed[0, 4:6] = observed[3, 6] = True
 
     def noise(scale):
         return scale * torch.randn(action.shape, generator=stream, dtype=torch.float64)
@@ -112,6 +114,8 @@ def batch():
         segment=torch.where(action, torch.arange(width) // 3, -1),
         anchor=torch.where(action, torch.tensor([0, 0, 1, 1, 2, 2])[:, None] * 10 + torch.arange(width) // 3, 0),
         max_new_tokens=BUDGET,
+        observed=observed,
+        role=torch.tensor([7, 7, 8, 8, 7, 7]),
     )
 
 
@@ -179,7 +183,9 @@ def test_the_gradient_is_that_of_a_plain_forward_pass(exact, model, batch, name,
     advantaged, _ = objective.advantage(batch, MEMORY)
     model.zero_grad(set_to_none=True)
     extras = plain_extras(model, batch, temperature)
-    loss = objective.loss(advantaged, plain_logp(model, batch.tokens, temperature), step_totals(batch, BUDGET), extras)
+    # what an environment wrote is no choice of the sampler's: it is scored by the model as it is
+    logp = torch.where(batch.observed, plain_logp(model, batch.tokens), plain_logp(model, batch.tokens, temperature))
+    loss = objective.loss(advantaged, logp, step_totals(batch, BUDGET), extras)
     loss.value.backward()
     assert relative(found, flat_gradient(model.parameters())) < 1e-10
     assert metrics["loss"] == pytest.approx(float(loss.value.detach()), rel=1e-10)
@@ -197,6 +203,81 @@ def test_the_gradient_of_truncated_sampling_is_renormalised_on_what_could_be_dra
     objective.loss(advantaged, logp, step_totals(batch, BUDGET)).value.backward()
     assert relative(found, flat_gradient(model.parameters())) < 1e-10
     assert relative(found, gradient(model, batch, "dr_grpo")[0]) > 0.1
+
+
+@pytest.fixture
+def episodes(batch):
+    """Two groups of three rows that share a prompt, with one to three turns and observed tokens between them."""
+    tokens = batch.tokens.repeat(1, 2)
+    action, segment = torch.zeros_like(tokens, dtype=torch.bool), torch.full_like(tokens, -1)
+    spans = [((2, 5), (7, 8), (11, 14)), ((2, 4), (9, 13)), ((2, 7),), ((3, 6), (8, 12)), ((3, 4),), ((3, 5), (6, 9))]
+    for row, turns in enumerate(spans):
+        tokens[row, : turns[0][0]] = tokens[row // 3 * 3, : turns[0][0]]
+        for turn, (start, stop) in enumerate(turns):
+            action[row, start:stop], segment[row, start:stop] = True, turn
+    begun, ahead = action.cumsum(-1) > 0, action.flip(-1).cumsum(-1).flip(-1) > 0
+    return TokenBatch(
+        tokens=tokens,
+        action=action,
+        group=torch.arange(6) // 3,
+        reward=batch.reward,
+        segment=segment,
+        observed=begun & ahead & ~action,
+        old_logp=torch.where(action, -4.0 + 0.1 * torch.arange(tokens.shape[1]), 0.0),
+        step_reward=torch.where(action & (torch.arange(tokens.shape[1]) % 3 == 0), 0.5, math.nan),
+        episode=torch.tensor([0, 1, 1, 2, 3, 4]),
+        role=torch.zeros(6, dtype=torch.long),
+        max_new_tokens=BUDGET,
+    )
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 24, 10_000])
+@pytest.mark.parametrize("name", ["grpo_r1", "rloo_turns", "echo", "gspo"])
+def test_rows_of_several_turns_teach_the_same_packed_and_padded(
+    exact, model, episodes, name, micro_batch_tokens, monkeypatch
+):
+    episodes = replace(episodes, ref_logp=episodes.old_logp)
+    found, metrics = gradient(model, episodes, name, micro_batch_tokens)
+    monkeypatch.setattr(shared_prefix_attention, "_REFUSALS", {model.base_model: {CausalLM.dtype: "a test"}})
+    padded, plain_metrics = gradient(model, episodes, name)
+    assert relative(found, padded) < 1e-10 and metrics == pytest.approx(plain_metrics, rel=1e-6)
+    objective = row_of(name)
+    advantaged, _ = objective.advantage(episodes, MEMORY)
+    model.zero_grad(set_to_none=True)
+    totals = step_totals(advantaged, BUDGET)
+    extras = plain_extras(model, episodes)
+    objective.loss(advantaged, plain_logp(model, episodes.tokens), totals, extras).value.backward()
+    assert relative(found, flat_gradient(model.parameters())) < 1e-10
+
+
+def test_what_an_environment_wrote_is_scored_under_truncated_sampling_too(exact, model, episodes):
+    """The sampler's support says nothing about tokens it did not draw."""
+    kept = [episodes.tokens, torch.full_like(episodes.tokens, 7), torch.full_like(episodes.tokens, -1)]
+    support = torch.where(episodes.action[..., None], torch.stack(kept, -1), -1).int()
+    found, metrics = gradient(model, replace(episodes, support=support), "echo")
+    objective = PRESETS["echo"].objective
+    advantaged, _ = objective.advantage(episodes, {})
+    model.zero_grad(set_to_none=True)
+    narrow = plain_logp(model, episodes.tokens, support=torch.stack(kept, -1).int())
+    logp = torch.where(episodes.observed, plain_logp(model, episodes.tokens), narrow)
+    loss = objective.loss(advantaged, logp, step_totals(advantaged, BUDGET)).value
+    loss.backward()
+    assert relative(found, flat_gradient(model.parameters())) < 1e-10
+    assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-10)
+
+
+def test_a_row_whose_turns_were_all_left_out_still_shows_what_its_environment_wrote(exact, model, episodes):
+    objective = with_changes(PRESETS["echo"].objective, {"select": "finished_turns"})
+    cut = replace(episodes, truncated=episodes.action & (torch.arange(6) == 0)[:, None])
+    advantaged, _ = objective.advantage(cut, {})
+    assert not advantaged.action[0].any() and advantaged.observed[0].any()
+    spy = Spy(model)
+    update(TrainState(causal_lm(model), spy, 1.0, 20, 1e9), objective, advantaged, step_totals(advantaged, BUDGET))
+    found = spy.gradient
+    model.zero_grad(set_to_none=True)
+    logp = plain_logp(model, episodes.tokens)
+    objective.loss(advantaged, logp, step_totals(advantaged, BUDGET)).value.backward()
+    assert relative(found, flat_gradient(model.parameters())) < 1e-10
 
 
 @pytest.mark.parametrize("name", PRESETS)

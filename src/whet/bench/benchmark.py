@@ -25,6 +25,7 @@ from whet.objective import PRESETS
 from whet.report.speed import Anatomy, Ceilings, RolloutShape, Speed, rollout_limit, training_operations
 from whet.rollout.collect import PromptDataset, RewardContext
 from whet.rollout.engines import build_engine
+from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.seed import request_seed
 from whet.train.rl import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
@@ -134,7 +135,8 @@ def bench_config(
 def unending(runtime: Runtime, engine: str = "torch") -> Runtime:
     """The runtime with an engine that no token stops: every completion takes its whole budget."""
     loaded = runtime.loaded
-    return replace(runtime, engine=build_engine(engine, runtime.policy, loaded.tokenizer, (), loaded.context))
+    built = build_engine(engine, runtime.policy, loaded.tokenizer, (), loaded.context)
+    return replace(runtime, engine=built, player=EpisodeRunner(built))
 
 
 def random_prompts(runtime: Runtime, shape: RolloutShape, seed: int) -> list[tuple[int, ...]]:

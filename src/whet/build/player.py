@@ -13,6 +13,7 @@ from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.play import Player
+from whet.sandbox import require_isolation
 
 
 def check_environment(config: Config | EvaluationConfig) -> None:
@@ -66,6 +67,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         return find_environment(section.name, section.settings)
     from whet.envs.tools import tool_environment
 
+    require_isolation(config.sandbox.require)
+    batch = getattr(config, "batch", None)
     return tool_environment(
         section.tools,
         sandboxed=section.sandboxed,
@@ -73,6 +76,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         tool_seconds=section.tool_seconds,
         settings=section.tool_settings,
         tokenizer=tokenizer,
+        episodes=0 if batch is None else batch.prompts_per_step * batch.group_size,
     )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from whet.cli.options import (
     print_json,
 )
 from whet.config.bounds import MOST_ROWS, MOST_SAMPLES
+
+if TYPE_CHECKING:
+    from whet.types import Sample
 
 commands = typer.Typer(**APP_SETTINGS)
 EVALS = "evals"  # in a run folder: the completions of its evaluations by hand
@@ -121,7 +124,8 @@ def sample(
             gold = f"    (gold: {group.prompt.answer})" if group.prompt.answer is not None else ""
             typer.echo(f"\n> {group.prompt.question()}{gold}")
             for each in group.samples:
-                typer.echo(f"  [{_score(each.reward)}] {each.completion}" if each.parts else f"  {each.completion}")
+                text = _written(each)
+                typer.echo(f"  [{_score(each.reward)}] {text}" if each.parts else f"  {text}")
         return
     from whet.evaluate.evaluation import sample_completions
 
@@ -129,7 +133,16 @@ def sample(
     config = api.evaluation_config(model, data, values)
     for written in sample_completions(config, [question], number, scored=bool(reward), on_facts=_tell_slow):
         for each in written:
-            typer.echo(f"[{_score(each.reward)}] {each.completion}" if reward else each.completion)
+            typer.echo(f"[{_score(each.reward)}] {_written(each)}" if reward else _written(each))
+
+
+def _written(sample: Sample) -> str:
+    """A completion, or an episode turn by turn."""
+    if not sample.turns:
+        return sample.completion
+    from whet.report.trajectory import trajectory_text
+
+    return trajectory_text(sample.turns).replace("\n", "\n  ")
 
 
 def _tell_slow(facts: Mapping[str, str]) -> None:

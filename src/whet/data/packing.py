@@ -1,26 +1,36 @@
 """Samples and demonstrations as padded tensors, and the cutting of a batch into micro-batches.
 
-How a batch is cut is a question of memory only: the objective's shares come from the whole step.
+How a batch is cut is a question of memory only: the objective's shares come from the whole step. An episode is one row,
+its turns and what the environment wrote between them; each branch of an episode is a row.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from statistics import fmean, stdev
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from whet.types import Encoded, Group, Sample, TokenBatch
+from whet.data.segments import number_of, policy_turns
+from whet.types import Encoded, Group, Sample, StopReason, TokenBatch
+
+ENVIRONMENT = "environment"  # the reward that an environment's own, turn by turn, add up to
 
 
 def token_batch(
-    groups: Sequence[Group], part_weights: Mapping[str, float] | None = None, max_new_tokens: int | None = None
+    groups: Sequence[Group],
+    part_weights: Mapping[str, float] | None = None,
+    max_new_tokens: int | None = None,
+    needs: frozenset[str] = frozenset(),
 ) -> TokenBatch:
-    """All samples of the groups as one right-padded batch; an unscored sample has reward NaN."""
+    """All samples of the groups as one right-padded batch; an unscored sample has reward NaN.
+
+    `needs` are an objective's: of the fields that few objectives look at, those are filled.
+    """
     samples = [sample for group in groups for sample in group.samples]
     width = max(len(sample.tokens) for sample in samples)
 
@@ -36,9 +46,13 @@ def token_batch(
     )
     weights = [1.0 if part_weights is None else part_weights[name] for name in names]
     wide = torch.float64
+    action = padded([sample.action for sample in samples])
+    step_reward, returned = _earned(samples, width, dict(zip(names, weights, strict=True)).get(ENVIRONMENT))
+    if step_reward is None and "step_reward" in needs:
+        step_reward = torch.full(action.shape, float("nan"), dtype=wide)
     return TokenBatch(
         tokens=padded([sample.tokens for sample in samples]),
-        action=padded([sample.action for sample in samples]),
+        action=action,
         group=torch.tensor([number for number, group in enumerate(groups) for _ in group.samples]),
         reward=torch.tensor(rewards, dtype=wide),
         behavior_logp=padded([sample.behavior_logp for sample in samples]),
@@ -51,20 +65,20 @@ def token_batch(
         greedy_reward=_greedy(groups),
         drawn=_drawn(groups),
         prompt=torch.tensor(
-            [number for group in groups for number in [_number_of(group.prompt.id)] * len(group.samples)]
+            [number for group in groups for number in [number_of(group.prompt.id)] * len(group.samples)]
         ),
-        step_reward=_steps(samples, width),
+        step_reward=step_reward,
+        returned=returned,
+        observed=_observed(action) if "observed" in needs else None,
+        truncated=padded([_truncated(sample) for sample in samples]) if "truncated" in needs else None,
+        episode=_episodes(groups),
+        role=_roles(samples) if "role" in needs or any(sample.role for sample in samples) else None,
         max_new_tokens=max_new_tokens,
     )
 
 
 def _number(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _number_of(name: str) -> int:
-    """A number of its own for each name, the same in every process."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def _greedy(groups: Sequence[Group]) -> Tensor | None:
@@ -86,14 +100,56 @@ def _drawn(groups: Sequence[Group]) -> Tensor | None:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _steps(samples: Sequence[Sample], width: int) -> Tensor | None:
-    if not any(sample.steps for sample in samples):
-        return None
+def _earned(samples: Sequence[Sample], width: int, weight: float | None) -> tuple[Tensor | None, Tensor | None]:
+    """[N, T], process rewards and rewards of turns where they were earned, and [N], what of it is in the reward.
+
+    `weight` is what the environment's rewards count in the reward; None: they are no part of it.
+    """
+    if not any(sample.steps or sample.turns for sample in samples):
+        return None, None
     rows = torch.full((len(samples), width), float("nan"), dtype=torch.float64)
-    for row, sample in zip(rows, samples, strict=True):
-        for position, score in sample.steps:
-            row[position] = score
-    return rows
+    returned = torch.zeros(len(samples), dtype=torch.float64)
+    for number, sample in enumerate(samples):
+        turns = [(turn.last, turn.turn.reward) for turn in policy_turns(sample) if turn.turn.reward is not None]
+        scores = [step for step in sample.steps if step not in turns]
+        for position, score in scores + [(last, (1.0 if weight is None else weight) * each) for last, each in turns]:
+            rows[number, position] = score + float(rows[number, position].nan_to_num())
+        returned[number] = 0.0 if weight is None else weight * fsum(each for _, each in turns)
+    if rows.isnan().all():
+        return None, None
+    return rows, returned if bool(returned.any()) else None
+
+
+def _observed(action: Tensor) -> Tensor:
+    """What stands between the first and the last action of a row and is none: an environment wrote it."""
+    begun, ahead = action.cumsum(-1) > 0, action.flip(-1).cumsum(-1).flip(-1) > 0
+    return begun & ahead & ~action
+
+
+def _truncated(sample: Sample) -> Tensor:
+    """The actions of turns that their token budget cut off; a single completion is one turn."""
+    if not sample.turns:
+        return sample.action & (sample.stop is StopReason.LENGTH)
+    cut = torch.zeros_like(sample.action)
+    for turn in policy_turns(sample):
+        if turn.turn.ended is StopReason.LENGTH:
+            cut[turn.turn.start : turn.turn.stop] = True
+    return cut & sample.action
+
+
+def _episodes(groups: Sequence[Group]) -> Tensor | None:
+    """A number for each episode; None where no two samples are branches of one."""
+    names = [
+        (number, sample.role, sample.episode or f"sample {place}")
+        for number, group in enumerate(groups)
+        for place, sample in enumerate(group.samples)
+    ]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return None if len(numbers) == len(names) else torch.tensor([numbers[name] for name in names])
+
+
+def _roles(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([number_of(sample.role) for sample in samples])
 
 
 def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
@@ -139,13 +195,17 @@ def micro_batches(blocks: Sequence[BlockSize], micro_batch_tokens: int, packed: 
     return batches
 
 
-def token_micro_batches(batch: TokenBatch, micro_batch_tokens: int, shared: bool = False) -> list[list[int]]:
+def token_micro_batches(
+    batch: TokenBatch, micro_batch_tokens: int, shared: bool = False, scored: Tensor | None = None
+) -> list[list[int]]:
     """The rows of each micro-batch. Padding is computed, unless `shared`: then rows that start with the same prompt
-    compute it once per micro-batch, and stay together where they fit."""
-    widths = _widths(batch.action)
+    compute it once per micro-batch, and stay together where they fit. `scored` [N, T] are the tokens whose
+    log-probability is wanted; None: the actions."""
+    scored = batch.action if scored is None else scored
+    widths = _widths(scored)
     if not shared:
         return micro_batches([BlockSize(1, width, width) for width in widths], micro_batch_tokens, packed=False)
-    prompts = batch.action.int().argmax(-1).tolist()
+    prompts = scored.int().argmax(-1).tolist()
     families: dict[bytes, list[int]] = {}
     tokens = batch.tokens.cpu().numpy()
     for row in sorted(range(len(widths)), key=lambda row: widths[row]):
@@ -165,9 +225,10 @@ def token_micro_batches(batch: TokenBatch, micro_batch_tokens: int, shared: bool
     return [[row for number in numbers for row in blocks[number]] for numbers in cut]
 
 
-def trimmed(batch: TokenBatch) -> TokenBatch:
-    """The batch without the columns behind the last action of all rows: nothing there can change a gradient."""
-    return batch.narrowed(max([*_widths(batch.action), 1]))
+def trimmed(batch: TokenBatch, scored: Tensor | None = None) -> TokenBatch:
+    """The batch without the columns behind the last action of all rows, or the last that is `scored`: nothing there can
+    change a gradient."""
+    return batch.narrowed(max([*_widths(batch.action if scored is None else scored), 1]))
 
 
 def _widths(action: Tensor) -> list[int]:

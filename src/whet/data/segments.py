@@ -1,11 +1,16 @@
-"""Sentences of a completion, counted on its tokens: where they end, and which of them start from the same text."""
+"""The turns of an episode and the sentences of a completion, counted on its tokens, and which of them start alike."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from whet.types import Sample, Turn
 
 SENTENCE_ENDS = (".", "!", "?", ";", "\n", *"\u3002\uff01\uff1f\uff1b")  # the last four: full-width marks
 
@@ -32,6 +37,55 @@ def segments(tokens: Tensor, action: Tensor, ends: Tensor) -> Tensor:
     after_close[:, 1:] = closing[:, :-1]
     opening = action & (after_close | resumed) & ~first
     return torch.where(action, opening.cumsum(-1), -1)
+
+
+@dataclass(frozen=True)
+class PolicyTurn:
+    """A turn that the policy wrote, and its first and last action in the tokens of the sample."""
+
+    turn: Turn
+    first: int
+    last: int
+
+
+def policy_turns(sample: Sample) -> list[PolicyTurn]:
+    """The turns with at least one action, in order."""
+    found = []
+    for turn in sample.turns:
+        actions = sample.action[turn.start : turn.stop].nonzero()[:, 0]
+        if len(actions):
+            found.append(PolicyTurn(turn, turn.start + int(actions[0]), turn.start + int(actions[-1])))
+    return found
+
+
+def with_turns(segment: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """int64 [N, T]: the rows of episodes have the number of the turn instead of the sentence."""
+    found = segment.clone()
+    for row, sample in zip(found, samples, strict=True):
+        turns = policy_turns(sample)
+        if turns:
+            starts = torch.zeros(len(row), dtype=torch.long)
+            for turn in turns[1:]:
+                starts[turn.first] = 1
+            row[:] = torch.where(row >= 0, starts.cumsum(0), -1)
+    return found
+
+
+def with_states(anchor: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """int64 [N, T]: turns whose state the environment names have that name's number instead of the text's."""
+    found = anchor.clone()
+    for row, sample in zip(found, samples, strict=True):
+        for turn in policy_turns(sample):
+            if turn.turn.state is not None:
+                inside = torch.zeros(len(row), dtype=torch.bool)
+                inside[turn.first : turn.last + 1] = sample.action[turn.first : turn.last + 1]
+                row[inside] = number_of(turn.turn.state)
+    return found
+
+
+def number_of(name: str) -> int:
+    """A number of its own for each name, the same in every process."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def anchors(tokens: Tensor, group: Tensor, segment: Tensor) -> Tensor:

@@ -7,11 +7,24 @@ from functools import partial
 from typing import Any
 
 from whet import registry
+from whet.envs.adapters.attempts import Attempts
+from whet.envs.adapters.bfcl import FunctionCalling
+from whet.envs.adapters.gem import gem_environment
+from whet.envs.adapters.gym import gym_environment
+from whet.envs.adapters.skyrl import skyrl_environment
+from whet.envs.adapters.textarena import TextArenaGame
 from whet.importing import imported
 from whet.protocols import Environment
 from whet.types import WhetError
 
-ENVIRONMENTS: dict[str, Callable[..., Environment]] = {}
+ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
+    "bfcl": FunctionCalling,
+    "gem": gem_environment,
+    "gym": gym_environment,
+    "reasoning_gym": Attempts,
+    "skyrl": skyrl_environment,
+    "textarena": TextArenaGame,
+}
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
 
 

@@ -22,6 +22,7 @@ class BatchShape:
     prompts: int  # slots, each with one prompt that any number of rows answer
     prompt_width: int
     completion_width: int
+    reads_on: bool = False  # rows may be given more tokens to read, behind what they have written
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,30 @@ class AttentionShape:
     head_size: int
     windows: tuple[int | None, ...]  # a layer's sliding window: how many keys it sees, its own included
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Rows that read on: R of them, T tokens of the longest chunk, M tokens in all. A place is one of a row's own."""
+
+    row: Tensor  # int64 [R]
+    slot: Tensor  # int64 [R]
+    last: Tensor  # int64 [R], the chunk's last token
+    places: Tensor  # int64 [R, T]; padding repeats a chunk's last one
+    positions: Tensor  # int64 [R, T], the prompt in front
+    token: Tensor  # int64 [M], in the flat order of [R, T]: without the padding
+    widths: tuple[int, int]  # columns that are read: of prompts, and of the rows' own
+    masks: dict[int | None, Tensor]  # by window: bool [R, 1, T, both widths], what a token sees
+
+    @property
+    def target(self) -> tuple[Tensor, Tensor]:
+        """Row and place of each token, int64 [M]."""
+        row = self.row[:, None].expand_as(self.places)
+        return row.reshape(-1)[self.token], self.places.reshape(-1)[self.token]
+
+    def tokens_of(self, values: Tensor) -> Tensor:
+        """[R, heads, T, size] -> [M, heads, size]."""
+        return values.transpose(1, 2).flatten(0, 1).index_select(0, self.token)
 
 
 class DecodeState:
@@ -85,6 +110,7 @@ class DecodeState:
         self.write_at: Tensor = numbers(0)
         self._start = numbers(0)  # of each row's completion
         self.masks: dict[int | None, Tensor | None] = {}
+        self.rotation = torch.empty(0)  # of the positions that there is room for, as a decoder wants it
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Rows begin to answer the prompts in these slots."""
@@ -206,11 +232,61 @@ class DecodeState:
 
     filling: Tensor  # int64 [P], the slots that a prefill fills
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy what rows have written to the places of rows that are gone."""
+    def begin_extension(
+        self,
+        rows: Sequence[int],
+        slots: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        prompt_width: int,
+    ) -> Extension:
+        """Chunks of so many tokens go behind the first `starts` places of these rows, whatever stands there."""
+        device, longest = self.device, max(lengths)
+        row, slot, start, length = (torch.tensor(list(each), device=device) for each in (rows, slots, starts, lengths))
+        last = length - 1
+        column = torch.arange(longest, device=device)[None]
+        places = start[:, None] + torch.minimum(column, last[:, None])
+        token = torch.tensor([number * longest + at for number, size in enumerate(lengths) for at in range(size)])
+        own_width = max(first + size for first, size in zip(starts, lengths, strict=True))
+        prompt_length = self.prompt_length.index_select(0, slot)[:, None, None, None]
+        at = places[:, None, :, None]
+        prompt, own = self._prompt_column[:, :prompt_width], torch.arange(own_width, device=device)[None]
+        masks = {}
+        for window in dict.fromkeys(self.attended.windows):
+            sees_prompt, sees_own = (prompt < prompt_length).expand(-1, -1, longest, -1), own <= at
+            if window is not None:
+                sees_prompt, sees_own = (
+                    sees_prompt & (prompt > prompt_length + at - window),
+                    sees_own & (own > at - window),
+                )
+            masks[window] = torch.cat([sees_prompt, sees_own], -1)
+        self.count[row] = start + length
+        widths = (prompt_width, own_width)
+        positions = prompt_length[:, 0, 0] + places
+        return Extension(row, slot, last, places, positions, token.to(device), widths, masks)
+
+    def extension_attention(
+        self, layer: int, extension: Extension, kv: tuple[Tensor, Tensor], query: Tensor, scale: float
+    ) -> Tensor:
+        """Chunks padded on the right, all [R, heads, T, size] -> [R, query heads, T, size]; stores keys and values."""
+        prompt_width, own_width = extension.widths
+        dtype, mask = self.attended.dtype, extension.masks[self.attended.windows[layer]]
+        row, place = extension.target
+        read = []
+        for number, values in enumerate(kv):
+            own = self.completion_kv[layer][number]
+            own.transpose(1, 2)[row, place] = extension.tokens_of(values).to(dtype)
+            prompt = self.prompt_kv[layer][number].narrow(2, 0, prompt_width).index_select(0, extension.slot)
+            read.append(torch.cat([prompt, own.narrow(2, 0, own_width).index_select(0, extension.row)], 2))
+        keys, values = read
+        repeats = query.shape[1] != keys.shape[1]
+        return F.scaled_dot_product_attention(query.to(dtype), keys, values, mask, scale=scale, enable_gqa=repeats)
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
+        """Copy the first places of rows to those of other rows; all are read before one is written."""
         source, target = (torch.tensor(list(each), device=self.device) for each in (sources, targets))
         for buffer in self.completion_kv:
-            part = buffer[:, :, :, : self.completion_width]
+            part = buffer[:, :, :, :width]
             part[:, target] = part[:, source]
         self.count[target] = self.count[source]
 

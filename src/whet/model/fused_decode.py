@@ -45,6 +45,9 @@ class _StepWeights:
     whole_heads: bool  # the norms of queries and keys act on all heads at once
 
 
+_FusedWeights = tuple[list[_StepWeights], Product]  # of the layers, and of the last norm and the head
+
+
 class FusedDecoder(HookedDecoder):
     """A `HookedDecoder` with a step of its own; prompts still go through the model's modules."""
 
@@ -57,7 +60,6 @@ class FusedDecoder(HookedDecoder):
         self._layers: list[_StepWeights] = []
         self._head: Product = base.lm.logits
         self._eps = torch.full((1,), stack.sizes.epsilon, device=base.lm.device)
-        self._rotation = torch.empty(0)
         self._by_row: RingDecoder | None = None
 
     def use(self, by_row: RingDecoder) -> None:
@@ -67,21 +69,25 @@ class FusedDecoder(HookedDecoder):
     def suited(self, shape: BatchShape) -> HookedDecoder:
         return self._by_row if self._by_row is not None and self._by_row.suits(shape) else self
 
-    @contextmanager
-    def running(self, num_steps: int = 0) -> Iterator[None]:
+    def gathered(self, num_steps: int = 0) -> _FusedWeights:
         dtype, stack = self.attended.dtype, self._stack
         assert stack.head is not None
+        layers = [self._gathered(block) for block in stack.blocks]
+        # as it is: a copy of the largest matrix takes longer than it saves
+        weight: Tensor = stack.head.weight.detach().to(dtype)
+        bias = stack.head.bias.detach().to(dtype) if has_bias(stack.head) else None
+        last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
+        return layers, lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
+
+    @contextmanager
+    def running(self, gathered: _FusedWeights | None = None) -> Iterator[None]:
+        before = self._layers, self._head
         try:
-            self._layers = [self._gathered(block) for block in stack.blocks]
-            # as it is: a copy of the largest matrix takes longer than it saves
-            weight: Tensor = stack.head.weight.detach().to(dtype)
-            bias = stack.head.bias.detach().to(dtype) if has_bias(stack.head) else None
-            last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
-            self._head = lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
-            with super().running(num_steps):
+            self._layers, self._head = gathered or self.gathered()
+            with super().running():
                 yield
         finally:
-            self._layers, self._head = [], self.lm.logits
+            self._layers, self._head = before
 
     def _gathered(self, block: Block) -> _StepWeights:
         dtype, scale = self.attended.dtype, self._stack.sizes.scale
@@ -113,14 +119,15 @@ class FusedDecoder(HookedDecoder):
         # the half that a rotation subtracts carries its sign here; [positions, 2, 1, 2 halves, half a head]
         halves = torch.stack([cosine, sine], 1).unflatten(-1, (1, 2, -1))
         halves[:, 1, :, 0] *= -1
-        self._rotation = halves
-        return super().state(shape)
+        state = super().state(shape)
+        state.rotation = halves
+        return state
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         state.begin_step()
         rows, size, queries = state.rows, self.attended.head_size, self._num_queries
         turned = queries + self.attended.num_heads
-        cosine, sine = self._rotation.index_select(0, state.positions).unbind(1)
+        cosine, sine = state.rotation.index_select(0, state.positions).unbind(1)
         hidden = F.embedding(tokens, self._stack.embedding.weight)
         for number, layer in enumerate(self._layers):
             (before, before_mlp), (after, after_mlp) = layer.norm_before, layer.norm_after
@@ -167,8 +174,10 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
         if gap := disagreement(trial):
             return NotDescribed(f"the written-out step: {gap}")
     decoder = FusedDecoder(base, stack)
-    if not RingDecoder.refusal(base, stack) and not disagreement(by_row := RingDecoder(base, stack)):
-        decoder.use(by_row)
+    if not RingDecoder.refusal(base, stack):
+        by_row = RingDecoder(base, stack)
+        if not any(disagreement(by_row, reads_on) for reads_on in (False, True)):
+            decoder.use(by_row)
     return decoder
 
 

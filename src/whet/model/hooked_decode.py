@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from whet.model.block import NotDescribed, OtherBlock, far_position, layer_windows, short_windows
 from whet.model.causal_lm import CausalLM
-from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
 
 NAME = "whet_decode"
 LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 5e-2  # a mistake is larger, rounding smaller
@@ -67,7 +67,14 @@ class _Prefill:
     state: DecodeState
 
 
-_now: ContextVar[_AttentionProbe | _Prefill | DecodeState] = ContextVar("whet_decode")
+@dataclass(frozen=True)
+class _ReadingOn:
+    state: DecodeState
+    extension: Extension
+
+
+_Doing = _AttentionProbe | _Prefill | _ReadingOn | DecodeState
+_now: ContextVar[_Doing] = ContextVar("whet_decode")
 
 
 def _attend(
@@ -84,6 +91,9 @@ def _attend(
         now.note(module, query, (key, value), options)
         # only the shapes are wanted
         return torch.zeros_like(query).transpose(1, 2), None
+    if isinstance(now, _ReadingOn):
+        read = now.state.extension_attention(number, now.extension, (key, value), query, scale)
+        return read.to(query.dtype).transpose(1, 2).contiguous(), None
     return now.state.prefill_attention(number, (key, value), query, scale).transpose(1, 2).contiguous(), None
 
 
@@ -106,9 +116,13 @@ class HookedDecoder:
         size = lm.vocabulary if lm.whole else int(lm.model.config.get_text_config().hidden_size)  # type: ignore[union-attr,operator]
         return DecodeState(shape, self.attended, size, lm.device)
 
+    def gathered(self, num_steps: int = 0) -> Any:
+        """The model's weights as this decoder wants them; `num_steps` is how many steps are to come at most."""
+        return None
+
     @contextmanager
-    def running(self, num_steps: int = 0) -> Iterator[None]:
-        """Inside, `prefill` and `step` work; `num_steps` is how many are to come at most."""
+    def running(self, gathered: Any = None) -> Iterator[None]:
+        """Inside, `prefill`, `extend` and `step` work, with the weights as they were gathered, or as they are."""
         with _attention(self._configs):
             yield
 
@@ -126,6 +140,13 @@ class HookedDecoder:
     def first_logits(self, slots: Tensor, state: DecodeState) -> Tensor:
         """[len(slots), V]: of the first token of a completion to the prompts in these slots."""
         return self.lm.logits(state.prompt_state.index_select(0, slots))
+
+    def extend(self, tokens: Tensor, extension: Extension, state: DecodeState) -> Tensor:
+        """Read chunks [R, T], padded on the right; logits [R, V] behind each one's last token."""
+        positions = extension.positions + self.first_position
+        with _doing(_ReadingOn(state, extension)):
+            hidden = self.lm.hidden(tokens.to(state.device), None, positions)
+        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), extension.last])
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Read one token per row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""
@@ -170,25 +191,27 @@ def attention_shape(lm: CausalLM) -> AttentionShape:
     return AttentionShape(len(layers), layers[0][0], layers[0][1], windows, seen.dtype if halves else lm.dtype)
 
 
-def disagreement(decoder: HookedDecoder) -> str:
+def disagreement(decoder: HookedDecoder, reads_on: bool = True) -> str:
     """How two prompts of different length, three completions of three tokens, miss the model's own logits; or empty.
+
+    With `reads_on`, two of the rows then read their last two tokens, and their last one, once more as a chunk.
 
     The rows end with the last position of the context. Within `short_windows` they are longer than every window.
     """
     lm, device = decoder.lm, decoder.lm.device
     decoder.first_position = far_position(lm, 8)
     try:
-        return _disagreement(decoder, lm, device)
+        return _disagreement(decoder, lm, device, reads_on)
     finally:
         decoder.first_position = 0
 
 
-def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device) -> str:
+def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device, reads_on: bool) -> str:
     tokens = torch.arange(2, 2 + 3 * 8, device=device).view(3, 8) * 7 % lm.vocabulary
     lengths, slots = (5, 3), (0, 0, 1)
     tokens[1, :5] = tokens[0, :5]
     prompts = torch.stack([tokens[0, :5], tokens[2, :5]])
-    state = decoder.state(BatchShape(3, 2, 5, 4))
+    state = decoder.state(BatchShape(3, 2, 5, 4, reads_on))
     ours: list[Tensor] = []
     with decoder.running():
         decoder.prefill(prompts, lengths, (0, 1), state)
@@ -200,6 +223,11 @@ def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device) ->
             read = torch.stack([tokens[row, lengths[slot] + position] for row, slot in enumerate(slots)])
             ours.append(decoder.step(read, state))
             state.count += 1
+        if reads_on:
+            chunks = [tokens[0, 5 + 1 : 5 + 3].tolist(), [*tokens[2, 3 + 2 : 3 + 3].tolist(), 0]]
+            extension = state.begin_extension((0, 2), (0, 1), (1, 2), (2, 1), 5)
+            again = decoder.extend(torch.tensor(chunks), extension, state)
+            ours.append(torch.stack([again[0], ours[-1][1], again[1]]))
     tolerance = LOGIT_TOLERANCE if decoder.attended.dtype == torch.float32 else HALF_LOGIT_TOLERANCE
     worst = 0.0
     for row, slot in enumerate(slots):
@@ -208,6 +236,7 @@ def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device) ->
         hidden = lm.hidden(tokens[row : row + 1, : start + 3], None, positions)
         theirs = lm.logits(hidden[0, start - 1 :])
         mine = torch.stack([logits[row] for logits in ours])
+        theirs = torch.cat([theirs, theirs[-1:]]) if reads_on else theirs
         gap = float((mine - theirs).abs().max() / theirs.abs().max())
         worst = max(worst, gap if math.isfinite(gap) else math.inf)
     return "" if worst <= tolerance else f"its logits differ from the model's own by {worst:.1e} of the largest"
@@ -235,7 +264,7 @@ def _attention(configs: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _doing(now: _AttentionProbe | _Prefill | DecodeState) -> Iterator[None]:
+def _doing(now: _Doing) -> Iterator[None]:
     token = _now.set(now)
     try:
         yield

@@ -1,8 +1,9 @@
 """The decode step of small described models on a CPU: each row holds its prompt's keys next to its own.
 
 With few keys a step's time is the number of its operations, and with keys laid out by row an attention is three of
-them, whoever entered when: every row writes the same column of a ring. A column a row does not see is hidden by one
-more number in its key, which meets a 1 in the query; so there is no mask. A head's numbers are in the order in which a
+them, whoever entered when: every row writes the same column of a ring. (A row that may read on, later, has columns of
+its own instead.) A column a row does not see is hidden by one more number in its key, which meets a 1 in the query; so
+there is no mask. A head's numbers are in the order in which a
 rotation pairs them, which turns them by one complex product.
 """
 
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockStack, has_bias, norm_weight
-from whet.model.decode_state import AttentionShape, BatchShape, DecodeState
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
 from whet.model.hooked_decode import HookedDecoder
 
 HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
@@ -45,6 +46,7 @@ class RingState(DecodeState):
         self._clock = 0
         self.column, self.width = 0, 0  # where this step writes, and how many columns it reads
         self.own: list[Own] = []  # by layer
+        self.buffers: _StepBuffers | None = None
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         super().enter(rows, slots)
@@ -56,9 +58,7 @@ class RingState(DecodeState):
         ring = slice(width, width + min(self._clock, self._ring))
         for number in self._layers:
             keys, values = self.prompt_kv[number]
-            # [rows, heads, columns, 2 halves, half a head] -> [rows, heads, half a head, 2 halves, columns]
-            paired = keys.index_select(0, slot).unflatten(3, (2, -1)).permute(0, 1, 4, 3, 2)
-            self._keys[number][where, :, :size, :width] = paired.reshape(len(rows), -1, size, width)
+            self._keys[number][where, :, :size, :width] = _paired(keys.index_select(0, slot)).transpose(2, 3)
             self._keys[number][where, :, size] = hidden
             self._values[number][where, :, :width] = values.index_select(0, slot)
             # what was there may not be a number, which no weight of 0 takes out
@@ -84,11 +84,93 @@ class RingState(DecodeState):
         weight = torch.softmax(scores, -1, out=scores)
         return torch.bmm(weight, flat_values.narrow(1, 0, self.width)).view(1, self.rows, -1)
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         source, target = torch.tensor(sources), torch.tensor(targets)
         for buffer in (*self._keys, *self._values):
             buffer[target] = buffer[source]
         self.count[target] = self.count[source]
+
+
+class RowState(DecodeState):
+    """Keys [rows, heads, columns, size + 1] and values [.., size]: a prompt's, then the row's own at their places."""
+
+    def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
+        super().__init__(replace(shape, completion_width=0), attended, state_size, device)
+        heads, size, self._layers = attended.num_heads, attended.head_size, range(attended.num_layers)
+        self._first, width = shape.prompt_width, shape.prompt_width + shape.completion_width
+        self._keys = [torch.zeros(shape.rows, heads, width, size + 1) for _ in self._layers]
+        self._values = [torch.zeros(shape.rows, heads, width, size) for _ in self._layers]
+        self._flat = [(k.view(-1, size + 1), v.view(-1, size)) for k, v in zip(self._keys, self._values, strict=True)]
+        # the flat place of each head's first own column
+        self._head_from = torch.arange(shape.rows * heads).view(shape.rows, heads) * width + self._first
+        self._at = torch.empty(0, dtype=torch.long)  # flat places that this step writes
+        self.own: list[Own] = []  # by layer
+        self.buffers: _StepBuffers | None = None
+
+    def enter(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        super().enter(rows, slots)
+        row, slot, size = torch.tensor(rows), torch.tensor(slots), self.attended.head_size
+        unseen = torch.arange(self._keys[0].shape[2])[None] >= self.prompt_length[slot][:, None]
+        hidden = torch.zeros(unseen.shape).masked_fill_(unseen, HIDDEN)[:, None]
+        for number in self._layers:
+            keys, values = (each.index_select(0, slot) for each in self.prompt_kv[number])
+            self._keys[number][row, :, : self._first, :size] = _paired(keys)
+            self._keys[number][row, :, :, size] = hidden
+            self._values[number][row, :, : self._first] = values
+
+    def seat(self, slots: Sequence[int | None], prompt_width: int) -> None:
+        super().seat(slots, prompt_width)
+        rows = self.rows
+        self.own = [
+            (*flat, keys[:rows].flatten(0, 1).transpose(1, 2), values[:rows].flatten(0, 1))
+            for flat, keys, values in zip(self._flat, self._keys, self._values, strict=True)
+        ]
+
+    def begin_step(self) -> None:
+        self._at = (self._head_from[: self.rows] + self.count[: self.rows, None]).view(-1)
+
+    def attended_values(self, own: Own, queries: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
+        """As of a `RingState`."""
+        keys, values, by_head, values_by_head = own
+        keys.index_copy_(0, self._at, new_keys.reshape(-1, keys.shape[1]))
+        values.index_copy_(0, self._at, new_values.reshape(-1, values.shape[1]))
+        width = self._first + self.completion_width
+        scores = torch.bmm(queries, by_head.narrow(2, 0, width))
+        weight = torch.softmax(scores, -1, out=scores)
+        return torch.bmm(weight, values_by_head.narrow(1, 0, width)).view(1, self.rows, -1)
+
+    def extension_attention(
+        self, layer: int, extension: Extension, kv: tuple[Tensor, Tensor], query: Tensor, scale: float
+    ) -> Tensor:
+        size, row = self.attended.head_size, extension.row
+        prompt_width, own_width = extension.widths
+        keys, values = self._keys[layer], self._values[layer]
+        behind = torch.arange(keys.shape[2]) > self._first + extension.places[:, -1:]
+        keys[row, :, :, size] = keys[row, :, :, size].masked_fill_(behind[:, None], HIDDEN)
+        to_row, place = extension.target
+        place = place + self._first
+        keys.transpose(1, 2)[to_row, place] = F.pad(_paired(extension.tokens_of(kv[0])), (0, 1))
+        values.transpose(1, 2)[to_row, place] = extension.tokens_of(kv[1])
+        used = torch.cat([torch.arange(prompt_width), self._first + torch.arange(own_width)])
+        keys, values = (each.index_select(0, row).index_select(2, used) for each in (keys, values))
+        mask, repeats = extension.masks[self.attended.windows[layer]], query.shape[1] != keys.shape[1]
+        return F.scaled_dot_product_attention(
+            _paired(query), keys[..., :size], values, mask, scale=scale, enable_gqa=repeats
+        )
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
+        source, target = torch.tensor(sources), torch.tensor(targets)
+        for buffer in (*self._keys, *self._values):
+            part = buffer[:, :, : self._first + width]
+            part[target] = part[source]
+            if buffer.shape[3] > self.attended.head_size:  # keys
+                buffer[target, :, self._first + width :, -1] = HIDDEN
+        self.count[target] = self.count[source]
+
+
+def _paired(heads: Tensor) -> Tensor:
+    """Each head's numbers in the order in which a rotation pairs them, [.., size]."""
+    return heads.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -162,6 +244,9 @@ class _StepBuffers:
         return torch.linalg.vector_norm(self.lengths, dim=0, keepdim=True)
 
 
+_AllWeights = tuple[list[_RingWeights], Tensor, Tensor]  # of the layers, of the head, and of the last norm
+
+
 class RingDecoder(HookedDecoder):
     """A described model's step on a `RingState`; prompts go through the model's own modules."""
 
@@ -175,8 +260,6 @@ class RingDecoder(HookedDecoder):
         self._eps = stack.sizes.epsilon
         self._layers: list[_RingWeights] = []
         self._head, self._last_norm = torch.empty(0), torch.empty(0)
-        self._rotation = torch.empty(0)
-        self._buffers: _StepBuffers | None = None
 
     @staticmethod
     def refusal(base: HookedDecoder, stack: BlockStack) -> str:
@@ -200,25 +283,31 @@ class RingDecoder(HookedDecoder):
         width = shape.prompt_width + shape.completion_width
         return copies <= LARGEST_COPIES and all(window is None or window >= width for window in self.attended.windows)
 
-    def state(self, shape: BatchShape) -> RingState:
+    def state(self, shape: BatchShape) -> RingState | RowState:
         positions = torch.arange(shape.prompt_width + shape.completion_width) + self.first_position
         cosine, sine = self._stack.rotation(positions)
         half = self.attended.head_size // 2
-        self._rotation = torch.complex(cosine[:, :half], sine[:, :half])
-        return RingState(shape, self.attended, self._stack.sizes.width, self.lm.device)
+        kind = RowState if shape.reads_on else RingState
+        state = kind(shape, self.attended, self._stack.sizes.width, self.lm.device)
+        state.rotation = torch.complex(cosine[:, :half], sine[:, :half])
+        return state
 
-    @contextmanager
-    def running(self, num_steps: int = 0) -> Iterator[None]:
+    def gathered(self, num_steps: int = 0) -> _AllWeights:
         packed, stack = num_steps >= PACKING_STEPS, self._stack
         assert stack.head is not None
+        layers = [self._gathered(block, packed) for block in stack.blocks]
+        last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
+        return layers, stack.head.weight.detach().t(), last_norm * self._root
+
+    @contextmanager
+    def running(self, gathered: _AllWeights | None = None) -> Iterator[None]:
+        before = self._layers, self._head, self._last_norm
         try:
-            self._layers = [self._gathered(block, packed) for block in stack.blocks]
-            last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
-            self._head, self._last_norm = stack.head.weight.detach().t(), last_norm * self._root
-            with super().running(num_steps):
+            self._layers, self._head, self._last_norm = gathered or self.gathered()
+            with super().running():
                 yield
         finally:
-            self._layers, self._buffers, self._head = [], None, torch.empty(0)
+            self._layers, self._head, self._last_norm = before
 
     def _gathered(self, block: Block, packed: bool) -> _RingWeights:
         heads, size = self.attended.num_heads, self.attended.head_size
@@ -271,12 +360,12 @@ class RingDecoder(HookedDecoder):
         return together.unflatten(2, (2, -1)).transpose(2, 3)
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        assert isinstance(state, RingState)
+        assert isinstance(state, RingState | RowState)
         state.begin_step()
-        buffers = self._buffers
+        buffers = state.buffers
         if buffers is None or buffers.rows != state.rows:
-            buffers = self._buffers = _StepBuffers(state.rows, self._layers[0], self.attended, self._eps)
-        rotation = self._rotation.index_select(0, state.positions)[:, None]
+            buffers = state.buffers = _StepBuffers(state.rows, self._layers[0], self.attended, self._eps)
+        rotation = state.rotation.index_select(0, state.positions)[:, None]
         embedded = self._stack.embedding.weight.index_select(0, tokens)
         buffers.hidden.copy_(embedded.view(state.rows, 2, -1).transpose(0, 1))
         for layer, own in zip(self._layers, state.own, strict=True):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.objective.component import Component
-from whet.objective.statistics import group_index, group_moments, sums_by
+from whet.objective.statistics import episode_mean, episode_weight, group_index, group_moments, sums_by
 from whet.types import TokenBatch, WhetError
 
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
@@ -97,7 +97,7 @@ class GroupMean(GroupBaseline):
     name: ClassVar[str] = "group_mean"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        moments = group_moments(batch.reward, batch.group)
+        moments = group_moments(batch.reward, batch.group, episode_weight(batch))
         # the mean of equal rewards is that reward; the rounded sum would leave noise that a scale could blow up
         return torch.where(moments.constant, batch.reward, moments.mean)
 
@@ -128,13 +128,13 @@ class BatchRunningMean(CompletionBaseline):
         return torch.full_like(batch.reward, mean)
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
-        scored = batch.reward[~batch.reward.isnan()].double()
-        if not scored.numel():
+        mean = mean_reward(batch)
+        if mean is None:
             return memory
         kept = self.decay
         return {
             **memory,
-            "running_sum": kept * memory.get("running_sum", 0.0) + (1 - kept) * float(scored.mean()),
+            "running_sum": kept * memory.get("running_sum", 0.0) + (1 - kept) * mean,
             "running_mass": kept * memory.get("running_mass", 0.0) + (1 - kept),
         }
 
@@ -145,18 +145,70 @@ class BatchRunningMean(CompletionBaseline):
         return f"R - ema_{self.decay:g}(R)"
 
 
+def mean_reward(batch: TokenBatch) -> float | None:
+    """Over the scored rows, each by its share of its episode; None without any."""
+    scored = ~batch.reward.isnan()
+    if not scored.any():
+        return None
+    weight = episode_weight(batch)
+    reward = batch.reward[scored].double()
+    return float(reward.mean() if weight is None else (reward * weight[scored]).sum() / weight.sum())
+
+
+@dataclass(frozen=True)
+class RunningRoleMean(CompletionBaseline):
+    """b_role <- decay b_role + (1 - decay) mean R of the role, after use; 0 at first. Liu 2025 (2506.24119).
+
+    In self-play the roles of a game are worth differently, and a baseline shared by them teaches whoever is favoured
+    nothing but that. Updated once per step, by the mean of the role's rewards in it: no order of samples matters.
+    """
+
+    decay: float = 0.95
+    name: ClassVar[str] = "running_role_mean"
+    needs: ClassVar[frozenset[str]] = frozenset({"role"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"baseline.decay is {self.decay}; give a share in [0, 1)")
+
+    def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        return batch.reward.new_tensor([memory.get(key, 0.0) for key in self._keys(batch)])
+
+    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        keys = self._keys(batch)
+        fresh: dict[str, float] = {}
+        for key in sorted(set(keys)):
+            mean = mean_reward(batch.select([row for row, each in enumerate(keys) if each == key]))
+            if mean is not None:
+                fresh[key] = self.decay * memory.get(key, 0.0) + (1 - self.decay) * mean
+        return {**memory, **fresh}
+
+    def _keys(self, batch: TokenBatch) -> list[str]:
+        if batch.role is None:
+            raise ValueError("running_role_mean needs the role of each row and the batch has none")
+        return [f"role/{number}" for number in batch.role.tolist()]
+
+    def words(self) -> str:
+        return "compare each completion with a running mean of what its role earned before"
+
+    def symbols(self) -> str:
+        return f"R - ema_{self.decay:g}(R of this role)"
+
+
 @dataclass(frozen=True)
 class LeaveOneOut(GroupBaseline):
     """b_i = mean of the other rewards of i's group. Kool 2019; Ahmadian 2024 (2402.14740), eq. 6.
 
-    Unbiased: the sample is not in its own baseline. R - b = G/(G-1) (R - mean).
+    Unbiased: the sample is not in its own baseline. R - b = G/(G-1) (R - mean). The branches of an episode are compared
+    with the other episodes.
     """
 
     name: ClassVar[str] = "leave_one_out"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        moments = group_moments(batch.reward, batch.group)
-        others = (moments.count * moments.mean - batch.reward) / (moments.count - 1).clamp(min=1)
+        moments = group_moments(batch.reward, batch.group, episode_weight(batch))
+        own = episode_mean(batch.reward, batch)
+        others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
         return torch.where(moments.constant, batch.reward, others)
 
     def words(self) -> str:
@@ -212,9 +264,13 @@ class LengthWeightedMean(GroupBaseline):
         index, count = group_index(batch.group)
         scored = ~batch.reward.isnan()
         length = torch.where(scored, batch.lengths.to(batch.reward.dtype), 0.0)
+        weight = episode_weight(batch)
+        if weight is not None:
+            length = length * weight.to(length.dtype)
         earned = sums_by(index, count, length * torch.where(scored, batch.reward, 0.0))
-        moments = group_moments(batch.reward, batch.group)
-        mean = (earned / sums_by(index, count, length).clamp(min=1))[index]
+        moments = group_moments(batch.reward, batch.group, weight)
+        total = sums_by(index, count, length)
+        mean = (earned / torch.where(total > 0, total, 1.0))[index]
         return torch.where(moments.constant, batch.reward, mean)
 
     def words(self) -> str:
@@ -295,10 +351,12 @@ class PromptTracker(CompletionBaseline):
         if ((known < 0) | (known > 1)).any():
             raise WhetError("objective.baseline=prompt_tracker counts successes: give a reward within 0 to 1")
         fresh: dict[str, tuple[float, float]] = {}
-        for key, reward in zip(self._keys(batch), batch.reward.tolist(), strict=True):
+        weight = episode_weight(batch)
+        weights = [1.0] * len(batch.reward) if weight is None else weight.tolist()
+        for key, reward, counts in zip(self._keys(batch), batch.reward.tolist(), weights, strict=True):
             if reward == reward:  # NaN is unscorable
                 won, lost = fresh.get(key) or tuple(self.keep * each for each in self._counts(key, memory))
-                fresh[key] = (won + reward, lost + 1 - reward)
+                fresh[key] = (won + counts * reward, lost + counts * (1 - reward))
         noted = {
             f"{key}/{side}": number for key, pair in fresh.items() for side, number in zip("wl", pair, strict=True)
         }
@@ -336,7 +394,7 @@ class PartwiseGroup(GroupBaseline):
         total = torch.zeros_like(batch.reward)
         for values, weight in zip(batch.parts.T, batch.part_weight.T, strict=True):
             part = torch.where(batch.reward.isnan(), float("nan"), values.to(batch.reward.dtype))
-            moments = group_moments(part, batch.group)
+            moments = group_moments(part, batch.group, episode_weight(batch))
             centre = torch.where(moments.constant, part, moments.mean)
             total = total + weight * (part - centre) / (moments.std + 1e-6)
         return on_actions(total, batch)

@@ -1,7 +1,8 @@
 """Who counts how much? Shares: `(batch, totals) -> [N, T]`.
 
 n_i trained tokens of sequence i; N sequences with n_i > 0 and M = SUM n_i, both of the WHOLE optimizer step: a share
-never depends on how the batch is cut. A sequence without a trained token has no share and is not in N.
+never depends on how the batch is cut. A sequence without a trained token has no share and is not in N. Where episodes
+have branches the loss multiplies the shares by `row_weight`, and N and M count rows by it: an episode counts once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component
-from whet.objective.statistics import STD_FLOOR, group_index, sums_by
+from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
 
 
@@ -41,8 +42,16 @@ class Aggregate(Protocol):
 def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
     """The denominators of one optimizer step, from the whole of its batch on this rank; add them over ranks."""
     lengths = batch.lengths
-    correct = 0 if batch.correct is None else int(lengths[batch.correct].sum())
-    return Totals(int(lengths.sum()), int((lengths > 0).sum()), max_new_tokens, correct)
+    seen = 0 if batch.observed is None else (batch.observed & ~batch.reward.isnan()[:, None]).sum(-1)
+    counts = (lengths, lengths > 0, 0 if batch.correct is None else lengths * batch.correct, seen)
+    tokens, sequences, correct, observed = (_weighed(each, batch.row_weight) for each in counts)
+    return Totals(tokens, sequences, max_new_tokens, correct, observed)
+
+
+def _weighed(counts: Tensor | int, weight: Tensor | None) -> float:
+    if isinstance(counts, int):
+        return counts
+    return int(counts.sum()) if weight is None else float((counts * weight).sum())
 
 
 class _FixedShare(Component):
@@ -92,6 +101,34 @@ class SequenceMean(_FixedShare):
 
     def symbols(self) -> str:
         return "1/N SUM_i 1/n_i SUM_t"
+
+
+@dataclass(frozen=True)
+class TurnMean(_FixedShare):
+    """share = 1 / (N T_i n_ij), T_i turns of the trajectory, n_ij trained tokens of turn j.
+
+    Every trajectory counts the same, and every turn in it. In a single completion the turns are its sentences.
+    """
+
+    name: ClassVar[str] = "turn_mean"
+    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        if batch.segment is None:
+            raise ValueError("turn_mean needs segment and the batch has none")
+        inside = torch.where(batch.action, batch.segment, 0)
+        # at most as many turns as columns: asking for the last one's number would wait for a device
+        counts = torch.zeros(inside.shape, dtype=torch.float64, device=inside.device)
+        counts = counts.scatter_add(1, inside, batch.action.double())
+        turns = (counts > 0).sum(-1, keepdim=True).clamp(min=1)
+        lengths = counts.gather(1, inside).clamp(min=1)
+        return _share(batch.action, 1.0 / (max(totals.sequences, 1) * turns * lengths))
+
+    def words(self) -> str:
+        return "every trajectory counts the same, and in it every turn, whatever its length"
+
+    def symbols(self) -> str:
+        return "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
 
 @dataclass(frozen=True)
@@ -153,17 +190,18 @@ class LearnedLength(Component):
         index, count = group_index(batch.group)
         length = batch.lengths.double()
         counted = (length > 0) & ~batch.reward.isnan()
-        one = counted.double()
+        weight = episode_weight(batch, counted)
+        one = counted.double() if weight is None else weight
         size = sums_by(index, count, one).clamp(min=1)
         mean = sums_by(index, count, length * one) / size
-        deviation = (length - mean[index]) * one
-        std = (sums_by(index, count, deviation**2) / (size - 1).clamp(min=1)).sqrt()
+        deviation = torch.where(counted, length - mean[index], 0.0)
+        std = (sums_by(index, count, one * deviation**2) / (size - 1).clamp(min=1)).sqrt()
         height = (1 + self.spread * deviation / (std[index] + STD_FLOOR)).clamp(min=0.01)
         logit = height**power
         share = torch.where(counted, logit.exp(), 0.0)
-        share = share / sums_by(index, count, share).clamp(min=1e-300)[index]
+        share = share / sums_by(index, count, one * share).clamp(min=1e-300)[index]
         rise = logit * height.log()
-        mean_rise = sums_by(index, count, share * rise)[index]
+        mean_rise = sums_by(index, count, one * share * rise)[index]
         factor = size[index] * share
         return torch.stack([torch.where(counted, factor, 1.0), factor * (rise - mean_rise)], dim=1)
 

@@ -86,10 +86,12 @@ POLICY = Family(
         "baseline": _axis(
             *("compared with what?", advantage.Baseline),
             *(advantage.GroupMean, advantage.LeaveOneOut, advantage.LengthWeightedMean, advantage.BatchRunningMean),
+            advantage.RunningRoleMean,
             *(advantage.MixedMean, advantage.Greedy, advantage.DrawnMean, advantage.PromptTracker),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
-            *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.AnchoredSteps),
+            *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
+            steps.AnchoredSteps,
             main=True,
         ),
         "scale": _axis(
@@ -112,7 +114,7 @@ POLICY = Family(
         "aggregate": _axis(
             *("who counts how much?", aggregate.Aggregate),
             *(aggregate.TokenMean, aggregate.SequenceMean, aggregate.FixedLength, aggregate.SequenceSum),
-            aggregate.LearnedLength,
+            *(aggregate.TurnMean, aggregate.LearnedLength),
             main=True,
         ),
         "kl": _axis(
@@ -134,12 +136,13 @@ POLICY = Family(
             *(mismatch.TruncateSequence, mismatch.MaskTokens, mismatch.MaskSequences, mismatch.MaskStale),
         ),
         "select": _axis(
-            *("which tokens carry gradient?", select.Select, select.AllTokens, select.Finished, select.TopEntropy),
-            *(select.ClipCovariance, select.TieCovariance),
+            *("which tokens carry gradient?", select.Select, select.AllTokens, select.Finished),
+            *(select.FinishedTurns, select.TopEntropy, select.ClipCovariance, select.TieCovariance),
         ),
         "smooth": _axis("who else learns from a token?", terms.Smooth, terms.NoSmoothing, terms.TopK),
         "imitate": _axis(
-            *("are right completions imitated as well?", terms.Imitate, terms.NoImitation, terms.ImitateRight)
+            *("are right completions, or what an environment wrote, imitated as well?", terms.Imitate),
+            *(terms.NoImitation, terms.ImitateRight, terms.ImitateObserved),
         ),
         "entropy": _axis(
             *("is entropy rewarded?", terms.Entropy, terms.NoBonus, terms.Bonus, terms.BonusToTarget),

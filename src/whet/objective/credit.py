@@ -1,7 +1,8 @@
 """Which token earned it? Baselines that credit the tokens of a completion one by one.
 
-They read `batch.token_reward` (process rewards less the KL, [N, T]) and put the completion's own reward on its last
-action. Tokens between the actions (a tool's output) are passed over: value and trace carry on behind them.
+They read `batch.token_reward` (process and turn rewards less the KL, [N, T]) and put the completion's own reward on its
+last action, less what its steps have earned of it already (`batch.returned`): nothing is paid twice. Tokens between the
+actions (a tool's output) are passed over: value and trace carry on behind them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def paid(batch: TokenBatch, outcome: Tensor | None = None) -> Tensor:
     earned = torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.reward.device)
     if batch.token_reward is not None:
         earned = earned + batch.token_reward.to(earned.dtype)
+    if batch.returned is not None:
+        outcome = outcome - batch.returned.to(outcome.dtype)
     last = last_action(batch.action)
     earned = earned + torch.where(last, outcome.nan_to_num()[:, None], 0.0)
     return torch.where(batch.action & scored[:, None], earned, 0.0)

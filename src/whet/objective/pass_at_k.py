@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
-from whet.objective.statistics import group_index
+from whet.objective.statistics import episode_index, episode_mean, group_index
 from whet.types import TokenBatch, WhetError
 
 
 def right_completions(batch: TokenBatch) -> Tensor:
-    """float [N]: 1 right, 0 wrong, NaN unscorable."""
+    """float [N]: 1 right, 0 wrong, NaN unscorable. The branches of an episode must agree: it is one attempt."""
     score = batch.reward if batch.parts is None else batch.parts[:, 0].to(batch.reward.dtype)
     score = torch.where(batch.reward.isnan(), float("nan"), score)
     scored = score[~score.isnan()]
     if not ((scored == 0) | (scored == 1)).all():
         raise WhetError("pass@k is defined for completions that are right or wrong; use a first reward of 0 or 1")
+    if ((episode_mean(score, batch) - score).abs() > 0.01).any():  # an unscorable branch is compared with nothing
+        raise WhetError("pass@k counts whole episodes; give the branches of an episode the same first reward")
     return score
 
 
@@ -51,10 +53,28 @@ class _RightAmongK(GroupBaseline):
         index, count = group_index(batch.group)
         found = torch.zeros_like(batch.reward)
         for number in range(count):
-            rows = ((index == number) & ~right.isnan()).nonzero()[:, 0]
-            if len(rows) >= self.smallest_group:
-                found[rows] = torch.tensor(self.members(right[rows].tolist()), dtype=found.dtype, device=found.device)
+            rows, first = _attempts((index == number) & ~right.isnan(), batch)
+            if len(first) >= self.smallest_group:
+                members = torch.tensor(self.members(right[first].tolist()), dtype=found.dtype, device=found.device)
+                found[rows] = members[_place(rows, first, batch)]
         return on_actions(found, batch)
+
+
+def _attempts(counted: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The counted rows, and one of each episode among them."""
+    rows = counted.nonzero()[:, 0]
+    if batch.episode is None:
+        return rows, rows
+    seen: dict[int, int] = {}
+    for row, episode in zip(rows.tolist(), episode_index(batch)[0][rows].tolist(), strict=True):
+        seen.setdefault(episode, row)
+    return rows, torch.tensor(list(seen.values()), dtype=torch.long, device=rows.device)
+
+
+def _place(rows: Tensor, first: Tensor, batch: TokenBatch) -> Tensor:
+    """Where the episode of each row stands among those of `first`."""
+    index, _ = episode_index(batch)
+    return (index[rows][:, None] == index[first][None]).int().argmax(-1)
 
 
 @dataclass(frozen=True)
@@ -127,11 +147,13 @@ class BestMinusSecond(GroupBaseline):
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
         found = torch.zeros_like(batch.reward)
+        reward = episode_mean(batch.reward, batch)
         for number in range(count):
-            rows = ((index == number) & ~batch.reward.isnan()).nonzero()[:, 0]
-            if len(rows) >= 2:
-                best = batch.reward[rows].topk(2)
-                found[rows[best.indices[0]]] = best.values[0] - best.values[1]
+            rows, first = _attempts((index == number) & ~batch.reward.isnan(), batch)
+            if len(first) >= 2:
+                best = reward[first].topk(2)
+                wins = _place(rows, first, batch) == best.indices[0]
+                found[rows[wins]] = best.values[0] - best.values[1]
         return on_actions(found, batch)
 
     def words(self) -> str:

@@ -27,6 +27,7 @@ from whet.objective.reference import Frozen, ReferencePolicy
 from whet.objective.scale import AdvantageScale
 from whet.objective.select import AllTokens, Select
 from whet.objective.shape import AsScored, RewardShape
+from whet.objective.statistics import compared_apart, episode_weight
 from whet.objective.terms import (
     Bonus,
     Entropy,
@@ -122,8 +123,10 @@ class Objective:
         """The batch with A = scale(R - b) on its action tokens, and what to remember for the next step.
 
         Give it the whole collected batch, never a part: statistics and choices of tokens are taken over all of it.
+        Roles are compared apart, and the branches of an episode count as one.
         """
         now = self.tuned(memory)
+        group, batch = batch.group, compared_apart(batch)
         cost = now.kl.cost(batch)
         reward, earned = now.shape(batch), batch.step_reward if now.baseline.per_token else None
         token_reward = None if earned is None else earned.nan_to_num().to(reward.dtype)
@@ -138,7 +141,9 @@ class Objective:
             scaled = scaled - cost
         known = replace(paid, reward=batch.reward, advantage=torch.where(scored, scaled, 0.0))
         known = replace(known, target=now.baseline.target(paid), importance=now.aggregate.importance(paid, memory))
-        return now.select(known), now.baseline.remembered(paid, memory)
+        chosen = now.select(known)
+        weight = episode_weight(chosen, chosen.lengths > 0)
+        return replace(chosen, group=group, row_weight=weight), now.baseline.remembered(paid, memory)
 
     def loss(self, batch: TokenBatch, logp: Tensor, totals: Totals, extras: Extras | None = None) -> Loss:
         """The step's loss restricted to the rows of this pass. `logp` [N, T] carries the gradient."""
@@ -152,30 +157,35 @@ class Objective:
         advantage = self.smooth.pushed(batch.advantage.to(logp.dtype), batch, extras)
         weight = self.clip(ratio, advantage, action, current)
         surrogate = self.clip.surrogate(ratio, advantage, action, current)
-        metrics = {"ratio": torch.where(action, ratio, 0.0).sum(), "reweighted": ((weight != ratio) & action).sum()}
+        metrics = {
+            "ratio": _total(torch.where(action, ratio, 0.0), batch),
+            "reweighted": _total((weight != ratio) & action, batch),
+        }
         if self.mismatch.needs:
             sampled = self._sampled(batch)
             factor = self.mismatch(old - sampled, current - sampled, advantage, action)
             weight, surrogate = weight * factor, surrogate * factor
-            metrics["mismatch_dropped"] = ((factor == 0) & action).sum()
+            metrics["mismatch_dropped"] = _total((factor == 0) & action, batch)
         if batch.learns is not None:
             weight, surrogate = (torch.where(batch.learns, each, 0.0) for each in (weight, surrogate))
         share = self.aggregate(batch, totals).to(logp.dtype)
+        if batch.row_weight is not None:
+            share = share * batch.row_weight[:, None].to(logp.dtype)
         pull = weight * advantage
-        metrics["kl_old"] = torch.where(action, moved - 1 - (current - old), 0.0).sum()
+        metrics["kl_old"] = _total(torch.where(action, moved - 1 - (current - old), 0.0), batch)
         metrics.update(self._kl_metrics(batch, current, moved))
         metrics = {name: number / max(totals.tokens, 1) for name, number in metrics.items()}
         metrics["surrogate"] = (share * surrogate).sum()
         if batch.importance is not None:
-            grad = torch.where(action, surrogate, 0.0).sum(-1) * batch.importance[:, 1]
-            metrics["share_grad"] = grad.sum() / max(totals.tokens, 1)
+            grad = torch.where(action, surrogate, 0.0) * batch.importance[:, 1:]
+            metrics["share_grad"] = _total(grad, batch) / max(totals.tokens, 1)
         if batch.ref_logp is not None:
-            strayed = torch.where(action, current - batch.ref_logp, 0.0).sum()
+            strayed = _total(torch.where(action, current - batch.ref_logp, 0.0), batch)
             metrics["kl_completion"] = strayed / max(totals.sequences, 1)
         value = self._weighted(batch, logp, share, pull, extras) + self._ties(batch, logp, share, moved, extras)
         imitated = self.imitate(batch, totals)
         if imitated is not None:
-            value = value - (imitated.to(logp.dtype) * logp.masked_fill(~action, 0.0)).sum()
+            value = value - _total(imitated.to(logp.dtype) * logp.masked_fill(imitated == 0, 0.0), batch)
         return Loss(value, metrics)
 
     def grad(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
@@ -192,8 +202,8 @@ class Objective:
     def critic_loss(self, batch: TokenBatch, value: Tensor, totals: Totals) -> Loss:
         """The critic's error of this pass, as a share of the whole step's. `value` [N, T] carries the gradient."""
         counted = batch.action & ~batch.reward.isnan()[:, None]
-        error = torch.where(counted, self.value.error(value.masked_fill(~counted, 0.0), batch), 0.0).sum()
-        error = error / max(totals.tokens, 1)
+        error = torch.where(counted, self.value.error(value.masked_fill(~counted, 0.0), batch), 0.0)
+        error = _total(error, batch) / max(totals.tokens, 1)
         return Loss(self.value.coefficient * error, {"value_error": error.detach()})
 
     def learned(self, memory: Memory, metrics: Mapping[str, float], num_completions: int) -> Memory:
@@ -257,4 +267,9 @@ class Objective:
         if not self.kl.needs:
             return {}
         value = self.kl.value(self._strayed(batch, current), moved)
-        return {"kl": torch.where(batch.action, value, 0.0).sum()}
+        return {"kl": _total(torch.where(batch.action, value, 0.0), batch)}
+
+
+def _total(values: Tensor, batch: TokenBatch) -> Tensor:
+    """The sum of [N, T], each row by its weight."""
+    return values.sum() if batch.row_weight is None else (values * batch.row_weight[:, None]).sum()

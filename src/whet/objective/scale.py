@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whet.objective.component import Component
-from whet.objective.statistics import STD_FLOOR, group_moments, spread
+from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
 
 
@@ -55,7 +55,7 @@ class GroupStd(Component):
     name: ClassVar[str] = "group_std"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        return _divided(centred, group_moments(batch.reward, batch.group).std[:, None])
+        return _divided(centred, group_moments(batch.reward, batch.group, episode_weight(batch)).std[:, None])
 
     def words(self) -> str:
         return "divide the difference by the spread of the group"
@@ -93,7 +93,7 @@ class GroupMeanScale(Component):
         scored = batch.reward[~batch.reward.isnan()]
         if not ((scored == 0) | (scored == 1)).all():
             raise WhetError("objective.scale=group_mean is defined for rewards of 0 or 1 only; use an accuracy reward")
-        mean = group_moments(batch.reward, batch.group).mean[:, None]
+        mean = group_moments(batch.reward, batch.group, episode_weight(batch)).mean[:, None]
         return torch.where(mean > 0, centred / mean.clamp(min=1e-12), 0.0)
 
     def words(self) -> str:
@@ -107,6 +107,12 @@ def _tokens(batch: TokenBatch) -> Tensor:
     return batch.action & ~batch.reward.isnan()[:, None]
 
 
+def _token_spread(centred: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    tokens, weight = _tokens(batch), episode_weight(batch)
+    each = None if weight is None else weight[:, None].expand_as(centred)[tokens]
+    return spread(centred[tokens], each)
+
+
 @dataclass(frozen=True)
 class TokenStd(Component):
     """A = (R - b) / (std over all action tokens of the batch + 1e-6). Hu 2025 (2501.03262), the baseline form.
@@ -117,7 +123,7 @@ class TokenStd(Component):
     name: ClassVar[str] = "token_std"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        return _divided(centred, spread(centred[_tokens(batch)])[1])
+        return _divided(centred, _token_spread(centred, batch)[1])
 
     def words(self) -> str:
         return "divide the difference by its spread over all tokens of the batch"
@@ -137,9 +143,8 @@ class WhitenTokens(Component):
     name: ClassVar[str] = "whiten_tokens"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        tokens = _tokens(batch)
-        mean, std = spread(centred[tokens])
-        return torch.where(tokens & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
+        mean, std = _token_spread(centred, batch)
+        return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
 
     def words(self) -> str:
         return "move and scale the differences to mean 0 and spread 1 over all tokens of the batch"
@@ -160,7 +165,8 @@ class WhitenCompletions(Component):
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         each = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)
         counted = ~batch.reward.isnan() & (batch.lengths > 0)
-        mean, std = spread(each[counted])
+        weight = episode_weight(batch, counted)
+        mean, std = spread(each[counted], None if weight is None else weight[counted])
         return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
 
     def words(self) -> str:

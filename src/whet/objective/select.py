@@ -58,6 +58,25 @@ class Finished(Component):
 
 
 @dataclass(frozen=True)
+class FinishedTurns(Component):
+    """Turns cut off by their token budget give no gradient and leave the denominators; the others of the episode stay.
+
+    They stay in all statistics. A single completion is one turn: there it is `finished`.
+    """
+
+    name: ClassVar[str] = "finished_turns"
+    needs: ClassVar[frozenset[str]] = frozenset({"truncated"})
+
+    def __call__(self, batch: TokenBatch) -> TokenBatch:
+        if batch.truncated is None:
+            raise ValueError("this choice needs `truncated` and the batch has none")
+        return replace(batch, action=batch.action & ~batch.truncated)
+
+    def words(self) -> str:
+        return "leave out turns that the token budget cut off"
+
+
+@dataclass(frozen=True)
 class TopEntropy(Component):
     """Only the `share` of tokens with the largest entropy learn. Wang 2025 (2506.01939); denominators keep all.
 

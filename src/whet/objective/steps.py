@@ -1,7 +1,8 @@
 """Credit for the steps and turns of a completion: process rewards inside a group, and states that completions share.
 
-`step_reward` holds a step's score on its last token, `segment` numbers the sentences or turns of a completion and
-`anchor` is equal where segments of one group start from the same state.
+`step_reward` holds the score of a step, or the reward of a turn, on its last token; `segment` numbers the turns of a
+trajectory (of a single completion: its sentences) and `anchor` is equal where segments of one group start from the same
+state, which an environment may name. Trajectories of a group have different numbers of turns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from torch import Tensor
 
 from whet.objective.advantage import GroupMean, Memory, on_actions
 from whet.objective.credit import TokenCredit, discounted_sum, paid
-from whet.objective.statistics import STD_FLOOR, group_index, group_moments
+from whet.objective.statistics import (
+    STD_FLOOR,
+    GroupMoments,
+    episode_index,
+    episode_weight,
+    group_index,
+    group_moments,
+    sums_by,
+)
 from whet.types import TokenBatch
 
 
@@ -37,9 +46,14 @@ class _Steps(TokenCredit):
         """(r - mean) / std over all steps of the group; 0 where no step ends."""
         index, _ = group_index(batch.group)
         ends = ~scores.isnan()
-        moments = group_moments(scores[ends], index[:, None].expand_as(scores)[ends])
+        weight = _on_tokens(episode_weight(batch), ends)
+        moments = group_moments(scores[ends], index[:, None].expand_as(scores)[ends], weight)
         centred = torch.where(moments.constant, 0.0, scores[ends] - moments.mean) / (moments.std + STD_FLOOR)
         return torch.zeros_like(scores).masked_scatter(ends, centred)
+
+
+def _on_tokens(weight: Tensor | None, chosen: Tensor) -> Tensor | None:
+    return None if weight is None else weight[:, None].expand_as(chosen)[chosen]
 
 
 @dataclass(frozen=True)
@@ -109,18 +123,44 @@ class StepDelta(_Steps):
         return "(p_j - p_(j-1)) standardised in the group"
 
 
-def _segment_return(batch: TokenBatch, gamma: float) -> Tensor:
-    """[N, T]: what was earned from the token's segment on, discounted by segments: the same for all its tokens."""
+def _turn_rewards(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """[N, J]: what each turn earned; and [N], the number of the last turn, -1 without any."""
     if batch.segment is None:
         raise ValueError("this baseline needs segment and the batch has none")
     earned = paid(batch)
-    size = int(batch.segment.max()) + 1
-    rows = torch.zeros(len(earned), size, dtype=earned.dtype, device=earned.device)
-    inside = batch.segment.clamp(min=0)
+    inside = torch.where(batch.action, batch.segment, 0)
+    rows = torch.zeros(len(earned), int(inside.max()) + 1, dtype=earned.dtype, device=earned.device)
     rows = rows.scatter_add(1, inside, torch.where(batch.action, earned, 0.0))
-    for j in range(size - 2, -1, -1):
-        rows[:, j] = rows[:, j] + gamma * rows[:, j + 1]
-    return torch.where(batch.action, rows.gather(1, inside), 0.0)
+    return rows, torch.where(batch.action, batch.segment, -1).amax(-1)
+
+
+def _returns(rewards: Tensor, gamma: float) -> Tensor:
+    """[N, J]: SUM_{k >= j} gamma^(k-j) of the turns."""
+    found = rewards.clone()
+    for j in range(rewards.shape[1] - 2, -1, -1):
+        found[:, j] = found[:, j] + gamma * found[:, j + 1]
+    return found
+
+
+def _on_turns(values: Tensor, batch: TokenBatch) -> Tensor:
+    """A number per turn [N, J] on each of its actions: [N, T]."""
+    assert batch.segment is not None
+    inside = torch.where(batch.action, batch.segment, 0)
+    return torch.where(batch.action, values.gather(1, inside), 0.0)
+
+
+def _segment_return(batch: TokenBatch, gamma: float) -> Tensor:
+    """[N, T]: what was earned from the token's segment on, discounted by segments: the same for all its tokens."""
+    return _on_turns(_returns(_turn_rewards(batch)[0], gamma), batch)
+
+
+def _turn_moments(values: Tensor, batch: TokenBatch, weight: Tensor | None) -> GroupMoments:
+    """Of each column in each group, over the entries that are no NaN: each field [N, J]."""
+    column = torch.arange(values.shape[1], device=values.device)
+    key = group_index(batch.group)[0][:, None] * values.shape[1] + column
+    each = None if weight is None else weight[:, None].expand_as(values).flatten()
+    moments = group_moments(values.flatten(), key.flatten(), each)
+    return GroupMoments(*(getattr(moments, name).view_as(values) for name in ("count", "mean", "std", "constant")))
 
 
 def _centred_by(values: Tensor, key: Tensor, batch: TokenBatch) -> Tensor:
@@ -137,7 +177,7 @@ def _centred_by(values: Tensor, key: Tensor, batch: TokenBatch) -> Tensor:
     unique, index = torch.unique(key[first], return_inverse=True)
     if not unique.numel():
         return torch.zeros_like(values)
-    moments = group_moments(values[first], index)
+    moments = group_moments(values[first], index, _on_tokens(episode_weight(batch), first))
     means = torch.zeros(len(unique), dtype=values.dtype, device=values.device).index_copy(0, index, moments.mean)
     lonely = torch.ones(len(unique), dtype=torch.bool, device=values.device).index_copy(0, index, moments.constant)
     place = torch.searchsorted(unique, key[counted]).clamp(max=len(unique) - 1)
@@ -145,38 +185,101 @@ def _centred_by(values: Tensor, key: Tensor, batch: TokenBatch) -> Tensor:
     return torch.zeros_like(values).masked_scatter(counted, centred)
 
 
+def _refuse_gamma(gamma: float) -> None:
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"baseline.gamma is {gamma}; give a share in [0, 1]")
+
+
 @dataclass(frozen=True)
 class TurnReturn(TokenCredit):
-    """A_j = SUM_{k >= j} gamma^(k-j) r_k - mean over the group's turns of the same number. Singletons get 0."""
+    """A_j = G_j - mean of the other trajectories' G_j, G_j = SUM_{k >= j} gamma^(k-j) r_k. Unbiased, gamma 1.
+
+    A trajectory that ended before turn j stands in with the return of its last turn. So every trajectory has a say in
+    every turn's baseline, nothing in the baseline depends on when the trajectory at hand stops, and where only the
+    end is rewarded this is leave_one_out, whatever the numbers of turns. See docs/bias.md.
+    """
 
     gamma: float = 1.0
     name: ClassVar[str] = "turn_return"
     needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+
+    def __post_init__(self) -> None:
+        _refuse_gamma(self.gamma)
 
     @property
     def smallest_group(self) -> int:
         return 2
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        returns = _segment_return(batch, self.gamma)
-        assert batch.segment is not None
-        index, _ = group_index(batch.group)
-        key = index[:, None] * (int(batch.segment.max()) + 2) + batch.segment.clamp(min=-1) + 1
-        return _centred_by(returns, key, batch)
+        rewards, last = _turn_rewards(batch)
+        returns = _returns(rewards, self.gamma)
+        column = torch.arange(returns.shape[1], device=returns.device)
+        reached = torch.minimum(column[None], last.clamp(min=0)[:, None])
+        counted = (~batch.reward.isnan() & (last >= 0))[:, None]
+        standing = torch.where(counted, returns.gather(1, reached), float("nan"))
+        weight = episode_weight(batch, counted[:, 0])
+        moments = _turn_moments(standing, batch, weight)
+        own = torch.where(counted, standing, 0.0)
+        if weight is not None:
+            index, count = episode_index(batch)
+            own = torch.stack([sums_by(index, count, each * weight)[index] for each in own.T], dim=1)
+        others = (moments.count * moments.mean - own) / (moments.count - 1).clamp(min=1)
+        return _on_turns(torch.where(moments.constant | ~counted, 0.0, returns - others), batch)
 
     def words(self) -> str:
-        return "compare what each turn earned from it on with the same turn of the other completions"
+        return (
+            "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
+        )
 
     def symbols(self) -> str:
-        return f"SUM_{{k >= j}} {self.gamma:g}^(k-j) r_k - mean over turn j of the group"
+        return f"G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {self.gamma:g}^(k-j) r_k"
+
+
+@dataclass(frozen=True)
+class TurnIndexRewards(TokenCredit):
+    """A_j = SUM_{k >= j} gamma^(k-j) (r_k - mean of r_k over the trajectories that reached turn k). BIASED.
+
+    Normalising by turn index, as after Wei 2025 (2505.11821) and in verl#7244. A trajectory subtracts as many means as
+    it has turns, and the policy decides how many: each further turn costs what such a turn earns on average, whatever
+    it earns at the end. Here to be compared with turn_return, which is unbiased. See docs/bias.md.
+    """
+
+    gamma: float = 1.0
+    name: ClassVar[str] = "turn_index_rewards"
+    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+
+    def __post_init__(self) -> None:
+        _refuse_gamma(self.gamma)
+
+    @property
+    def smallest_group(self) -> int:
+        return 2
+
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        rewards, last = _turn_rewards(batch)
+        column = torch.arange(rewards.shape[1], device=rewards.device)
+        there = (column[None] <= last[:, None]) & ~batch.reward.isnan()[:, None]
+        moments = _turn_moments(torch.where(there, rewards, float("nan")), batch, episode_weight(batch))
+        centred = torch.where(moments.constant | ~there, 0.0, rewards - moments.mean)
+        return _on_turns(_returns(centred, self.gamma), batch)
+
+    def words(self) -> str:
+        return (
+            "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
+            "every further turn costs what such turns earn on average)"
+        )
+
+    def symbols(self) -> str:
+        return f"SUM_{{k >= j}} {self.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
 
 
 @dataclass(frozen=True)
 class AnchoredSteps(TokenCredit):
     """A = (R - mean_g R) + weight * (step return - mean over steps that start from the same state).
 
-    Feng 2025 (2505.10978): states that several completions of a group pass through are compared step by step. A state
-    seen once adds nothing. gamma discounts by steps.
+    Feng 2025 (2505.10978): states that several trajectories of a group pass through are compared step by step. A state
+    seen once adds nothing. gamma discounts by steps. An environment may name its states; else a state is the text
+    before the step.
     """
 
     weight: float = 1.0

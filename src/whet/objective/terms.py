@@ -1,4 +1,5 @@
-"""Terms beside the policy's: the entropy bonus, the critic's error, imitation of right completions, top-k smoothing."""
+"""Terms beside the policy's: the entropy bonus, the critic's error, imitation of right completions or of what an
+environment wrote, top-k smoothing."""
 
 from __future__ import annotations
 
@@ -182,7 +183,7 @@ class Imitate(Protocol):
     needs: ClassVar[frozenset[str]]
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        """What is added to share * weight * A in front of logp: [N, T]; None for nothing."""
+        """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
         ...
 
     def words(self) -> str: ...
@@ -227,6 +228,35 @@ class ImitateRight(Component):
 
     def symbols(self) -> str:
         return f" + {self.weight:g}/M_right SUM_right log pi"
+
+
+@dataclass(frozen=True)
+class ImitateObserved(Component):
+    """J += weight / M_observed SUM log pi over what environments wrote, M_observed their tokens in the whole step.
+
+    arXiv 2605.24517: tool output that the policy reads anyway teaches it what its calls do. The gradient looks at
+    no reward. Tokens of an unscorable sample are left out: its environment failed.
+    """
+
+    weight: float = 0.1
+    name: ClassVar[str] = "observed"
+    needs: ClassVar[frozenset[str]] = frozenset({"observed"})
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"imitate.weight is {self.weight}; give a number above 0, or objective.imitate=none")
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
+        if batch.observed is None:
+            raise ValueError("imitation of what an environment wrote needs `observed` and the batch has none")
+        each = self.weight / max(totals.observed_tokens, 1)
+        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * each
+
+    def words(self) -> str:
+        return f"imitate what the environment wrote with {self.weight:g}"
+
+    def symbols(self) -> str:
+        return f" + {self.weight:g}/M_observed SUM_observed log pi"
 
 
 class Smooth(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from whet.report.episode_health import EPISODE_CHECKS
 from whet.report.findings import (
     FAILED,
     FLAT_STEPS,
@@ -29,7 +30,7 @@ from whet.report.findings import (
     share_of,
     trend_in_errors,
 )
-from whet.report.kinds import PREFERENCE, REWARD_MODEL, SFT, completion_length, gradient_norm, kind_of
+from whet.report.kinds import PREFERENCE, REWARD_MODEL, RL, SFT, completion_length, gradient_norm, kind_of
 from whet.report.preference_health import PREFERENCE_CHECKS
 from whet.report.text import ACCURACY_NAMES, number, percent
 from whet.types import StepReport
@@ -466,6 +467,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 CHECKS_BY_KIND: dict[str, tuple[Check, ...]] = {
+    RL: EPISODE_CHECKS,
     PREFERENCE: PREFERENCE_CHECKS,
     SFT: (_loss_rises,),
     REWARD_MODEL: (_loss_rises, _guesses),

@@ -42,6 +42,16 @@ def completion_length(step: StepReport) -> float | None:
     return step.counts.get("tokens", 0) / samples if samples else None
 
 
+def per_sample(name: str) -> Measure:
+    """How often something was counted in a sample, on average; None where it never was."""
+
+    def measure(step: StepReport) -> float | None:
+        samples = step.counts.get("samples", 0)
+        return step.counts[name] / samples if samples and name in step.counts else None
+
+    return measure
+
+
 def gradient_norm(step: StepReport) -> float | None:
     return step.metrics.get("gradient_norm", step.metrics.get("grad_norm"))
 
@@ -94,12 +104,18 @@ KINDS: dict[str, RunKind] = {
             Shown("kl", metric("kl"), "KL"),
             Shown("entropy", metric("entropy"), "entropy"),
             Shown("completion_length", completion_length, "length"),
+            Shown("turns", per_sample("turns"), "turns"),
+            Shown("tool_calls", per_sample("tool_calls"), "calls"),
             Shown("critic_explains", metric("critic_explains"), "critic explains"),
             Shown("samples_spent", spent, "completions spent"),
         ),
         (
             Shown("completion_length", completion_length, "length", "Completion length", "tokens"),
             Shown("truncated", truncated, "truncated", "Truncated completions", "share"),
+            Shown("turns", per_sample("turns"), "turns", "Turns", "of the policy in an episode"),
+            Shown("tool_calls", per_sample("tool_calls"), "calls", "Tool calls", "in an episode"),
+            Shown("malformed_calls", per_sample("malformed_calls"), "malformed", "Malformed calls", "in an episode"),
+            Shown("tool_errors", per_sample("tool_errors"), "tool errors", "Tool errors", "in an episode"),
             Shown("uniform_groups", metric("uniform_groups"), "uniform", "Groups that agree", "share"),
             Shown("entropy", metric("entropy"), "entropy", "Entropy", "nats per token"),
             Shown("kl", metric("kl"), "KL", "KL", "nats per token"),

@@ -60,6 +60,17 @@ class PageTable:
 
 
 @dataclass(frozen=True)
+class TurnCard:
+    """One turn of a trajectory."""
+
+    who: str
+    text: str
+    notes: tuple[str, ...]
+    errors: tuple[str, ...]
+    learns: bool  # the policy's own turn
+
+
+@dataclass(frozen=True)
 class TextCard:
     """A completion with its prompt, scores and whereabouts."""
 
@@ -69,6 +80,7 @@ class TextCard:
     texts: tuple[tuple[str, str], ...]
     foot: str
     id: str = ""
+    turns: tuple[TurnCard, ...] = ()  # of an episode, between its prompt and its gold answer
 
 
 def render(template: str, **values: Any) -> str:

@@ -37,7 +37,8 @@ from whet.report.text import (
     quantity,
     words,
 )
-from whet.types import StepReport
+from whet.report.trajectory import turn_cards
+from whet.types import StepReport, StopReason
 
 REPORT = "report.html"
 PHASE_TONES = {"rollout": 0, "reward": 1, "train": 2, "save": 3, "evaluate": 4, "reference": 5, "start_up": 6}
@@ -47,7 +48,16 @@ BY_LENGTH = (
     ("better completion is longer", "accuracy_when_longer"),
     ("better completion is shorter", "accuracy_when_shorter"),
 )
-STOPS = {"length": "ran out of tokens", "end": "ended by itself", "text": "ended at a stop string"}
+STOPS = {
+    "length": "ran out of tokens",
+    "end": "ended by itself",
+    "text": "ended at a stop string",
+    "turns": "ran out of turns",
+    "tokens": "ran out of the episode's tokens",
+    "step_seconds": "its environment took too long for an answer",
+    "seconds": "ran out of time",
+    "failed": "its environment failed",
+}
 
 
 def write_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
@@ -330,7 +340,9 @@ def sample_card(rank: str, sample: Mapping[str, Any]) -> TextCard:
     """A line of samples.jsonl as it is shown."""
     answer = sample.get("answer")
     gold = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-    texts = [("Prompt", str(sample.get("question") or "")), ("Completion", str(sample.get("completion") or ""))]
+    turns = turn_cards(sample)
+    texts = [] if turns and turns[0].who == "prompt" else [("Prompt", str(sample.get("question") or ""))]
+    texts += [] if turns else [("Completion", str(sample.get("completion") or ""))]
     texts += [] if answer is None else [("Gold answer", str(gold))]
     stop = STOPS.get(str(sample.get("stop")), str(sample.get("stop")))
     return TextCard(
@@ -340,6 +352,7 @@ def sample_card(rank: str, sample: Mapping[str, Any]) -> TextCard:
         tuple(texts),
         f"{sample.get('tokens')} tokens, {stop}, prompt {sample.get('prompt_id')}",
         str(sample.get("id", "")),
+        turns,
     )
 
 
@@ -348,7 +361,7 @@ def count_table(totals: StepTotals) -> PageTable | None:
     if not counts:
         return None
     samples = counts.get("samples", 0)
-    shares = ("truncated", "unscorable")
+    shares = ("truncated", "unscorable", "failed_episodes", *(f"ended_by_{each}" for each in StopReason))
     rows = [
         (words(name), f"{count:,}", number(count / num_steps), percent(count / samples) if name in shares else "")
         if samples

@@ -12,6 +12,7 @@ from whet.model.decode_state import BatchShape
 from whet.model.hooked_decode import HookedDecoder
 from whet.rollout.sampling import Draw, draw
 from whet.rollout.scheduler import DecodeJob, TokenLog
+from whet.types import SessionShape
 
 STEPS_PER_LOOK = 16  # at a device that has to be waited for; rows that ended meanwhile are cut
 # Rows are taken in, and the rest moved together, when at least one in so many is free: each costs about a step
@@ -20,33 +21,41 @@ FREE_BEFORE_MOVE = 8
 
 
 class BufferBackend:
-    """A `DecodeBackend` on a decoder and its state."""
+    """A `DecodeBackend` on a decoder and its state: for the requests of a job, or for a session."""
 
     looks_behind = 0
     prefills_ahead = False
     most_members: int | None = None
 
-    def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int) -> None:
+    def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int, session: SessionShape | None = None) -> None:
         self._sampling, self._device = job.sampling, decoder.lm.device
-        self._budget = job.sampling.max_new_tokens
-        self.num_rows = min(rows, len(job.requests))
-        self._num_steps = self._budget * -(-len(job.requests) // self.num_rows)
-        # stragglers keep a prompt in its slot when most of its rows are gone already
-        smallest = min(map(len, job.members))
-        self.num_slots = min(len(job.prompts), self.num_rows, 2 * -(-self.num_rows // smallest) + 1)
+        if session is not None:
+            self._budget, longest = session.growth, session.prompt_tokens
+            self.num_rows = self.num_slots = min(rows, session.conversations)
+            num_steps = self._budget
+        else:
+            self._budget, longest = job.budget, max(map(len, job.prompts))
+            self.num_rows = min(rows, len(job.requests))
+            num_steps = self._budget * -(-len(job.requests) // self.num_rows)
+            # stragglers keep a prompt in its slot when most of its rows are gone already
+            smallest = min(map(len, job.members))
+            self.num_slots = min(len(job.prompts), self.num_rows, 2 * -(-self.num_rows // smallest) + 1)
         # a device of its own runs ahead of us
         self.steps_per_look = 1 if self._device.type == "cpu" else STEPS_PER_LOOK
-        shape = BatchShape(self.num_rows, self.num_slots, max(map(len, job.prompts)), self._budget)
+        shape = BatchShape(self.num_rows, self.num_slots, longest, self._budget, session is not None)
         self._decoder = decoder.suited(shape)
+        self._weights = self._decoder.gathered(num_steps)
         self._state = self._decoder.state(shape)
         self.log = TokenLog(self.num_rows, self._budget, job.stop.tokens, self._device)
         self._lengths = [0] * self.num_slots  # of the prompts in the slots
-        self._starts = [0] * self.num_rows  # the step at which each row came in
+        # the step at which each row came in; of one that has read on, as if it had read token by token
+        self._starts = [0] * self.num_rows
+        self._waits_with: dict[int, int] = {}  # rows that were written and are not any more: own places that they hold
         self._step, self._oldest = 0, 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with self._decoder.running(self._num_steps):
+        with self._decoder.running(self._weights):
             yield
 
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
@@ -63,6 +72,7 @@ class BufferBackend:
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         for row in rows:
             self._starts[row] = self._step
+            self._waits_with.pop(row, None)
         self._state.enter(rows, slots)
         return self._decoder.first_logits(torch.tensor(slots, device=self._device), self._state)
 
@@ -72,13 +82,24 @@ class BufferBackend:
     def extend(
         self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
     ) -> Tensor:
-        raise NotImplementedError
+        lengths = list(map(len, chunks))
+        width = max(lengths)
+        for row, start, length in zip(rows, starts, lengths, strict=True):
+            self._starts[row] = self._step - start - length
+            self._waits_with.pop(row, None)
+        prompt_width = max(self._lengths[slot] for slot in slots)
+        extension = self._state.begin_extension(rows, slots, starts, lengths, prompt_width)
+        tokens = torch.tensor([chunk + (0,) * (width - len(chunk)) for chunk in chunks])
+        return self._decoder.extend(tokens, extension, self._state)
 
     def seat(self, slots: Sequence[int | None]) -> None:
         lengths = {self._lengths[slot] for slot in slots if slot is not None}
         starts = {self._starts[row] for row, slot in enumerate(slots) if slot is not None}
         self._state.seat(slots, max(lengths))
         self._oldest = min(starts)
+        for row in range(self.num_rows):
+            if row >= len(slots) or slots[row] is None:
+                self._waits_with.setdefault(row, self._places(row))
         self._state.ragged = len(lengths) > 1 or len(starts) > 1
 
     def step(self) -> Draw:
@@ -100,13 +121,19 @@ class BufferBackend:
             return num_rows
         return num_busy if num_rows - num_busy >= max(1, num_rows // FREE_BEFORE_MOVE) else num_rows
 
+    def _places(self, row: int) -> int:
+        """Own places of a row that hold something, at most."""
+        return self._waits_with.get(row, min(self._step - self._starts[row], self._budget))
+
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        for order, move, values in (
-            (rows, self._state.move_rows, self._starts),
-            (slots, self._state.move_slots, self._lengths),
-        ):
-            targets = [place for place, held in enumerate(order) if place != held]
-            if targets:
-                move([order[place] for place in targets], targets)
-                for place in targets:
-                    values[place] = values[order[place]]
+        moved = [place for place, held in enumerate(rows) if place != held]
+        if moved:
+            width = max(self._places(rows[place]) for place in moved)
+            self._state.move_rows([rows[place] for place in moved], moved, width)
+            waiting = {place: self._waits_with[row] for place, row in enumerate(rows) if row in self._waits_with}
+            self._waits_with = waiting | dict.fromkeys(range(len(rows), self.num_rows), 0)
+            self._starts = [self._starts[row] for row in rows] + self._starts[len(rows) :]
+        moved = [place for place, held in enumerate(slots) if place != held]
+        if moved:
+            self._state.move_slots([slots[place] for place in moved], moved)
+            self._lengths = [self._lengths[slot] for slot in slots] + self._lengths[len(slots) :]

@@ -12,9 +12,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from whet.model.chunk_step import chunk_of, chunk_step
 from whet.model.cuda_step import Caches, Workspace, decode_step, prompt_parts, workspace
 from whet.model.fused_trunk import fused_refusal, fused_states
 from whet.model.fused_weights import fused_weights
-from whet.model.shared_prefix import prompt_batch
+from whet.model.shared_prefix import prompt_batch, to_device
 from whet.model.token_logp import token_logp
 from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
@@ -47,6 +48,7 @@ USED_SHARE = 0.6  # of the memory that is free, for the caches of a rollout: few
 HEAD_SIZES = (32, 64, 128)  # that the kernels are made for
 MOST_MEMBERS = 32  # rows that one program reads a prompt for; a larger group is kept as several
 SESSION_MEMBERS = 8  # the same in a session, which does not know how large groups will be
+FIRST_GROWTH = 1024  # tokens that conversations have room for at first; buffers grow when one becomes longer
 READY_SHARE = 6  # conversations that wait to be read on are gathered until they are one in so many of those that write
 
 
@@ -57,13 +59,14 @@ class _Room:
     rows: int
     prompts: int
     longest: int  # prompt
-    growth: int  # tokens of a row behind its prompt
+    budget: int  # tokens that a row may write in one go
+    own: int  # tokens of a row behind its prompt
     members: int
     support: bool
 
     @property
     def cache_tokens(self) -> int:
-        return self.rows * self.growth + self.prompts * self.longest
+        return self.rows * self.own + self.prompts * self.longest
 
     def holds(self, other: _Room) -> bool:
         return self.joined(other) == self
@@ -72,8 +75,19 @@ class _Room:
         """Room for both: batches of a run differ a little, and graphs made anew each time would cost more."""
         return _Room(
             max(self.rows, other.rows), max(self.prompts, other.prompts), max(self.longest, other.longest),
-            max(self.growth, other.growth), max(self.members, other.members), self.support or other.support,
+            max(self.budget, other.budget), max(self.own, other.own), max(self.members, other.members),
+            self.support or other.support,
         )  # fmt: skip
+
+
+class _GraphLog(TokenLog):
+    """A log that knows the largest budget of a turn so far."""
+
+    longest_turn = 0
+
+    def open(self, rows: Tensor, streams: Tensor, budgets: Tensor) -> None:
+        self.longest_turn = max(self.longest_turn, streams.shape[1])
+        super().open(rows, streams, budgets)
 
 
 class GraphBackend:
@@ -101,6 +115,7 @@ class GraphBackend:
         self._sampling = Sampling()
         self._active = 0  # rows of the graph in use
         self._in_session = False
+        self._growth = 0  # the most tokens that a conversation of the session may have behind its prompt
         self._parts = 0  # see `prompt_parts`
 
     def refusal(self, longest_prompt: int, sampling: Sampling) -> str:
@@ -138,23 +153,25 @@ class GraphBackend:
         least = int(_slots_per_prompt(most) * at_once) + 1
         num_prompts = min(len(job.prompts), max(least, min(8 * at_once, rows * budget // longest)))
         self._parts = prompt_parts(self._weights, longest, at_once)
-        return _Room(rows, num_prompts, longest, budget, -(-most // 8) * 8, _notes_support(job.sampling))
+        return _Room(rows, num_prompts, longest, budget, budget, -(-most // 8) * 8, _notes_support(job.sampling))
 
     @torch.no_grad()
     def open_session(self, sampling: Sampling, shape: SessionShape, rows_per_batch: int) -> None:
         """Buffers for conversations of this shape, as many at once as the memory has room for."""
         self._weights.refresh()
-        growth, longest = shape.growth, _whole_blocks(shape.prompt_tokens)
+        growth, longest = _whole_blocks(shape.growth), _whole_blocks(shape.prompt_tokens)
         rows = min(max(rows_per_batch, SMALLEST), _rounded(shape.conversations))
         # prompts take no more room than what the rows write, unless groups of eight would not fit
         slots_per_row = min(1.0, max(0.25, growth / longest))
         rows = self._rows_that_fit(rows, growth + slots_per_row * longest)
         self._parts = prompt_parts(self._weights, longest, -(-rows // SESSION_MEMBERS))
         num_prompts = max(1, int(slots_per_row * rows))
-        room = _Room(rows, num_prompts, longest, growth, SESSION_MEMBERS, _notes_support(sampling))
-        self.most_members = SESSION_MEMBERS
-        self._prepare(sampling, room)
-        self._in_session = True
+        own = min(growth, _whole_blocks(max(FIRST_GROWTH, 2 * sampling.max_new_tokens)))
+        self._prepare(
+            sampling, _Room(rows, num_prompts, longest, growth, own, SESSION_MEMBERS, _notes_support(sampling))
+        )
+        self._in_session, self.most_members, self._growth = True, SESSION_MEMBERS, growth
+        self._turns.longest_turn = 0
 
     def close_session(self) -> None:
         self._in_session, self.most_members = False, MOST_MEMBERS
@@ -196,6 +213,8 @@ class GraphBackend:
 
     def _prepare(self, sampling: Sampling, room: _Room) -> None:
         """Buffers that fit; graphs are thrown away with the buffers they were made on."""
+        if self._in_session:
+            raise RuntimeError("a session is open on this engine, and its buffers are in use: close it first")
         self._sampling, self._active = sampling, room.rows
         self.num_rows, self.num_slots = room.rows, room.prompts
         if self._room is not None and self._room.holds(room):
@@ -218,20 +237,36 @@ class GraphBackend:
             torch.ones(room.prompts, dtype=torch.int32, device=device),
             torch.full((room.prompts, room.members), -1, dtype=torch.int32, device=device),
             torch.full((room.rows,), -1, dtype=torch.int32, device=device),
-            cache(room.rows, room.growth),
-            cache(room.rows, room.growth),
+            cache(room.rows, room.own),
+            cache(room.rows, room.own),
         )
         self._prompt_logits = torch.zeros(room.prompts, sizes.vocabulary, device=device)
         self._starts = torch.zeros(room.rows, dtype=torch.long, device=device)  # the length of each row's prompt
         self._read = torch.zeros(room.rows, dtype=torch.long, device=device)  # own tokens that earlier turns left
         self._noted = torch.zeros(room.rows, dtype=torch.long, device=device)  # tokens whose support was taken
-        self.log = TokenLog(room.rows, room.growth, self._stop.tokens, device)
+        self.log = self._turns = _GraphLog(room.rows, room.budget, self._stop.tokens, device)
         if room.support:
             from whet.model.decode_kernels import SupportRing
 
             ids = torch.zeros(room.rows, STEPS_PER_LOOK, LARGEST_SUPPORT, dtype=torch.int32, device=device)
             self._ring = SupportRing(ids, ids.new_zeros(room.rows, STEPS_PER_LOOK))
         self._room = room
+
+    def _grow(self, read: int) -> None:
+        """Room for a turn behind so many own tokens. Graphs are made anew: the caches lie elsewhere."""
+        assert self._room is not None and self._caches is not None
+        needed = min(self._growth, read + self._turns.longest_turn)
+        if not self._in_session or needed <= self._room.own:
+            return
+        own = min(self._growth, max(_whole_blocks(needed), 2 * self._room.own))
+        if self._tables[0].is_cuda:  # nothing that a graph uses may go before it has run
+            torch.cuda.synchronize()
+        self._graphs.clear()
+        for caches in (self._caches.own_k, self._caches.own_v):
+            for number, before in enumerate(caches):
+                caches[number] = before.new_zeros(*before.shape[:2], own, before.shape[3])
+                caches[number][:, :, : before.shape[2]] = before
+        self._room = replace(self._room, own=own)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -261,6 +296,7 @@ class GraphBackend:
         where = numbers_on(self._lm.device, rows)
         self._noted[where] = self._noted.new_ones(())
         self._read[where] = self._read.new_zeros(())
+        self._grow(0)
         return self._prompt_logits[numbers_on(self._lm.device, slots)]
 
     def may_extend(self, num_ready: int, num_busy: int) -> bool:
@@ -270,6 +306,7 @@ class GraphBackend:
         self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
     ) -> Tensor:
         assert self._caches is not None
+        self._grow(max(start + len(each) for start, each in zip(starts, chunks, strict=True)))
         chunk = chunk_of(rows, slots, starts, chunks, self._lm.device)
         self._noted[chunk.rows] = self._noted.new_ones(())
         self._read[chunk.rows] = chunk.kept + chunk.sizes
@@ -279,12 +316,14 @@ class GraphBackend:
         """Which rows read which prompt. A row belongs to one prompt only: two would write over each other."""
         assert self._caches is not None
         caches = self._caches
-        listed: list[list[int]] = [[] for _ in range(len(caches.members))]
+        device = self._lm.device
+        listed = np.full(caches.members.shape, -1, np.int32)
+        filled = [0] * len(listed)
         for row, slot in enumerate(slots):
             if slot is not None:
-                listed[slot].append(row)
-        width, device = caches.members.shape[1], self._lm.device
-        caches.members.copy_(numbers_on(device, [each + [-1] * (width - len(each)) for each in listed]))
+                listed[slot, filled[slot]] = row
+                filled[slot] += 1
+        caches.members.copy_(to_device(torch.from_numpy(listed), device))
         held = numbers_on(device, [-1 if slot is None else slot for slot in slots])
         caches.slot[: len(slots)] = held.int()
         if self._in_session:

@@ -181,9 +181,9 @@ class OwnCacheBackend:
     ) -> None:
         self._lm, self._sampling = lm, job.sampling
         self.num_rows = self.num_slots = min(rows, len(job.requests))
-        self.log = TokenLog(self.num_rows, job.sampling.max_new_tokens, job.stop.tokens, lm.device)
+        self.log = TokenLog(self.num_rows, job.budget, job.stop.tokens, lm.device)
         self._prompts: dict[int, tuple[int, ...]] = {}  # by slot
-        self._reader: RowReader = reader(lm, job.sampling.max_new_tokens)
+        self._reader: RowReader = reader(lm, job.budget)
         self._num_busy = 0
 
     def running(self) -> AbstractContextManager[None]:

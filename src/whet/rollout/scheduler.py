@@ -4,12 +4,15 @@ The scheduler knows who sits where: the request of each row, the prompt in each 
 keys and values, logits, a step. Three exist: whet's buffers (`buffer_decode`), CUDA graphs (`cuda_decode`) and the
 model's own forward and cache (`own_cache`). What a row draws depends on its own request alone: its prompt, and the
 random numbers of its seed by position.
+
+Either all requests are known (`run`), or they come while others are written (`add`, `advance`). Then a row is a
+conversation: it keeps its seat when its turn ends, and reads on from there when it is continued.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +29,18 @@ LARGEST_SUPPORT = 4096  # ids kept for one token; past it, storing the support c
 PREFILL_TOKENS = 1 << 14  # of one pass over prompts
 
 
+@dataclass(frozen=True)
+class DrawnCompletion:
+    """One completion."""
+
+    number: int
+    request: Request
+    tokens: Tensor  # int64 [count]
+    logp: Tensor  # float32 [count]
+    stop: StopReason
+    support: Support | None
+
+
 @dataclass
 class Completions:
     """What was written, by request."""
@@ -35,6 +50,11 @@ class Completions:
     count: list[int]
     stop: list[StopReason]
     support: list[Support | None]
+
+    def written(self, number: int, request: Request) -> DrawnCompletion:
+        count = self.count[number]
+        tokens, logp = self.tokens[number, :count], self.logp[number, :count]
+        return DrawnCompletion(number, request, tokens, logp, self.stop[number], self.support[number])
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,12 @@ class DecodeJob:
     prompts: list[tuple[int, ...]]
     members: list[list[int]]  # requests of each prompt
 
+    @property
+    def budget(self) -> int:
+        """Tokens of the longest completion that is asked for."""
+        default = self.sampling.max_new_tokens
+        return max((request.max_new_tokens or default for request in self.requests), default=default)
+
 
 def decode_job(
     requests: Sequence[Request], sampling: Sampling, stop: StopRule, most_members: int | None = None
@@ -90,7 +116,7 @@ def decode_job(
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, request in enumerate(requests):
         by_prompt.setdefault(request.tokens, []).append(number)
-    step = most_members or len(requests)
+    step = most_members or max(1, len(requests))
     parts = [
         (tokens, numbers[start : start + step])
         for tokens, numbers in by_prompt.items()
@@ -181,22 +207,33 @@ class KeptTokens:
     ids: Tensor  # int32 [sum of counts]
 
 
-class Look:
-    """What the batch was like when it was taken; reading it waits for the device, taking it does not."""
+class OnTheWay:
+    """Values on their way from the device; reading them waits for it, sending them does not."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, *values: Tensor) -> None:
         self._event: Any = None
-        self._values = values  # int64 [rows, 2 + fresh]: done, count, tokens since the last look
-        if values.is_cuda:
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
+        self._values = values
+        if values[0].is_cuda:
+            self._values = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in values)
+            for here, there in zip(self._values, values, strict=True):
+                here.copy_(there, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def read(self) -> tuple[list[bool], list[int], np.ndarray]:
+    def read(self) -> tuple[Tensor, ...]:
         if self._event is not None:
             self._event.synchronize()
-        values = self._values.numpy()
+        return self._values
+
+
+class Look:
+    """What the batch was like when it was taken."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = OnTheWay(values)  # int64 [rows, 2 + fresh]: done, count, tokens since the last look
+
+    def read(self) -> tuple[list[bool], list[int], np.ndarray]:
+        values = self._values.read()[0].numpy()
         return values[:, 0].astype(bool).tolist(), values[:, 1].tolist(), values[:, 2:]
 
 
@@ -279,10 +316,10 @@ class TokenLog:
         if isinstance(rows, Tensor):  # then these are copies
             self._cursor[rows], self.done[rows] = cursor, done
 
-    def written(self, rows: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-        """Tokens [rows, budget] and log-probabilities of what these rows wrote."""
-        tokens, logp = (each.view(-1, self._stride).index_select(0, rows) for each in (self._tokens, self._logp))
-        return tokens[:, :budget], logp[:, :budget]
+    def written(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """The first tokens [rows, width], and their log-probabilities, that these rows wrote."""
+        tokens, logp = (each.view(-1, self._stride)[:, :width] for each in (self._tokens, self._logp))
+        return tokens.index_select(0, rows), logp.index_select(0, rows)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Row n becomes what row `rows[n]` was; the rows behind are closed."""
@@ -303,88 +340,264 @@ class TokenLog:
 
 
 @dataclass(eq=False)
-class _Occupant:
-    """The request that occupies a row of the batch."""
+class _HeldPrompt:
+    """A prompt that requests wait for or rows answer."""
 
-    request: int
-    prompt: int
-    slot: int
-    place: int  # its row
+    tokens: tuple[int, ...]
+    slot: int | None = None
+    users: int = 0  # requests that wait for it, and rows, those included that wait to read on
+
+
+@dataclass(eq=False)
+class _Occupant:
+    """A request that waits for a row of the batch, is written there, or has been and keeps the row."""
+
+    number: int
+    request: Request
+    prompt: _HeldPrompt  # what the request's tokens begin with
+    budget: int
+    start: int = 0  # own places, behind the prompt, that are in the row when the request comes in
+    place: int = -1  # its row
     drawn: int = 0  # tokens, those included that the device has yet to draw
     left: bool = False
     tokens: list[int] = field(default_factory=list)  # kept only where stops are looked for
+    count: int = 0  # tokens of the completion, when it has left
+    stopped_early: bool = False  # by something besides an end token
+    first_part: int = 0  # of what was kept of the support, the first that may be its own
+    conversation: tuple[int, ...] = ()  # prompt and completion, when they have been handed out
+
+    @property
+    def is_writing(self) -> bool:
+        return self.drawn > 0 and not self.left
+
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """What the row must read before it draws, behind the prompt and the places that it holds."""
+        return self.request.tokens[len(self.prompt.tokens) + self.start :]
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """A look that is on its way, and who sat in the rows then."""
+    """A look that is on its way, and who was writing in the rows then."""
 
     look: Look
-    rows: list[_Occupant | None]
+    rows: Sequence[_Occupant | None]
+
+
+@dataclass(frozen=True)
+class _HandedIn:
+    """What rows have written when they left."""
+
+    rows: list[_Occupant]
+    tokens: Tensor  # int64 [rows, width]
+    logp: Tensor
+    sent: OnTheWay | None = None  # both; None where they stay on the device until all rows are done
+    support: Sequence[Support | None] = ()
+
+
+@dataclass
+class DecodeCounts:
+    """Tokens that were computed, and what became of conversations."""
+
+    prefilled: int = 0  # tokens of prompts
+    extended: int = 0  # tokens that rows read on
+    stepped: int = 0  # tokens read one by one, by rows that were writing
+    continued: int = 0  # turns that went on with the keys and values of the turn before
+    evicted: int = 0  # conversations that lost their row to another one
+    recomputed: int = 0  # turns of a conversation that had to be read from its beginning
+
+    def __sub__(self, other: DecodeCounts) -> DecodeCounts:
+        return DecodeCounts(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
 
 
 class DecodeScheduler:
-    """One batch of requests on its way."""
+    """Requests on their way. With `room`, (tokens of a prompt, tokens behind it), rows are kept to be continued."""
 
-    def __init__(self, backend: DecodeBackend, job: DecodeJob) -> None:
-        self._backend, self._job, self._log = backend, job, backend.log
-        self._waiting = deque((prompt, request) for prompt, each in enumerate(job.members) for request in each)
-        self._unfinished = [len(each) for each in job.members]
+    def __init__(self, backend: DecodeBackend, job: DecodeJob, room: tuple[int, int] | None = None) -> None:
+        self._backend, self._job, self._log, self._room = backend, job, backend.log, room
+        self.counts = DecodeCounts()
+        self._width = job.budget
+        self._waiting: deque[_Occupant] = deque()  # for a row
+        self._ready: list[_Occupant] = []  # to read on, in the row of their conversation
         self._rows: list[_Occupant | None] = []  # None is free
-        self._slots: list[int | None] = [None] * backend.num_slots  # the prompt in each
-        self._budget = job.sampling.max_new_tokens
-        seeds = [request.seed for request in job.requests]
-        device = backend.log.device
-        self._streams = uniforms(seeds, self._budget).to(device)
-        # where the model runs: handing in must not wait for it
-        self._tokens = torch.zeros(len(seeds), self._budget, dtype=torch.long, device=device)
-        self._logp = torch.zeros(len(seeds), self._budget, device=device)
-        self._count = [0] * len(seeds)
-        self._stopped_early: set[int] = set()  # requests
-        self._kept: list[KeptTokens] = []  # rows are requests here
+        self._writing: list[_Occupant | None] = []  # the rows that steps compute; None is not written
+        self._num_writing = 0
+        self._prompts: dict[tuple[int, ...], _HeldPrompt] = {}
+        self._slots: list[_HeldPrompt | None] = [None] * backend.num_slots
+        self._kept_rows: dict[int, _Occupant] = {}  # by request, the one that left first in front
+        self._prompt_lengths: dict[int, int] = {}  # of requests that lost their rows
+        self._looks: deque[_Taken] = deque()
+        self._handed_in: deque[_HandedIn] = deque()
+        self._support: list[KeptTokens] = []  # rows are requests here
+        self._forgotten_parts = 0  # of the support, in front of these
 
     def run(self) -> Completions:
-        looks: deque[_Taken] = deque()
+        """Write all requests of the job."""
+        for tokens, members in zip(self._job.prompts, self._job.members, strict=True):
+            prompt = _HeldPrompt(tokens)
+            for number in members:
+                self._wait(number, self._job.requests[number], prompt)
         with self._backend.running():
-            while self._waiting or any(self._rows):
-                self._enter()
-                steps = self._next_steps()
-                for _ in range(steps):
-                    self._note(self._backend.step(), self._rows)
-                if steps:
-                    looks.append(self._take_look(steps))
-                while len(looks) > (self._backend.looks_behind if steps else 0):
-                    self._leave(looks.popleft())
+            while self._waiting or self._num_writing:
+                self._go_on()
         return self._completions()
+
+    def add(self, number: int, request: Request) -> None:
+        """One more request. One that `continues` another keeps its row, where there still is one and it has room."""
+        assert self._room is not None
+        before = None if request.continues is None else self._kept_rows.get(request.continues)
+        if before is not None:
+            known, room = before.conversation, len(before.prompt.tokens) + self._room[1]
+            fits = len(request.tokens) + self._budget_of(request) <= room
+            if fits and known and request.tokens[: len(known)] == known:
+                self._continue(number, request, before)
+                return
+        length = len(request.tokens)
+        if request.continues is not None:
+            self.counts.recomputed += 1
+            length = self._prompt_lengths.get(request.continues, length)
+        prompt, own = self._room
+        if length > prompt or len(request.tokens) - length + self._budget_of(request) > own:
+            length = min(len(request.tokens), prompt)
+        if len(request.tokens) - length + self._budget_of(request) > own:
+            raise WhetError(
+                f"a conversation of {len(request.tokens)} tokens and {self._budget_of(request)} new ones exceed the "
+                f"session's room of {prompt} and {own}; open it with a larger growth, or lower max_new_tokens"
+            )
+        self._wait(number, request, self._prompt(request.tokens[:length]))
+
+    def release(self, number: int) -> None:
+        """Nobody will continue this request: its row is free."""
+        self._prompt_lengths.pop(number, None)
+        row = self._kept_rows.pop(number, None)
+        if row is not None:
+            self._vacate(row)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._ready or self._num_writing or self._handed_in)
+
+    def advance(self) -> list[DrawnCompletion]:
+        """Up to one look further; what is finished, and has come from the device."""
+        before = len(self._handed_in)
+        steps = self._go_on()
+        # what left just now is on its way: waiting for it would let the device stand still
+        ready = before if steps and self._backend.looks_behind else len(self._handed_in)
+        return [written for _ in range(ready) for written in self._hand_out(self._handed_in.popleft())]
+
+    def _go_on(self) -> int:
+        self._enter()
+        steps = self._next_steps()
+        for _ in range(steps):
+            self._note(self._backend.step(), self._writing)
+        self.counts.stepped += steps * self._num_writing
+        if steps or (self._num_writing and not self._looks):
+            self._looks.append(self._take_look(steps))
+        while len(self._looks) > (self._backend.looks_behind if steps else 0):
+            self._leave(self._looks.popleft())
+        return steps
+
+    def _budget_of(self, request: Request) -> int:
+        return request.max_new_tokens or self._job.sampling.max_new_tokens
+
+    def _wait(self, number: int, request: Request, prompt: _HeldPrompt) -> None:
+        prompt.users += 1
+        self._waiting.append(_Occupant(number, request, prompt, self._budget_of(request)))
+
+    def _prompt(self, tokens: tuple[int, ...]) -> _HeldPrompt:
+        """The prompt that is held already, as long as one more row may share it, or a new one."""
+        held, most = self._prompts.get(tokens), self._backend.most_members
+        if held is None or (most is not None and held.users >= most):
+            held = self._prompts[tokens] = _HeldPrompt(tokens)
+        return held
+
+    def _continue(self, number: int, request: Request, before: _Occupant) -> None:
+        del self._kept_rows[before.number]
+        # the last token of the turn before was drawn and never read
+        start = len(before.conversation) - len(before.prompt.tokens) - 1
+        row = _Occupant(number, request, before.prompt, self._budget_of(request), start, before.place)
+        self._rows[row.place] = row
+        self._ready.append(row)
+        self.counts.continued += 1
+
+    def _vacate(self, row: _Occupant) -> None:
+        self._rows[row.place] = None
+        row.prompt.users -= 1
+        if not row.prompt.users:
+            if row.prompt.slot is not None:
+                self._slots[row.prompt.slot] = None
+            if self._prompts.get(row.prompt.tokens) is row.prompt:
+                del self._prompts[row.prompt.tokens]
+
+    def _make_room(self) -> bool:
+        """For the first that waits: a slot whose prompt no row answers, or the row that has waited longest to go on.
+
+        A row is taken only while fewer than half of them are written: with more, the device has enough to do, and a
+        conversation that loses its row is read once more.
+        """
+        if self._room is None:
+            return False
+        if self._waiting[0].prompt.slot is None and None not in self._slots:
+            answered = {row.prompt for row in self._rows if row is not None}
+            for slot, prompt in enumerate(self._slots):
+                if prompt is not None and prompt not in answered:
+                    self._slots[slot] = prompt.slot = None
+                    return True
+        handed_out = (row for row in self._kept_rows.values() if row.conversation)
+        row = next(handed_out, None) if 2 * self._num_writing <= self._backend.num_rows else None
+        if row is None:
+            return False
+        del self._kept_rows[row.number]
+        self._prompt_lengths[row.number] = len(row.prompt.tokens)
+        self._vacate(row)
+        self.counts.evicted += 1
+        return True
 
     def _next_steps(self) -> int:
         """No more than the rows that are busy can use."""
-        left = max((self._budget - row.drawn for row in self._rows if row is not None), default=0)
+        left = max((row.budget - row.drawn for row in self._writing if row is not None), default=0)
         return min(self._backend.steps_per_look, left)
 
     def _take_look(self, steps: int) -> _Taken:
-        for row in self._rows:
+        for row in self._writing:
             if row is not None:
-                row.drawn = min(self._budget, row.drawn + steps)
-        if self._job.sampling.keeps_support and (kept := self._backend.take_kept(len(self._rows))) is not None:
-            self._keep(kept, self._rows)
+                row.drawn = min(row.budget, row.drawn + steps)
+        if self._job.sampling.keeps_support and (kept := self._backend.take_kept(len(self._writing))) is not None:
+            self._keep(kept, self._writing)
         # the token that a row drew when it came in is told with its first look
         fresh = self._backend.steps_per_look + 1 if self._job.sampling.stops_early else 0
-        return _Taken(self._log.look(len(self._rows), fresh), list(self._rows))
+        return _Taken(self._log.look(len(self._writing), fresh), self._writing)
 
     def _completions(self) -> Completions:
-        tokens, logp = self._tokens.cpu(), self._logp.cpu()
-        count = torch.tensor(self._count)
+        rows = [row for part in self._handed_in for row in part.rows]
+        order = sorted(range(len(rows)), key=lambda place: rows[place].number)
+        rows = [rows[place] for place in order]
+        tokens = torch.cat([part.tokens for part in self._handed_in]).cpu()[order]
+        logp = torch.cat([part.logp for part in self._handed_in]).cpu()[order]
+        counts = [row.count for row in rows]
+        count = torch.tensor(counts)
         final = tokens[torch.arange(len(count)), count - 1].tolist()
-        stop = [
-            StopReason.TEXT if request in self._stopped_early
-            else StopReason.END if token in self._log.ends
-            else StopReason.LENGTH
-            for request, token in enumerate(final)
-        ]  # fmt: skip
-        behind = torch.arange(self._budget)[None] >= count[:, None]
+        stop = [self._stop_of(row, token) for row, token in zip(rows, final, strict=True)]
+        behind = torch.arange(tokens.shape[1])[None] >= count[:, None]
         tokens, logp = tokens.masked_fill_(behind, 0), logp.masked_fill_(behind, 0)
-        return Completions(tokens, logp, self._count, stop, _supports(self._kept, self._count))
+        return Completions(tokens, logp, counts, stop, _supports(self._support, range(len(rows)), counts))
+
+    def _stop_of(self, row: _Occupant, last: int) -> StopReason:
+        if row.stopped_early:
+            return StopReason.TEXT
+        return StopReason.END if last in self._log.ends else StopReason.LENGTH
+
+    def _hand_out(self, part: _HandedIn) -> list[DrawnCompletion]:
+        assert part.sent is not None
+        tokens, logp = part.sent.read()
+        found = []
+        for number, row in enumerate(part.rows):
+            # copies: a part of the whole would hold the whole
+            completion, scores = tokens[number, : row.count].clone(), logp[number, : row.count].clone()
+            row.conversation = row.request.tokens + tuple(completion.tolist())
+            stop = self._stop_of(row, row.conversation[-1])
+            found.append(DrawnCompletion(row.number, row.request, completion, scores, stop, part.support[number]))
+        return found
 
     def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:
         """Keep what could have been drawn, where sampling truncates."""
@@ -402,65 +615,124 @@ class DecodeScheduler:
                 f"top_p={sampling.top_p}, min_p={sampling.min_p} keep {most} tokens at one position; the "
                 f"trainer must renormalise on all of them: add top_k={LARGEST_SUPPORT // 4}, or switch truncation off"
             )
-        requests = torch.tensor([-1 if row is None else row.request for row in rows])
+        requests = torch.tensor([-1 if row is None else row.number for row in rows])
         # positions of one part come before those of the next
-        position = kept.position + len(self._kept) * (self._backend.steps_per_look + self._budget)
-        self._kept.append(KeptTokens(requests[kept.row], position, kept.counts, kept.ids))
+        position = kept.position + self._num_parts * (self._backend.steps_per_look + self._log.budget)
+        self._support.append(KeptTokens(requests[kept.row], position, kept.counts, kept.ids))
+
+    @property
+    def _num_parts(self) -> int:
+        return self._forgotten_parts + len(self._support)
+
+    def _supports_of(self, gone: Sequence[_Occupant]) -> list[Support | None]:
+        """Of rows that leave; what no row needs any more is forgotten."""
+        if not self._support:
+            return [None] * len(gone)
+        parts = self._support[min(row.first_part for row in gone) - self._forgotten_parts :]
+        found = _supports(parts, [row.number for row in gone], [row.count for row in gone])
+        still = [row.first_part for row in self._writing if row is not None and not row.left]
+        first = min(still, default=self._num_parts)
+        del self._support[: first - self._forgotten_parts]
+        self._forgotten_parts = first
+        return found
 
     def _enter(self) -> None:
-        """Give free rows to requests that wait, and let each draw its first token."""
+        """Let rows that are continued read on, give free rows to requests that wait, and let each draw a token."""
+        if self._ready and self._backend.may_extend(len(self._ready), self._num_writing):
+            rows, self._ready = self._ready, []
+            self._move_together(rows)
+            self._draw_first(rows, self._opened(rows), self._extend(rows))
         while self._waiting:
             free = [place for place, row in enumerate(self._rows) if row is None]
             free += range(len(self._rows), self._backend.num_rows)
-            if not self._backend.may_enter(len(free), len(self._waiting)):
+            may_enter = self._backend.may_enter(len(free), len(self._waiting))
+            if self._room is not None and free:  # rows that are kept may not come free for long
+                may_enter = may_enter or not self._num_writing or len(free) >= len(self._waiting)
+            seated = self._seat_requests(free) if may_enter else []
+            if seated:
+                rows_at = self._opened(seated)
+                logits = self._backend.enter([row.place for row in seated], [_slot(row) for row in seated])
+                reading = [number for number, row in enumerate(seated) if row.unread]
+                if reading:
+                    read = self._extend([seated[number] for number in reading])
+                    logits = logits.index_copy(0, numbers_on(self._log.device, reading), read)
+                self._draw_first(seated, rows_at, logits)
+            elif not self._make_room():
                 return
-            taken = self._seat_requests(free)
-            if not taken:
-                return
-            seated = [row for place in taken if (row := self._rows[place])]
-            rows = numbers_on(self._log.device, taken)
-            requests = numbers_on(self._log.device, [row.request for row in seated])
-            self._log.open(rows, self._streams.index_select(0, requests), torch.full_like(rows, self._budget))
-            logits = self._backend.enter(taken, [row.slot for row in seated])
-            drawn = draw(logits, self._log.uniform(rows), self._job.sampling, spend=True)
-            self._log.record(rows, drawn)
-            self._note(drawn, seated)
-            for row in seated:
-                row.drawn = 1
-            self._seat()
-            if self._budget == 1 or not self._backend.looks_behind:
-                self._leave(self._take_look(0))
 
-    def _seat_requests(self, free: Sequence[int]) -> list[int]:
-        """Seat as many waiting requests as have a row and a slot; the rows they took."""
-        slot_of = {prompt: slot for slot, prompt in enumerate(self._slots) if prompt is not None}
+    def _opened(self, rows: Sequence[_Occupant]) -> Tensor:
+        """The log's rows, ready for what these requests draw."""
+        device = self._log.device
+        places = numbers_on(device, [row.place for row in rows])
+        budgets = [row.budget for row in rows]
+        streams = to_device(uniforms([row.request.seed for row in rows], max(budgets)), device)
+        self._log.open(places, streams, numbers_on(device, budgets))
+        return places
+
+    def _draw_first(self, rows: Sequence[_Occupant], places: Tensor, logits: Tensor) -> None:
+        for row in rows:
+            row.first_part = self._num_parts
+        drawn = draw(logits, self._log.uniform(places), self._job.sampling, spend=True)
+        self._log.record(places, drawn)
+        self._note(drawn, rows)
+        for row in rows:
+            row.drawn = 1
+        self._num_writing += len(rows)
+        self._seat()
+        if not self._backend.looks_behind:
+            self._leave(self._take_look(0))
+
+    def _extend(self, rows: Sequence[_Occupant]) -> Tensor:
+        """Logits [rows, V] behind what the rows have yet to read; those with about as much together."""
+        chunks = [row.unread for row in rows]
+        order = sorted(range(len(rows)), key=lambda number: len(chunks[number]))
+        parts = []
+        for part in _passes(order, [len(chunk) for chunk in chunks]):
+            members = [rows[number] for number in part]
+            parts.append(
+                self._backend.extend(
+                    [row.place for row in members],
+                    [_slot(row) for row in members],
+                    [row.start for row in members],
+                    [chunks[number] for number in part],
+                )
+            )
+        self.counts.extended += sum(map(len, chunks))
+        place = sorted(range(len(order)), key=order.__getitem__)
+        return torch.cat(parts).index_select(0, numbers_on(self._log.device, place))
+
+    def _seat_requests(self, free: Sequence[int]) -> list[_Occupant]:
+        """Seat as many waiting requests as have a row and a slot."""
         empty = deque(slot for slot, prompt in enumerate(self._slots) if prompt is None)
-        taken: list[int] = []
-        new: list[int] = []
+        seated: list[_Occupant] = []
+        new: list[_HeldPrompt] = []
         for place in free:
             if not self._waiting:
                 break
-            prompt, request = self._waiting[0]
-            if prompt not in slot_of:
+            row = self._waiting[0]
+            if row.prompt.slot is None:
                 if not empty:
                     break
-                slot_of[prompt] = empty.popleft()
-                new.append(prompt)
+                row.prompt.slot = empty.popleft()
+                new.append(row.prompt)
             self._waiting.popleft()
             self._rows += [None] * (place + 1 - len(self._rows))
-            self._rows[place] = _Occupant(request, prompt, slot_of[prompt], place)
-            taken.append(place)
+            self._rows[place], row.place = row, place
+            seated.append(row)
         if new and self._backend.prefills_ahead:
-            for prompt in dict.fromkeys(prompt for prompt, _ in self._waiting):
-                if empty and prompt not in slot_of:
-                    slot_of[prompt] = empty.popleft()
+            for prompt in dict.fromkeys(row.prompt for row in self._waiting):
+                if empty and prompt.slot is None:
+                    prompt.slot = empty.popleft()
                     new.append(prompt)
         for prompt in new:
-            self._slots[slot_of[prompt]] = prompt
-        for part in _prefill_passes(new, self._job.prompts):
-            slots = [slot_of[prompt] for prompt in part]
-            self._backend.prefill(slots, [self._job.prompts[prompt] for prompt in part])
-        return taken
+            assert prompt.slot is not None
+            self._slots[prompt.slot] = prompt
+        lengths = [len(prompt.tokens) for prompt in new]
+        for part in _passes(range(len(new)), lengths):
+            prompts = [new[number] for number in part]
+            self._backend.prefill([prompt.slot or 0 for prompt in prompts], [prompt.tokens for prompt in prompts])
+        self.counts.prefilled += sum(lengths)
+        return seated
 
     def _leave(self, taken: _Taken) -> None:
         """Rows that are done hand in what they wrote."""
@@ -475,27 +747,30 @@ class DecodeScheduler:
                 stopped_at = self._stopped_at(row, fresh[place], count)
                 if stopped_at is not None:
                     cut.append(row.place)
-                    self._stopped_early.add(row.request)
+                    row.stopped_early = True
                     count, ends = stopped_at, True
             if ends:
-                self._count[row.request] = count
+                row.count, row.left = count, True
                 gone.append(row)
         if not gone:
             return
+        self._num_writing -= len(gone)
         rows = numbers_on(self._log.device, [row.place for row in gone])
-        requests = numbers_on(self._log.device, [row.request for row in gone])
-        tokens, logp = self._log.written(rows, self._budget)
-        self._tokens.index_copy_(0, requests, tokens)
-        self._logp.index_copy_(0, requests, logp)
+        width = self._width if self._room is None else max(row.count for row in gone)
+        tokens, logp = self._log.written(rows, width)
+        if self._room is None:
+            self._handed_in.append(_HandedIn(gone, tokens, logp))
+        else:
+            self._handed_in.append(_HandedIn(gone, tokens, logp, OnTheWay(tokens, logp), self._supports_of(gone)))
         for row in gone:
-            self._unfinished[row.prompt] -= 1
-            if not self._unfinished[row.prompt]:
-                self._slots[row.slot] = None
-            self._rows[row.place], row.left = None, True
+            if self._room is None:
+                self._vacate(row)
+            else:
+                self._kept_rows[row.number] = row
         self._log.close(cut)
-        if any(self._rows):
+        if self._num_writing:
             self._move_together()
-            self._seat()
+        self._seat()
 
     def _stopped_at(self, row: _Occupant, fresh: np.ndarray, count: int) -> int | None:
         """How many of a row's tokens stand when a text or a sequence stops it, its newest tokens added."""
@@ -505,57 +780,90 @@ class DecodeScheduler:
         by_token = stopped_at is not None and row.tokens[stopped_at - 1] in self._log.ends
         return None if by_token else stopped_at
 
-    def _move_together(self) -> None:
-        busy = [place for place, row in enumerate(self._rows) if row is not None]
-        if self._backend.rows_after(len(busy), len(self._rows), len(self._waiting)) >= len(self._rows):
+    def _move_together(self, more: Sequence[_Occupant] = ()) -> None:
+        """Those that are writing, and `more` that will, to the front, where computing the others costs too much."""
+        busy = [row.place for row in self._rows if row is not None and row.is_writing] + [row.place for row in more]
+        if self._room is None:
+            num_rows, num_waiting = len(self._rows), len(self._waiting)
+            slots = [slot for slot, prompt in enumerate(self._slots) if prompt is not None]
+        else:
+            num_rows = max(busy) + 1
+            num_free = self._backend.num_rows - sum(row is not None for row in self._rows)
+            num_waiting = min(len(self._waiting), num_free)
+            slots = sorted({_slot(row) for place in busy if (row := self._rows[place]) is not None})
+        if self._backend.rows_after(len(busy), num_rows, num_waiting) >= num_rows:
             return
-        rows = _front(busy)
-        slots = _front([slot for slot, prompt in enumerate(self._slots) if prompt is not None])
-        self._log.keep(rows)
-        self._backend.keep(rows, slots)
-        self._rows = [self._rows[place] for place in rows]
+        order = _in_front(busy, self._rows)
+        if self._room is not None and 4 * (slots[-1] + 1) <= 5 * (len(slots) + 1):
+            slots = list(range(len(self._slots)))  # near enough: a step computes all of them up to the last
+        slot_order = _in_front(slots, self._slots)
+        self._log.keep(order)
+        self._backend.keep(order, slot_order)
+        self._rows = [self._rows[place] for place in order]
         for place, row in enumerate(self._rows):
-            assert row is not None
-            row.place = place
-        moved = {slot: place for place, slot in enumerate(slots)}
-        for row in self._rows:
-            assert row is not None
-            row.slot = moved[row.slot]
-        kept = [self._slots[slot] for slot in slots]
-        self._slots = kept + [None] * (len(self._slots) - len(kept))
+            if row is not None:
+                row.place = place
+        prompts = [self._slots[slot] for slot in slot_order]
+        for slot, prompt in enumerate(prompts):
+            if prompt is not None:
+                prompt.slot = slot
+        self._slots = prompts + [None] * (len(self._slots) - len(prompts))
 
     def _seat(self) -> None:
-        self._backend.seat([None if row is None else row.slot for row in self._rows])
+        writing = [row if row is not None and row.is_writing else None for row in self._rows]
+        while self._room is not None and writing and writing[-1] is None:
+            writing.pop()
+        self._writing = writing
+        if self._num_writing:
+            self._backend.seat([None if row is None else row.prompt.slot for row in writing])
 
 
-def _front(held: Sequence[int]) -> list[int]:
-    """The held places in an order that moves the fewest: those in front stay, the others fill the holes."""
-    late = iter(place for place in held if place >= len(held))
-    stays = set(held)
-    return [place if place in stays else next(late) for place in range(len(held))]
+def _slot(row: _Occupant) -> int:
+    assert row.prompt.slot is not None
+    return row.prompt.slot
 
 
-def _prefill_passes(new: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """New prompts, as many at a time as one padded pass over them may hold."""
+def _in_front(wanted: Sequence[int], held: Sequence[object | None]) -> list[int]:
+    """An order of places with the wanted ones in front that moves the fewest: who is in the way changes places.
+
+    What is not held has no place behind the last.
+    """
+    order, stays = list(range(len(held))), set(wanted)
+    late = iter(sorted(place for place in wanted if place >= len(wanted)))
+    for place in range(len(wanted)):
+        if place not in stays:
+            source = next(late)
+            order[place], order[source] = source, place
+    while held[order[-1]] is None:
+        order.pop()
+    return order
+
+
+def _passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Numbers of what has these lengths, as many at a time as one padded pass over them may hold."""
     passes: list[list[int]] = []
     widest = 0
-    for prompt in new:
-        width = max(widest, len(prompts[prompt]))
+    for number in numbers:
+        width = max(widest, lengths[number])
         if not passes or width * (len(passes[-1]) + 1) > PREFILL_TOKENS:
             passes.append([])
-            width = len(prompts[prompt])
-        passes[-1].append(prompt)
+            width = lengths[number]
+        passes[-1].append(number)
         widest = width
     return passes
 
 
-def _supports(kept: Sequence[KeptTokens], count: Sequence[int]) -> list[Support | None]:
-    """What could be drawn for each request, position after position; `row` of the parts is the request."""
+def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequence[int]) -> list[Support | None]:
+    """What could be drawn for these requests, position after position; `row` of the parts is the request."""
     if not kept:
         return [None] * len(count)
     request, position, counts, ids = (
         torch.cat([getattr(each, name) for each in kept]).numpy() for name in ("row", "position", "counts", "ids")
     )
+    by_number = np.argsort(requests)
+    known = np.array(requests)[by_number]
+    place = np.searchsorted(known, request).clip(max=len(known) - 1)
+    request = np.where(known[place] == request, by_number[place], -1)  # its place among the requests
     start = counts.cumsum() - counts
     order = np.lexsort((position, request))
     order = order[request[order] >= 0]  # without those that nobody sat in

@@ -1,9 +1,11 @@
 """The in-process engine: samples on the trainer's own weights. No copy, no sync, no version skew.
 
 A prompt is prefilled once for all its samples; a row that has finished makes room for a request that waits; the
-log-probabilities are those of the distribution that was sampled from. Models with a description (`whet.model.block`)
-run a step written out for them (on CUDA as a graph), others their own modules on whet's buffers, and whatever is left
-over its own forward and cache. One scheduler serves all of them; `decode_path` says which one it is, and why.
+log-probabilities are those of the distribution that was sampled from. A session takes requests while others are
+written, and a conversation keeps its row: a later turn computes only what is new. Models with a description
+(`whet.model.block`) run a step written out for them (on CUDA as a graph), others their own modules on whet's buffers,
+and whatever is left over its own forward and cache. One scheduler serves all of them; `decode_path` says which one it
+is, and why.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from whet.model.fused_decode import fused_decoder
 from whet.model.hooked_decode import HookedDecoder, hooked_decoder
 from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
+from whet.rollout.decode_session import DecodeSession, RereadingSession, check_length
 from whet.rollout.own_cache import OWN_CACHE, OwnCacheBackend, OwnForward, own_forward
-from whet.rollout.scheduler import Completions, DecodeScheduler, StopRule, decode_job
-from whet.types import Request, Sample, Sampling, WhetError
+from whet.rollout.scheduler import Completions, DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
+from whet.types import Request, Sample, Sampling, SessionShape
 
 
 class TorchEngine:
@@ -84,6 +87,16 @@ class TorchEngine:
         reason = "" if self._graphs is None else self._graphs.refusal(longest_prompt, sampling)
         return FastPath(self._kind_without_graphs, reason) if reason else path
 
+    def session_path(self, sampling: Sampling, shape: SessionShape) -> FastPath:
+        """How a session of this shape writes its turns, and why not faster."""
+        path = self.decode_path
+        if self._graphs is not None:
+            reason = self._graphs.session_refusal(sampling, shape)
+            return FastPath(self._kind_without_graphs, reason) if reason else path
+        if self._decoder is None:
+            return FastPath(f"{path.kind}, conversations read from their beginning in every turn", path.reason)
+        return path
+
     def _choose_path(self) -> FastPath:
         if not self._fast:
             return self._own_path("fast=False")
@@ -113,11 +126,7 @@ class TorchEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         for request in requests:
-            if len(request.tokens) + sampling.max_new_tokens > self._context:
-                raise WhetError(
-                    f"a prompt of {len(request.tokens)} tokens and {sampling.max_new_tokens} new ones exceed the "
-                    f"model's context of {self._context}; shorten the prompt or lower max_new_tokens"
-                )
+            check_length(request, sampling.max_new_tokens, self._context)
         if not requests:
             return []
         was_training = self._lm.model.training
@@ -126,9 +135,37 @@ class TorchEngine:
             completions = self._completions(requests, sampling)
         finally:
             self._lm.model.train(was_training)
-        rows = [tokens[:count].tolist() for tokens, count in zip(completions.tokens, completions.count, strict=True)]
-        texts = decoded(self._tokenizer, rows)
-        return [self._sample(request, completions, number, texts[number]) for number, request in enumerate(requests)]
+        written = [completions.written(number, request) for number, request in enumerate(requests)]
+        return samples_of(written, self._tokenizer, self._version)
+
+    def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | RereadingSession:
+        """Room for conversations of this shape; `session_path` says how they are written.
+
+        The weights are those of now: a session is closed before they change.
+        """
+        self.decode_path  # noqa: B018  tried out once
+        job = decode_job((), sampling, self._stop)
+        graphs = self._graphs
+        backend: DecodeBackend
+        if graphs is not None and not graphs.session_refusal(sampling, shape):
+            graphs.open_session(sampling, shape, self._rows_per_batch)
+            backend, inference, give_back = graphs, False, graphs.close_session
+        elif self._decoder is not None:
+            inference, give_back = self._decoder.inference, None
+            with torch.inference_mode() if inference else torch.no_grad():
+                backend = BufferBackend(self._decoder, job, self._rows_per_batch, shape)
+        else:
+            return RereadingSession(self.generate, sampling)
+        return DecodeSession(
+            self._lm,
+            DecodeScheduler(backend, job, (shape.prompt_tokens, shape.growth)),
+            backend,
+            partial(samples_of, tokenizer=self._tokenizer, version=self._version),
+            budget=sampling.max_new_tokens,
+            context=self._context,
+            inference=inference,
+            give_back=give_back,
+        )
 
     def _completions(self, requests: Sequence[Request], sampling: Sampling) -> Completions:
         longest_prompt = max(len(request.tokens) for request in requests)
@@ -153,18 +190,25 @@ class TorchEngine:
             parts.append(DecodeScheduler(backend, job).run())
         return parts[0] if len(parts) == 1 else _joined(parts, groups)
 
-    def _sample(self, request: Request, completions: Completions, number: int, text: str) -> Sample:
-        count, start = completions.count[number], len(request.tokens)
-        completion = completions.tokens[number, :count]
-        return Sample(
-            tokens=torch.cat([torch.tensor(request.tokens, dtype=torch.long), completion]),
-            action=torch.arange(start + count) >= start,
-            behavior_logp=F.pad(completions.logp[number, :count], (start, 0)),
-            versions=(self._version, self._version),
-            stop=completions.stop[number],
-            completion=text,
-            support=completions.support[number],
+
+def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int) -> list[Sample]:
+    """Completions as samples, each behind its prompt."""
+    texts = decoded(tokenizer, [each.tokens.tolist() for each in written])
+    found = []
+    for each, text in zip(written, texts, strict=True):
+        start = len(each.request.tokens)
+        found.append(
+            Sample(
+                tokens=torch.cat([torch.tensor(each.request.tokens, dtype=torch.long), each.tokens]),
+                action=torch.arange(start + len(each.tokens)) >= start,
+                behavior_logp=F.pad(each.logp, (start, 0)),
+                versions=(version, version),
+                stop=each.stop,
+                completion=text,
+                support=each.support,
+            )
         )
+    return found
 
 
 def _with_special_tokens(tokenizer: Any, tokens: list[int]) -> str:

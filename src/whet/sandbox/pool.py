@@ -23,6 +23,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 10.0  # what a worker may take beyond a job's wall-clock limit
 END_SECONDS = 2.0  # what a worker may take to end
 ATTEMPTS = 2  # of a job whose worker was lost
-MOST_SPARE = 32  # workers that wait for another session
+MOST_SPARE = 256  # workers that wait for another session
 
 # stand-ins for the packages on the way: their own __init__ would load torch into every worker
 BOOT = """
@@ -297,6 +298,16 @@ class Sandbox:
                 raise _no_start(error) from None
             raise
         return worker
+
+    def warm(self, sessions: int) -> None:
+        """Have workers ready for so many sessions: to start one takes longer than most calls."""
+        count = min(sessions, MOST_SPARE)
+        if count <= len(self._spare):
+            return
+        with ThreadPoolExecutor(self.size) as threads:
+            lent = [threads.submit(self.lend) for _ in range(count)]
+        for each in lent:
+            self.take_back(each.result(), is_sound=True)
 
     def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> None:
         """The end of a session. A worker that is not sound ends with it."""

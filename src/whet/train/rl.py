@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whet.data.packing import token_batch
-from whet.data.segments import anchors, segments, sentence_ends
+from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
 from whet.metrics.distribution import reward_spread
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
@@ -189,11 +189,13 @@ class RLTrainer:
         return groups
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
-        batch = token_batch(groups, part_weights or None, self._settings.max_new_tokens)
+        batch = token_batch(groups, part_weights or None, self._settings.max_new_tokens, self._objective.needs())
         if self._sentence_ends is None:
             return batch
-        segment = segments(batch.tokens, batch.action, self._sentence_ends)
-        return replace(batch, segment=segment, anchor=anchors(batch.tokens, batch.group, segment))
+        samples = [sample for group in groups for sample in group.samples]
+        segment = with_turns(segments(batch.tokens, batch.action, self._sentence_ends), samples)
+        anchor = with_states(anchors(batch.tokens, batch.group, segment), samples)
+        return replace(batch, segment=segment, anchor=anchor)
 
     def _annotate(self, batch: TokenBatch, timer: PhaseTimer) -> TokenBatch:
         """What the objective needs. While the policy is the one that sampled, old_logp would only repeat logp."""

@@ -102,16 +102,17 @@ def update(
     for each in optimizers:
         each.zero_grad(set_to_none=True)
     details = _details(state, objective, reference)
+    scored = _scored_tokens(objective, batch)
     # on a device nothing here waits for it: the next micro-batch is on its way while this one is computed
     done: list[_MicroBatch] = []
     with unchanged_weights():
-        for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
-            host = trimmed(batch.select(rows))
+        for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details), scored):
+            host = trimmed(batch.select(rows), scored[rows])
             part = moved(host, state.policy.device)
             requested = replace(
                 details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
             )
-            scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, requested)
+            scores = _scores(state, objective, host, requested)
             losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
             if state.critic is not None:
                 losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
@@ -127,7 +128,7 @@ def update(
     for micro_batch in done:
         total = math.fsum(float(value) for value in micro_batch.values)
         if not math.isfinite(total):
-            part = moved(trimmed(batch.select(micro_batch.rows)), state.policy.device)
+            part = moved(trimmed(batch.select(micro_batch.rows), scored[micro_batch.rows]), state.policy.device)
             raise NotFinite("the loss is not finite", _cause(part, micro_batch.logp), micro_batch.rows)
         width = micro_batch.logp.shape[1]
         logp[micro_batch.rows, :width] = micro_batch.logp.float().cpu()
@@ -163,12 +164,37 @@ class _MicroBatch:
     sums: list[tuple[str, Tensor]]
 
 
+def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
+    """bool [N, T]: tokens whose log-probability the loss looks at."""
+    if "observed" not in objective.needs() or batch.observed is None:
+        return batch.action
+    return batch.action | batch.observed
+
+
+def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: Details) -> TokenScores:
+    """Of the actions, under the distribution that was sampled from; and of what an environment wrote, where the loss
+    looks at it, under the model's own: in the same pass where the two distributions are one, else in a second."""
+    scored = _scored_tokens(objective, host)
+    if scored is host.action:
+        return token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
+    if state.temperature == 1 and host.support is None:
+        found = token_logp(state.policy, host.tokens, scored, details=details)
+        if found.states is None:
+            return found
+        return replace(found, states=found.states[to_device(host.action[scored], found.states.device)])
+    acted = token_logp(
+        state.policy, host.tokens, host.action, state.temperature, host.support, replace(details, coefficient=None)
+    )
+    read = token_logp(state.policy, host.tokens, scored & ~host.action)
+    return replace(acted, logp=acted.logp + read.logp)
+
+
 def _known_coefficient(objective: Objective, host: TokenBatch, part: TokenBatch, totals: Totals) -> Coefficient | None:
     """How much each token will count, where that is known before the forward pass."""
     grad = objective.grad(part, totals)
     if grad is None:
         return None
-    rows, columns = host.action.nonzero(as_tuple=True)
+    rows, columns = _scored_tokens(objective, host).nonzero(as_tuple=True)
     each = grad.flatten()[to_device(rows * grad.shape[1] + columns, grad.device)]
     return lambda logp, window: each[window]
 
@@ -239,11 +265,12 @@ def _check_nothing_to_learn(
     if batch.advantage is None or not bool(batch.advantage[batch.action].any()):
         return
     pull = torch.zeros(batch.tokens.shape, dtype=torch.float64)  # d loss / d logp, where the token could move
-    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details)):
-        host = trimmed(batch.select(rows))
+    scored = _scored_tokens(objective, batch)
+    for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details), scored):
+        host = trimmed(batch.select(rows), scored[rows])
         part = moved(host, state.policy.device)
         with torch.no_grad():
-            scores = token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
+            scores = _scores(state, objective, host, details)
         logp = scores.logp.detach().requires_grad_()
         value = objective.loss(part, logp, totals, _extras(scores)).value
         if value.requires_grad:

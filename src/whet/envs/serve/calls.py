@@ -70,9 +70,7 @@ class CallRecord:
     counts: Counter[str] = field(default_factory=Counter)
     calls: list[ModelCall] = field(default_factory=list)
     num_calls: int = 0
-    _known: OrderedDict[bytes, ModelCall] = field(
-        default_factory=OrderedDict
-    )  # by all that was said
+    _known: OrderedDict[bytes, ModelCall] = field(default_factory=OrderedDict)  # by all that was said
     _asked: Counter[bytes] = field(default_factory=Counter)  # how often a prompt was asked for
 
     def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[ModelCall, int] | None:

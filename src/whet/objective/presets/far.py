@@ -227,9 +227,10 @@ GIGPO = Preset(
     paper="Feng et al. 2025, GiGPO, arXiv 2505.10978",
     formula="A = (R - mean_g) + w (step return - mean over steps from the same state)",
     fixes="long completions and agents: steps taken from the same state are compared with each other",
-    breaks="a state seen once adds nothing",
+    breaks="a state seen once adds nothing; a state's mean contains the step itself, which shrinks rarely seen states",
     deviations=(
         "gamma 0.95 and the aggregate were not read in the paper",
+        "a step is a turn, its state the one the environment names, else the text before it",
         "in a single completion a step is a sentence and its state the text before it",
     ),
 )

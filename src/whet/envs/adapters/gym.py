@@ -1,0 +1,210 @@
+"""Gymnasium-like environments: `reset(seed=...)`, then `step(action)` until it says that the episode is over.
+
+The interface is Gymnasium's, with or without the package: `step` answers (observation, reward, terminated, truncated,
+info), or (observation, reward, done, info) as it was before. A completion is the action. Where the action space is
+`Discrete`, it is the last number or name of an action in the completion; for other spaces give a function `action`.
+Observations must be texts: give a function `observation` for others, or `observation="render"` for an environment
+that renders itself as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from whet.envs.adapters.answers import flag, number, opened, text
+from whet.envs.adapters.optional import cannot_be_made, function_of, optional
+from whet.envs.adapters.randomness import OwnRandom
+from whet.envs.adapters.seeds import seed_of
+from whet.types import Completion, Opening, Prompt, StepResult, WhetError
+
+RENDER = "render"
+COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class NoAction(ValueError):
+    """A completion that names no action; its text is the answer that the policy gets."""
+
+
+class StepEnvironment:
+    """One episode of a Gymnasium-like environment.
+
+    `shares_random` says that it draws from the generators of the whole process (see `randomness`); None: it does
+    when `reset` takes no seed. `names_states` gives every observation as the name of its state, for credit that
+    compares turns which start from the same state: right only where the observation shows all there is to know.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        observation: Callable[[Any], str] | str | None = None,
+        action: Callable[[str], Any] | str | None = None,
+        actions: Sequence[str] = (),
+        shares_random: bool | None = None,
+        names_states: bool = False,
+        name: str = "",
+    ) -> None:
+        self._env = env
+        self._name = name or type(env).__name__
+        self._takes_seed = _takes(env.reset, "seed")
+        self._shares_random = not self._takes_seed if shares_random is None else shares_random
+        self._names_states = names_states
+        self._observation = _observation_of(env, observation, self._name)
+        self._action = (
+            function_of(action, "action")
+            if action
+            else _action_of(getattr(env, "action_space", None), tuple(actions), self._name)
+        )
+        self._random: OwnRandom | None = None
+
+    def start(self, prompt: Prompt) -> Opening:
+        seed = seed_of(prompt)
+        if self._shares_random:
+            self._random = OwnRandom(seed)
+        with self._own_random():
+            answer = self._env.reset(seed=seed) if self._takes_seed else self._env.reset()
+            shown, info = answer if _is_pair(answer) else (answer, {})
+            seen = self._seen(shown, info, "reset")
+        return Opening(opened(prompt, seen), state=self._state(seen))
+
+    def step(self, completion: Completion) -> StepResult:
+        try:
+            chosen = self._action(str(completion))
+        except NoAction as error:
+            return StepResult(_user(str(error)), reward=0.0, counts={"malformed_calls": 1}, errors=(str(error),))
+        with self._own_random():
+            shown, reward, done, info = self._answer(self._env.step(chosen))
+            seen = "" if done else self._seen(shown, info, "step")
+        reward = number(reward, f"{self._name}.step")
+        if done:
+            return StepResult((), reward=reward, done=True)
+        return StepResult(_user(seen), reward=reward, state=self._state(seen))
+
+    def close(self) -> None:
+        close = getattr(self._env, "close", None)
+        if callable(close):
+            close()
+
+    def _answer(self, answer: Any) -> tuple[Any, Any, bool, Any]:
+        if not isinstance(answer, tuple) or len(answer) not in (4, 5):
+            length = f" of {len(answer)}" if isinstance(answer, tuple) else ""
+            raise TypeError(
+                f"{self._name}.step gave a {type(answer).__name__}{length}; expected "
+                "(observation, reward, terminated, truncated, info)"
+            )
+        shown, reward, *ends, info = answer
+        ended = [flag(each, f"{self._name}.step") for each in ends]
+        return shown, reward, any(ended), info
+
+    def _seen(self, shown: Any, info: Any, method: str) -> str:
+        where = f"{self._name}.{method}"
+        seen = text(self._observation(shown), where, "give `observation`, a function that writes it as text")
+        suffix = info.get("suffix") if isinstance(info, Mapping) else None  # gem's: what is asked of every turn
+        return f"{seen}\n{suffix}" if isinstance(suffix, str) and suffix and method == "step" else seen
+
+    def _state(self, seen: str) -> str | None:
+        return seen if self._names_states else None
+
+    def _own_random(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._random is None else self._random()
+
+
+def gym_environment(
+    id: str,
+    *,
+    observation: Callable[[Any], str] | str | None = None,
+    action: Callable[[str], Any] | str | None = None,
+    actions: Sequence[str] = (),
+    names_states: bool = False,
+    **settings: Any,
+) -> StepEnvironment:
+    """A registered environment of Gymnasium; `settings` are its own."""
+    with optional("gym", "pip install 'whet[gym]'"):
+        import gymnasium
+    if observation == RENDER:
+        settings.setdefault("render_mode", "ansi")
+    try:
+        env = gymnasium.make(id, **settings)
+    except Exception as error:
+        raise cannot_be_made(f"the gym environment {id!r}", error, "check its id and its settings") from error
+    return StepEnvironment(
+        env,
+        observation=observation,
+        action=action,
+        actions=actions,
+        shares_random=False,
+        names_states=names_states,
+        name=id,
+    )
+
+
+def _observation_of(env: Any, given: Callable[[Any], str] | str | None, name: str) -> Callable[[Any], Any]:
+    if callable(given):
+        return given
+    if given == RENDER:
+        return lambda _: _plain(env.render())
+    if isinstance(given, str) and ":" in given:
+        return function_of(given, "observation")
+    if given is not None:
+        raise WhetError(f"{name}: observation is {given!r}; give {RENDER!r}, or a function that writes one as text")
+    space = type(getattr(env, "observation_space", None)).__name__
+    if space not in ("NoneType", "Text"):
+        raise WhetError(
+            f"{name}: its observations are of the space {space}, and a policy reads text; "
+            f"give observation={RENDER!r}, or a function that writes one as text"
+        )
+    return lambda shown: shown
+
+
+def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str], Any]:
+    kind = type(space).__name__ if hasattr(space, "contains") else "NoneType"  # gem calls a list of texts so too
+    if names and kind != "Discrete":
+        raise WhetError(f"{name}: actions names the numbers of a Discrete space, and its space is {kind}; drop it")
+    if kind in ("NoneType", "Text"):
+        return lambda written: written
+    if kind != "Discrete":
+        raise WhetError(
+            f"{name}: its actions are of the space {kind}; give action, a function that reads one from text"
+        )
+    first, count = int(space.start), int(space.n)
+    if names and len(names) != count:
+        raise WhetError(f"{name}: actions has {len(names)} names, and its space {count} numbers; name all of them")
+    choices = {str(first + place): first + place for place in range(count)}
+    choices |= {each.lower(): first + place for place, each in enumerate(names)}
+    written_as = ", ".join(names) or f"a number from {first} to {first + count - 1}"
+    pattern = re.compile(
+        "|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in sorted(choices, key=len, reverse=True))
+    )
+
+    def read(written: str) -> int:
+        found = pattern.findall(written.lower())
+        if not found:
+            raise NoAction(f"No action was found. Write one of: {written_as}.")
+        return choices[found[-1]]
+
+    return read
+
+
+def _plain(rendered: Any) -> Any:
+    """A rendering for terminals as plain text: what stands out in colour stands in brackets."""
+    return COLOURED.sub(r"[\1]", rendered) if isinstance(rendered, str) else rendered
+
+
+def _is_pair(answer: Any) -> bool:
+    return isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(each.name == name or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+
+
+def _user(content: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": content},)

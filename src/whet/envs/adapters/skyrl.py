@@ -1,0 +1,97 @@
+"""SkyRL-Gym's `BaseTextEnv`: `init(prompt)` gives the conversation, `step(text)` a dictionary, until `done`.
+
+An environment may hand back a `postprocessed_action`, the completion as it would rather have had it. The policy is
+trained on what it wrote, so that text is not put in its place: the wish is counted as `ignored_rewrites`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from whet.envs.adapters.answers import flag, messages, number, numbers
+from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
+
+INSTALL = "pip install 'whet[skyrl]'"
+
+
+class SkyRLEnvironment:
+    """One episode. `make(env_config=..., extras=...)` makes the foreign environment for a prompt's row."""
+
+    def __init__(self, make: Callable[..., Any], name: str, config: Mapping[str, Any], max_turns: int | None) -> None:
+        self._make, self._name, self._config, self._max_turns = make, name, dict(config), max_turns
+        self._env: Any = None
+
+    def start(self, prompt: Prompt) -> Opening:
+        self._env = self._make(env_config=dict(self._config), extras=self._extras(prompt))
+        given = prompt.messages or ({"role": "user", "content": prompt.text or ""},)
+        answer = self._env.init([dict(message) for message in given])
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise TypeError(f"{self._name}.init gave a {type(answer).__name__}; expected (messages, info)")
+        return Opening(messages(answer[0], f"{self._name}.init"))
+
+    def step(self, completion: Completion) -> StepResult:
+        where = f"{self._name}.step"
+        answer = self._env.step(str(completion))
+        if not isinstance(answer, Mapping):
+            raise TypeError(f"{where} gave a {type(answer).__name__}; expected a dictionary with reward and done")
+        for key in ("observations", "reward", "done"):
+            if key not in answer:
+                raise TypeError(f"{where} gave no {key!r}; it gave {', '.join(map(str, answer)) or 'nothing'}")
+        done = flag(answer["done"], where)
+        wanted = answer.get("postprocessed_action")
+        return StepResult(
+            () if done else messages(answer["observations"], where),
+            reward=number(answer["reward"], where),
+            done=done,
+            counts={"ignored_rewrites": 1} if wanted is not None and wanted != str(completion) else {},
+            metrics=numbers(self._env.get_metrics()) if done and hasattr(self._env, "get_metrics") else {},
+        )
+
+    def close(self) -> None:
+        if self._env is not None and hasattr(self._env, "close"):
+            self._env.close()
+
+    def _extras(self, prompt: Prompt) -> dict[str, Any]:
+        """The row's columns. SkyRL's datasets have the gold answer in `reward_spec`; others get it from `answer`."""
+        extras = dict(prompt.meta)
+        if prompt.answer is not None:
+            extras.setdefault("reward_spec", {"method": "rule", "ground_truth": str(prompt.answer)})
+        if self._max_turns is not None:
+            extras["max_turns"] = self._max_turns
+        return extras
+
+
+def skyrl_environment(
+    id: str, *, env_config: Mapping[str, Any] | None = None, max_turns: int | None = None
+) -> SkyRLEnvironment:
+    """A registered environment of SkyRL-Gym, made for each prompt with `env_config` and the row's columns."""
+    with optional("skyrl", INSTALL):
+        import skyrl_gym
+    if id not in skyrl_gym.registry:
+        known = ", ".join(skyrl_gym.registry)
+        raise WhetError(f"skyrl_gym has no environment {id!r}{did_you_mean(id, skyrl_gym.registry)}; it has {known}")
+
+    def make(**given: Any) -> Any:
+        try:
+            return skyrl_gym.make(id, **given)
+        except Exception as error:
+            raise cannot_be_made(f"skyrl_gym's {id!r}", error, "check the columns it needs and its settings") from error
+
+    return SkyRLEnvironment(make, id, env_config or {}, max_turns)
+
+
+def of_skyrl_class(kind: Callable[..., Any], **settings: Any) -> SkyRLEnvironment:
+    """A class of the user's own with `init` and `step`; it gets those of `env_config` and `extras` that it takes."""
+    parameters = inspect.signature(kind).parameters.values()
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    names = {each.name for each in parameters}
+    max_turns = settings.pop("max_turns", None)
+    config = settings.pop("env_config", {})
+
+    def make(**given: Any) -> Any:
+        return kind(**{name: value for name, value in given.items() if takes_all or name in names}, **settings)
+
+    return SkyRLEnvironment(make, getattr(kind, "__name__", "the environment"), config, max_turns)

@@ -1,0 +1,149 @@
+"""The games of TextArena, played by the policy alone or against opponents of yours.
+
+The package shows a player the whole history at every turn. A conversation has it already, so only what is new is
+shown: its observation wrappers are taken off, its action wrappers stay. A game's reward comes at its end; the turns
+before it get 0, so that a game that runs into a limit has lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from whet.envs.adapters.answers import flag, number, numbers, opened, text
+from whet.envs.adapters.optional import cannot_be_made, function_of, optional
+from whet.envs.adapters.randomness import OwnRandom
+from whet.envs.adapters.seeds import seed_of
+from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
+
+INSTALL = "pip install 'whet[textarena]'"
+
+
+class TextArenaGame:
+    """One game. `players` take part; the policy has the seat `seat`, the `opponent` writes for all others.
+
+    `opponent` is a function from what a player sees to what it writes. `settings` are the game's own.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        players: int = 1,
+        seat: int = 0,
+        opponent: Callable[[str], str] | str | None = None,
+        **settings: Any,
+    ) -> None:
+        if not 0 <= seat < players:
+            raise WhetError(f"textarena: seat is {seat} of {players} players; give 0 to {players - 1}")
+        if players > 1 and opponent is None:
+            raise WhetError(
+                f"textarena: {id!r} is played by {players}; give opponent, a function from what a player sees to "
+                "what it writes"
+            )
+        self._id, self._players, self._seat = id, players, seat
+        self._opponent = None if opponent is None else function_of(opponent, "opponent")
+        _check_players(id, players)
+        self._game = _game(id, settings)
+        self._random = OwnRandom(0)
+
+    def start(self, prompt: Prompt) -> Opening:
+        seed = seed_of(prompt)
+        self._random = OwnRandom(seed)
+        with self._random():
+            self._game.reset(num_players=self._players, seed=seed)
+            done = self._play_others()
+            seen = self._seen()
+        if done:
+            raise ValueError(f"textarena: {self._id!r} was over before the policy's first turn with the seed {seed}")
+        return Opening(opened(prompt, seen))
+
+    def step(self, completion: Completion) -> StepResult:
+        with self._random():
+            done = self._moved(str(completion)) or self._play_others()
+            if not done:
+                return StepResult(({"role": "user", "content": self._seen()},), reward=0.0)
+            rewards, info = self._game.close()
+        where = f"textarena's {self._id!r}"
+        if not rewards or self._seat not in rewards:
+            raise ValueError(f"{where} ended without a reward for player {self._seat}")
+        about = info.get(self._seat, {})
+        reward = _unswapped(rewards[self._seat], about)
+        return StepResult((), reward=number(reward, where), done=True, metrics=numbers(about))
+
+    def _play_others(self) -> bool:
+        """The opponents' turns, until it is the policy's or the game is over."""
+        while self._game.state.current_player_id != self._seat:
+            if self._opponent is None:
+                raise ValueError(f"textarena: {self._id!r} asks player {self._game.state.current_player_id} for a turn")
+            if self._moved(text(self._opponent(self._seen()), "the opponent")):
+                return True
+        return False
+
+    def _moved(self, written: str) -> bool:
+        done, _ = self._game.step(action=written)
+        return flag(done, f"textarena's {self._id!r}")
+
+    def _seen(self) -> str:
+        """What is new to the player whose turn it is; its own moves are in the conversation already."""
+        player, observed = self._game.get_observation()
+        names = self._game.state.role_mapping
+        lines = [
+            f"[{names.get(sender, f'Player {sender}')}] {message}"
+            for sender, message, _ in observed
+            if sender != player
+        ]
+        return "\n".join(lines)
+
+
+def _unswapped(reward: Any, about: Mapping[str, Any]) -> Any:
+    """Some games hand over the reward of an invalid move as its reason, and the reason as the reward."""
+    reason = str(about.get("reason", "")).removeprefix("Invalid Move: ")
+    if isinstance(reward, str):
+        with contextlib.suppress(ValueError):
+            return float(reason)
+    return reward
+
+
+@functools.cache
+def _check_players(id: str, players: int) -> None:
+    """A game for two can be reset with one player and then wait for ever for the other's turn."""
+    game = _game(id, {})
+    try:
+        with OwnRandom(0)():
+            game.reset(num_players=players, seed=0)
+    except Exception as error:
+        raise cannot_be_made(f"textarena's {id!r} with players={players}", error, "choose another number") from error
+    is_single = type(game.state).__name__ == "SinglePlayerState"
+    if is_single != (players == 1):
+        needed = "is for one player" if is_single else "is for several players"
+        raise WhetError(f"textarena's {id!r} {needed}, and players is {players}; choose another number")
+
+
+def _game(id: str, settings: dict[str, Any]) -> Any:
+    with optional("textarena", INSTALL):
+        import textarena
+        from textarena.envs.registration import ENV_REGISTRY
+    if id not in ENV_REGISTRY:
+        raise WhetError(
+            f"textarena has no game {id!r}{did_you_mean(id, ENV_REGISTRY)}; it has {len(ENV_REGISTRY)} games"
+        )
+    try:
+        with OwnRandom(0)():
+            game = textarena.make(id, **settings)
+    except (Exception, SyntaxError) as error:
+        raise cannot_be_made(
+            f"textarena's {id!r}",
+            error,
+            "choose a game that needs neither data nor a newer Python, or check its settings",
+        ) from error
+    wrappers = []
+    while isinstance(game, textarena.Wrapper):
+        wrappers.append(type(game))
+        game = game.env
+    for wrapper in reversed(wrappers):
+        if not issubclass(wrapper, textarena.ObservationWrapper):
+            game = wrapper(game)
+    return game

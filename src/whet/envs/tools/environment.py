@@ -1,0 +1,217 @@
+"""The environment whose answers are the results of tool calls.
+
+A completion that calls tools is answered with one message per call, in the order of the calls; a completion that
+calls none ends the episode. Everything that goes wrong with a call is a result that the model can read, and is
+counted: `step` raises nothing but the error that ends the run because too many tools hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whet.data.tool_syntax import ToolCall
+from whet.envs.tools.results import error_line, result_text, shown
+from whet.envs.tools.schema import fitting
+from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolSource, ToolText, ToolTimedOut, tool_name
+from whet.importing import error_text
+from whet.rollout.calls import CallPool
+from whet.types import Completion, Message, Opening, Prompt, StepResult, WhetError, did_you_mean
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How the model is told of its tools, and how its calls are read."""
+
+    read: Callable[[Completion, Sequence[Mapping[str, Any]]], Sequence[ToolCall]]  # a call that is none: without a name
+    expected: str  # what a call that cannot be read should have been
+    instructions: Callable[[Sequence[Mapping[str, Any]]], str] | None = None  # None: the chat template shows the tools
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The result of a call, and what it counts as."""
+
+    text: str
+    counts: tuple[str, ...] = ()
+    error: str = ""
+
+
+class ToolEnvironment:
+    """One episode with tools."""
+
+    def __init__(
+        self,
+        sources: Sequence[ToolSource],
+        call_format: CallFormat,
+        limits: ToolLimits,
+        most_calls: int,
+        pools: Mapping[bool, CallPool],
+    ) -> None:
+        """`pools`: where calls run; True for those that keep to the time limit by themselves."""
+        self._sources, self._format, self._limits, self._most_calls = sources, call_format, limits, most_calls
+        self._pools = pools
+        self._opened: list[OpenTools] = []
+        self._tools: dict[str, Tool] = {}
+        self._schemas = [schema for source in sources for schema in source.schemas]
+
+    async def start(self, prompt: Prompt) -> Opening | None:
+        """The prompt with the tools. A plain text is sent as it is: it has to say itself what can be called."""
+        for source in self._sources:
+            opened, problem = await self._within_limit(functools.partial(source.open, self._limits), source.name, False)
+            if problem is not None:
+                raise problem
+            self._opened.append(opened)
+            self._tools |= {tool.name: tool for tool in opened.tools}
+        if prompt.text is not None:
+            return None
+        if self._format.instructions is None:
+            return Opening(tuple(prompt.messages), tuple(self._schemas))
+        return Opening(with_instructions(prompt.messages, self._format.instructions(self._schemas)))
+
+    async def step(self, completion: Completion) -> StepResult:
+        calls = self._format.read(completion, self._schemas)
+        if not calls:
+            return StepResult(done=True)
+        answers = await self._answers(calls)
+        counts = Counter(name for answer in answers for name in answer.counts)
+        messages: list[Message] = [
+            {"role": "tool", "name": call.name or "unknown", "content": answer.text}
+            for call, answer in zip(calls, answers, strict=True)
+        ]
+        errors = tuple(answer.error for answer in answers if answer.error)
+        return StepResult(tuple(messages), counts=dict(counts), errors=errors)
+
+    def close(self) -> None:
+        for opened in self._opened:
+            try:
+                opened.close()
+            except Exception as error:
+                logger.warning("a tool did not close: %s", error_text(error))
+        self._opened = []
+
+    async def _answers(self, calls: Sequence[ToolCall]) -> list[_Answer]:
+        """All answers in the order of the calls. Calls run side by side, but for those that share a state."""
+        chains: dict[object, list[int]] = {}
+        for place, call in enumerate(calls):
+            tool = self._tools.get(call.name)
+            state = ("alone", place) if tool is None or tool.state is None else ("shared", id(tool.state))
+            chains.setdefault(state, []).append(place)
+        answers: list[_Answer | None] = [None] * len(calls)
+
+        async def run(chain: Sequence[int]) -> None:
+            for place in chain:
+                answers[place] = await self._answer(calls[place], place)
+
+        await asyncio.gather(*(run(chain) for chain in chains.values()))
+        return [answer for answer in answers if answer is not None]
+
+    async def _answer(self, call: ToolCall, place: int) -> _Answer:
+        if not call.name:
+            return _failure(f"the call cannot be read; expected {self._format.expected}", "malformed_calls")
+        if place >= self._most_calls:
+            return _failure(f"not run: a turn may have {self._most_calls} calls", "tool_calls", "tool_errors")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            there = ", ".join(self._tools)
+            problem = f"there is no tool {call.name[:60]!r}{did_you_mean(call.name, self._tools)}; there are: {there}"
+            return _failure(problem, "tool_calls", "unknown_tools")
+        arguments, complaint = fitting(tool.schema, call.arguments)
+        if complaint:
+            return _failure(f"{tool.name}: {complaint}", "tool_calls", "malformed_calls")
+        return await self._called(tool, arguments)
+
+    async def _called(self, tool: Tool, arguments: Mapping[str, Any]) -> _Answer:
+        work = _async_work if inspect.iscoroutinefunction(tool.call) else _work
+        call = functools.partial(work, tool, dict(arguments), self._limits.characters)
+        result, problem = await self._within_limit(call, tool.name, tool.ends_itself)
+        if isinstance(problem, WhetError):
+            raise problem  # what runs the tools is broken, not the tool
+        if isinstance(problem, ToolTimedOut):
+            return _failure(f"{tool.name}: {problem}", "tool_calls", "tool_timeouts")
+        if problem is not None:
+            text = str(problem) if isinstance(problem, ToolFailed) else error_text(problem)
+            return _failure(f"{tool.name}: {text}", "tool_calls", "tool_errors")
+        text, is_cut = shown(result, self._limits.characters)
+        return _Answer(text, ("tool_calls", "truncated_results") if is_cut else ("tool_calls",))
+
+    async def _within_limit(
+        self, call: Callable[[], Any], what: str, ends_itself: bool
+    ) -> tuple[Any, BaseException | None]:
+        """What a call gives, or what it met. One that hangs is given up: its thread is lost, and those are counted."""
+        pool = self._pools[ends_itself]
+        future = pool.submit(call)
+        wrapped = asyncio.wrap_future(future)
+        # its own end is looked at below: nobody asks an abandoned one for its error
+        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        done, _ = await asyncio.wait({wrapped}, timeout=None if ends_itself else self._limits.seconds)
+        if done:
+            error = wrapped.exception()
+            return (None, error) if error is not None else (wrapped.result(), None)
+        pool.give_up(future, f"the tool {what}")
+        return None, ToolTimedOut(f"took longer than {self._limits.seconds:g} s and was given up")
+
+
+def _failure(problem: str, *counts: str) -> _Answer:
+    line = error_line(problem)
+    return _Answer(line, counts, line.removeprefix("error: "))
+
+
+def _work(tool: Tool, arguments: dict[str, Any], most: int) -> Any:
+    """Call and write the result down, both in the tool's own time."""
+    with _only_failures(tool):
+        value = tool.call(**arguments)
+        return _async_result(tool, value, most) if inspect.isawaitable(value) else result_text(value, most)
+
+
+async def _async_work(tool: Tool, arguments: dict[str, Any], most: int) -> ToolText:
+    with _only_failures(tool):
+        return result_text(await tool.call(**arguments), most)
+
+
+async def _async_result(tool: Tool, value: Any, most: int) -> ToolText:
+    with _only_failures(tool):
+        return result_text(await value, most)
+
+
+@contextlib.contextmanager
+def _only_failures(tool: Tool) -> Iterator[None]:
+    """Whatever a tool raises becomes a failure: SystemExit would end an event loop, StopIteration fits no future."""
+    try:
+        yield
+    except (ToolFailed, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        if tool.ends_itself and isinstance(error, WhetError):
+            raise
+        raise ToolFailed(error_text(error)) from None
+
+
+def with_instructions(messages: Sequence[Message], instructions: str) -> tuple[Message, ...]:
+    """The conversation with the instructions at the end of its system message, or in one of their own."""
+    if messages and messages[0].get("role") == "system" and isinstance(messages[0].get("content"), str):
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{instructions}"}
+        return (first, *messages[1:])
+    return ({"role": "system", "content": instructions}, *messages)
+
+
+def check_names(sources: Sequence[ToolSource]) -> None:
+    """Refuse two tools of one name: a call could mean either."""
+    owners: dict[str, str] = {}
+    for source in sources:
+        for schema in source.schemas:
+            name = tool_name(schema)
+            if name in owners:
+                raise WhetError(
+                    f"two tools are called {name!r}: of {owners[name]!r} and of {source.name!r}; rename or drop one"
+                )
+            owners[name] = source.name

@@ -1,0 +1,65 @@
+"""Methods for episodes of several turns: tools, games, self-play."""
+
+from __future__ import annotations
+
+from whet.objective.advantage import GroupMean, RunningRoleMean
+from whet.objective.aggregate import FixedLength, SequenceSum, TokenMean
+from whet.objective.clip import OnPolicy, PPOClip
+from whet.objective.kl import NoKL
+from whet.objective.policy import Objective
+from whet.objective.presets.preset import Preset
+from whet.objective.ratio import TokenRatio
+from whet.objective.scale import GroupStd, NoScale
+from whet.objective.steps import TurnReturn
+from whet.objective.terms import ImitateObserved
+
+RLOO_TURNS = Preset(
+    Objective("rloo_turns", TurnReturn(1.0), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), FixedLength(), NoKL()),
+    title="RLOO by turns",
+    paper="after Ahmadian et al. 2024, Back to Basics, arXiv 2402.14740; turns are whet's",
+    formula="A_j = G_j - mean of the others' G_j,  G_j = what is earned from turn j on, or from an earlier last",
+    fixes="one credit for all turns, without a bias where the policy decides when to stop",
+    breaks="the baseline does not know the state: after a rare first turn it is that of the common ones",
+    deviations=(
+        "clip, fixed length and no KL are whet's choice",
+        "normalising by turn index, the usual form, is biased: objective.baseline=turn_index_rewards, docs/bias.md",
+    ),
+)
+
+ECHO = Preset(
+    Objective(
+        "echo",
+        GroupMean(),
+        GroupStd(),
+        TokenRatio(),
+        PPOClip(0.2, 0.2),
+        TokenMean(),
+        NoKL(),
+        imitate=ImitateObserved(0.1),
+    ),
+    title="ECHO",
+    paper="Terminal Agents Learn World Models for Free 2026, ECHO, arXiv 2605.24517",
+    formula="J = J_GRPO + alpha / M_observed SUM log pi(what the environment wrote)",
+    fixes="episodes that fail teach nothing: what tools answered is a lesson in any case, and its logits are there",
+    breaks="capacity goes into long or random tool output; the weight must stay small",
+    deviations=(
+        "alpha 0.1 and a denominator of its own are prime-rl's; another port reads 0.05 in the paper, and divides by"
+        " each episode's observed tokens",
+        "every message of the environment counts, with what the template writes around it; prime-rl: tool messages",
+        "log pi is at temperature 1 and over the whole vocabulary, whatever the sampling",
+    ),
+    unverified="the paper itself; its loss was read in two implementations' descriptions",
+)
+
+RAE = Preset(
+    Objective("rae", RunningRoleMean(0.95), NoScale(), TokenRatio(), OnPolicy(), SequenceSum(), NoKL()),
+    title="RAE (SPIRAL)",
+    paper="Liu et al. 2025, SPIRAL, arXiv 2506.24119",
+    formula="A = R - b_role,  b_role <- 0.95 b_role + 0.05 R",
+    fixes="self-play: who moves first, or deals, wins more often, and one baseline for all roles teaches that alone",
+    breaks="a running mean lags behind a policy that improves; it is 0 at first: the first steps push with all of R",
+    deviations=(
+        "b_role is updated after use, once per step, by the mean of the role's rewards in it",
+        "the authors keep a baseline per game and role; here a role's name is the key: name the game in it",
+    ),
+)

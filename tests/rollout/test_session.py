@@ -1,0 +1,357 @@
+"""Conversations through a session: the tokens of each turn computed from scratch, and nothing computed twice."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from whet.model.causal_lm import causal_lm
+from whet.model.fused_decode import FusedDecoder
+from whet.model.ring_decode import RingDecoder, RowState
+from whet.model.token_logp import token_logp
+from whet.protocols import Session
+from whet.rollout import torch_engine
+from whet.rollout.buffer_decode import BufferBackend
+from whet.rollout.decode_session import DecodeSession, RereadingSession
+from whet.rollout.torch_engine import TorchEngine
+from whet.types import Request, Sampling, SessionShape, StopReason, WhetError
+
+SMALL = {
+    **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256},
+}
+FAMILIES = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=8),
+    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=9),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=256),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=9),
+    "gemma2": lambda: transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=9),
+}
+PROMPTS = [(5, 9, 11), (7, 8, 3, 4, 60, 61, 62, 63, 64, 65), (12,), (5, 9, 11, 2)]
+ENDS = tuple(range(0, 97, 12))
+SHAPE = SessionShape(conversations=64, prompt_tokens=10, growth=90)
+GAP = 2e-4  # between log-probabilities of differently shaped passes; a wrong key shows as a thousand times that
+
+
+class Letters:
+    """A tokenizer stand-in: token n is one character."""
+
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(chr(40 + token) for token in tokens)
+
+
+def model_of(family):
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
+    with torch.no_grad():  # spread the logits, or every choice is a near tie
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model
+
+
+def engine_of(model, ends=ENDS, **settings):
+    return TorchEngine(causal_lm(model), Letters(), ends, context=256, **settings)
+
+
+def answer(number, turn, sample):
+    """Of the environment: between nothing and twelve tokens; None where the episode is over."""
+    if turn >= 2 + number % 3:
+        return None
+    return tuple((int(sample.tokens[-1]) + 13 * number + 7 * each) % 97 for each in range((5 * number + turn) % 13))
+
+
+def requests_of(groups=(3, 2, 4, 1)):
+    prompts = [prompt for prompt, size in zip(PROMPTS, groups, strict=True) for _ in range(size)]
+    return [Request(tokens, 1000 * number) for number, tokens in enumerate(prompts)]
+
+
+def next_request(request, number, turn, sample):
+    added = answer(number, turn, sample)
+    if added is None:
+        return None
+    return replace(request, tokens=(*sample.tokens.tolist(), *added), seed=request.seed + turn)
+
+
+def from_scratch(engine, requests, sampling):
+    """Each turn's samples by conversation, every turn of all of them in one batch with no memory."""
+    written = [[] for _ in requests]
+    now = dict(enumerate(requests))
+    while now:
+        samples = engine.generate([replace(request, continues=None) for request in now.values()], sampling)
+        later = {}
+        for (number, request), sample in zip(now.items(), samples, strict=True):
+            written[number].append(sample)
+            following = next_request(request, number, len(written[number]), sample)
+            if following is not None:
+                later[number] = following
+        now = later
+    return written
+
+
+def through(session, requests, release=True, delay=0):
+    """The same through a session; an answer comes `delay` looks later, for some conversations twice that."""
+    written = [[] for _ in requests]
+    of, asked = {}, {}
+    waiting = []  # (look, number, request)
+    for number, request in enumerate(requests):
+        session.add(number, request)
+        of[number], asked[number] = number, request
+    fresh, look = len(requests), 0
+    while waiting or not session.is_idle:
+        look += 1
+        due = [each for each in waiting if each[0] <= look or session.is_idle]
+        waiting = [each for each in waiting if each not in due]
+        for _, number, request in due:
+            of[fresh], asked[fresh] = number, request
+            session.add(fresh, request)
+            fresh += 1
+        for ticket, sample in session.advance():
+            number = of[ticket]
+            written[number].append(sample)
+            following = next_request(asked[ticket], number, len(written[number]), sample)
+            if following is not None:
+                waiting.append((look + delay * (1 + number % 2), number, replace(following, continues=ticket)))
+            elif release:
+                session.release(ticket)
+    return written
+
+
+def assert_equal(found, expected):
+    assert [len(turns) for turns in found] == [len(turns) for turns in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist()
+            assert one.action.tolist() == other.action.tolist()
+            assert (one.stop, one.completion) == (other.stop, other.completion)
+            torch.testing.assert_close(one.behavior_logp, other.behavior_logp, rtol=0, atol=GAP)
+
+
+def by_path(family, path, monkeypatch):
+    """An engine of the model that takes the path, and a small batch's decoder on it."""
+    if path == "fused":
+        monkeypatch.setattr(FusedDecoder, "suited", lambda self, shape: self)
+    if path == "hooked":
+        refused = torch_engine.NotDescribed("not now")
+        monkeypatch.setattr(torch_engine, "fused_decoder", lambda base: refused)
+    return engine_of(model_of(family), fast=path != "own", rows_per_batch=16)
+
+
+PATHS = [
+    *(("llama", path) for path in ("rows", "fused", "hooked", "own")),
+    *(("qwen3", path) for path in ("rows", "fused")),
+    *(("mistral", path) for path in ("fused", "hooked", "own")),
+    *(("gpt2", "hooked"), ("gemma3", "hooked"), ("gemma2", "own")),
+]
+
+
+@pytest.mark.parametrize(("family", "path"), PATHS)
+@pytest.mark.parametrize("delay", [0, 5])
+def test_a_session_writes_what_each_turn_from_scratch_would(family, path, delay, monkeypatch):
+    """Groups, ragged turns, ends, answers that come at once or late; the log-probabilities are the trainer's too."""
+    sampling, model = Sampling(max_new_tokens=14), model_of(family)
+    expected = from_scratch(engine_of(model, fast=False), requests_of(), sampling)
+    engine = by_path(family, path, monkeypatch)
+    with engine.session(sampling, SHAPE) as session:
+        assert isinstance(session, Session)
+        assert isinstance(session, RereadingSession if path == "own" else DecodeSession)
+        if path in ("rows", "fused"):
+            assert isinstance(session._backend._decoder, RingDecoder if path == "rows" else FusedDecoder)
+            assert isinstance(session._backend._state, RowState) is (path == "rows")
+        found = through(session, requests_of(), delay=delay)
+        assert session.is_idle and session.advance() == []
+    assert_equal(found, expected)
+    lengths = {sample.num_actions for turns in found for sample in turns}
+    assert len(lengths) > 5 and {sample.stop for turns in found for sample in turns} == {
+        StopReason.END,
+        StopReason.LENGTH,
+    }
+    for turns in found:
+        whole = turns[-1].tokens
+        action = torch.zeros(len(whole), dtype=torch.bool)
+        logp = torch.zeros(len(whole))
+        for sample in turns:
+            action[: len(sample.tokens)] |= sample.action
+            logp[: len(sample.tokens)] += sample.behavior_logp
+        found_logp = token_logp(causal_lm(model), whole[None], action[None]).logp[0]
+        torch.testing.assert_close(found_logp, logp, rtol=0, atol=GAP)
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_nothing_is_computed_twice(delay):
+    """Tokens through prefill, chunks and steps: each prompt once for its group, each later token once for its row."""
+    with engine_of(model_of("llama")).session(Sampling(max_new_tokens=14), SHAPE) as session:
+        found = through(session, requests_of(), delay=delay)
+        counts = session.counts
+    prompts = [request.tokens for request in requests_of()]
+    # the last token of a conversation is never read
+    behind = sum(len(turns[-1].tokens) - len(prompt) - 1 for turns, prompt in zip(found, prompts, strict=True))
+    assert counts.prefilled == sum(map(len, set(prompts)))
+    assert counts.extended + counts.stepped == behind
+    later = sum(len(turns) - 1 for turns in found)
+    assert (counts.continued, counts.evicted, counts.recomputed) == (later, 0, 0) and later > 8
+    # a chunk holds the last token of the turn before, and the answer
+    answers = sum(int((~turn.action).sum()) - len(before.tokens) for turns in found for before, turn in pairs(turns))
+    assert counts.extended == answers + later
+
+
+def pairs(turns):
+    return list(itertools.pairwise(turns))
+
+
+@pytest.mark.parametrize("path", ["rows", "fused", "hooked"])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+@pytest.mark.parametrize("delay", [0, 6])
+def test_fewer_rows_than_conversations(path, rows, delay, monkeypatch):
+    """New ones wait, or take the row of one that waits for its answer; that is read anew, and nothing else changes."""
+    sampling = Sampling(max_new_tokens=14)
+    expected = from_scratch(engine_of(model_of("llama")), requests_of(), sampling)
+    by_path("llama", path, monkeypatch)
+    with engine_of(model_of("llama"), rows_per_batch=rows).session(sampling, SHAPE) as session:
+        assert_equal(through(session, requests_of(), delay=delay), expected)
+        assert session.counts.evicted == session.counts.recomputed
+        assert (session.counts.evicted > 0) is (delay > 0)
+
+
+def test_conversations_that_nobody_releases_make_room_when_it_is_needed():
+    sampling, requests = Sampling(max_new_tokens=14), requests_of()
+    expected = from_scratch(engine_of(model_of("llama")), requests, sampling)
+    with engine_of(model_of("llama"), rows_per_batch=4).session(sampling, SHAPE) as session:
+        assert_equal(through(session, requests, release=False), expected)
+        assert session.counts.evicted > session.counts.recomputed
+
+
+class RunsAhead(BufferBackend):
+    """Buffers on a device that is given steps before what came of the last ones is read."""
+
+    steps, behind, slots = 4, 1, 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.steps_per_look, self.looks_behind = self.steps, self.behind
+        self.num_slots = self.slots or self.num_slots
+
+
+@pytest.mark.parametrize("path", ["rows", "fused"])
+@pytest.mark.parametrize(("steps", "behind"), [(1, 1), (4, 0), (4, 1), (9, 1)])
+@pytest.mark.parametrize("rows", [3, 16])
+def test_stops_and_supports_on_a_device_that_runs_ahead(path, steps, behind, rows, monkeypatch):
+    """Texts and sequences of tokens are noticed late: what was drawn behind them leaves nothing in the row."""
+    plain = Sampling(14, temperature=2.0, top_k=30, keeps_support=True)
+    model = model_of("llama")
+    free = [turn for turns in from_scratch(engine_of(model), requests_of(), plain) for turn in turns]
+    long = [tokens for sample in free if len(tokens := sample.tokens[sample.action].tolist()) > 8]
+    sampling = replace(plain, stop=(Letters().decode(long[0][5:7]), "~~"), stop_tokens=(tuple(long[-1][3:5]), (9,)))
+    expected = from_scratch(engine_of(model), requests_of(), sampling)
+    stops = {sample.stop for turns in expected for sample in turns}
+    assert stops == {StopReason.END, StopReason.LENGTH, StopReason.TEXT}
+    backend = type("Backend", (RunsAhead,), {"steps": steps, "behind": behind, "slots": 3})
+    monkeypatch.setattr(torch_engine, "BufferBackend", backend)
+    by_path("llama", path, monkeypatch)
+    for delay in (0, 2):
+        with engine_of(model, rows_per_batch=rows).session(sampling, SHAPE) as session:
+            found = through(session, requests_of(), delay=delay)
+        assert_equal(found, expected)
+        for mine, theirs in zip(found, expected, strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                assert one.support.counts.tolist() == other.support.counts.tolist()
+                assert one.support.ids.tolist() == other.support.ids.tolist()
+
+
+def test_what_cannot_be_continued_is_read_anew():
+    """Released, unknown, or with other tokens than were kept."""
+    engine, sampling = engine_of(model_of("llama"), ends=()), Sampling(max_new_tokens=6)
+    with engine.session(sampling, SHAPE) as session:
+        session.add(0, Request((5, 9, 11), 1))
+        ((_, first),) = drained(session)
+        tokens = tuple(first.tokens.tolist())
+        changed = (*tokens[:-1], (tokens[-1] + 1) % 97, 4)
+        session.add(1, Request(changed, 2, continues=0))
+        session.add(2, Request((*tokens, 4, 8), 3, continues=77))
+        session.add(3, Request((*tokens, 4, 8), 4, continues=0))
+        session.add(4, Request((*tokens, 4, 8), 5, continues=0))  # a second branch
+        found = dict(drained(session))
+        session.release(3)
+        session.add(5, Request((*found[3].tokens.tolist(), 1), 6, continues=3))
+        found |= dict(drained(session))
+        assert (session.counts.continued, session.counts.recomputed) == (1, 4)
+    alone = {
+        number: Request(tuple(sample.tokens[~sample.action].tolist()), number + 1) for number, sample in found.items()
+    }
+    assert sorted(found) == [1, 2, 3, 4, 5]
+    for number, request in alone.items():
+        assert engine.generate([request], sampling)[0].tokens.tolist() == found[number].tokens.tolist()
+
+
+def drained(session):
+    found = []
+    while not session.is_idle:
+        found += session.advance()
+    return found
+
+
+def test_a_budget_of_its_own_and_a_prompt_that_is_still_held():
+    engine, sampling = engine_of(model_of("llama"), ends=()), Sampling(max_new_tokens=6)
+    with engine.session(sampling, SHAPE) as session:
+        session.add(0, Request((5, 9, 11), 1, max_new_tokens=1))
+        session.add(1, Request((5, 9, 11), 2, max_new_tokens=11))
+        session.add(2, Request((5, 9, 11), 3))
+        for _ in range(3):
+            session.advance()
+        session.add(3, Request((5, 9, 11), 4))
+        found = dict(drained(session))
+        assert session.counts.prefilled == 3
+    assert [found[number].num_actions for number in sorted(found)] == [11, 6, 6] and 0 not in found
+    requests = [Request((5, 9, 11), 1, max_new_tokens=1), Request((5, 9, 11), 2, max_new_tokens=11)]
+    for fast in (True, False):
+        batch = engine_of(model_of("llama"), ends=(), fast=fast).generate(requests, sampling)
+        assert [sample.num_actions for sample in batch] == [1, 11]
+        assert batch[1].tokens.tolist() == found[1].tokens.tolist()
+
+
+def test_no_room_is_said_and_more_room_is_found_where_there_is_some():
+    engine, sampling = engine_of(model_of("llama"), ends=()), Sampling(max_new_tokens=6)
+    with engine.session(sampling, SessionShape(2, 20, 10)) as session:
+        session.add(0, Request((5, 9, 11), 1))
+        ((_, first),) = drained(session)
+        # 3 and 10 tokens are too few, 20 and 10 are not
+        request = Request((*first.tokens.tolist(), *range(10)), 2, continues=0)
+        session.add(1, request)
+        ((_, second),) = drained(session)
+        assert session.counts.recomputed == 1
+        with pytest.raises(WhetError, match="room of 20 and 10"):
+            session.add(2, Request((5,) * 25, 1))
+    assert second.tokens.tolist() == engine.generate([request], sampling)[0].tokens.tolist()
+    with (
+        engine.session(sampling, SessionShape(2, 300, 10)) as session,
+        pytest.raises(WhetError, match="context of 256"),
+    ):
+        session.add(0, Request((5,) * 252, 1))
+
+
+def test_a_session_leaves_the_model_as_it_was_and_generate_works_beside_it():
+    model = model_of("llama").train()
+    engine, sampling = engine_of(model, ends=()), Sampling(max_new_tokens=20)
+    expected = engine.generate(requests_of(), sampling)
+    with engine.session(sampling, SHAPE) as session:
+        for number, request in enumerate(requests_of()):
+            session.add(number, request)
+        found = dict(session.advance())
+        # in between, the model is the model, and another batch may be written
+        before = model(torch.tensor([[5, 9, 11]])).logits
+        engine.generate([Request((5, 9, 11) * 20, 3)], Sampling(max_new_tokens=30))
+        found |= dict(drained(session))
+        assert not model.training
+    assert model.training and model.config._attn_implementation == "sdpa"
+    assert torch.equal(before, model(torch.tensor([[5, 9, 11]])).logits)
+    assert [found[number].tokens.tolist() for number in sorted(found)] == [each.tokens.tolist() for each in expected]
+
+
+def test_the_path_of_a_session_is_said():
+    sampling = Sampling(max_new_tokens=6)
+    assert str(engine_of(model_of("llama")).session_path(sampling, SHAPE)) == "fused decoder"
+    own = engine_of(model_of("gemma2")).session_path(sampling, SHAPE)
+    assert own.kind == "the model's own forward and cache, conversations read from their beginning in every turn"
+    assert "softcap" in own.reason
