@@ -58,15 +58,26 @@ class Completion(str):
     """One turn of the policy as text, for the environment that answers it; a plain string with three facts more."""
 
     tokens: tuple[int, ...]  # as they were sampled
-    raw: str  # with special tokens, which the plain text leaves out
     stop: StopReason  # why the engine stopped
+    _raw: str | Callable[[], str]
 
     def __new__(
-        cls, text: str, tokens: Sequence[int] = (), raw: str | None = None, stop: StopReason = StopReason.END
+        cls,
+        text: str,
+        tokens: Sequence[int] = (),
+        raw: str | Callable[[], str] | None = None,
+        stop: StopReason = StopReason.END,
     ) -> Completion:
         made = super().__new__(cls, text)
-        made.tokens, made.raw, made.stop = tuple(tokens), text if raw is None else raw, stop
+        made.tokens, made._raw, made.stop = tuple(tokens), text if raw is None else raw, stop
         return made
+
+    @property
+    def raw(self) -> str:
+        """With special tokens, which the plain text leaves out; decoded when it is asked for."""
+        if not isinstance(self._raw, str):
+            self._raw = self._raw()
+        return self._raw
 
 
 @dataclass(frozen=True)

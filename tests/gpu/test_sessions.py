@@ -86,7 +86,8 @@ def test_every_turn_is_what_the_plain_engine_writes(kind, settings, rows, long):
     prompts = prompts_of(5, 33, 12, *((270,) if long else (70,)))
     with fast.session(sampling, SessionShape(40, max(map(len, prompts)), 4 * 24 + 3 * 23)) as session:
         assert fast.uses_graphs
-        found = played(session, prompts, 10, 4, short_answers)
+        found = played(session, prompts, 10, 4, short_answers, late=rows == 16)
+        assert session.counts.continued and bool(session.counts.evicted) == (rows == 16)
     turns = [turn for each in found.values() for turn in each]
     assert len(found) == 40 and len(turns) > 100
     expected = plain.generate([Request(tokens, seed) for tokens, seed, _ in turns], sampling)

@@ -5,18 +5,21 @@ import torch
 from whet.types import Request
 
 
-def played(session, prompts, copies, turns, answers):
+def played(session, prompts, copies, turns, answers, late=False):
     """Conversations of several turns: {number: [(tokens in front of the turn, seed, sample)]}, first come first served.
 
-    `answers(conversation, turn)` is what the environment says; None ends the conversation.
+    `answers(conversation, turn)` is what the environment says; None ends the conversation. It says it at once, or,
+    where it is `late`, when there is nothing left to write: by then others may have needed the row.
     """
     firsts = [(tokens, 1000 * row + copy) for row, tokens in enumerate(prompts) for copy in range(copies)]
     asked, found, number = {}, {}, 0
-    for conversation, (tokens, seed) in enumerate(firsts):
-        session.add(number, Request(tokens, seed))
-        asked[number] = (conversation, 0, tokens, seed)
-        number += 1
-    while not session.is_idle:
+    said = [(conversation, 0, *first, None) for conversation, first in enumerate(firsts)]
+    while said or not session.is_idle:
+        told, said = (said, []) if not late or session.is_idle else ([], said)
+        for conversation, turn, tokens, seed, before in told:
+            session.add(number, Request(tokens, seed, continues=before))
+            asked[number] = (conversation, turn, tokens, seed)
+            number += 1
         for done, sample in session.advance():
             conversation, turn, tokens, seed = asked.pop(done)
             assert sample.tokens[: len(tokens)].tolist() == list(tokens)
@@ -27,9 +30,7 @@ def played(session, prompts, copies, turns, answers):
                 session.release(done)
                 continue
             tokens, seed = (*sample.tokens.tolist(), *answer), seed + 100000
-            session.add(number, Request(tokens, seed, continues=done))
-            asked[number] = (conversation, turn + 1, tokens, seed)
-            number += 1
+            said.append((conversation, turn + 1, tokens, seed, done))
     assert not asked
     return found
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 import transformers
 
 import whet.model
-from tests.rollout.conversations import prompts_of
+from tests.rollout.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
+from whet.rollout import cuda_decode
 from whet.rollout.cuda_decode import GraphBackend
 from whet.rollout.sampling import draw, kept_tokens, uniforms
 from whet.rollout.scheduler import StopRule
@@ -227,3 +228,31 @@ def test_a_row_reads_on_behind_what_it_keeps(no_device):
                 assert int(found.token) == text[len(front)]
                 torch.testing.assert_close(found.logp[0], logp[place], rtol=0, atol=1e-4)
     backend.close_session()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "longest"),
+    [
+        ({}, 512, 20),
+        ({"temperature": 0.7}, 32, 70),  # the rows' buffers grow twice
+        ({"stop": ("1><", "3>")}, 16, 20),  # conversations lose their rows to others
+        ({"top_k": 5, "keeps_support": True, "stop": ("2>",)}, 16, 260),
+    ],
+    ids=["plain", "growing", "evicted", "support"],
+)
+def test_every_turn_of_a_session_is_what_the_plain_engine_writes(no_device, settings, rows, longest, monkeypatch):
+    monkeypatch.setattr(cuda_decode, "FIRST_GROWTH", 8)
+    monkeypatch.setattr(cuda_decode, "_whole_blocks", lambda length: -(-length // 8) * 8)
+    fast, plain = engines(rows_per_batch=rows)
+    sampling = Sampling(18, **settings)
+    prompts = prompts_of(3, 9, longest, vocabulary=61)
+    with fast.session(sampling, SessionShape(27, longest, 3 * 18 + 2 * 23)) as session:
+        found = played(session, prompts, 9, 3, short_answers, late=rows == 16)
+        assert session.counts.continued > 10 and bool(session.counts.evicted) == (rows == 16)
+    turns = [turn for each in found.values() for turn in each]
+    expected = plain.generate([Request(tokens, seed) for tokens, seed, _ in turns], sampling)
+    for (_, _, one), two in zip(turns, expected, strict=True):
+        assert torch.equal(one.tokens, two.tokens) and one.stop == two.stop and one.completion == two.completion
+        torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
+        if sampling.truncates:
+            assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)

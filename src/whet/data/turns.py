@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from whet.data.chat import control_tokens, shared_length, templated
+from whet.data.chat import THOUGHT_ENDS, control_tokens, shared_length, templated
 from whet.types import Message, WhetError
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SAMPLED = "probe0sampled"
 THOUGHT = "probe0thought"
 CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
-THOUGHT_ENDS = ("</think>", "[/THINK]")
 HISTORIES = ("template", "sampled")
+MOST_RENDERED = 4096  # answers that are kept as tokens
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"
 MARKER = re.compile(
     r"</?[\w|:.-]{2,40}>|<<[^<>\s]{1,40}>>|\[/?[A-Z_]{2,40}\]|^#{1,4} ?[A-Za-z]\w*:?|^[A-Za-z]\w{1,20}:", re.MULTILINE
@@ -136,6 +136,8 @@ class _TemplateTurns:
         self._ends: dict[str, _End] = {}
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
+        self._frames: dict[str, _Frame] = {}
+        self._rendered: dict[str, RenderedAnswer] = {}
         for kind in ("user", "tool"):
             try:
                 self._ends[kind] = self._end(kind)
@@ -158,6 +160,15 @@ class _TemplateTurns:
         if not messages:
             raise WhetError("an environment answered a turn without a message; expected at least one, or done=True")
         self._require_all(conversation, messages)
+        # what a group is told is often the same
+        key = repr((messages, ended, last_token))
+        if key not in self._rendered:
+            if len(self._rendered) >= MOST_RENDERED:
+                self._rendered.clear()
+            self._rendered[key] = self._render(messages, ended, last_token)
+        return self._rendered[key]
+
+    def _render(self, messages: Sequence[Message], ended: bool, last_token: int | None) -> RenderedAnswer:
         broken, safe = 0, []
         for index, message in enumerate(messages):
             content, count = _break_up(_content(message), self._markers)
@@ -326,13 +337,27 @@ class _TemplateTurns:
             ]
             return self._written(numbered)
 
+    def _framed(self, marks: Sequence[Message]) -> _Frame:
+        """What the template writes around messages of these kinds: the same whatever they say, so it is kept."""
+        key = repr(marks)
+        if key not in self._frames:
+            frame = self._behind(marks, marks)
+            pieces = _split(frame, [str(mark["content"]) for mark in marks])
+            if pieces is None:
+                raise _Refused("it does not write every message once and in order")
+            shared = []
+            for count in range(len(marks) + 1):
+                try:
+                    shared.append(shared_length(frame, self._behind(marks[:count], marks, opens=False)))
+                except (_Refused, WhetError):
+                    shared.append(0)
+            self._frames[key] = _Frame(tuple(pieces), tuple(shared))
+        return self._frames[key]
+
     def _written(self, messages: Sequence[Message]) -> _Written:
         marks = [{**message, "content": f"probe0content{index}x"} for index, message in enumerate(messages)]
-        frame = self._behind(marks, marks)
-        pieces = _split(frame, [mark["content"] for mark in marks])
-        if pieces is None:
-            raise _Refused("it does not write every message once and in order")
-        contents = []
+        framed = self._framed(marks)
+        pieces, contents = framed.pieces, []
         for index, message in enumerate(messages):
             left, right = _joined(pieces[: index + 1], marks), _joined(pieces[index + 1 :], marks[index + 1 :])
             mixed = self._behind([*marks[:index], message, *marks[index + 1 :]], marks)
@@ -345,11 +370,7 @@ class _TemplateTurns:
             text += content + piece
         # a message goes as far as the template writes the same without those that follow
         borders, grown = [], 0
-        for count in range(len(marks) + 1):
-            try:
-                shared = shared_length(frame, self._behind(marks[:count], marks, opens=False))
-            except (_Refused, WhetError):
-                shared = 0
+        for count, shared in enumerate(framed.shared):
             if count:
                 grown += len(contents[count - 1]) - len(marks[count - 1]["content"])
             least = spans[count - 1][1] if count else 0
@@ -414,6 +435,14 @@ class _TemplateTurns:
             return None
         parts = [re.escape(marker) if marker[0] in "<[" else f"^{re.escape(marker)}" for marker in sorted(found)]
         return re.compile("|".join(parts), re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What stands around the contents of an answer."""
+
+    pieces: tuple[str, ...]
+    shared: tuple[int, ...]  # how far it is the same without the messages from each on
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -380,7 +381,7 @@ class _Play:
         episode.turns.append(
             Turn("assistant", sample.completion, start, len(episode.tokens), state=episode.state, ended=sample.stop)
         )
-        raw = str(self._runner._tokenizer.decode(fresh, skip_special_tokens=False))
+        raw = partial(self._runner._tokenizer.decode, fresh, skip_special_tokens=False)
         self._call(episode, episode.environment.step, Completion(sample.completion, fresh, raw, sample.stop))
 
     def _go_on(self, episode: _Episode, result: StepResult, seconds: float) -> None:
