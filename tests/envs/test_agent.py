@@ -178,6 +178,28 @@ def test_branches_share_a_prefix_and_an_episode(tmp_path, tokenizer):
     assert len(play.engine.samples) == 8
 
 
+def test_token_calls_that_go_on_from_each_other_are_one_sample(tmp_path, tokenizer):
+    program = """
+    def generate(tokens):
+        request = urllib.request.Request(
+            os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/inference/v1/generate",
+            data=json.dumps({"token_ids": tokens}).encode(),
+            headers={"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())["choices"][0]["token_ids"]
+    tokens = [3, 50, 1, 4]
+    tokens += generate(tokens)
+    tokens += [3, 51, 1, 4]
+    generate(tokens)
+    print(json.dumps({"reward": 1}))
+    """
+    play = Play(tmp_path, tokenizer, program, rows=1, count=1)
+    (sample,) = play.samples
+    exact(sample, play.engine)
+    assert [turn.role for turn in sample.turns] == ["prompt", "assistant", "context", "assistant"]
+
+
 def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
     program = """
     said = chat([user("a")])["content"]
@@ -439,3 +461,39 @@ def test_the_environment_of_the_user_stays(tmp_path, tokenizer, monkeypatch):
     program = 'chat([user("x")]); print(json.dumps({"reward": float(os.environ["MY_SETTING"] == "kept")}))'
     assert Play(tmp_path, tokenizer, program, rows=1, count=1).samples[0].returned == 1.0
     assert "WHET_EPISODE" not in os.environ
+
+
+def test_on_the_real_engine_the_log_probabilities_are_the_models(tmp_path):
+    from whet.model import load_model
+    from whet.model.causal_lm import causal_lm
+    from whet.rollout.engines import build_engine
+
+    loaded = load_model("whetstone", torch.float32, "cpu")
+    policy = causal_lm(loaded.model, torch.float32)
+    engine = build_engine("torch", policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    path = tmp_path / "program.py"
+    path.write_text(CLIENT + TWO_TURNS + '\nchat([user("another")])\nprint(json.dumps({"reward": 1}))\n')
+    runner = AgentRunner(
+        engine,
+        loaded.tokenizer,
+        f"{sys.executable} {path}",
+        AgentLimits(calls=8, tokens=200, seconds=60),
+        context=loaded.context,
+        end_tokens=loaded.end_tokens,
+    )
+    made, tokens = prompts(loaded.tokenizer)
+    try:
+        groups = runner.play(made, tokens, 2, Sampling(20), (7, 1))
+        again = runner.play(made, tokens, 2, Sampling(20), (7, 1))
+    finally:
+        runner.close()
+    samples = [sample for group in groups for sample in group]
+    assert [len(group) for group in groups] == [4, 4] and all(sample.returned == 1.0 for sample in samples)
+    for sample in samples:
+        with torch.no_grad():
+            logits = policy.logits(policy.hidden(sample.tokens[None]))[0].float()
+        logp = logits[:-1].log_softmax(-1).gather(1, sample.tokens[1:, None])[:, 0]
+        chosen = sample.action[1:]
+        assert (logp[chosen] - sample.behavior_logp[1:][chosen]).abs().max() < 1e-4
+    for one, other in zip(samples, [sample for group in again for sample in group], strict=True):
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.behavior_logp, other.behavior_logp)

@@ -316,12 +316,20 @@ def test_waiting_requests_are_bounded(tokenizer, monkeypatch):
     assert got.count(200) == 3 and got.count(429) == 5
 
 
-def test_many_samplings_share_a_bounded_number_of_sessions(tokenizer):
+def test_many_samplings_take_turns(tokenizer):
     engine = ScriptedEngine(tokenizer, lambda prompt, request: "x")
+    got: list[int] = []
+
+    def one(address: str, number: int) -> None:
+        got.append(ask(address, CHAT, {"messages": [user("x")], "temperature": 0.1 * (number % 5)})[0])
+
     with serving(engine) as address:
-        for number in range(10):
-            assert ask(address, CHAT, {"messages": [user("x")], "temperature": 0.1 * number})[0] == 200
-    assert len({sampling.temperature for sampling in engine.samplings}) == 10
+        threads = [threading.Thread(target=one, args=(address, number)) for number in range(20)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(20)
+    assert got == [200] * 20 and len({sampling.temperature for sampling in engine.samplings}) == 5
 
 
 def test_a_model_without_a_chat_template_gets_the_texts(tokenizer):

@@ -1,4 +1,4 @@
-"""Prompts and demonstrations become tokens. No other file touches chat templates.
+"""Prompts and demonstrations become tokens. No other file calls a chat template.
 
 A completion is trained with the token that ends it, and with nothing the template writes after that token: what a
 sampler would have produced. The tokens of a prompt are always the ones `prompt_tokens` gives, also in a demonstration.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOST_TURNS = 8  # named in an error line
 # a placeholder for any completion, to see what a template writes after one
 PROBE = "probe0completion"
+THOUGHT_ENDS = ("</think>", "[/THINK]")  # what models write behind their thoughts
 
 
 class _WrittenTurn(NamedTuple):

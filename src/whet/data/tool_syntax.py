@@ -27,6 +27,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     positional: tuple[Any, ...] = ()  # of the form name(1, 2), until the tool's signature names them
+    id: str = field(default="", compare=False)  # where the model gives its calls one
 
 
 BROKEN = ToolCall("")
@@ -38,12 +39,18 @@ def calls_in(text: str) -> list[ToolCall]:
 
     A tagged block that cannot be read counts as one `BROKEN` call.
     """
-    _, *pieces = OTHER_TAGS.sub(r"<\1tool_call>", text).split("<tool_call>")
-    if pieces:
-        blocks = [piece.partition("</tool_call>") for piece in pieces[:MOST_BLOCKS]]
-        return [call for block, closed, _ in blocks for call in (closed and parsed_calls(block)) or [BROKEN]]
+    blocks = tagged_blocks(text)[1]
+    if blocks:
+        return [call for block, is_closed in blocks for call in (is_closed and parsed_calls(block)) or [BROKEN]]
     fenced = [call for match in FENCE.finditer(text) for call in parsed_calls(match[1]) or ()]
     return fenced or parsed_calls(text) or []
+
+
+def tagged_blocks(text: str) -> tuple[str, list[tuple[str, bool]]]:
+    """The text outside of <tool_call> tags, and each (block, whether its tag is closed) within."""
+    before, *pieces = OTHER_TAGS.sub(r"<\1tool_call>", text).split("<tool_call>")
+    blocks = [piece.partition("</tool_call>") for piece in pieces[:MOST_BLOCKS]]
+    return before + "".join(rest for _, _, rest in blocks), [(block, bool(closed)) for block, closed, _ in blocks]
 
 
 def parsed_calls(text: str) -> list[ToolCall] | None:
@@ -75,7 +82,8 @@ def call_of(value: Any) -> ToolCall | None:
             given = json.loads(given) if given.strip() else {}
         except (ValueError, RecursionError):
             return None
-    return ToolCall(name, dict(given)) if isinstance(given, Mapping) else None
+    number = next((str(value[key]) for key in ("id", "call_id") if isinstance(value.get(key), str)), "")
+    return ToolCall(name, dict(given), id=number) if isinstance(given, Mapping) else None
 
 
 def named(call: ToolCall, tools: Any) -> ToolCall:
@@ -85,7 +93,7 @@ def named(call: ToolCall, tools: Any) -> ToolCall:
     names = [name for name in parameter_names(call.name, tools) if name not in call.arguments]
     unknown = [str(place) for place in range(len(names), len(call.positional))]
     pairs = zip([*names, *unknown], call.positional, strict=False)
-    return ToolCall(call.name, {**dict(pairs), **call.arguments})
+    return ToolCall(call.name, {**dict(pairs), **call.arguments}, id=call.id)
 
 
 def parameter_names(name: str, tools: Any) -> list[str]:

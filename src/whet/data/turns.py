@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from whet.data.chat import control_tokens, shared_length, templated
+from whet.data.chat import THOUGHT_ENDS, control_tokens, shared_length, templated
 from whet.types import Message, WhetError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 SAMPLED = "probe0sampled"
 THOUGHT = "probe0thought"
 CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
-THOUGHT_ENDS = ("</think>", "[/THINK]")
 HISTORIES = ("template", "sampled")
 MOST_RENDERED = 4096  # answers that are kept as tokens
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"

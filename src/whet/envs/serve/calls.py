@@ -81,6 +81,11 @@ class CallRecord:
                 return call, length
         return None
 
+    def longest_prefix(self, tokens: tuple[int, ...]) -> ModelCall | None:
+        """The call with the most tokens that these begin with."""
+        known = [call for call in self.calls if call.sample is not None and tokens[: len(call.tokens)] == call.tokens]
+        return max(known, key=lambda call: len(call.tokens), default=None)
+
     def remember(
         self, call: ModelCall, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message
     ) -> None:

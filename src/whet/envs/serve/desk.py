@@ -30,8 +30,8 @@ from whet.rollout.session import open_session
 from whet.types import Message, Prompt, Request, Sample, Sampling, SessionShape, StopReason, Turn, WhetError
 
 MOST_WAITING = 256  # requests, before more are sent away
-MOST_SESSIONS = 4  # of different sampling, at once
 MANY_TURNS = 2**31
+LEAST_PROMPT = 256  # tokens that a session has room for before the first completion
 
 
 @dataclass(eq=False)
@@ -45,6 +45,8 @@ class Job:
     calls: list[ModelCall] = field(default_factory=list)
     left: int = 0  # completions still to be written
     sampling: Sampling | None = None
+    prompted: ModelCall | None = None  # its tokens, once they are known
+    budget: int = 0  # of each completion
 
     def mark_delivered(self, delivered: bool = True) -> None:
         for call in self.calls:
@@ -56,6 +58,8 @@ class _OpenSession:
     """A session of the engine, the jobs it writes for, and the calls whose keys and values it keeps."""
 
     number: int
+    sampling: Sampling
+    shape: SessionShape
     session: Session
     closing: ExitStack
     writing: dict[int, tuple[Job, ModelCall]] = field(default_factory=dict)
@@ -85,7 +89,7 @@ class Desk:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self.waiting: list[Job] = []
-        self._sessions: OrderedDict[Sampling, _OpenSession] = OrderedDict()
+        self._opened: _OpenSession | None = None
         self._num_sessions, self._num_requests = 0, 0
         self._renderers: dict[str, TurnRenderer | str] = {}
         self.is_open = False
@@ -122,19 +126,21 @@ class Desk:
         with self._lock:
             self.is_open = False
         self.take()
-        for job in [*self.waiting, *(job for each in self._sessions.values() for job, _ in each.writing.values())]:
+        for job in [*self.waiting, *(job for job, _ in self._writing)]:
             self._refuse(job, BadCall("the server stopped writing completions", status=503, code="not_ready"))
         with self._lock:
             self._num_queued = 0
         self.waiting.clear()
-        for each in self._sessions.values():
-            each.closing.close()
-        self._sessions.clear()
+        self._end_session()
 
     @property
     def is_idle(self) -> bool:
         """True when nothing is being written."""
-        return not any(each.writing for each in self._sessions.values())
+        return not self._writing
+
+    @property
+    def _writing(self) -> list[tuple[Job, ModelCall]]:
+        return [] if self._opened is None else list(self._opened.writing.values())
 
     def wait(self, seconds: float) -> None:
         """Until somebody hands in a request, or calls `wake`."""
@@ -155,17 +161,15 @@ class Desk:
         self.waiting.sort(key=lambda job: job.record.number)  # stable: each one's calls in the order they came
         while self.waiting and self._admit(self.waiting[0]):
             self._forget(self.waiting.pop(0))
-        for each in list(self._sessions.values()):
-            if not each.session.is_idle:
-                for number, sample in each.session.advance():
-                    job, call = each.writing.pop(number)
-                    self._written(each, number, job, call, sample)
+        opened = self._opened
+        if opened is not None and not opened.session.is_idle:
+            for number, sample in opened.session.advance():
+                job, call = opened.writing.pop(number)
+                self._written(opened, number, job, call, sample)
 
     def pending(self, record: CallRecord) -> bool:
         """True while a request of the record waits or is being written."""
-        return any(job.record is record for job in self.waiting) or any(
-            job.record is record for each in self._sessions.values() for job, _ in each.writing.values()
-        )
+        return any(job.record is record for job in (*self.waiting, *(job for job, _ in self._writing)))
 
     def drop(self, record: CallRecord) -> None:
         """The episode is over: whoever still asks in its name is sent away, and its rows are free."""
@@ -175,10 +179,11 @@ class Desk:
             self.waiting.remove(job)
             self._forget(job)
             self._refuse(job, BadCall("the episode is over", status=409, code="episode_over"))
-        for each in self._sessions.values():
-            for number in [number for number, call in each.held.items() if call in record.calls]:
-                each.session.release(number)
-                del each.held[number]
+        opened, own = self._opened, set(record.calls)
+        if opened is not None:
+            for number in [number for number, call in opened.held.items() if call in own]:
+                opened.session.release(number)
+                del opened.held[number]
 
     def _forget(self, job: Job) -> None:
         with self._lock:
@@ -197,39 +202,47 @@ class Desk:
         try:
             if not record.is_open:
                 raise BadCall("the episode is over", status=409, code="episode_over")
-            if record.most_calls and record.num_calls + request.count > record.most_calls:
-                record.ended_by = record.ended_by or StopReason.TURNS
-                raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
-            job.sampling = job.sampling or self._sampling_of(request.wishes, record)
-            opened = self._session(job.sampling)
-            if opened is None or (opened.writing and len(opened.writing) + request.count > self._rows):
+            if job.prompted is None:
+                self._prepare(job)
+            opened = self._session(job)
+            if opened is None:
                 return False
-            first = self._prompted(record, request)
-            room = record.room(first, self._context)
-            if room < 1:
-                record.ended_by = record.ended_by or StopReason.TOKENS
-                raise BadCall(
-                    f"the conversation has {len(first.prompt)} tokens and leaves no room for a completion; the model's "
-                    f"context is {self._context}, the episode's budget {record.most_tokens or 'the same'}",
-                    code="context_length_exceeded",
-                    param="messages",
-                )
         except BadCall as error:
             record.counts["refused_calls"] += 1
             self._refuse(job, error)
             return True
         for name in request.ignored:
             record.counts[f"ignored_{name}"] += 1
-        budget = min(room, self._sampling.max_new_tokens, request.wishes.max_tokens or room)
+        assert job.prompted is not None
         job.left = request.count
         for choice in range(request.count):
-            call = first if not choice else replace(first)
+            call = job.prompted if not choice else replace(job.prompted)
             job.calls.append(call)
             record.add(call)
-            self._ask(opened, job, call, budget, choice)
+            self._ask(opened, job, call, choice)
         return True
 
-    def _ask(self, opened: _OpenSession, job: Job, call: ModelCall, budget: int, choice: int) -> None:
+    def _prepare(self, job: Job) -> None:
+        """The tokens of a job, how it is sampled and how long it may become; a `BadCall` where it is refused."""
+        record, request = job.record, job.request
+        if record.most_calls and record.num_calls + request.count > record.most_calls:
+            record.ended_by = record.ended_by or StopReason.TURNS
+            raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
+        job.sampling = self._sampling_of(request.wishes, record)
+        call = self._prompted(record, request)
+        room = record.room(call, self._context)
+        if room < 1:
+            record.ended_by = record.ended_by or StopReason.TOKENS
+            raise BadCall(
+                f"the conversation has {len(call.prompt)} tokens and leaves no room for a completion; the model's "
+                f"context is {self._context}, the episode's budget {record.most_tokens or 'the same'}",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        job.prompted = call
+        job.budget = min(room, self._sampling.max_new_tokens, request.wishes.max_tokens or room)
+
+    def _ask(self, opened: _OpenSession, job: Job, call: ModelCall, choice: int) -> None:
         record, wished = job.record, job.request.wishes.seed
         seed = record.call_seed(call.prompt)
         if wished is not None and not self._is_fixed:
@@ -247,26 +260,45 @@ class Desk:
             opened.session.release(number)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         opened.writing[number] = (job, call)
-        limited = None if budget == self._sampling.max_new_tokens else budget
+        limited = None if job.budget == self._sampling.max_new_tokens else job.budget
         opened.session.add(number, Request(call.prompt, request_seed(*seed), limited, continues))
 
-    def _session(self, sampling: Sampling) -> _OpenSession | None:
-        """The session that samples so; None where as many others are busy as there may be."""
-        if (known := self._sessions.get(sampling)) is not None:
-            self._sessions.move_to_end(sampling)
-            return known
-        if len(self._sessions) >= MOST_SESSIONS:
-            idle = next((key for key, each in self._sessions.items() if not each.writing), None)
-            if idle is None:
+    def _session(self, job: Job) -> _OpenSession | None:
+        """The session that a job fits into; None while another one, or a full one, is busy.
+
+        There is one at a time: engines keep one set of buffers.
+        """
+        assert job.sampling is not None and job.prompted is not None
+        opened, length = self._opened, len(job.prompted.prompt)
+        if opened is not None and (opened.sampling != job.sampling or not _fits(opened.shape, length, job.budget)):
+            if opened.writing:
                 return None
-            self._sessions.pop(idle).closing.close()
+            self._end_session()
+            opened = None
+        if opened is None:
+            opened = self._open_session(job.sampling, length, job.record.most_tokens)
+        if opened.writing and len(opened.writing) + job.request.count > self._rows:
+            return None
+        return opened
+
+    def _open_session(self, sampling: Sampling, length: int, most_tokens: int) -> _OpenSession:
+        """Room for the longest prompt that waits and a half more, and for what a conversation may grow by."""
+        waiting = [len(each.prompted.prompt) for each in self.waiting if each.prompted is not None]
+        longest = 3 * max(LEAST_PROMPT, length, *waiting) // 2
+        growth = most_tokens or 4 * sampling.max_new_tokens
+        if self._context:
+            longest, growth = min(longest, self._context), min(growth, self._context)
+        shape = SessionShape(self._rows, longest, max(growth, sampling.max_new_tokens))
         closing = ExitStack()
-        total = self._context or 4 * sampling.max_new_tokens
-        shape = SessionShape(self._rows, max(total - sampling.max_new_tokens, 1), min(sampling.max_new_tokens, total))
         session = closing.enter_context(open_session(self._engine, sampling, shape, MANY_TURNS))
         self._num_sessions += 1
-        self._sessions[sampling] = opened = _OpenSession(self._num_sessions, session, closing)
-        return opened
+        self._opened = _OpenSession(self._num_sessions, sampling, shape, session, closing)
+        return self._opened
+
+    def _end_session(self) -> None:
+        if self._opened is not None:
+            self._opened.closing.close()
+            self._opened = None
 
     def _sampling_of(self, wishes: SamplingWishes, record: CallRecord) -> Sampling:
         """How a request is sampled. What is trained on is drawn as the run says; texts to stop at are the client's."""
@@ -296,7 +328,7 @@ class Desk:
             size = len(self._tokenizer)
             if max(request.tokens) >= size:
                 raise BadCall(f"token_ids holds {max(request.tokens)}; the vocabulary has {size}", param="token_ids")
-            return ModelCall(request.tokens, ())
+            return self._linked(record, request.tokens)
         found = record.find(request.messages, request.tools)
         if found is not None:
             call = self._continued(record, request, *found)
@@ -306,7 +338,16 @@ class Desk:
             tokens = self._rendered(request)
         except WhetError as error:
             raise BadCall(str(error), param="messages") from error
-        return ModelCall(tokens, ())
+        return self._linked(record, tokens)
+
+    def _linked(self, record: CallRecord, tokens: tuple[int, ...]) -> ModelCall:
+        """A prompt that begins with all of an earlier call, token for token, goes on from it."""
+        parent = record.longest_prefix(tokens)
+        if parent is None:
+            return ModelCall(tokens, ())
+        start = len(parent.tokens)
+        text = str(self._tokenizer.decode(list(tokens[start:]), skip_special_tokens=False))
+        return ModelCall(tokens, (Turn("context", text, start, len(tokens)),), parent)
 
     def _rendered(self, request: CallRequest) -> tuple[int, ...]:
         """A conversation that nothing is known of, as the template writes it; its texts, where there is no template."""
@@ -407,6 +448,11 @@ class Desk:
         return call.text.partition("<tool_call>")[0], tuple(
             CalledTool(f"call_{secrets.token_hex(8)}", each.name, json.dumps(dict(each.arguments))) for each in good
         )
+
+
+def _fits(shape: SessionShape, length: int, budget: int) -> bool:
+    """What stands behind the room for prompts has to find its own."""
+    return max(0, length - shape.prompt_tokens) + budget <= shape.growth
 
 
 def _answer(content: str, tool_calls: Sequence[CalledTool]) -> Message:
