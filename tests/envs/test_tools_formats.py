@@ -64,7 +64,7 @@ def test_a_template_that_cannot_be_applied_turn_by_turn_is_refused_before_an_epi
 
 @pytest.mark.parametrize("family", sorted(TOLD))
 def test_a_template_without_tools_is_refused_where_it_is_asked_to_write_them(family: str) -> None:
-    with pytest.raises(WhetError, match="does not show tools|cannot be read"):
+    with pytest.raises(WhetError, match=r"does not show tools|cannot be read"):
         tool_environment(["calculator"], call_format="template", tokenizer=tokenizer_of(family))
 
 
