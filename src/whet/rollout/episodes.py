@@ -215,7 +215,7 @@ class _Play:
         self._pending: set[int] = set()  # episodes whose call was not seen to come back
         self._writing: dict[int, _Episode] = {}  # by request
         self._num_requests = 0
-        self._opened: dict[Any, tuple[int, ...]] = {}  # tokens of openings: a group has the same one
+        self._opened: dict[Any, tuple[tuple[int, ...], str]] = {}  # openings as tokens and text: a group has the same
 
     def run(self, episodes: Sequence[_Episode]) -> None:
         for episode in episodes:
@@ -361,10 +361,11 @@ class _Play:
             shown = Prompt(prompt.id, opening.messages, None, prompt.answer, prompt.meta, tools)
             key = repr((opening.messages, tools))
             if key not in self._opened:
-                self._opened[key] = prompt_tokens(runner._tokenizer, shown)
-            tokens = self._opened[key]
+                tokens = prompt_tokens(runner._tokenizer, shown)
+                text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
+                self._opened[key] = (tokens, text)
+            tokens, text = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
-            text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
         elif episode.environment is not None:
             episode.messages = list(prompt.messages)
