@@ -374,9 +374,9 @@ def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
         )
     if situation.turns:
         yield (
-            "whet writes one completion to a prompt today and drives no environment: give the earlier turns as "
-            "`messages`; "
-            "what tools answered carries no loss."
+            "Say what the agent acts on: --env file.py:Class, --tool NAME or --agent COMMAND; what it reads there "
+            "carries no loss. Turns that the policy may end itself are compared by turn_return (rloo_turns): by "
+            "turn index is biased (docs/bias.md)."
         )
     if situation.goal == "pass_at_k" and chosen not in ("pass_at_k", "maxrl"):
         yield "This is advice for pass@1: objectives for pass@k want groups, and rewards that are 0 or 1."
