@@ -10,7 +10,7 @@ from typing import Protocol
 from whet.types import Prompt, Sample, Sampling
 
 logger = logging.getLogger(__name__)
-TOLD = 3  # failures of an evaluation that are told in words
+MOST_LINES = 3  # failures of an evaluation that are told in words
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class PlayNotes:
 
 def tell_failures(notes: PlayNotes) -> None:
     """Say what went wrong in episodes that belong to no step."""
-    for failure in notes.failures[:TOLD]:
+    for failure in notes.failures[:MOST_LINES]:
         logger.warning("%s", failure)
-    if len(notes.failures) > TOLD:
+    if len(notes.failures) > MOST_LINES:
         logger.warning("%d episodes failed in all", max(notes.counts.get("failed_episodes", 0), len(notes.failures)))
 
 
