@@ -19,6 +19,8 @@ from whet.rollout.play import Player
 from whet.sandbox import require_isolation
 from whet.types import WhetError
 
+GYM_REWARD = "gym_answer"
+
 
 def check_environment(config: Config | EvaluationConfig) -> None:
     """Refuse an environment that cannot be made, before a model is read."""
@@ -28,6 +30,12 @@ def check_environment(config: Config | EvaluationConfig) -> None:
             raise WhetError(
                 f"the environment {config.env.name!r} has tasks of its own, and data.source={config.data.source} other "
                 "ones; give seeds, such as data.source=seeds:1000"
+            )
+        judge = config.env.settings.get("reward", GYM_REWARD)
+        if config.env.name == "reasoning_gym" and judge == GYM_REWARD and config.data.parsed_source.is_task:
+            raise WhetError(
+                f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
+                f"{config.data.source}; give --data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
     if config.env.agent:
         check_agent(config.env.agent)

@@ -27,6 +27,7 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "skyrl": skyrl_environment,
     "textarena": TextArenaGame,
 }
+BUILT_IN = tuple(ENVIRONMENTS)
 # a value of the setting that each of these needs, for the error that asks for it
 EXAMPLES = {"gem": "game:GuessTheNumber-v0", "gym": "FrozenLake-v1", "skyrl": "gsm8k", "textarena": "GuessTheNumber-v0"}
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
@@ -50,7 +51,7 @@ def find_environment(
         maker = imported(name, "environment")
     else:
         maker = registry.lookup("environment", name)
-        if maker is ENVIRONMENTS.get(name):
+        if name in BUILT_IN:
             _check_settings(name, maker, settings)
     make = as_environment(maker, settings, calling, name)
     try:

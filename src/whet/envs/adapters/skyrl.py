@@ -70,7 +70,7 @@ class SkyRLEnvironment:
             self._env.close()
 
     def _extras(self, prompt: Prompt) -> dict[str, Any]:
-        """The row's columns. SkyRL's datasets have the gold answer in one of two columns; others get it from `answer`."""
+        """The row's columns. SkyRL's datasets have the gold answer in either column; others get it from `answer`."""
         extras = dict(prompt.meta)
         if prompt.answer is not None:
             gold = {"method": "rule", "ground_truth": str(prompt.answer)}

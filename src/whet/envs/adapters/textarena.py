@@ -93,13 +93,16 @@ class TextArenaGame:
         return flag(done, f"textarena's {self._id!r}")
 
     def _seen(self) -> str:
-        """What is new to the player whose turn it is; its own moves are in the conversation already."""
+        """What is new to the player whose turn it is; its own moves are in the conversation already.
+
+        Some games hand over the parts of an observation in the wrong order, always of a player's own move.
+        """
         player, observed = self._game.get_observation()
         names = self._game.state.role_mapping
         lines = [
             f"[{names.get(sender, f'Player {sender}')}] {message}"
             for sender, message, _ in observed
-            if sender != player
+            if sender != player and isinstance(message, str)
         ]
         return "\n".join(lines)
 
@@ -148,20 +151,20 @@ def _game(id: str, settings: dict[str, Any]) -> Any:
             raise WhetError(f"textarena's {id!r} needs nltk's data {data[1]!r}; {fetch}") from error
         fix = "it needs a newer Python" if isinstance(error, SyntaxError) else "check its settings"
         raise cannot_be_made(f"textarena's {id!r}", error, f"{fix}, or choose another game") from error
-    _silence(game)
     wrappers = []
     while isinstance(game, textarena.Wrapper):
         wrappers.append(type(game))
         game = game.env
+    _silence(type(game).__module__)
     for wrapper in reversed(wrappers):
         if not issubclass(wrapper, textarena.ObservationWrapper):
             game = wrapper(game)
     return game
 
 
-def _silence(game: Any) -> None:
-    """Some games print what they do, in the middle of the run's own lines; the modules of the game print no more."""
-    package = type(game.unwrapped if hasattr(game, "unwrapped") else game).__module__.rpartition(".")[0]
+def _silence(game: str) -> None:
+    """Some games print what they do, in the middle of the run's own lines; the modules of this one print no more."""
+    package = game.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if package and name.startswith(package):
             vars(module)["print"] = lambda *_, **__: None
