@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
     from whet.registry import register
-    from whet.types import WhetError
+    from whet.types import Opening, StepResult, WhetError
 
 __all__ = [
     "Callback",
     "EvalResult",
+    "Opening",
     "Run",
     "RunComparison",
+    "StepResult",
     "WhetError",
     "__version__",
     "compare",
@@ -39,7 +41,9 @@ __all__ = [
 # Where each name is defined. torch and transformers take seconds to import; `import whet` must not.
 _HOMES = {
     "Callback": "whet.protocols",
+    "Opening": "whet.types",
     "RunComparison": "whet.experiments.run_comparison",
+    "StepResult": "whet.types",
     "WhetError": "whet.types",
     "compare": "whet.experiments.run_comparison",
     "register": "whet.registry",

@@ -82,6 +82,7 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     renderer: TurnRenderer | None = None
     state: str | None = None
+    role: str = ""
     num_prompt: int = 0
     num_turns: int = 0
     returned: float | None = None
@@ -352,6 +353,7 @@ class _Play:
                 self._opened[key] = prompt_tokens(runner._tokenizer, shown)
             tokens = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
+            episode.role = opening.role
             text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
         elif episode.environment is not None:
@@ -504,6 +506,7 @@ class _Play:
             turns=tuple(episode.turns),
             returned=_returned(episode, reason),
             episode=episode.name,
+            role=episode.role,
             metrics=dict(episode.metrics),
         )
 
