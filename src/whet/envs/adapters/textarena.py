@@ -72,8 +72,8 @@ class TextArenaGame:
         about = info.get(self._seat, {})
         reward = _unswapped(rewards[self._seat], about)
         reason = str(about.get("reason") or "")
-        told = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
-        return StepResult(told, reward=number(reward, where), done=True, metrics=numbers(about))
+        last = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
+        return StepResult(last, reward=number(reward, where), done=True, metrics=numbers(about))
 
     def _play_others(self) -> bool:
         """The opponents' turns, until it is the policy's or the game is over."""
