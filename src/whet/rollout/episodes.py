@@ -83,6 +83,7 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     renderer: TurnRenderer | None = None
     state: str | None = None
+    role: str = ""
     num_prompt: int = 0
     num_turns: int = 0
     returned: float | None = None
@@ -383,6 +384,7 @@ class _Play:
                 self._opened[key] = (tokens, text)
             tokens, text = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
+            episode.role = opening.role
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
         elif episode.environment is not None:
             episode.messages = list(prompt.messages)
@@ -533,6 +535,7 @@ class _Play:
             turns=tuple(episode.turns),
             returned=_returned(episode, reason),
             episode=episode.name,
+            role=episode.role,
             metrics=dict(episode.metrics),
         )
 
