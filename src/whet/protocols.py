@@ -68,7 +68,8 @@ class Environment(Protocol):
     """A conversation partner for multi-turn work: tools, games, simulators. One object per episode.
 
     All methods may be `async def`. `close()` is called at the end of the episode where there is one. So is
-    `cut_off(reason)` when a limit ends the episode (a `StopReason`): it may return a last reward, or None.
+    `cut_off(reason)` when a limit ends the episode (a `StopReason`): it may return a last reward, or None. An
+    attribute `stops`, a tuple of texts, ends the policy's turns behind any of them, beside `sampling.stop`.
     """
 
     def start(self, prompt: Prompt) -> Any:

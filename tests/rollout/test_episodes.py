@@ -107,6 +107,21 @@ def test_rewards_states_and_counts_of_turns(loaded):
     assert [dict(turn.counts) for turn in policy] == [{"tool_calls": 1}, {"tool_calls": 1}, {}]
 
 
+def test_a_turn_ends_behind_a_text_that_the_environment_names(loaded):
+    class Ending(Counting):
+        stops = ("1",)
+
+    engine = TorchEngine(causal_lm(loaded.model, torch.float32), loaded.tokenizer, loaded.end_tokens, context=512)
+    runner = EpisodeRunner(engine, loaded.tokenizer, Ending, EpisodeLimits(), 512)
+    prompt = Prompt("p", ({"role": "user", "content": "Left to right mod 10: 1+1+1"},))
+    [samples] = runner.play([prompt], [opened(loaded.tokenizer, prompt)], 8, Sampling(12), (0,))
+    ended = [turn for sample in samples for turn in sample.turns if turn.ended is StopReason.TEXT]
+    assert ended and all(turn.text.endswith("1") and turn.text.count("1") == 1 for turn in ended)
+    following = [sample.tokens[turn.stop].item() for sample in samples for turn in sample.turns[:-1] if turn in ended]
+    # the template's end of a turn follows, and was not sampled
+    assert following and set(following) == {1}
+
+
 def test_a_single_completion_is_the_episode_without_an_environment(loaded):
     [[sample]], _, engine = play(loaded, None)
     assert sample.turns == () and sample.completion == "go" and len(engine.seen) == 1

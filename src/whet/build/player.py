@@ -83,6 +83,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         tool_seconds=section.tool_seconds,
         settings=section.tool_settings,
         tokenizer=tokenizer,
+        history=section.history,
+        instructions=section.instructions,
         episodes=0 if batch is None else batch.prompts_per_step * batch.group_size,
     )
 
@@ -93,7 +95,9 @@ def _calling(config: Config | EvaluationConfig, tokenizer: Any) -> Calling:
     for key in ("sandboxed", "tool_settings"):
         if getattr(section, key):
             raise WhetError(f"env.{key} is for tools alone; drop it, or the environment {section.name!r}")
-    return Calling(section.tools, "json" if tokenizer is None else section.call_format, section.tool_seconds, tokenizer)
+    return Calling(
+        section.tools, section.call_format, section.tool_seconds, tokenizer, section.history, section.instructions
+    )
 
 
 def most_actions(config: Config | EvaluationConfig) -> int:

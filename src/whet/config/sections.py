@@ -253,6 +253,9 @@ class EnvSection(Section):
         "auto",
         description="how calls are written: as the chat template does, JSON in tags, name(argument=value) in tags",
     )
+    instructions: bool = Field(
+        True, description="tell the model of its tools in the system message, where its chat template does not"
+    )
     agent: str = Field("", description="a program that plays the episodes itself and speaks to an OpenAI endpoint")
     history: Literal["template", "sampled"] = Field(
         "template",

@@ -72,6 +72,7 @@ class _Episode:
     seed: tuple[int, ...]
     environment: Environment | None
     began: float
+    unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
     action: list[bool] = field(default_factory=list)
     logp: list[Tensor] = field(default_factory=list)
@@ -142,6 +143,9 @@ class EpisodeRunner:
             for number in range(count)
         ]
         turns = 1 if self._make is None else self._limits.max_turns
+        for episode in episodes if self._make is not None else ():
+            self._equip(episode)
+        sampling = _with_stops(sampling, [each.environment for each in episodes])
         with open_session(self._engine, sampling, self._shape(prompt_tokens, count, sampling, turns), turns) as session:
             play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
             try:
@@ -151,6 +155,16 @@ class EpisodeRunner:
         samples = [each.sample for each in episodes if each.sample is not None]
         assert len(samples) == len(episodes)
         return [samples[start : start + count] for start in range(0, len(samples), count)]
+
+    def _equip(self, episode: _Episode) -> None:
+        """An environment of its own."""
+        assert self._make is not None
+        try:
+            episode.environment = self._make()
+        except WhetError:
+            raise  # a mistake that every episode would make
+        except Exception as error:
+            episode.unmade = error_text(error)
 
     def take_notes(self) -> PlayNotes:
         """What happened since the last time."""
@@ -213,13 +227,11 @@ class _Play:
                 self._written(self._writing.pop(request), sample)
 
     def _begin(self, episode: _Episode) -> None:
-        if self._runner._make is None:
-            self._open(episode, None)
+        if episode.unmade:
+            self._fail(episode, f"the environment could not be made: {episode.unmade}")
             return
-        try:
-            episode.environment = self._runner._make()
-        except Exception as error:
-            self._fail(episode, f"the environment could not be made: {error_text(error)}")
+        if episode.environment is None:
+            self._open(episode, None)
             return
         self._call(episode, episode.environment.start, episode.prompt, is_start=True)
 
@@ -423,7 +435,7 @@ class _Play:
             self._cut(episode, StopReason.SECONDS)
             return
         ended = episode.tokens[-1] in episode.renderer.end_tokens
-        answer = episode.renderer.answer(episode.messages, result.messages, ended=ended)
+        answer = episode.renderer.answer(episode.messages, result.messages, ended=ended, last_token=episode.tokens[-1])
         if self._room(episode) - len(answer.tokens) < 1:
             self._tell(episode, result.messages)
             self._cut(episode, StopReason.TOKENS)
@@ -494,6 +506,13 @@ class _Play:
             episode=episode.name,
             metrics=dict(episode.metrics),
         )
+
+
+def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) -> Sampling:
+    """The sampling with the texts that the environments want to end a turn."""
+    wanted = [text for each in environments for text in getattr(each, "stops", ())]
+    new = [text for text in dict.fromkeys(wanted) if text not in sampling.stop]
+    return replace(sampling, stop=(*sampling.stop, *new)) if new else sampling
 
 
 def _returned(episode: _Episode, reason: StopReason) -> float | None:

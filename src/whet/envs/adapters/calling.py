@@ -15,3 +15,5 @@ class Calling:
     call_format: str = "auto"
     tool_seconds: float = 10.0
     tokenizer: Any = None
+    history: str = "template"
+    instructions: bool = True

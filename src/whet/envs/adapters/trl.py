@@ -56,6 +56,7 @@ class TrlEnvironment:
     def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
         self._foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
         self._name = type(foreign).__name__
+        self.stops = inner.stops
 
     def start(self, prompt: Prompt) -> Awaitable[Opening | None]:
         given = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text or ""}]
@@ -107,7 +108,9 @@ def trl_environment(
                 f"{type(sources[-1].foreign).__name__} has reset and no other public method; give it methods with "  # type: ignore[attr-defined]
                 "type hints and a docstring, or name tools beside it"
             )
-        formats[route] = call_format_of(calling.call_format, schemas, calling.tokenizer)
+        formats[route] = call_format_of(
+            calling.call_format, schemas, calling.tokenizer, calling.history, calling.instructions
+        )
 
     def make(route: str) -> TrlEnvironment:
         foreign = routes[route]()
@@ -115,14 +118,17 @@ def trl_environment(
         inner = ToolEnvironment(sources, formats[route], limits, MOST_CALLS, pools)
         return TrlEnvironment(foreign, inner, pools[False], isinstance(kinds, Mapping))
 
-    return (lambda: Routed(routes, make)) if isinstance(kinds, Mapping) else (lambda: make(""))
+    stops = tuple(dict.fromkeys(text for form in formats.values() for text in form.stops))
+    return (lambda: Routed(routes, make, stops)) if isinstance(kinds, Mapping) else (lambda: make(""))
 
 
 class Routed:
     """One episode of the environment that the prompt's column `environment` names."""
 
-    def __init__(self, routes: Mapping[str, Any], make: Callable[[str], TrlEnvironment]) -> None:
-        self._routes, self._make = routes, make
+    def __init__(
+        self, routes: Mapping[str, Any], make: Callable[[str], TrlEnvironment], stops: tuple[str, ...]
+    ) -> None:
+        self._routes, self._make, self.stops = routes, make, stops
         self._chosen: TrlEnvironment | None = None
 
     def start(self, prompt: Prompt) -> Awaitable[Opening | None]:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ class CallFormat:
     read: Callable[[Completion, Sequence[Mapping[str, Any]]], Sequence[ToolCall]]  # a call that is none: without a name
     expected: str  # what a call that cannot be read should have been
     instructions: Callable[[Sequence[Mapping[str, Any]]], str] | None = None  # None: the chat template shows the tools
+    stops: tuple[str, ...] = ()  # texts that end a turn behind its call
+    told_as: str = "system"  # the role of the message with the instructions; "user" where a template shows no other
+    answers_as: str = "tool"  # the role that brings results; "user" where a template knows no other, in tags
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class ToolEnvironment:
         self._opened: list[OpenTools] = []
         self._tools: dict[str, Tool] = {}
         self._schemas = [schema for source in sources for schema in source.schemas]
+        self._is_framed = call_format.answers_as != "tool"
+        self.stops = call_format.stops
 
     async def start(self, prompt: Prompt) -> Opening | None:
         """The prompt with the tools. A plain text is sent as it is: it has to say itself what can be called."""
@@ -76,7 +82,10 @@ class ToolEnvironment:
             return None
         if self._format.instructions is None:
             return Opening(tuple(prompt.messages), tuple(self._schemas))
-        return Opening(with_instructions(prompt.messages, self._format.instructions(self._schemas)))
+        told = self._format.instructions(self._schemas)
+        return Opening(
+            with_instructions(prompt.messages, told, self._format.told_as) if told else tuple(prompt.messages)
+        )
 
     async def step(self, completion: Completion) -> StepResult:
         calls = self._format.read(completion, self._schemas)
@@ -85,11 +94,14 @@ class ToolEnvironment:
         answers = await self._answers(calls)
         counts = Counter(name for answer in answers for name in answer.counts)
         messages: list[Message] = [
-            {"role": "tool", "name": call.name or "unknown", "content": answer.text}
+            {"role": self._format.answers_as, "name": call.name or "unknown", "content": self._framed(answer.text)}
             for call, answer in zip(calls, answers, strict=True)
         ]
         errors = tuple(answer.error for answer in answers if answer.error)
         return StepResult(tuple(messages), counts=dict(counts), errors=errors)
+
+    def _framed(self, text: str) -> str:
+        return f"<tool_response>{_without_frames(text)}</tool_response>" if self._is_framed else text
 
     def close(self) -> None:
         for opened in self._opened:
@@ -161,6 +173,11 @@ class ToolEnvironment:
         return None, ToolTimedOut(f"took longer than {self._limits.seconds:g} s and was given up")
 
 
+def _without_frames(text: str) -> str:
+    """The text without tags that would end its own frame, or open another."""
+    return re.sub(r"<(?=\s*/?\s*tool_)", "< ", text, flags=re.IGNORECASE)
+
+
 def _failure(problem: str, *counts: str) -> _Answer:
     line = error_line(problem)
     return _Answer(line, counts, line.removeprefix("error: "))
@@ -196,12 +213,16 @@ def _only_failures(tool: Tool) -> Iterator[None]:
         raise ToolFailed(error_text(error)) from None
 
 
-def with_instructions(messages: Sequence[Message], instructions: str) -> tuple[Message, ...]:
-    """The conversation with the instructions at the end of its system message, or in one of their own."""
-    if messages and messages[0].get("role") == "system" and isinstance(messages[0].get("content"), str):
-        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{instructions}"}
-        return (first, *messages[1:])
-    return ({"role": "system", "content": instructions}, *messages)
+def with_instructions(messages: Sequence[Message], instructions: str, role: str = "system") -> tuple[Message, ...]:
+    """The conversation with the instructions at the end of its system message, or in one of their own.
+
+    `role` "user": at the beginning of the user's first message.
+    """
+    first = messages[0] if messages and messages[0].get("role") == role else None
+    if first is None or not isinstance(first.get("content"), str):
+        return ({"role": role, "content": instructions}, *messages)
+    parts = (first["content"], instructions) if role == "system" else (instructions, first["content"])
+    return ({**first, "content": "\n\n".join(parts)}, *messages[1:])
 
 
 def check_names(sources: Sequence[ToolSource]) -> None:

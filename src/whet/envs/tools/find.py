@@ -107,6 +107,8 @@ def tool_environment(
     tool_seconds: float = 10.0,
     settings: Mapping[str, Mapping[str, Any]] = NO_SETTINGS,
     tokenizer: Any = None,
+    history: str = "template",
+    instructions: bool = True,
     characters: int = 4000,
     most_calls: int = MOST_CALLS,
     episodes: int = 0,
@@ -134,7 +136,8 @@ def tool_environment(
         )
     sources = _in_sandbox(sources, sandboxed)
     check_names(sources)
-    form = call_format_of(call_format, [schema for source in sources for schema in source.schemas], tokenizer)
+    schemas = [schema for source in sources for schema in source.schemas]
+    form = call_format_of(call_format, schemas, tokenizer, history, instructions)
     warm_sandboxes(sources, episodes)
     return _factory(sources, form, ToolLimits(tool_seconds, characters), most_calls)
 

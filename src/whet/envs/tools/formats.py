@@ -1,19 +1,74 @@
-"""How calls are written in a run: read and explained as the chat template does, as JSON, or as Python calls."""
+"""How calls are written in a run: read, explained and answered as the chat template does, as JSON, or as Python."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.data.tool_syntax import ToolCall, calls_in, named
+from whet.data.call_formats import (
+    EXAMPLES,
+    call_stops,
+    chosen_format,
+    expected_call,
+    parse_calls,
+    tool_instructions,
+)
+from whet.data.chat import templated
+from whet.data.tool_syntax import ToolCall
+from whet.data.turns import turn_renderer
 from whet.envs.tools.environment import CallFormat
-from whet.types import Completion
-
-EXPECTED = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
+from whet.types import Completion, WhetError
 
 
-def call_format_of(name: str, schemas: Sequence[Mapping[str, Any]], tokenizer: Any) -> CallFormat:
-    def read(completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-        return [named(call, list(schemas)) for call in calls_in(completion)]
+def call_format_of(
+    name: str,
+    schemas: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    history: str = "template",
+    instructions: bool = True,
+) -> CallFormat:
+    """The format of a run. A template that cannot write calls, or not the tools' answers, is refused here.
 
-    return CallFormat(read, EXPECTED)
+    `instructions` False: prompts say themselves what can be called, where the template does not.
+    Without a tokenizer nothing is known of a template: the format is then JSON, to look at an environment before a
+    model is read.
+    """
+    chosen = "json" if tokenizer is None else chosen_format(name, tokenizer, schemas)
+
+    def read(completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Sequence[ToolCall]:
+        return parse_calls(completion, chosen, tokenizer, schemas).announced
+
+    def told(schemas: Sequence[Mapping[str, Any]]) -> str:
+        return tool_instructions(chosen, schemas) if instructions else ""
+
+    if tokenizer is None:
+        return CallFormat(read, EXAMPLES[chosen])
+    if not tokenizer.chat_template:
+        return CallFormat(read, EXAMPLES[chosen], told, call_stops(chosen), answers_as="user")
+    if chosen == "template":
+        turn_renderer(tokenizer, chat=True, tools=schemas, history=history, roles=("tool",))
+        return CallFormat(read, expected_call(chosen, tokenizer, schemas))
+    told_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)
+    return CallFormat(read, EXAMPLES[chosen], told, call_stops(chosen), told_as, answers_as)
+
+
+def _instructing_role(tokenizer: Any) -> str:
+    """Whose message holds the instructions: the system's where the template shows it."""
+    probe = "probe0instructions"
+    try:
+        shown: str = templated(
+            tokenizer, [{"role": "system", "content": probe}, {"role": "user", "content": "?"}], "tools"
+        )
+    except WhetError:
+        return "user"
+    return "system" if probe in shown else "user"
+
+
+def _answering_role(tokenizer: Any, history: str) -> str:
+    """Who brings the results: the tool where the template knows that role, else the user."""
+    try:
+        turn_renderer(tokenizer, chat=True, history=history, roles=("tool",))
+    except WhetError:
+        turn_renderer(tokenizer, chat=True, history=history, roles=("user",))
+        return "user"
+    return "tool"
