@@ -37,7 +37,7 @@ ARMS = {"calculator": "with", "control": "without"}  # how each is trained
 COUNTS = ("turns", "tool_calls", "malformed_calls", "unknown_tools", "tool_errors", "tool_timeouts")
 STEP_METRICS = ("entropy", "sampler_gap", "uniform_groups")
 # what must be equal for finished runs to be kept
-FIXED = ("model", "sft_steps", "prompts_per_step", "learning_rate", "limit", "settings")
+FIXED = ("model", "sft_steps", "sft_rows", "prompts_per_step", "learning_rate", "limit", "settings")
 
 
 def main() -> None:
@@ -78,6 +78,7 @@ def arguments() -> Any:
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, on the same device")
     parser.add_argument("--folder", type=Path, default=Path("runs/agents_smollm2"), help="of everything")
     parser.add_argument("--sft-steps", type=int, default=180)
+    parser.add_argument("--sft-rows", type=int, default=64, help="demonstrations per step")
     parser.add_argument("--prompts-per-step", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=1e-5, help="of stage 3")
     parser.add_argument("--max-steps", type=int, default=0, help="of each run of stage 3, for a trial; 0 is no limit")
@@ -154,6 +155,7 @@ class Plan:
     def _sft(self, seed: int) -> Training:
         words = ("sft", "--config", str(HERE / "agents_smollm2_sft.toml"), "--model", self._chosen.model)
         words += ("--data", str(self._data / "demonstrations.jsonl"), "--seed", str(seed))
+        words += ("--set", f"batch.rows_per_step={self._chosen.sft_rows}")
         return Training(f"sft seed {seed}", self._folder / f"sft-seed{seed}", self._chosen.sft_steps, words)
 
     def _grpo(self, arm: str, seed: int) -> Training:
@@ -185,10 +187,9 @@ def shared_settings(given: Sequence[str], way: str) -> list[str]:
     """What holds for training and measuring: the limits of a turn and of an episode."""
     limits = {"sampling.max_new_tokens": "128"}
     if way == "with":
-        limits |= {"env.max_turns": "4", "env.max_tokens": "400"}
-    ours = [
-        each.partition("=") for each in given if each.startswith(("sampling.", *(["env."] if way == "with" else [])))
-    ]
+        limits |= {"env.max_turns": "4", "env.max_tokens": "256"}
+    prefixes = ("sampling.", "env.") if way == "with" else ("sampling.",)
+    ours = [each.partition("=") for each in given if each.startswith(prefixes)]
     limits |= {path: value for path, _, value in ours}
     return [f"{path}={value}" for path, value in limits.items()]
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import asyncio
 import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,49 +42,36 @@ from word_problem_data import (
     write_rows,
 )
 
-from whet.data.call_formats import chosen_format, tool_instructions
-from whet.envs.tools import as_tool
+from whet.envs.tools import ToolEnvironment, tool_environment
 from whet.envs.tools.calculator import calculator
-from whet.envs.tools.environment import with_instructions
+from whet.types import Completion, Message, Prompt
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
 
-@dataclass(frozen=True)
-class Calling:
-    """How a model calls the calculator in a run."""
-
-    call_format: str  # template, json or python
-    schema: dict[str, Any]
-
-    def row(self, question: Question) -> dict[str, Any]:
-        """A conversation with one call."""
-        arguments = {"expression": question.expression}
-        result = calculator(question.expression)
-        call: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
-        if self.call_format == "template":
-            call["tool_calls"] = [{"type": "function", "function": {"name": "calculator", "arguments": arguments}}]
-        elif self.call_format == "json":
-            written = json.dumps({"name": "calculator", "arguments": arguments})
-            call = {"role": "assistant", "content": f"<tool_call>{written}</tool_call>"}
-        else:
-            call = {
-                "role": "assistant",
-                "content": f'<tool_call>calculator(expression="{question.expression}")</tool_call>',
-            }
-        asked: Sequence[Any] = [{"role": "user", "content": question.text}]
-        if self.call_format != "template":
-            asked = with_instructions(asked, tool_instructions(self.call_format, [self.schema]))
-        answered = {"role": "tool", "name": "calculator", "content": result}
-        stated = {"role": "assistant", "content": f"The answer is {result}."}
-        row: dict[str, Any] = {"messages": [*asked, call, answered, stated]}
-        return {**row, "tools": [self.schema]} if self.call_format == "template" else row
+async def called_rows(tokenizer: Any, questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """Conversations with one call each, played in the environment of a run: instructions and results are its own."""
+    make = tool_environment(["calculator"], tokenizer=tokenizer)
+    return [await called_row(make(), each) for each in questions]
 
 
-def calling_of(tokenizer: Any, call_format: str = "auto") -> Calling:
-    """How a run with this model's tokenizer has it."""
-    schema = dict(as_tool(calculator).schema)
-    return Calling(chosen_format(call_format, tokenizer, [schema]), schema)
+async def called_row(environment: ToolEnvironment, question: Question) -> dict[str, Any]:
+    opening = await environment.start(Prompt("demonstration", ({"role": "user", "content": question.text},)))
+    assert opening is not None
+    written = f'<tool_call>calculator(expression="{question.expression}")</tool_call>'
+    call: Message = {"role": "assistant", "content": written}
+    if opening.tools:  # the model's chat template shows tools, and writes calls in its own way
+        function = {"name": "calculator", "arguments": {"expression": question.expression}}
+        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        answers: Sequence[Message] = [
+            {"role": "tool", "name": "calculator", "content": calculator(question.expression)}
+        ]
+    else:
+        answers = (await environment.step(Completion(written))).messages
+    environment.close()
+    stated: Message = {"role": "assistant", "content": f"The answer is {question.answer}."}
+    row: dict[str, Any] = {"messages": [*opening.messages, call, *answers, stated]}
+    return {**row, "tools": list(opening.tools)} if opening.tools else row
 
 
 def main() -> None:
@@ -102,7 +90,7 @@ def write_data(data: Path, folder: Path, model: str, limit: int = 0) -> dict[str
 
     from whet.model.load import local_folder
 
-    calling = calling_of(AutoTokenizer.from_pretrained(str(local_folder(model) or model)))
+    tokenizer = AutoTokenizer.from_pretrained(str(local_folder(model) or model))
     svamp = read_svamp(data)
     problems, same = without_repeats([*read_asdiv(data), *read_mawps(data)])
     train, held_out = split(problems)
@@ -114,7 +102,6 @@ def write_data(data: Path, folder: Path, model: str, limit: int = 0) -> dict[str
     assert not leaked, f"a test question is trained on: {leaked[0]}"
     cut = limit or None
     about = {
-        "call_format": calling.call_format,
         "demonstrated": dict(Counter(each.source for each in mixed(shown)[:cut])),
         "train": dict(Counter(each.source for each in mixed(kept)[:cut])),
         "eval": {name: len(rows[:cut]) for name, rows in sets.items()},
@@ -126,7 +113,9 @@ def write_data(data: Path, folder: Path, model: str, limit: int = 0) -> dict[str
         },
     }
     folder.mkdir(parents=True, exist_ok=True)
-    both = (row for each in mixed(shown)[:cut] for row in (calling.row(each), plain_row(each)))
+    shown = mixed(shown)[:cut]
+    called = asyncio.run(called_rows(tokenizer, shown))
+    both = (row for pair in zip(called, map(plain_row, shown), strict=True) for row in pair)
     write_rows(folder / "demonstrations.jsonl", both)
     write_rows(folder / "train.jsonl", map(question_row, mixed(kept)[:cut]))
     write_rows(
