@@ -1,16 +1,16 @@
-"""The two biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws both figures.
+"""Three biases of a group-relative gradient, measured exactly: `python benchmarks/bias_plots.py` draws the figures.
 
 A prompt has a few possible completions; the first token chooses one, the rest of it is forced. Every group of G
 completions is enumerated with its probability and sent through the real `Objective.advantage` and `Objective.loss`.
-What comes out is
-the expected gradient on the logits of the choice, which nothing but the method decides: there is no sampling.
+What comes out is the expected gradient on the logits of the choice, which nothing but the method decides: there is no
+sampling. In the third figure a completion is an episode: each of its tokens is a turn with a reward of its own.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import factorial, prod
 from pathlib import Path
 
@@ -27,6 +27,8 @@ USUAL_LENGTH, LENGTHS = (
     range(2, 41),
 )  # of the right and one wrong completion; of the other wrong one, up to the budget
 RATES = [0.01 * percent for percent in range(1, 100)]
+STOP_PAYS = 1.0  # what an episode earns that ends at once
+WORTHS = [0.1 * tenth for tenth in range(31)]  # what one earns that goes on
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Completion:
     chance: float
     length: int
     reward: float
+    turns: tuple[float, ...] = ()  # what each of its tokens earned, where each is a turn: they add up to the reward
 
 
 def group_counts(kinds: int, size: int) -> Iterator[tuple[int, ...]]:
@@ -67,7 +70,10 @@ def expected_push(objective: Objective, completions: Sequence[Completion], group
     action = torch.arange(max(completion.length for completion in completions)) < length[:, None]
     reward = torch.tensor([completion.reward for completion in completions], dtype=torch.float64)[kind]
     group = torch.arange(len(counts)).repeat_interleave(group_size)
-    batch, _ = objective.advantage(TokenBatch(torch.zeros_like(action).long(), action, group, reward), {})
+    batch = TokenBatch(torch.zeros_like(action).long(), action, group, reward)
+    if any(completion.turns for completion in completions):
+        batch = _with_turns(batch, completions, kind)
+    batch, _ = objective.advantage(batch, {})
     policy = torch.tensor([completion.chance for completion in completions], dtype=torch.float64)
     logp = torch.zeros(action.shape, dtype=torch.float64)
     logp[:, 0] = policy.log()[kind]
@@ -77,6 +83,16 @@ def expected_push(objective: Objective, completions: Sequence[Completion], group
     pull = torch.zeros(len(completions), dtype=torch.float64)
     pull.index_add_(0, kind, -gradient[:, 0] * chance.repeat_interleave(group_size))
     return (pull - policy * pull.sum()).tolist()
+
+
+def _with_turns(batch: TokenBatch, completions: Sequence[Completion], kind: torch.Tensor) -> TokenBatch:
+    """Every token is a turn, and has earned what its completion says."""
+    width = batch.action.shape[1]
+    earned = torch.full((len(completions), width), float("nan"), dtype=torch.float64)
+    for row, completion in zip(earned, completions, strict=True):
+        row[: completion.length] = torch.tensor(completion.turns, dtype=torch.float64)
+    segment = torch.where(batch.action, torch.arange(width), -1)
+    return replace(batch, step_reward=earned[kind], returned=batch.reward, segment=segment)
 
 
 def exact_push(completions: Sequence[Completion]) -> list[float]:
@@ -118,6 +134,25 @@ def prompt_weight(objective: Objective, rate: float, group_size: int = GROUP_SIZ
 def weighing_methods() -> dict[str, Objective]:
     """The methods of the second figure, their completions counted whole: what differs is how a prompt is weighed."""
     return {name: bare(name, aggregate="sequence_sum") for name in ("grpo", "dr_grpo", "maxrl")}
+
+
+def stopping_push(objective: Objective, worth: float, chance: float = 0.5, group_size: int = GROUP_SIZE) -> float:
+    """How hard the choice of another turn is pushed up, in units of the choice's variance: exactly, worth - STOP_PAYS.
+
+    An episode may end with its first turn, which then earns STOP_PAYS, or go on: the first turn earns nothing and the
+    second `worth`.
+    """
+    stops = Completion(1 - chance, 1, STOP_PAYS, (STOP_PAYS,))
+    goes_on = Completion(chance, 2, worth, (0.0, worth))
+    return expected_push(objective, [stops, goes_on], group_size)[1] / (chance * (1 - chance))
+
+
+def turn_methods() -> dict[str, Objective]:
+    """The methods of the third figure: by turns without a bias, and normalised by turn index."""
+    return {
+        name: bare("rloo_turns", aggregate="sequence_sum", baseline=name)
+        for name in ("turn_return", "turn_index_rewards")
+    }
 
 
 def length_figure() -> str:
@@ -165,9 +200,37 @@ def difficulty_figure() -> str:
     return curves_svg([Panel((level, rare, *curves))], frame)
 
 
+def stopping_figure() -> str:
+    tones = dict(zip(turn_methods(), (0, 1), strict=True))
+    curves = [
+        PlottedCurve(
+            objective.baseline.name,
+            (tuple((worth, stopping_push(objective, worth)) for worth in WORTHS),),
+            tones[name],
+        )
+        for name, objective in turn_methods().items()
+    ]
+    exact = PlottedCurve("exact", (tuple((worth, worth - STOP_PAYS) for worth in WORTHS),), QUIET, dashed=True)
+    frame = Frame(
+        title="Stopping bias: how hard another turn is pushed, by what it is worth",
+        subtitle="an episode that ends at once earns 1; in units of the exact gradient per unit of reward, G = 8",
+        x_label="what an episode earns that goes on",
+        y_label="push to go on",
+        x_range=(0.0, 3.0),
+        y_range=(-1.5, 2.0),
+        guide=STOP_PAYS,
+        size=(560, 260),
+    )
+    return curves_svg([Panel((*curves, exact))], frame)
+
+
 def figures() -> dict[str, str]:
-    """Both figures by the name of their file."""
-    return {"length_bias.svg": length_figure(), "difficulty_bias.svg": difficulty_figure()}
+    """The figures by the name of their file."""
+    return {
+        "length_bias.svg": length_figure(),
+        "difficulty_bias.svg": difficulty_figure(),
+        "stopping_bias.svg": stopping_figure(),
+    }
 
 
 def write_figures(folder: Path) -> None:

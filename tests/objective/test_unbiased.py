@@ -385,6 +385,89 @@ def test_vtrace_on_its_own_completions_aims_at_the_returns_of_gae():
     torch.testing.assert_close(VTrace().centred(batch, {}), GAE(1.0, 1.0).centred(batch, {}), **CLOSE)
 
 
+# turns: every token is one, earns something of its own, and the end token is the decision to stop
+
+
+def turn_rewards():
+    """[PROMPTS, completions, T]: of each turn, by its state and action; NaN where there is none."""
+    each = logits(6)
+    found = torch.full((PROMPTS, len(COMPLETIONS), LONGEST + 1), float("nan"), dtype=torch.float64)
+    for prompt, (at, completion) in itertools.product(range(PROMPTS), enumerate(COMPLETIONS)):
+        for length, token in enumerate(completion):
+            found[prompt, at, 1 + length] = each[STATES[prompt, completion[:length]], token]
+    return found
+
+
+def turn_columns(values):
+    """[PROMPTS, completions, T] of one number a column, where there is a turn; -1 elsewhere."""
+    return torch.where(turn_rewards().isnan(), -1, values)
+
+
+RETURNED = turn_rewards().nan_to_num().sum(-1)
+EPISODES = RETURNED + GRADED  # what the turns earn, and an outcome on top that comes with the last one
+TURNS = {
+    "step_reward": turn_rewards(),
+    "returned": RETURNED,
+    "segment": turn_columns(torch.arange(LONGEST + 1) - 1),
+}
+
+
+def seen_by_others(chance, group_size):
+    """E[(n - 1) / n] where one is there and each of the others with this chance."""
+    return 1 - (1 - (1 - chance) ** group_size) / (group_size * chance)
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_turn_returns_are_unbiased_where_the_policy_decides_when_to_stop(group_size):
+    found = expected_gradient(objective_of("rloo_turns"), group_size, EPISODES, **TURNS)
+    torch.testing.assert_close(found, exact(expected_reward(EPISODES)), **CLOSE)
+    whole = expected_gradient(objective_of("rloo"), group_size, EPISODES)
+    torch.testing.assert_close(found, whole, **CLOSE)
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_normalising_by_turn_index_forgets_that_turns_are_reached(group_size):
+    """E[R] = SUM_k p_k m_k, p_k the chance of a turn k, m_k what it earns. Of grad E[R] only p_k grad m_k is left."""
+    earned = turn_rewards().nan_to_num()
+    last = torch.tensor([len(completion) for completion in COMPLETIONS])
+    earned[:, torch.arange(len(COMPLETIONS)), last] += GRADED
+    there = (~turn_rewards().isnan()).double()
+
+    def reached(table):
+        """[PROMPTS, T], the chance of each turn, and what it earns where it is reached."""
+        each = (chances(table)[..., None] * there).sum(1)
+        return each, (chances(table)[..., None] * earned).sum(1) / each.clamp(min=1e-300)
+
+    fixed = reached(THETA)[0]
+    seen = torch.where(fixed > 0, seen_by_others(fixed.clamp(min=1e-9), group_size), 0.0)
+    found = expected_gradient(objective_of("rloo_turns", baseline="turn_index_rewards"), group_size, EPISODES, **TURNS)
+    torch.testing.assert_close(found, exact(lambda table: (seen * fixed * reached(table)[1]).sum(-1)), **CLOSE)
+    assert apart(found, exact(expected_reward(EPISODES))) > 0.3
+    # what is missing is the worth of reaching a turn: paying a constant for each further turn changes nothing
+    paid = turn_rewards() + 5.0 * (torch.arange(LONGEST + 1) > 1)
+    more = {**TURNS, "step_reward": paid, "returned": paid.nan_to_num().sum(-1)}
+    dearer = EPISODES + (paid - turn_rewards()).nan_to_num().sum(-1)
+    blind = expected_gradient(objective_of("rloo_turns", baseline="turn_index_rewards"), group_size, dearer, **more)
+    torch.testing.assert_close(blind, found, **CLOSE)
+    seeing = expected_gradient(objective_of("rloo_turns"), group_size, dearer, **more)
+    torch.testing.assert_close(seeing, exact(expected_reward(dearer)), **CLOSE)
+    assert apart(seeing, exact(expected_reward(EPISODES))) > 1
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_anchored_steps_weigh_the_exact_gradient_state_by_state(group_size):
+    """By the whole episode, (G-1)/G, and by the steps from the same state, as often as others come by."""
+    names = torch.full((PROMPTS, len(COMPLETIONS), LONGEST + 1), -1)
+    for prompt, (at, completion) in itertools.product(range(PROMPTS), enumerate(COMPLETIONS)):
+        for length in range(len(completion)):
+            names[prompt, at, 1 + length] = STATES[prompt, completion[:length]]
+    objective = objective_of("gigpo", **{"baseline.gamma": 1.0, "baseline.weight": 0.5})
+    found = expected_gradient(objective, group_size, EPISODES, **TURNS, anchor=names)
+    counts = (group_size - 1) / group_size + 0.5 * seen_by_others(visits(THETA), group_size)
+    torch.testing.assert_close(found, counts[:, None] * exact(expected_reward(EPISODES)), **CLOSE)
+    assert counts.max() - counts.min() > 0.1
+
+
 # the figures of docs/bias.md
 
 
@@ -422,6 +505,17 @@ def test_the_difficulty_bias_by_hand():
     assert bias_plots.prompt_weight(methods["maxrl"], 1e-7) == pytest.approx(7, abs=1e-5)
 
 
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("worth", [0.0, 1.0, 2.5])
+def test_the_stopping_bias_by_hand(chance, worth):
+    """By turn index the first turn is compared with first turns, of which those that stop earn 1, and the second with
+    second turns, which all earn the same: nothing is left of what they earn."""
+    methods = bias_plots.turn_methods()
+    found = {name: bias_plots.stopping_push(objective, worth, chance) for name, objective in methods.items()}
+    assert found["turn_return"] == pytest.approx(worth - 1, abs=1e-12)
+    assert found["turn_index_rewards"] == pytest.approx(-7 / 8, abs=1e-12)
+
+
 def test_the_numbers_of_the_page_are_measured():
     page = " ".join((DOCS / "bias.md").read_text(encoding="utf-8").split())
     methods = bias_plots.weighing_methods()
@@ -434,11 +528,15 @@ def test_the_numbers_of_the_page_are_measured():
     assert f"wrong completion of 32 tokens, where the others have 8, is pushed down {long:.2f} times" in page
     assert f"the short one, no worse, {short:.2f} times" in page
     assert f"One of 4 tokens is pushed {bias_plots.length_bias(4)[2]:.2f} times" in page
+    for worth in (0.0, 0.5, 1.0, 2.0, 3.0):
+        pushes = [bias_plots.stopping_push(objective, worth) for objective in bias_plots.turn_methods().values()]
+        cells = [worth, worth - bias_plots.STOP_PAYS, *pushes]
+        assert f"| {' | '.join(f'{round(cell, 3) + 0.0:.3f}' for cell in cells)} |" in page
 
 
 def test_the_figures_of_the_page_are_fresh():
     drawn = bias_plots.figures()
-    assert set(drawn) == {"length_bias.svg", "difficulty_bias.svg"}
+    assert set(drawn) == {"length_bias.svg", "difficulty_bias.svg", "stopping_bias.svg"}
     for name, text in drawn.items():
         fresh = same_drawing((DOCS / "images" / name).read_text(encoding="utf-8"), text)
         assert fresh, f"docs/images/{name} is stale: python benchmarks/bias_plots.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from whet.reward import find_reward
 from whet.reward.efficiency import efficiency
 from whet.reward.length import half_cosine, length_cost, soft_overlong
 from whet.reward.repetition import repeated_share, repetition
-from whet.types import Prompt, Sample, StopReason, WhetError
+from whet.types import Prompt, Sample, StopReason, Turn, WhetError
 
 
 def sample(completion: str, num_tokens: int, stop: StopReason = StopReason.END) -> Sample:
@@ -58,6 +59,27 @@ def test_efficiency_counts_steps_tokens_and_repetition() -> None:
     assert efficiency("the same words again and again " * 40, 100) < 0.85
     assert efficiency(step * 50, 99999) == pytest.approx(0.2 - 0.2 * (repeated(step * 50) - 0.3) / 0.7)
     assert efficiency("- edit\n" * 2, 10, step="- edit", expected_steps=1) == pytest.approx(0.9)
+
+
+def test_efficiency_of_an_episode_counts_all_turns_of_the_policy() -> None:
+    """The completion is the last turn alone, which calls nothing."""
+    call = Turn("assistant", "<tool_call>find(1)</tool_call>", 0, 1, counts={"tool_calls": 1})
+    answer, last = Turn("tool", "<tool_call> <tool_call> <tool_call>", 1, 2), Turn("assistant", "done", 2, 3)
+    assert efficiency("done", 10, (call, answer, last), expected_steps=1) == 1.0
+    assert efficiency("done", 10, (call, answer) * 3 + (last,), expected_steps=1) == pytest.approx(0.8)
+    # calls that a chat template writes in another way, and calls that the environment could not read
+    other = replace(call, text="[find(1), find(2)]", counts={"tool_calls": 2})
+    assert efficiency("done", 10, (other, answer, last), expected_steps=0) == pytest.approx(0.8)
+    broken = replace(call, counts={"malformed_calls": 1})
+    assert efficiency("done", 10, (broken, answer, last), expected_steps=0) == pytest.approx(0.9)
+    said = tuple(Turn("assistant", "the same words again and again", at, at + 1) for at in range(40))
+    assert efficiency("x", 100, said) == efficiency("the same words again and again " * 40, 100)
+
+
+def test_efficiency_is_given_the_trajectory() -> None:
+    turns = tuple(Turn("assistant", "<tool_call>f()</tool_call>", at, at + 1) for at in range(5))
+    reward = find_reward("efficiency", {"expected_steps": 1})
+    assert reward([Prompt("p", ())], [replace(sample("done", 5), turns=turns)]) == [pytest.approx(0.6)]
 
 
 def repeated(text: str) -> float:

@@ -374,9 +374,9 @@ def _run_warnings(situation: Situation, chosen: str) -> Iterator[str]:
         )
     if situation.turns:
         yield (
-            "whet writes one completion to a prompt today and drives no environment: give the earlier turns as "
-            "`messages`; "
-            "what tools answered carries no loss."
+            "The environment is yours to give: --env file.py:Class, --tool NAME or --agent COMMAND. What the agent "
+            "reads there carries no loss. Turns that the policy may end itself are compared by turn_return "
+            "(rloo_turns): by turn index is biased (docs/bias.md)."
         )
     if situation.goal == "pass_at_k" and chosen not in ("pass_at_k", "maxrl"):
         yield "This is advice for pass@1: objectives for pass@k want groups, and rewards that are 0 or 1."
@@ -415,7 +415,8 @@ def _commands(situation: Situation, method: str) -> tuple[str, str | None]:
     settings += [setting for setting, _ in _additions(situation, method)]
     reward = "--reward math_answer" if situation.signal == "verifiable" else LEARNED
     budget = [] if situation.completion_tokens is None else [f"sampling.max_new_tokens={situation.completion_tokens}"]
-    yours = f"whet train {method} --model MODEL --data train.jsonl {reward}"
+    environment = " --env environment.py:Environment" if situation.turns else ""
+    yours = f"whet train {method} --model MODEL --data train.jsonl{environment} {reward}"
     return _set(yours, [*budget, *settings]), _set(f"whet train {method}", settings)
 
 

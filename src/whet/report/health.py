@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from whet.report.episode_health import EPISODE_CHECKS
+from whet.report.episode_health import EPISODE_CHECKS, REMEDIES
 from whet.report.findings import (
     FAILED,
     FLAT_STEPS,
@@ -210,7 +210,9 @@ def _gradient_spike(history: History) -> HealthFinding | None:
 def _truncation(history: History) -> HealthFinding | None:
     if history.solved or len(history.steps) < RECENT:
         return None
-    share = share_of(history.steps[-RECENT:], "truncated")
+    recent = history.steps[-RECENT:]
+    # episodes that a limit of their own ended ran out of something else, which has its own check
+    share = share_of(recent, "truncated") - sum(share_of(recent, f"ended_by_{limit}") for limit in REMEDIES)
     if share <= 0.5:
         return None
     return problem(

@@ -1,0 +1,40 @@
+"""A game of several turns: find a hidden digit from 1 to 7 in three guesses, told "higher" or "lower" after each.
+
+    whet train grpo --env examples/guessing.py:Guessing --data seeds:1000 --set optimizer.learning_rate=5e-4
+
+Halving what is left always finds it. The built-in model knows nothing of the game and writes any digit. The row's seed
+is the game: all episodes of a group look for the same digit.
+"""
+
+import random
+import re
+
+from whet.types import Completion, Opening, Prompt, StepResult
+
+QUESTION = "Left to right mod 10: ?+?"  # to which the built-in model answers with a digit, any of the ten
+ANSWER = re.compile(r"<answer>(\d)</answer>")
+
+
+class Guessing:
+    """One game. A guess that cannot be read loses it."""
+
+    def __init__(self, guesses: int = 3) -> None:
+        self.left = guesses
+        self.hidden = 0
+        self.known = "nothing"  # to the policy: it names the state that a guess is made in
+
+    def start(self, prompt: Prompt) -> Opening:
+        self.hidden = random.Random(prompt.meta["seed"]).randint(1, 7)
+        return Opening(({"role": "user", "content": QUESTION},), state=self.known)
+
+    def step(self, completion: Completion) -> StepResult | float:
+        found = ANSWER.search(completion)
+        guess = int(found[1]) if found else None
+        self.left -= 1
+        if guess == self.hidden:
+            return 1.0
+        if guess is None or self.left == 0:
+            return 0.0
+        told = "higher" if guess < self.hidden else "lower"
+        self.known += f", {told} than {guess}"
+        return StepResult(({"role": "user", "content": told},), state=self.known)
