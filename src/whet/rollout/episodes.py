@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,12 +27,12 @@ from torch import Tensor
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.importing import error_text
-from whet.protocols import Engine, Environment, Session
+from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.play import PlayNotes
 from whet.rollout.seed import request_seed
-from whet.rollout.session import open_session
+from whet.rollout.session import LateSession
 from whet.types import (
     Completion,
     Message,
@@ -146,7 +147,8 @@ class EpisodeRunner:
         for episode in episodes if self._make is not None else ():
             self._equip(episode)
         sampling = _with_stops(sampling, [each.environment for each in episodes])
-        with open_session(self._engine, sampling, self._shape(prompt_tokens, count, sampling, turns), turns) as session:
+        shape = self._shape(prompt_tokens, count, sampling, turns)
+        with closing(LateSession(self._engine, sampling, shape, turns)) as session:
             play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
             try:
                 play.run(episodes)
@@ -205,7 +207,11 @@ class _Play:
     """One batch of episodes."""
 
     def __init__(
-        self, runner: EpisodeRunner, session: Session, sampling: Sampling, prompt_tokens: Sequence[tuple[int, ...]]
+        self,
+        runner: EpisodeRunner,
+        session: LateSession,
+        sampling: Sampling,
+        prompt_tokens: Sequence[tuple[int, ...]],
     ) -> None:
         self._runner, self._session, self._sampling = runner, session, sampling
         self._prompt_tokens = prompt_tokens  # by episode
@@ -387,6 +393,9 @@ class _Play:
         rooms = [context - len(episode.tokens)] if context else []
         if most and episode.environment is not None:
             rooms.append(most - (len(episode.tokens) - episode.num_prompt))
+        if self._session.room is not None and episode.environment is not None:
+            # of one that an environment opened late, with a longer prompt than all before it
+            rooms.append(self._session.room - len(episode.tokens))
         return min(rooms, default=self._sampling.max_new_tokens)
 
     def _written(self, episode: _Episode, sample: Sample) -> None:
