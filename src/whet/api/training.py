@@ -79,7 +79,7 @@ def train(
     evaluated on. `reward` is a built-in name, a function
     `(prompt, completion) -> float` or one in TRL's signature, a list of them, or `{name: (reward, weight)}`.
     `env` is an environment by name or a class, `tools` are names or functions the policy may call, `agent` is the
-    command of a program that plays the episodes: docs/tools.md, docs/serve.md.
+    command of a program that plays the episodes: docs/agents.md has all three.
     `config` is a TOML file or its nested values, `settings` are top-level keys that win over it:
     `steps=20, batch={"group_size": 4}`. `callbacks` have any of the methods of `whet.Callback` and are called
     beside the console; `console=False` silences that.
