@@ -252,6 +252,14 @@ class Sample:
         return next(iter(self.parts.values()), None) if self.reward is not None else None
 
 
+def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples with their siblings: branches of one episode; a sample that is no branch stands alone."""
+    episodes: dict[tuple[str, str | int], list[Sample]] = {}
+    for place, sample in enumerate(samples):
+        episodes.setdefault((sample.role, sample.episode or place), []).append(sample)
+    return list(episodes.values())
+
+
 @dataclass(frozen=True)
 class Group:
     """The samples of one prompt; `greedy` is the extra deterministic completion some baselines compare with."""

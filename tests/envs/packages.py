@@ -12,6 +12,7 @@ INSTALL = {
     "reasoning_gym": "pip install 'whet[tasks]'",
     "gem": "pip install --no-deps gem-llm==0.1.0 and pip install nltk msgspec 'whet[tasks]'",
     "skyrl_gym": "pip install --no-deps skyrl-gym==0.4.0",
+    "omegaconf": "pip install omegaconf",
     "bfcl_eval": "pip install --no-deps bfcl-eval==2026.3.23",
     "trl": "pip install trl==1.16.0 in an environment of its own",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
@@ -12,13 +13,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from packages import needs
+from scripted import ScriptedEngine, tool_tokenizer
 
+from whet.data.chat import prompt_tokens
 from whet.envs.adapters.gem import gem_environment
 from whet.envs.adapters.gym import StepEnvironment, gym_environment
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
 from whet.envs.adapters.textarena import TextArenaGame
-from whet.types import Completion, Prompt, WhetError
+from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
+from whet.types import Completion, Prompt, Sampling, StopReason, WhetError
 
 
 def prompt(seed=None, content=""):
@@ -261,6 +265,25 @@ class TestTextArena:
         assert found[0] == found[1]
         assert turns[-1][2] and isinstance(turns[-1][1], float)
 
+    @pytest.mark.parametrize("game", ONE_PLAYER)
+    def test_a_game_is_played_by_the_runner_and_prints_nothing(self, game, capfd):
+        tokenizer, numbers = tool_tokenizer(), random.Random(7)
+        tokenizer.model_max_length = 100_000
+        engine = ScriptedEngine(tokenizer, lambda *_: f"[{numbers.randrange(9)} {numbers.randrange(9)}] [up]")
+        runner = EpisodeRunner(
+            engine, tokenizer, lambda: TextArenaGame(f"{game}-v0"), EpisodeLimits(max_turns=40), context=100_000
+        )
+        rows = [prompt(seed) for seed in (1, 2)]
+        tokens = [prompt_tokens(tokenizer, row) for row in rows]
+        groups = runner.play(rows, tokens, 2, Sampling(60), (0,))
+        notes = runner.take_notes()
+        assert notes.failures == () and [len(group) for group in groups] == [2, 2]
+        for sample in (sample for group in groups for sample in group):
+            assert sample.stop in (StopReason.END, StopReason.TURNS) and math.isfinite(sample.returned)
+            roles = [turn.role for turn in sample.turns]
+            assert roles[:3] == ["prompt", "assistant", "user"] and sample.turns[2].text.startswith("[GAME] ")
+        assert capfd.readouterr() == ("", "")
+
     def test_a_game_is_won(self):
         env = TextArenaGame("TowerOfHanoi-v0")
         assert env.start(prompt(1)).messages[0]["content"].startswith("[GAME] ")
@@ -302,6 +325,20 @@ class TestTextArena:
         env.start(prompt(1))
         env.step(Completion("[up]"))
         assert random.random() == expected
+
+    def test_a_game_whose_words_are_missing_is_one_line(self, capfd, monkeypatch):
+        import nltk
+
+        def missing(*_, **__):
+            print("[nltk_data] Error loading words")
+            raise LookupError("*****\n  Resource 'words' not found.\n  Please use the NLTK Downloader")
+
+        monkeypatch.setattr(nltk, "download", missing)
+        with pytest.raises(
+            WhetError, match=r"'Wordle-v0' needs nltk's data 'words'; run python -m nltk.downloader words"
+        ):
+            TextArenaGame("Wordle-v0")
+        assert capfd.readouterr() == ("", "")
 
     def test_an_unknown_game_is_one_line(self):
         with pytest.raises(WhetError, match=r"textarena has no game 'Sudoko-v0' \(did you mean 'Sudoku-v0'\?\)"):

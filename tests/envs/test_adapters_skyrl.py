@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,97 @@ class TestPackage:
         env = of_skyrl_class(Once, max_turns=4)
         env.start(MULTIPLY)
         assert env.step(Completion("x")).reward == 4.0
+
+
+@needs("skyrl_gym")
+@needs("omegaconf")
+class TestEveryRegisteredOne:
+    """All seven of the package without the network; those with data of their own get a small one."""
+
+    def run(self, id, turns, meta=None, answer=None, **settings):
+        env = skyrl_environment(id, **settings)
+        env.start(Prompt("row", ({"role": "user", "content": "Go."},), answer=answer, meta=meta or {}))
+        answers = [env.step(Completion(text)) for text in turns]
+        env.close()
+        assert [answer.done for answer in answers] == [False] * (len(turns) - 1) + [True]
+        return answers
+
+    def test_they_are_seven(self):
+        import skyrl_gym
+
+        assert list(skyrl_gym.registry) == [
+            "aime", "gsm8k", "gsm8k_multi_turn", "text2sql", "search", "lcb", "searchcode"
+        ]  # fmt: skip
+
+    def test_aime(self):
+        assert self.run("aime", ["Answer: 42"], answer="42")[-1].reward == 1.0
+        assert self.run("aime", ["Answer: 41"], answer="42")[-1].reward == -1.0
+
+    def test_text2sql_on_a_database(self, tmp_path):
+        import sqlite3
+
+        folder = tmp_path / "spider" / "database" / "pets"
+        folder.mkdir(parents=True)
+        with sqlite3.connect(folder / "pets.sqlite") as database:
+            database.execute("create table pets (name text)")
+            database.execute("insert into pets values ('Ada')")
+        row = {"db_id": "pets", "data": "spider", "reward_spec": {"ground_truth": "select name from pets"}}
+        looked, answered = self.run(
+            "text2sql",
+            [
+                "<think>Look.</think><sql>select * from pets</sql>",
+                "<think>So.</think><solution>select name from pets</solution>",
+            ],
+            row,
+            env_config={"db_path": str(tmp_path)},
+        )
+        assert "Ada" in looked.messages[0]["content"] and answered.reward == 1.0
+        with pytest.raises(WhetError, match=r"env_config has 'dbpath' .did you mean 'db_path'"):
+            self.run("text2sql", ["x"], row, env_config={"dbpath": "x"})
+
+    def test_search_asks_its_server(self):
+        from http.server import BaseHTTPRequestHandler, HTTPServer
+
+        class Retriever(BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.dumps({"result": [[{"document": {"contents": "Paris\nis the capital"}}]]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Retriever)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            found, answered = self.run(
+                "search",
+                ["<search>capital of France</search>", "<answer>Paris</answer>"],
+                {"reward_spec": {"ground_truth": {"target": ["Paris"]}}},
+                env_config={"search_url": f"http://127.0.0.1:{server.server_port}/retrieve"},
+            )
+        finally:
+            server.shutdown()
+            server.server_close()
+        assert "is the capital" in found.messages[0]["content"] and answered.reward == 1.0
+
+    def test_code(self):
+        tests = json.dumps([{"input": "3\n", "output": "6\n", "testtype": "stdin", "metadata": {}}])
+        for factor, reward in ((2, 1.0), (3, 0.0)):
+            text = f"```python\nprint({factor} * int(input()))\n```"
+            assert self.run("lcb", [text], {"reward_spec": {"ground_truth": tests}})[-1].reward == reward
+        printed, silent, answered = self.run(
+            "searchcode",
+            ["<tool><python>print(6 * 7)</python></tool>", "<tool><python>x = 1</python></tool>", "#### 42"],
+            answer="42",
+            max_turns=3,
+        )
+        assert "42" in printed.messages[0]["content"]
+        assert silent.messages == ({"role": "user", "content": ""},)  # it went on and said nothing
+        assert answered.reward == 1.0
 
 
 def test_a_class_with_the_interface():

@@ -55,7 +55,7 @@ def test_the_official_client_talks_calls_tools_and_goes_on(tokenizer):
         ask_for = {"model": "scripted", "tools": [ADD], "logprobs": True, "top_logprobs": 0, "extra_body": extra}
         first = client.chat.completions.create(messages=messages, **ask_for)
         choice = first.choices[0]
-        assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see. "
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."
         (call,) = choice.message.tool_calls
         assert call.function.name == "add" and json.loads(call.function.arguments) == {"a": 2, "b": 3}
         messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "5"}]
@@ -109,7 +109,7 @@ def test_streaming_sends_the_same_in_pieces(tokenizer):
         )
         chunks = list(stream)
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    assert "".join(delta.content or "" for delta in deltas) == "Let me see. "
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
     (call,) = [each for delta in deltas for each in delta.tool_calls or ()]
     assert call.function.name == "add" and call.index == 0
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["tool_calls"]
@@ -330,6 +330,38 @@ def test_many_samplings_take_turns(tokenizer):
         for each in threads:
             each.join(20)
     assert got == [200] * 20 and len({sampling.temperature for sampling in engine.samplings}) == 5
+
+
+def test_a_model_whose_template_knows_no_tools_is_told_of_them_in_words():
+    from transformers import AutoTokenizer
+
+    from whet.model.load import BUILTIN
+
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN / "whetstone")  # roles, and no tools
+
+    def calling(prompt: str, request: object) -> str:
+        if "<|tool|>" in prompt:
+            return "It is " + prompt.split("<|tool|>")[-1].split("<|end|>")[0] + "."
+        return "<tool_call>add(a=2, b=3)</tool_call> and more that nobody reads"
+
+    engine = ScriptedEngine(tokenizer, calling)
+    with serving(engine) as address:
+        messages = [user("2 + 3?")]
+        _, first = ask(address, CHAT, {"messages": messages, "tools": [ADD]})
+        message = first["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"a": 2, "b": 3}
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "5"}]
+        _, second = ask(address, CHAT, {"messages": messages, "tools": [ADD]})
+        assert second["choices"][0]["message"]["content"] == "It is 5."
+        # a history that the server has not written is text too
+        elsewhere = [*messages[:-2], {**message, "content": "Well."}, messages[-1]]
+        _, third = ask(address, CHAT, {"messages": elsewhere, "tools": [ADD]})
+    texts = [tokenizer.decode(list(request.tokens)) for request in engine.requests]
+    assert '"name": "add"' in texts[0] and texts[0].endswith("<|user|>2 + 3?<|end|><|assistant|>")
+    behind = "<tool_call>add(a=2, b=3)</tool_call><|end|><|tool|>5<|end|><|assistant|>"
+    assert texts[1] == texts[0] + behind
+    assert texts[2] == texts[0] + "Well." + behind and third["choices"][0]["message"]["content"] == "It is 5."
 
 
 def test_a_model_without_a_chat_template_gets_the_texts(tokenizer):

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
+from whet.config.env_defaults import OWN_TASKS
+from whet.config.sections import EnvSection
 from whet.envs.adapters.calling import Calling
-from whet.envs.find import OWN_TASKS, find_environment
+from whet.envs.find import find_environment
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
 from whet.model import LoadedModel
 from whet.protocols import Engine, Environment
@@ -16,6 +18,8 @@ from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.play import Player
 from whet.sandbox import require_isolation
 from whet.types import WhetError
+
+GYM_REWARD = "gym_answer"
 
 
 def check_environment(config: Config | EvaluationConfig) -> None:
@@ -26,6 +30,12 @@ def check_environment(config: Config | EvaluationConfig) -> None:
             raise WhetError(
                 f"the environment {config.env.name!r} has tasks of its own, and data.source={config.data.source} other "
                 "ones; give seeds, such as data.source=seeds:1000"
+            )
+        judge = config.env.settings.get("reward", GYM_REWARD)
+        if config.env.name == "reasoning_gym" and judge == GYM_REWARD and config.data.parsed_source.is_task:
+            raise WhetError(
+                f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
+                f"{config.data.source}; give --data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
     if config.env.agent:
         check_agent(config.env.agent)
@@ -43,16 +53,26 @@ def build_player(
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
     runner = EpisodeRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
-    what = section.name or f"tools {', '.join(section.tools)}"
+    what = _environment_name(section)
     turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
     return runner, {"environment": f"{what}; {turns}"}
+
+
+def _environment_name(section: EnvSection) -> str:
+    """As the run's facts have it: `textarena id=Sudoku-v0`, or the tools."""
+    if not section.name:
+        return f"tools {', '.join(section.tools)}"
+    settings = [f"{key}={value}" for key, value in section.settings.items()]
+    beside = [f"with the tools {', '.join(section.tools)}"] if section.tools else []
+    return " ".join([section.name, *settings, *beside])
 
 
 def _agent_player(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
 ) -> tuple[Player, dict[str, str]]:
     section = config.env
-    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds)
+    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds, section.at_once)
+    rewards = config.reward.template or [part.reward for part in config.reward.parts]
     runner = AgentRunner(
         engine,
         loaded.tokenizer,
@@ -63,6 +83,7 @@ def _agent_player(
         history=section.history,
         call_format=section.call_format,
         model=Path(config.model.name).name,
+        must_report=not rewards or "environment" in rewards,
     )
     bounds = f"up to {limits.calls} calls and {limits.tokens} tokens behind a conversation's first prompt"
     return runner, {"agent": f"{section.agent}; {bounds}, {limits.at_once} programs at once"}

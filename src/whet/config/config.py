@@ -1,6 +1,7 @@
 """A run as a frozen, typed value: TOML in and out, unknown keys refused with the nearest name.
 
-Layers, later ones win: the field's default, the built-in model's own defaults, a TOML file, the command line.
+Layers, later ones win: the field's default, the built-in model's own defaults, the environment's, a TOML file, the
+command line.
 The resolved value is written into the run folder before anything else happens.
 """
 
@@ -16,6 +17,7 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from whet.config.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
+from whet.config.env_defaults import env_defaults
 from whet.config.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.config.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
 from whet.config.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
@@ -250,6 +252,7 @@ def resolved(method: str, *layers: Mapping[str, Any], width: int | None = None) 
     name = section.get("name") if isinstance(section, Mapping) else None
     preset = catalogue.method(method)
     base = _small_run(method) if is_small(str(name or ModelSection().name)) else dict(preset.run)
+    base = merged(base, env_defaults(given))
     config: Config = validated(kind, merged(merged(base, given), {"method": method}))
     for path, choice in default_rates(config, width).items():
         part, key = path.split(".")
@@ -319,7 +322,7 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     model = given.get("model")
     is_small = isinstance(model, Mapping) and str(model.get("name")) == ModelSection().name
     sampling = PolicyConfig.small_run["sampling"] if is_small else {}
-    return validated(EvaluationConfig, merged({"sampling": sampling}, given))
+    return validated(EvaluationConfig, merged(merged({"sampling": sampling}, env_defaults(given)), given))
 
 
 def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:

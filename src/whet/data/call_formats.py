@@ -103,6 +103,15 @@ def expected_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: S
     return written.strip().replace(NAME, "name").replace(VALUE, "value")
 
 
+def call_text(call_format: str, name: str, arguments: Any) -> str:
+    """A call as a model would write it in "python" or "json"; what is no mapping of arguments stays JSON."""
+    if call_format == "python" and isinstance(arguments, Mapping):
+        inner = f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+    else:
+        inner = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, default=str)
+    return f"<tool_call>{inner}</tool_call>"
+
+
 def tool_instructions(call_format: str, tools: Sequence[Mapping[str, Any]]) -> str:
     """What tells a model how to call, where its chat template does not."""
     if call_format == "template" or not tools:

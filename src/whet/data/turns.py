@@ -136,7 +136,7 @@ class _TemplateTurns:
         self._ends: dict[str, _End] = {}
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
-        self._frames: dict[str, _Frame] = {}
+        self._frames: dict[str, _AnswerFrame] = {}
         self._rendered: dict[str, RenderedAnswer] = {}
         for kind in ("user", "tool"):
             try:
@@ -337,7 +337,7 @@ class _TemplateTurns:
             ]
             return self._written(numbered)
 
-    def _framed(self, marks: Sequence[Message]) -> _Frame:
+    def _framed(self, marks: Sequence[Message]) -> _AnswerFrame:
         """What the template writes around messages of these kinds: the same whatever they say, so it is kept."""
         key = repr(marks)
         if key not in self._frames:
@@ -351,7 +351,7 @@ class _TemplateTurns:
                     shared.append(shared_length(frame, self._behind(marks[:count], marks, opens=False)))
                 except (_Refused, WhetError):
                     shared.append(0)
-            self._frames[key] = _Frame(tuple(pieces), tuple(shared))
+            self._frames[key] = _AnswerFrame(tuple(pieces), tuple(shared))
         return self._frames[key]
 
     def _written(self, messages: Sequence[Message]) -> _Written:
@@ -438,7 +438,7 @@ class _TemplateTurns:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _AnswerFrame:
     """What stands around the contents of an answer."""
 
     pieces: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from whet.envs.adapters.skyrl import skyrl_environment
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.importing import imported
 from whet.protocols import Environment
-from whet.types import WhetError
+from whet.types import WhetError, did_you_mean
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "bfcl": FunctionCalling,
@@ -26,7 +27,9 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "skyrl": skyrl_environment,
     "textarena": TextArenaGame,
 }
-OWN_TASKS = ("bfcl", "gem", "gym", "textarena")  # a row's seed chooses one; its question is of no use to them
+BUILT_IN = tuple(ENVIRONMENTS)
+# a value of the setting that each of these needs, for the error that asks for it
+EXAMPLES = {"gem": "game:GuessTheNumber-v0", "gym": "FrozenLake-v1", "skyrl": "gsm8k", "textarena": "GuessTheNumber-v0"}
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
 
 
@@ -48,6 +51,8 @@ def find_environment(
         maker = imported(name, "environment")
     else:
         maker = registry.lookup("environment", name)
+        if name in BUILT_IN:
+            _check_settings(name, maker, settings)
     make = as_environment(maker, settings, calling, name)
     try:
         made = make()
@@ -61,3 +66,19 @@ def find_environment(
     if missing:
         raise WhetError(f"environment {name!r} has no method {missing[0]}; give it start(prompt) and step(completion)")
     return make
+
+
+def _check_settings(name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Refuse what a built-in one cannot be made with; where it passes settings on, its package looks at those."""
+    parameters = inspect.signature(maker).parameters
+    own = [each for each in parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    for each in own:
+        if each.default is inspect.Parameter.empty and each.name not in settings:
+            setting = f"env.settings.{each.name}"
+            raise WhetError(f"environment {name!r} needs {setting}; add --set {setting}={EXAMPLES[name]}")
+    known = [each.name for each in own]
+    for key in settings:
+        if key not in known and len(own) == len(parameters):
+            raise WhetError(
+                f"environment {name!r} has no setting {key!r}{did_you_mean(key, known)}; it has: {', '.join(known)}"
+            )

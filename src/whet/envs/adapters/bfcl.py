@@ -22,9 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.data.tool_syntax import BROKEN, ToolCall, calls_in, named
+from whet.data.tool_syntax import BROKEN, ToolCall, named
+from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.optional import optional
 from whet.envs.adapters.seeds import seed_of
+from whet.envs.tools.environment import CallFormat
+from whet.envs.tools.formats import call_format_of
 from whet.types import Completion, Message, Opening, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 and pip install mpmath"
@@ -41,15 +44,24 @@ SHARING = ("MathAPI", "VehicleControlAPI")
 _SHARED = threading.Lock()
 
 
+@functools.lru_cache(maxsize=8)
+def _call_format(name: str, tokenizer: Any, history: str, instructions: bool) -> CallFormat:
+    """One for all episodes of a run; any tool shows how a template writes calls."""
+    return call_format_of(name, [_schema(_documents("MathAPI")[0])], tokenizer, history, instructions)
+
+
 class FunctionCalling:
     """One task. `partial` rewards the share of requests that were met before the first that was not."""
 
-    def __init__(self, *, category: str = "base", partial: bool = False) -> None:
+    def __init__(self, *, category: str = "base", partial: bool = False, calling: Calling | None = None) -> None:
         if category not in CATEGORIES:
             raise WhetError(
                 f"bfcl has no category {category!r}{did_you_mean(category, CATEGORIES)}; give {', '.join(CATEGORIES)}"
             )
         self._category, self._partial = category, partial
+        calling = calling or Calling()
+        self._format = _call_format(calling.call_format, calling.tokenizer, calling.history, calling.instructions)
+        self.stops = self._format.stops
         tasks(category)  # the package is there
 
     def start(self, prompt: Prompt) -> Opening:
@@ -68,10 +80,11 @@ class FunctionCalling:
         self._met = 0
         schemas = tuple(_schema(doc) for name, doc in self._docs.items() if name not in late)
         instructions = [message for message in prompt.messages if message["role"] == "system"]
-        return Opening((*instructions, *self._requests[0]), tools=schemas)
+        self._schemas = tuple(map(_schema, self._docs.values()))
+        return Opening(*self._format.conversation((*instructions, *self._requests[0]), schemas))
 
     def step(self, completion: Completion) -> StepResult:
-        calls = calls_in(str(completion))
+        calls = self._format.read(completion, self._schemas).announced
         self._steps += 1
         if not calls:
             return self._next_request()
@@ -88,7 +101,7 @@ class FunctionCalling:
             if count:
                 counts[count] = counts.get(count, 0) + 1
                 errors.append(answer)
-            answers.append({"role": "tool", "name": call.name or "unknown", "content": answer})
+            answers.append(self._format.result(call.name or "unknown", answer))
         if self._steps >= STEPS:
             return self._over(counts, [*errors, f"the request was not done after {STEPS} turns"])
         return StepResult(tuple(answers), reward=0.0, counts=counts, errors=tuple(errors))

@@ -1,20 +1,35 @@
 """SkyRL-Gym's `BaseTextEnv`: `init(prompt)` gives the conversation, `step(text)` a dictionary, until `done`.
 
 An environment may hand back a `postprocessed_action`, the completion as it would rather have had it. The policy is
-trained on what it wrote, so that text is not put in its place: the wish is counted as `ignored_rewrites`.
+trained on what it wrote, so that text is not put in its place: the wish is counted as `ignored_rewrites`. One that
+goes on and says nothing is answered with an empty message of the user.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from whet.envs.adapters.answers import flag, messages, number, numbers
 from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.importing import imported
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[skyrl]'"
+SILENCE = ({"role": "user", "content": ""},)
+
+
+class AttributeDict(dict[str, Any]):
+    """Settings that are read as `settings["key"]` and as `settings.key`, as those of SkyRL are."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(f"env_config has no {key!r}; give env.settings.env_config.{key}") from None
 
 
 class SkyRLEnvironment:
@@ -25,7 +40,7 @@ class SkyRLEnvironment:
         self._env: Any = None
 
     def start(self, prompt: Prompt) -> Opening:
-        self._env = self._make(env_config=dict(self._config), extras=self._extras(prompt))
+        self._env = self._make(env_config=AttributeDict(self._config), extras=self._extras(prompt))
         given = prompt.messages or ({"role": "user", "content": prompt.text or ""},)
         answer = self._env.init([dict(message) for message in given])
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -43,7 +58,7 @@ class SkyRLEnvironment:
         done = flag(answer["done"], where)
         wanted = answer.get("postprocessed_action")
         return StepResult(
-            messages(answer["observations"], where),
+            messages(answer["observations"], where) or (() if done else SILENCE),
             reward=number(answer["reward"], where),
             done=done,
             counts={"ignored_rewrites": 1} if wanted is not None and wanted != str(completion) else {},
@@ -55,10 +70,11 @@ class SkyRLEnvironment:
             self._env.close()
 
     def _extras(self, prompt: Prompt) -> dict[str, Any]:
-        """The row's columns. SkyRL's datasets have the gold answer in `reward_spec`; others get it from `answer`."""
+        """The row's columns. SkyRL's datasets have the gold answer in either column; others get it from `answer`."""
         extras = dict(prompt.meta)
         if prompt.answer is not None:
-            extras.setdefault("reward_spec", {"method": "rule", "ground_truth": str(prompt.answer)})
+            gold = {"method": "rule", "ground_truth": str(prompt.answer)}
+            extras = {"reward_spec": gold, "reward_model": gold, **extras}
         if self._max_turns is not None:
             extras["max_turns"] = self._max_turns
         return extras
@@ -74,13 +90,34 @@ def skyrl_environment(
         known = ", ".join(skyrl_gym.registry)
         raise WhetError(f"skyrl_gym has no environment {id!r}{did_you_mean(id, skyrl_gym.registry)}; it has {known}")
 
-    def make(**given: Any) -> Any:
+    def make(env_config: Mapping[str, Any], **given: Any) -> Any:
         try:
-            return skyrl_gym.make(id, **given)
+            with optional(f"skyrl {id}", INSTALL):
+                config = _with_defaults(skyrl_gym.registry[id].entry_point, env_config)
+                return skyrl_gym.make(id, env_config=config, **given)
+        except WhetError:
+            raise
         except Exception as error:
             raise cannot_be_made(f"skyrl_gym's {id!r}", error, "check the columns it needs and its settings") from error
 
     return SkyRLEnvironment(make, id, env_config or {}, max_turns)
+
+
+def _with_defaults(entry_point: Any, config: Mapping[str, Any]) -> Any:
+    """The settings as the data class that the environment's parameter `env_config` is hinted with, where it is one."""
+    kind = imported(entry_point, "environment") if isinstance(entry_point, str) else entry_point
+    hint = typing.get_type_hints(kind.__init__).get("env_config")
+    for each in typing.get_args(hint) or (hint,):
+        if inspect.isclass(each) and dataclasses.is_dataclass(each):
+            known = [field.name for field in dataclasses.fields(each)]
+            for key in config:
+                if key not in known:
+                    raise WhetError(
+                        f"env.settings.env_config has {key!r}{did_you_mean(key, known)}, and {kind.__name__} takes: "
+                        f"{', '.join(known)}"
+                    )
+            return each(**config)
+    return config
 
 
 def of_skyrl_class(kind: Callable[..., Any], **settings: Any) -> SkyRLEnvironment:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +22,7 @@ from whet.envs.adapters.seeds import seed_of
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[textarena]'"
+NLTK_DATA = re.compile(r"Resource '?(\w+)'? not found")
 
 
 class TextArenaGame:
@@ -72,8 +76,8 @@ class TextArenaGame:
         about = info.get(self._seat, {})
         reward = _unswapped(rewards[self._seat], about)
         reason = str(about.get("reason") or "")
-        told = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
-        return StepResult(told, reward=number(reward, where), done=True, metrics=numbers(about))
+        last = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
+        return StepResult(last, reward=number(reward, where), done=True, metrics=numbers(about))
 
     def _play_others(self) -> bool:
         """The opponents' turns, until it is the policy's or the game is over."""
@@ -89,13 +93,16 @@ class TextArenaGame:
         return flag(done, f"textarena's {self._id!r}")
 
     def _seen(self) -> str:
-        """What is new to the player whose turn it is; its own moves are in the conversation already."""
+        """What is new to the player whose turn it is; its own moves are in the conversation already.
+
+        Some games hand over the parts of an observation in the wrong order, always of a player's own move.
+        """
         player, observed = self._game.get_observation()
         names = self._game.state.role_mapping
         lines = [
             f"[{names.get(sender, f'Player {sender}')}] {message}"
             for sender, message, _ in observed
-            if sender != player
+            if sender != player and isinstance(message, str)
         ]
         return "\n".join(lines)
 
@@ -112,12 +119,15 @@ def _unswapped(reward: Any, about: Mapping[str, Any]) -> Any:
 @functools.cache
 def _check_players(id: str, players: int) -> None:
     """A game for two can be reset with one player and then wait for ever for the other's turn."""
-    game = _game(id, {})
-    try:
-        with OwnRandom(0)():
-            game.reset(num_players=players, seed=0)
-    except Exception as error:
-        raise cannot_be_made(f"textarena's {id!r} with players={players}", error, "choose another number") from error
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        game = _game(id, {})  # some try to download word lists, and say so at length
+        try:
+            with OwnRandom(0)():
+                game.reset(num_players=players, seed=0)
+        except Exception as error:
+            raise cannot_be_made(
+                f"textarena's {id!r} with players={players}", error, "choose another number, with an opponent for two"
+            ) from error
     is_single = type(game.state).__name__ == "SinglePlayerState"
     if is_single != (players == 1):
         needed = "is for one player" if is_single else "is for several players"
@@ -135,17 +145,26 @@ def _game(id: str, settings: dict[str, Any]) -> Any:
     try:
         with OwnRandom(0)():
             game = textarena.make(id, **settings)
-    except (Exception, SyntaxError) as error:
-        raise cannot_be_made(
-            f"textarena's {id!r}",
-            error,
-            "choose a game that needs neither data nor a newer Python, or check its settings",
-        ) from error
+    except Exception as error:
+        if data := NLTK_DATA.search(str(error)):
+            fetch = f"run python -m nltk.downloader {data[1]} (it needs the network), or choose another game"
+            raise WhetError(f"textarena's {id!r} needs nltk's data {data[1]!r}; {fetch}") from error
+        fix = "it needs a newer Python" if isinstance(error, SyntaxError) else "check its settings"
+        raise cannot_be_made(f"textarena's {id!r}", error, f"{fix}, or choose another game") from error
     wrappers = []
     while isinstance(game, textarena.Wrapper):
         wrappers.append(type(game))
         game = game.env
+    _silence(type(game).__module__)
     for wrapper in reversed(wrappers):
         if not issubclass(wrapper, textarena.ObservationWrapper):
             game = wrapper(game)
     return game
+
+
+def _silence(game: str) -> None:
+    """Some games print what they do, in the middle of the run's own lines; the modules of this one print no more."""
+    package = game.rpartition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if package and name.startswith(package):
+            vars(module)["print"] = lambda *_, **__: None

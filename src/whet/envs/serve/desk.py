@@ -20,14 +20,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.chat import prompt_tokens
-from whet.data.tool_syntax import BROKEN, calls_in, named
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.envs.serve.calls import CallRecord, ModelCall
-from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, SamplingWishes, ServedCompletions
+from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ServedCompletions
+from whet.envs.tools.environment import CallFormat
+from whet.envs.tools.formats import call_format_of
 from whet.protocols import Engine, Session
 from whet.rollout.seed import request_seed
 from whet.rollout.session import open_session
-from whet.types import Message, Prompt, Request, Sample, Sampling, SessionShape, StopReason, Turn, WhetError
+from whet.types import Completion, Message, Prompt, Request, Sample, Sampling, SessionShape, StopReason, Turn, WhetError
 
 MOST_WAITING = 256  # requests, before more are sent away
 MANY_TURNS = 2**31
@@ -92,6 +93,7 @@ class Desk:
         self._opened: _OpenSession | None = None
         self._num_sessions, self._num_requests = 0, 0
         self._renderers: dict[str, TurnRenderer | str] = {}
+        self._formats: dict[str, CallFormat | str] = {}
         self.is_open = False
         self.counts: Counter[str] = Counter()
 
@@ -228,7 +230,7 @@ class Desk:
         if record.most_calls and record.num_calls + request.count > record.most_calls:
             record.ended_by = record.ended_by or StopReason.TURNS
             raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
-        job.sampling = self._sampling_of(request.wishes, record)
+        job.sampling = self._sampling_of(request, record)
         call = self._prompted(record, request)
         room = record.room(call, self._context)
         if room < 1:
@@ -300,9 +302,10 @@ class Desk:
             self._opened.closing.close()
             self._opened = None
 
-    def _sampling_of(self, wishes: SamplingWishes, record: CallRecord) -> Sampling:
+    def _sampling_of(self, request: CallRequest, record: CallRecord) -> Sampling:
         """How a request is sampled. What is trained on is drawn as the run says; texts to stop at are the client's."""
-        own = self._sampling
+        own, wishes = self._sampling, request.wishes
+        behind_calls = self._format(request.tools).stops if request.tools and self._tokenizer.chat_template else ()
         stops = tuple((each,) for each in wishes.stop_tokens if each not in self._ends)
         names = ("temperature", "top_p", "top_k", "min_p")
         wanted: dict[str, Any] = {name: value for name in names if (value := getattr(wishes, name)) is not None}
@@ -316,7 +319,7 @@ class Desk:
             return replace(
                 own,
                 **wanted,
-                stop=tuple(dict.fromkeys((*own.stop, *wishes.stop))),
+                stop=tuple(dict.fromkeys((*own.stop, *behind_calls, *wishes.stop))),
                 stop_tokens=tuple(dict.fromkeys((*own.stop_tokens, *stops))),
             )
         except WhetError as error:
@@ -352,7 +355,10 @@ class Desk:
     def _rendered(self, request: CallRequest) -> tuple[int, ...]:
         """A conversation that nothing is known of, as the template writes it; its texts, where there is no template."""
         if self._tokenizer.chat_template:
-            return prompt_tokens(self._tokenizer, Prompt("messages", request.messages, tools=request.tools))
+            messages, tools = request.messages, request.tools
+            if tools:
+                messages, tools = self._format(tools).conversation(messages, tools)
+            return prompt_tokens(self._tokenizer, Prompt("messages", messages, tools=tools))
         if request.tools:
             raise BadCall("the model has no chat template that could show it tools; leave them away", param="tools")
         text = "".join(str(each["content"]) for each in request.messages)
@@ -361,8 +367,12 @@ class Desk:
     def _continued(self, record: CallRecord, request: CallRequest, parent: ModelCall, covered: int) -> ModelCall | None:
         """The prompt of a call that goes on from another; None where the template cannot be applied so."""
         assert parent.sample is not None
-        renderer = self._renderer(request.tools)
-        before, new = request.messages[:covered], request.messages[covered:]
+        before, new, tools = request.messages[:covered], request.messages[covered:], request.tools
+        if tools:
+            form = self._format(tools)
+            before, new = tuple(map(form.plain, before)), tuple(map(form.plain, new))
+            tools = tools if form.instructions is None else ()
+        renderer = self._renderer(tools)
         if isinstance(renderer, str) or any(each["role"] == "assistant" for each in new):
             record.counts["rewritten_histories"] += 1
             return None
@@ -372,6 +382,7 @@ class Desk:
                 [*before[:-1], {"role": "assistant", "content": parent.text}],
                 new,
                 ended=tokens[-1] in renderer.end_tokens,
+                last_token=tokens[-1],
             )
         except WhetError:
             record.counts["rewritten_histories"] += 1
@@ -384,6 +395,24 @@ class Desk:
             for message, (start, stop) in zip(new, answer.spans, strict=True)
         )
         return ModelCall((*tokens, *answer.tokens), observed, parent)
+
+    def _format(self, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
+        """How these tools are shown and called; a `BadCall` where the template cannot do it."""
+        key = json.dumps(list(tools), sort_keys=True)
+        if key not in self._formats:
+            if len(self._formats) >= 64:
+                self._formats.clear()
+            for history in dict.fromkeys((self._history, "sampled")):
+                # a template that rewrites history is given the whole of it for every call, and that is counted
+                try:
+                    self._formats[key] = call_format_of(self._call_format, tools, self._tokenizer, history)
+                    break
+                except WhetError as error:
+                    self._formats[key] = str(error)
+        found = self._formats[key]
+        if isinstance(found, str):
+            raise BadCall(found, param="tools")
+        return found
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
         """What writes answers behind a sampled turn, or why the template cannot be applied so."""
@@ -438,15 +467,13 @@ class Desk:
     ) -> tuple[str, tuple[CalledTool, ...]]:
         """The text before the calls, and the calls; what cannot be read as one stays text, and is counted."""
         raw = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-        found = calls_in(raw) if "<tool_call>" in raw else []
-        if not found:
+        found = self._format(tools).read(Completion(call.text, tokens, raw), tools)
+        call.calls_tools, call.malformed = len(found.calls), len(found.malformed)
+        if call.malformed or not found.calls:
             return call.text, ()
-        good = [named(each, list(tools)) for each in found if each is not BROKEN]
-        call.calls_tools, call.malformed = len(good), len(found) - len(good)
-        if call.malformed:
-            return call.text, ()
-        return call.text.partition("<tool_call>")[0], tuple(
-            CalledTool(f"call_{secrets.token_hex(8)}", each.name, json.dumps(dict(each.arguments))) for each in good
+        return found.text, tuple(
+            CalledTool(f"call_{secrets.token_hex(8)}", each.name, json.dumps(dict(each.arguments)))
+            for each in found.calls
         )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whet.data.call_formats import Calls
 from whet.data.tool_syntax import ToolCall
 from whet.envs.tools.results import error_line, result_text, shown
 from whet.envs.tools.schema import fitting
@@ -33,12 +34,45 @@ logger = logging.getLogger(__name__)
 class CallFormat:
     """How the model is told of its tools, and how its calls are read."""
 
-    read: Callable[[Completion, Sequence[Mapping[str, Any]]], Sequence[ToolCall]]  # a call that is none: without a name
+    read: Callable[[Completion, Sequence[Mapping[str, Any]]], Calls]
     expected: str  # what a call that cannot be read should have been
     instructions: Callable[[Sequence[Mapping[str, Any]]], str] | None = None  # None: the chat template shows the tools
     stops: tuple[str, ...] = ()  # texts that end a turn behind its call
-    told_as: str = "system"  # the role of the message with the instructions; "user" where a template shows no other
+    instructs_as: str = (
+        "system"  # the role of the message with the instructions; "user" where a template shows no other
+    )
     answers_as: str = "tool"  # the role that brings results; "user" where a template knows no other, in tags
+    written: Callable[[str, Any], str] | None = None  # a call as text, by name and arguments, where instructions are
+
+    def conversation(
+        self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
+    ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
+        """Messages and tools as the chat template is given them."""
+        if self.instructions is None:
+            return tuple(messages), tuple(schemas)
+        text = self.instructions(schemas)
+        plain = tuple(self.plain(message) for message in messages)
+        return (with_instructions(plain, text, self.instructs_as) if text else plain), ()
+
+    def plain(self, message: Message) -> Message:
+        """A message as a template without tools can write it: calls are text, and results have a role it knows."""
+        if self.instructions is None:
+            return message
+        if message.get("role") == "tool":
+            return self.result(str(message.get("name") or "unknown"), str(message.get("content") or ""))
+        if not message.get("tool_calls") or self.written is None:
+            return message
+        calls = [
+            self.written(each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]
+        ]
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**rest, "content": f"{message.get('content') or ''}{''.join(calls)}"}
+
+    def result(self, name: str, text: str) -> Message:
+        """The message that brings a tool's result."""
+        if self.answers_as != "tool":
+            text = f"<tool_response>{_without_frames(text)}</tool_response>"
+        return {"role": self.answers_as, "name": name, "content": text}
 
 
 @dataclass(frozen=True)
@@ -67,7 +101,6 @@ class ToolEnvironment:
         self._opened: list[OpenTools] = []
         self._tools: dict[str, Tool] = {}
         self._schemas = [schema for source in sources for schema in source.schemas]
-        self._is_framed = call_format.answers_as != "tool"
         self.stops = call_format.stops
 
     async def start(self, prompt: Prompt) -> Opening | None:
@@ -80,28 +113,20 @@ class ToolEnvironment:
             self._tools |= {tool.name: tool for tool in opened.tools}
         if prompt.text is not None:
             return None
-        if self._format.instructions is None:
-            return Opening(tuple(prompt.messages), tuple(self._schemas))
-        told = self._format.instructions(self._schemas)
-        return Opening(
-            with_instructions(prompt.messages, told, self._format.told_as) if told else tuple(prompt.messages)
-        )
+        return Opening(*self._format.conversation(prompt.messages, self._schemas))
 
     async def step(self, completion: Completion) -> StepResult:
-        calls = self._format.read(completion, self._schemas)
+        calls = self._format.read(completion, self._schemas).announced
         if not calls:
             return StepResult(done=True)
         answers = await self._answers(calls)
         counts = Counter(name for answer in answers for name in answer.counts)
         messages: list[Message] = [
-            {"role": self._format.answers_as, "name": call.name or "unknown", "content": self._framed(answer.text)}
+            self._format.result(call.name or "unknown", answer.text)
             for call, answer in zip(calls, answers, strict=True)
         ]
         errors = tuple(answer.error for answer in answers if answer.error)
         return StepResult(tuple(messages), counts=dict(counts), errors=errors)
-
-    def _framed(self, text: str) -> str:
-        return f"<tool_response>{_without_frames(text)}</tool_response>" if self._is_framed else text
 
     def close(self) -> None:
         for opened in self._opened:

@@ -7,14 +7,15 @@ from typing import Any
 
 from whet.data.call_formats import (
     EXAMPLES,
+    Calls,
     call_stops,
+    call_text,
     chosen_format,
     expected_call,
     parse_calls,
     tool_instructions,
 )
 from whet.data.chat import templated
-from whet.data.tool_syntax import ToolCall
 from whet.data.turns import turn_renderer
 from whet.envs.tools.environment import CallFormat
 from whet.types import Completion, WhetError
@@ -35,21 +36,24 @@ def call_format_of(
     """
     chosen = "json" if tokenizer is None else chosen_format(name, tokenizer, schemas)
 
-    def read(completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Sequence[ToolCall]:
-        return parse_calls(completion, chosen, tokenizer, schemas).announced
+    def read(completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Calls:
+        return parse_calls(completion, chosen, tokenizer, schemas)
 
-    def told(schemas: Sequence[Mapping[str, Any]]) -> str:
+    def instruct(schemas: Sequence[Mapping[str, Any]]) -> str:
         return tool_instructions(chosen, schemas) if instructions else ""
+
+    def written(name: str, arguments: Any) -> str:
+        return call_text(chosen, name, arguments)
 
     if tokenizer is None:
         return CallFormat(read, EXAMPLES[chosen])
     if not tokenizer.chat_template:
-        return CallFormat(read, EXAMPLES[chosen], told, call_stops(chosen), answers_as="user")
+        return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), answers_as="user", written=written)
     if chosen == "template":
         turn_renderer(tokenizer, chat=True, tools=schemas, history=history, roles=("tool",))
         return CallFormat(read, expected_call(chosen, tokenizer, schemas))
-    told_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)
-    return CallFormat(read, EXAMPLES[chosen], told, call_stops(chosen), told_as, answers_as)
+    instructs_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)
+    return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written)
 
 
 def _instructing_role(tokenizer: Any) -> str:
