@@ -148,10 +148,11 @@ def overoptimization(folder: Path) -> dict[str, Any]:
 AGENT_SEEDS = (0, 1, 2)
 SIDES = {"plain": {}, "efficient": {"efficient": True}, "no_tool": {"tool": False}}
 GAME = {
-    "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 96},
+    "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 64},
     "data": {"source": "seeds:1000"},
     "sampling": {"max_new_tokens": 8},
     "batch": {"prompts_per_step": 32},
+    "objective": {"kl": "none"},
     "optimizer": {"learning_rate": 5e-4},
     "eval": {"every": 0, "prompts": 100},
     "steps": 40,
@@ -166,7 +167,7 @@ def agents(folder: Path) -> dict[str, Any]:
         side: [calculator_agent.reinforcement(place, seed, console=False, **settings) for seed in AGENT_SEEDS]
         for side, settings in SIDES.items()
     }
-    game = [trained_as(folder, f"guessing-seed{seed}", "gigpo", merged(GAME, {"seed": seed})) for seed in AGENT_SEEDS]
+    game = [trained_as(folder, f"guessing-seed{seed}", "grpo", merged(GAME, {"seed": seed})) for seed in AGENT_SEEDS]
     return {
         "sft": {"steps": imitated.steps, "seconds": seconds_of(imitated)},
         **{side: over_seeds(runs) for side, runs in tool_runs.items()},

@@ -100,6 +100,7 @@ class Opening:
     messages: tuple[Message, ...]  # the whole conversation before the first turn
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas that the chat template shows to the model
     state: str | None = None  # names the state that the first turn starts from
+    role: str = ""  # whom the policy plays in this episode: its reward is compared with the same role's alone
 
 
 @dataclass(frozen=True)

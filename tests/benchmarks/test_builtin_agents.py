@@ -28,4 +28,4 @@ def test_means_and_ends_over_seeds():
 
 
 def test_the_game_is_a_config():
-    assert resolved("gigpo", GAME, {}).env.name.endswith("guessing.py:Guessing")
+    assert resolved("grpo", GAME, {}).env.name.endswith("guessing.py:Guessing")
