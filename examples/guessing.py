@@ -2,9 +2,10 @@
 
     whet train grpo --env examples/guessing.py:Guessing --data seeds:1000 --set optimizer.learning_rate=5e-4
 
-By default it is a digit from 1 to 3 and there are two guesses: 2 first, and what is told then, always wins. The built-in
-model knows nothing of the game and writes any digit. `--set env.settings.highest=7 --set env.settings.guesses=3` takes
-longer to learn. The row's seed is the game: all episodes of a group look for the same digit.
+By default it is a digit from 1 to 3, and there are two guesses: 2 first, and then what is told, always wins. The
+built-in model knows nothing of the game and writes any digit. `--set env.settings.highest=7` with
+`--set env.settings.guesses=3` takes longer to learn. The row's seed is the game: all episodes of a group look for the
+same digit.
 """
 
 import random

@@ -71,11 +71,11 @@ def test_lora_trains_few_weights(tmp_path):
     assert any("rank 8" in text for text in run.summary["facts"].values())
 
 
-def played(guesses, seed=3, **settings):
+def played(said, seed=3, **settings):
     """What the game says to each guess, and the hidden digit."""
     game = example("guessing").Guessing(**settings)
     game.start(Prompt("game", (), meta={"seed": seed}))
-    return [game.step(Completion(f"<answer>{guess}</answer>")) for guess in guesses], game.hidden
+    return [game.step(Completion(f"<answer>{guess}</answer>")) for guess in said], game.hidden
 
 
 def test_the_guessing_game():
