@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,12 +28,12 @@ from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.importing import error_text
 from whet.model.shared_prefix import long_tensor
-from whet.protocols import Engine, Environment, Session
+from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.play import PlayNotes
 from whet.rollout.seed import request_seed
-from whet.rollout.session import open_session
+from whet.rollout.session import LateSession
 from whet.types import (
     Completion,
     Message,
@@ -148,7 +149,8 @@ class EpisodeRunner:
         for episode in episodes if self._make is not None else ():
             self._equip(episode)
         sampling = _with_stops(sampling, [each.environment for each in episodes])
-        with open_session(self._engine, sampling, self._shape(prompt_tokens, count, sampling, turns), turns) as session:
+        shape = self._shape(prompt_tokens, count, sampling, turns)
+        with closing(LateSession(self._engine, sampling, shape, turns)) as session:
             play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
             try:
                 play.run(episodes)
@@ -207,7 +209,11 @@ class _Play:
     """One batch of episodes."""
 
     def __init__(
-        self, runner: EpisodeRunner, session: Session, sampling: Sampling, prompt_tokens: Sequence[tuple[int, ...]]
+        self,
+        runner: EpisodeRunner,
+        session: LateSession,
+        sampling: Sampling,
+        prompt_tokens: Sequence[tuple[int, ...]],
     ) -> None:
         self._runner, self._session, self._sampling = runner, session, sampling
         self._prompt_tokens = prompt_tokens  # by episode
@@ -289,7 +295,7 @@ class _Play:
         Where many turns ended together, a device of its own would stand still meanwhile. It writes on for the first
         half, and from then on the two halves keep it busy for each other.
         """
-        stands_still = not self._writing and getattr(self._session, "runs_ahead", False)
+        stands_still = not self._writing and self._session.runs_ahead
         if len(came) < LEAST_SPLIT or not stands_still or any(self._calls[each].is_start for each in came):
             return None
         return len(came) // 2
@@ -418,6 +424,9 @@ class _Play:
         rooms = [context - len(episode.tokens)] if context else []
         if most and episode.environment is not None:
             rooms.append(most - (len(episode.tokens) - episode.num_prompt))
+        if self._session.room is not None and episode.environment is not None:
+            # of one that an environment opened late, with a longer prompt than all before it
+            rooms.append(self._session.room - len(episode.tokens))
         return min(rooms, default=self._sampling.max_new_tokens)
 
     def _written(self, episode: _Episode, sample: Sample) -> None:
