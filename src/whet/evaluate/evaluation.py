@@ -13,7 +13,7 @@ from whet.data.usable import without
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import Score
-from whet.train.evaluate import Evaluator, eval_metrics
+from whet.train.evaluate import Evaluator, eval_metrics, warn_of_failures
 from whet.types import Group, Prompt, Sample, WhetError
 
 OnFacts = Callable[[Mapping[str, str]], None]
@@ -97,6 +97,7 @@ def sample_completions(
     if on_facts is not None:
         on_facts(decode_facts(runtime, sampling, tokens))
     drawn = runtime.player.play(prompts, tokens, num_samples, sampling, (config.seed,))
+    warn_of_failures(runtime.player)
     if not scored:
         return [list(samples) for samples in drawn]
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,10 @@ from whet.protocols import Engine
 from whet.rollout.collect import Score, score_groups
 from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.play import Player
-from whet.types import Group, Prompt, Sample, Sampling
+from whet.types import Group, Prompt, Sample, Sampling, StopReason
+
+logger = logging.getLogger(__name__)
+SHOWN_FAILURES = 3  # of the episodes, in words
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,18 @@ class Evaluator:
         sampling = replace(self.sampling, temperature=temperature)
         player = self.player or EpisodeRunner(self.engine)
         completions = player.play(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
-        player.take_notes()  # they belong to no step
+        warn_of_failures(player)
         return score_groups(self.prompts, completions, self.score)
 
     def metrics(self) -> dict[str, float]:
         """Of one greedy completion per prompt."""
         return eval_metrics(self.evaluate(), self.by)
+
+
+def warn_of_failures(player: Player) -> None:
+    """Say which episodes failed, and why: they are not scored. What else the player noted belongs to no step."""
+    for failure in player.take_notes().failures[:SHOWN_FAILURES]:
+        logger.warning("%s; it is not scored", failure)
 
 
 def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
@@ -65,6 +75,8 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
             metrics[name] = fmean([sample.parts[name] for sample in samples if name in sample.parts])
     metrics["completion_tokens"] = fmean([sample.num_actions for sample in samples])
     metrics |= episode_metrics(samples)
+    if failed := sum(sample.stop is StopReason.FAILED for sample in samples):
+        metrics["failed_episodes"] = float(failed)
     metrics["truncated"] = fmean([float(sample.stop.is_limit) for sample in samples])
     return metrics
 
