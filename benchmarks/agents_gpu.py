@@ -1,22 +1,23 @@
 """Conversations of four turns on one GPU, beside single completions of the same lengths: tokens per second of both.
 
-    python benchmarks/agents_gpu.py --results            # results/agents_gpu.json
-    python benchmarks/agents_gpu.py --model 135m --ragged
-    python benchmarks/agents_gpu.py --tiny               # the same code on a CPU in seconds: does it run?
+    python benchmarks/agents.py --gpu --results            # results/agents_gpu.json
+    python benchmarks/agents.py --gpu --model 135m --kinds multi,ragged
+    python benchmarks/agents.py --gpu --tiny               # the same code on a CPU in seconds: does it run?
 
 256 conversations in groups of 8 on one prompt each. A conversation is a prompt and four turns of the policy with an
 answer of the environment behind each but the last: 1,024 tokens in all. The rate counts only what the policy writes;
 reading the prompt and the answers, and all that happens between two turns, is in the time.
 
     multi         the engine's session, every turn answered at once
-    episodes      the loop's own way: an environment object per conversation, whose answers are text
+    ragged        the same with turns of random length, of the same mean: they end at different times
+    episodes      the loop's own way: an environment object per conversation answers in text, which the chat template
+                  frames; no two answers are equal
+    tools         the same with tools: every turn is taken for a call, the tool's result is the answer
     single        as many tokens in one turn, to prompts that are as much longer as the answers are long
     single_short  the same without the answers: a shorter context
 
 Weights are random, of a real model's shape, and no token ends a turn. Rounds of all kinds alternate, and the median
-counts. A `share` is the rate over that of `single`.
-
-With --ragged the policy's turns have random lengths with the same mean, so that they end at different times.
+counts. A `share` is the rate over that of `single`, both of this run.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +43,14 @@ from results_file import add_results_flag, write_results
 
 from whet.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
 from whet.build.runtime import Runtime
+from whet.data.chat import prompt_tokens
+from whet.data.tool_syntax import ToolCall
+from whet.envs.tools.environment import CallFormat, ToolEnvironment
+from whet.envs.tools.find import find_tools
+from whet.envs.tools.tool import ToolLimits
+from whet.protocols import Environment
 from whet.report.speed import RolloutShape
+from whet.rollout.calls import CallPool
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
 from whet.rollout.seed import request_seed
 from whet.types import Completion, Prompt, Request, Sample, Sampling, SessionShape, StepResult
@@ -71,7 +80,15 @@ class ConversationShape:
         )
 
 
-TINY = ConversationShape(2, 4, 12, 4, 6, 5)
+TINY = ConversationShape(2, 4, 12, 4, 6, 9)
+TEMPLATE = (
+    "{% if tools %}{{ 'tools<eos>' }}{% endif %}"
+    "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
+KINDS = ("multi", "ragged", "episodes", "tools", "single", "single_short")
+FRAME = 4  # tokens that it writes around an answer: the end of the turn before, two roles, an end
+TOOLS = 2  # tokens that it writes where there are tools
 
 
 @dataclass(frozen=True)
@@ -132,38 +149,91 @@ def play(machine: Runtime, engine: Any, shape: ConversationShape, seed: int, rag
 
 
 class Answering:
-    """An environment that says the same to every turn but the last."""
+    """An environment that answers every turn but the last."""
 
-    def __init__(self, text: str, turns: int) -> None:
-        self._text, self._turns = text, turns
+    def __init__(self, say: Callable[[], str], turns: int) -> None:
+        self._say, self._turns = say, turns
 
     def start(self, prompt: Prompt) -> None:
         return None
 
     def step(self, completion: Completion) -> StepResult:
         self._turns -= 1
-        said = {"role": "user", "content": self._text}
-        return StepResult((said,) if self._turns else (), 0.0, done=not self._turns)
+        if not self._turns:
+            return StepResult(reward=0.0, done=True)
+        return StepResult(({"role": "user", "content": self._say()},), 0.0)
 
 
-def play_episodes(machine: Runtime, engine: Any, shape: ConversationShape, seed: int) -> Played:
-    """The same conversations by the runner of the training loop."""
-    tokens = random_prompts(machine, RolloutShape(shape.prompts, shape.group, shape.prompt, shape.growth), seed)
-    prompts = [Prompt(str(number), (), text="") for number in range(shape.prompts)]
-    said = " ".join(f"w{number}" for number in range(10, 10 + shape.answer))
-    runner = EpisodeRunner(
-        engine,
-        machine.loaded.tokenizer,
-        lambda: Answering(said, shape.turns),
-        EpisodeLimits(shape.turns, shape.growth),
-        machine.loaded.context,
-    )
+def answering(shape: ConversationShape) -> Callable[[], Environment]:
+    say = texts_of(shape)
+    return lambda: Answering(say, shape.turns)
+
+
+def calling(shape: ConversationShape) -> Callable[[], Environment]:
+    """Environments with one tool; whatever the policy writes is read as a call of it."""
+    say = texts_of(shape)
+
+    def look_up(place: int) -> str:
+        """Look something up.
+
+        Args:
+            place: Where.
+        """
+        return say()
+
+    def read(completion: Completion, schemas: Any) -> list[ToolCall]:
+        return [ToolCall("look_up", {"place": len(completion)})]
+
+    pools = {True: CallPool(), False: CallPool()}
+    sources = [find_tools(look_up)]
+    return lambda: ToolEnvironment(sources, CallFormat(read, "anything"), ToolLimits(), 1, pools)
+
+
+def texts_of(shape: ConversationShape) -> Callable[[], str]:
+    """Another text with every call; with what the chat template writes around it, each has the answer's length."""
+    number, length = count(), shape.answer - FRAME
+
+    def say() -> str:
+        first = next(number)
+        return " ".join(f"w{5 + (31 * first + place * (1 + first % 97)) % 400}" for place in range(length))
+
+    return say
+
+
+def chat_prompts(
+    tokenizer: Any, shape: ConversationShape, seed: int, spare: int
+) -> tuple[list[Prompt], list[tuple[int, ...]]]:
+    """Conversations that begin with random words, and their tokens: `spare` fewer than the shape has."""
+    stream = torch.Generator().manual_seed(seed)
+    words = torch.randint(
+        5, len(tokenizer) - 5, (shape.prompts, shape.prompt - FRAME + 1 - spare), generator=stream
+    ).tolist()
+    texts = [" ".join(f"w{each}" for each in row) for row in words]
+    found = [Prompt(str(row), ({"role": "user", "content": text},)) for row, text in enumerate(texts)]
+    return found, [prompt_tokens(tokenizer, each) for each in found]
+
+
+def play_episodes(
+    machine: Runtime,
+    engine: Any,
+    shape: ConversationShape,
+    seed: int,
+    environments: Callable[[], Environment],
+    spare: int = 0,
+) -> Played:
+    """The same conversations by the runner of the training loop; `spare` tokens come from the environment."""
+    tokenizer = machine.loaded.tokenizer
+    tokenizer.chat_template = TEMPLATE
+    prompts, tokens = chat_prompts(tokenizer, shape, seed, spare)
+    limits = EpisodeLimits(shape.turns, shape.growth + spare)
+    runner = EpisodeRunner(engine, tokenizer, environments, limits, machine.loaded.context)
     start = begun(machine)
     groups = runner.play(prompts, tokens, shape.group, Sampling(shape.turn), (seed,))
     synchronize(machine.policy.device)
     seconds = time.perf_counter() - start
     samples = [each for group in groups for each in group]
-    assert all(len(each.tokens) == shape.prompt + shape.growth for each in samples), "a conversation is not whole"
+    lengths = {len(each.tokens) for each in samples}
+    assert lengths == {shape.prompt + shape.growth}, f"conversations of {lengths} tokens; {runner.take_notes()}"
     return Played(sum(each.num_actions for each in samples), seconds)
 
 
@@ -187,17 +257,23 @@ def begun(machine: Runtime) -> float:
     return time.perf_counter()
 
 
-def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bool) -> dict[str, Any]:
-    engine = unending(machine).engine
+def kinds_of(machine: Runtime, engine: Any, shape: ConversationShape) -> dict[str, Callable[[int], Played]]:
+    """Ways to write the same number of tokens, each a round for a seed."""
     observed = (shape.turns - 1) * shape.answer
-    kinds: dict[str, Callable[[int], Played]] = {
+    return {
         "multi": lambda seed: play(machine, engine, shape, seed, False),
-        "episodes": lambda seed: play_episodes(machine, engine, shape, seed),
+        "ragged": lambda seed: play(machine, engine, shape, seed, True),
+        "episodes": lambda seed: play_episodes(machine, engine, shape, seed, answering(shape)),
+        "tools": lambda seed: play_episodes(machine, engine, shape, seed, calling(shape), spare=TOOLS),
         "single": lambda seed: complete(machine, engine, shape, shape.prompt + observed, seed),
         "single_short": lambda seed: complete(machine, engine, shape, shape.prompt, seed),
     }
-    if ragged:
-        kinds["ragged"] = lambda seed: play(machine, engine, shape, seed, True)
+
+
+def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Sequence[str]) -> dict[str, Any]:
+    engine = unending(machine).engine
+    every = kinds_of(machine, engine, shape)
+    kinds = {kind: every[kind] for kind in every if kind in chosen or kind == "single"}
     for _ in range(2):  # kernels are compiled, buffers grow, and graphs are made on the last ones
         for run in kinds.values():
             run(1)
@@ -213,20 +289,22 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, ragged: bo
         **{f"{kind}_tokens_per_s": rate for kind, rate in rates.items()},
         **{f"{kind}_s": median(each.seconds for each in played) for kind, played in found.items()},
         **{f"{kind}_share": rate / rates["single"] for kind, rate in rates.items() if not kind.startswith("single")},
-        **{f"{kind}_share_of_short": rates[kind] / rates["single_short"] for kind in ("multi",)},
         "peak_GiB": peak_memory(machine.policy.device) / 2**30,
         "decode path": str(engine.session_path(Sampling(shape.turn), session_shape(shape))),
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="135m,1.5b", help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ragged", action="store_true", help="also turns of random length")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="some of them; `single` is always there")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU where there is no GPU")
     add_results_flag(parser, "agents_gpu")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
+    kinds = chosen.kinds.split(",")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise SystemExit(f"--kinds {unknown[0]}: there is {', '.join(KINDS)}")
     chosen.precision = chosen.recompute = "auto"
     if not torch.cuda.is_available() and not chosen.tiny:
         raise SystemExit("no CUDA device is here; --tiny shows on a CPU that the script runs")
@@ -239,7 +317,7 @@ def main() -> None:
             torch.cuda.empty_cache()
         machine = machine_for(name, device, chosen)
         found = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
-        found.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, chosen.ragged))
+        found.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, kinds))
         print("\n".join([name, *told(found)]), flush=True)
         print(f"  took {time.perf_counter() - begin:.0f} s with building the model", flush=True)
         results[name] = found

@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=0, help="optimizer updates per batch; 0: the method's own")
     parser.add_argument("--folder", type=Path, default=Path("methods"))
-    parser.add_argument("--methods", default=",".join(PRESETS))
+    parser.add_argument("--methods", default=",".join(name for name in PRESETS if not PRESETS[name].episodes))
     parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     add_results_flag(parser, "every_method")
     chosen = parser.parse_args()

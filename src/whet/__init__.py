@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from whet.experiments.run_comparison import RunComparison, compare
     from whet.protocols import Callback
     from whet.registry import register
-    from whet.types import WhetError
+    from whet.types import Completion, Opening, Prompt, StepResult, WhetError
 
 __all__ = [
     "Callback",
+    "Completion",
     "EvalResult",
+    "Opening",
+    "Prompt",
     "Run",
     "RunComparison",
+    "StepResult",
     "WhetError",
     "__version__",
     "compare",
@@ -39,7 +43,11 @@ __all__ = [
 # Where each name is defined. torch and transformers take seconds to import; `import whet` must not.
 _HOMES = {
     "Callback": "whet.protocols",
+    "Completion": "whet.types",
+    "Opening": "whet.types",
+    "Prompt": "whet.types",
     "RunComparison": "whet.experiments.run_comparison",
+    "StepResult": "whet.types",
     "WhetError": "whet.types",
     "compare": "whet.experiments.run_comparison",
     "register": "whet.registry",

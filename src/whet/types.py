@@ -100,6 +100,7 @@ class Opening:
     messages: tuple[Message, ...]  # the whole conversation before the first turn
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas that the chat template shows to the model
     state: str | None = None  # names the state that the first turn starts from
+    role: str = ""  # whom the policy plays in this episode: its reward is compared with the same role's alone
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,14 @@ class Sample:
     def outcome(self) -> float | None:
         """The first part of the reward, which says whether the completion is right; None where it is unscorable."""
         return next(iter(self.parts.values()), None) if self.reward is not None else None
+
+
+def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples with their siblings: branches of one episode; a sample that is no branch stands alone."""
+    episodes: dict[tuple[str, str | int], list[Sample]] = {}
+    for place, sample in enumerate(samples):
+        episodes.setdefault((sample.role, sample.episode or place), []).append(sample)
+    return list(episodes.values())
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def post(path, body):
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=float(os.environ.get("OPENAI_TIMEOUT", 30))) as answer:
         return json.loads(answer.read())
 
 def chat(messages, **settings):
@@ -217,7 +217,10 @@ def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
     ("program", "returned", "stop", "counts", "failure"),
     [
         ('chat([user("x")]); print(json.dumps({"reward": None}))', None, StopReason.END, {}, ""),
-        ('chat([user("x")]); print("done")', None, StopReason.END, {"unreported_rewards": 1}, ""),
+        (
+            'chat([user("x")]); print("done")',
+            None, StopReason.END, {"unreported_rewards": 1}, 'reported no reward; print {"reward": 0.5} as the last',
+        ),
         ('chat([user("x")]); print(json.dumps({"reward": 0}))', 0.0, StopReason.END, {}, ""),
         ('chat([user("x")]); post("/episode/reward", {"reward": 0.5})', 0.5, StopReason.END, {}, ""),
         (
@@ -226,7 +229,7 @@ def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
         ),
         (
             'chat([user("x")]); print(\'{"reward": NaN}\')',
-            None, StopReason.END, {"unreported_rewards": 1}, "",
+            None, StopReason.END, {"bad_reports": 1, "unreported_rewards": 1}, "holds NaN, which is no JSON",
         ),
         (
             'chat([user("x")]); print(json.dumps({"reward": "high"}))',
@@ -235,6 +238,10 @@ def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
         (
             'chat([user("x")]); print(json.dumps({"reward": 1})); raise SystemExit("no luck")',
             None, StopReason.FAILED, {"failed_episodes": 1, "failed_programs": 1}, "exit code 1: no luck",
+        ),
+        (
+            'chat([user("x")]); print(json.dumps({"reward": 1}), flush=True); os.kill(os.getpid(), 9)',
+            None, StopReason.FAILED, {"failed_episodes": 1, "failed_programs": 1}, "was ended by signal 9",
         ),
         (
             'print(json.dumps({"reward": 1}))',
@@ -346,6 +353,77 @@ def test_a_disconnected_call_is_counted_and_not_trained(tmp_path, tokenizer):
     assert "quick" in sample.turns[0].text and sample.returned == 1.0
     assert play.notes.counts["disconnected_calls"] == 1 and play.notes.counts["undelivered_calls"] == 1
     assert len(play.engine.samples) == 2
+
+
+def test_what_an_abandoned_call_went_on_from_is_kept(tmp_path, tokenizer):
+    program = """
+    messages = [user("x")]
+    messages.append(chat(messages))
+    os.environ["OPENAI_TIMEOUT"] = "0.3"
+    try:
+        chat([*messages, user("slow")])
+    except OSError:
+        pass
+    print(json.dumps({"reward": 0.5}))
+    """
+
+    def slowly(prompt: str, request: object) -> str:
+        time.sleep(1.0 if "slow" in prompt else 0)
+        return "said"
+
+    play = Play(tmp_path, tokenizer, program, slowly, rows=1, count=1)
+    (sample,) = play.samples
+    assert [turn.role for turn in sample.turns] == ["prompt", "assistant"] and sample.returned == 0.5
+    assert sample.stop is StopReason.END
+    exact(sample, play.engine)
+
+
+def test_a_retry_trains_on_what_the_program_got(tmp_path, tokenizer):
+    program = """
+    for seconds in ("0.3", "30"):
+        os.environ["OPENAI_TIMEOUT"] = seconds
+        try:
+            got = chat([user("x")])
+            break
+        except OSError:
+            time.sleep(1)
+    print(json.dumps({"reward": 1, "metrics": {"seed": float(got["content"])}}))
+    """
+    calls = []
+
+    def slow_once(prompt: str, request: object) -> str:
+        calls.append(request)
+        time.sleep(1.0 if len(calls) == 1 else 0)
+        return str(request.seed % 1000)
+
+    play = Play(tmp_path, tokenizer, program, slow_once, rows=1, count=1)
+    (sample,) = play.samples
+    assert len(calls) == 2 and calls[0].seed != calls[1].seed
+    assert sample.completion == str(int(sample.metrics["seed"])) == str(calls[1].seed % 1000)
+    assert play.notes.counts["undelivered_calls"] == 1
+
+
+def test_a_program_that_hangs_before_its_first_call_costs_its_time_and_no_more(tmp_path, tokenizer):
+    program = """
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if row["id"] == "p0":
+        time.sleep(100)
+    chat([user("x")])
+    print(json.dumps({"reward": 1}))
+    """
+    began = time.monotonic()
+    play = Play(tmp_path, tokenizer, program, count=4, limits=AgentLimits(seconds=3))
+    assert time.monotonic() - began < 15  # four that ignore the request to end are ended together
+    hung, fine = play.groups
+    assert [(each.stop, each.returned, each.num_actions) for each in hung] == [(StopReason.SECONDS, None, 0)] * 4
+    assert [each.returned for each in fine] == [1.0] * 4
+
+
+def test_a_command_that_never_works_is_said_at_once(tmp_path, tokenizer):
+    with pytest.raises(WhetError, match=r"first 8 programs of env.agent all failed; episode p0#.: .*: no luck") as e:
+        Play(tmp_path, tokenizer, 'raise SystemExit("no luck")', count=40)
+    assert "\n" not in str(e.value)
 
 
 def test_a_program_that_is_slow_holds_up_nobody_for_long(tmp_path, tokenizer, monkeypatch):

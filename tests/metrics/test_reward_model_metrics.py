@@ -1,6 +1,7 @@
 """The numbers a run is judged by, from groups written by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,14 @@ def test_eval_metrics_are_means():
     samples = sample(1.0, length=5, right=1.0), sample(0.0, StopReason.LENGTH, length=1, right=0.0)
     found = eval_metrics([Group(Prompt("q", (), "?"), samples)])
     assert found == {"accuracy": 0.5, "reward": 0.5, "completion_tokens": 3.0, "truncated": 0.5}
+
+
+def test_branches_of_an_episode_count_as_one():
+    lone = replace(sample(0.0, length=2, right=0.0), episode="q#0")
+    branches = [replace(sample(1.0, length=length, right=1.0), episode="q#1") for length in (4, 6, 8)]
+    groups = [Group(Prompt("q", (), "?"), (lone, *branches))]
+    assert eval_metrics(groups) == {"accuracy": 0.5, "reward": 0.5, "completion_tokens": 4.0, "truncated": 0.0}
+    assert pass_at(groups, 2) == {"pass@1": 0.5, "pass@2": 1.0}
 
 
 def test_an_unscorable_completion_is_not_a_right_one():

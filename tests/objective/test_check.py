@@ -92,4 +92,5 @@ def test_every_method_works_in_some_run(name):
     """With updates where it needs them, or none where it ignores the ratio."""
     objective = PRESETS[name].objective
     updates = 4 if objective.clip.uses_ratio else 1
-    check_setting(objective, RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000), {})
+    setting = RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000, has_turns=PRESETS[name].episodes)
+    check_setting(objective, setting, {})

@@ -12,7 +12,8 @@ from whet.objective import PRESETS, with_changes
 SEEDS = range(8)
 MEMORY = {
     **{"running_sum": 0.3, "running_mass": 0.5, "length_power": 0.7, "beta": 0.6},
-    **{"prompt/3/w": 2.0, "prompt/3/l": 0.5, "prompt/10/w": 0.4, "prompt/10/l": 1.7},
+    **{"prompt/3/role/0/w": 2.0, "prompt/3/role/0/l": 0.5, "prompt/10/role/0/w": 0.4, "prompt/10/role/0/l": 1.7},
+    **{"prompt/3/role/1/w": 0.7, "prompt/3/role/1/l": 3.0},
     **{"entropy_weight": 0.04, "entropy_low": 1.0, "role/0": 0.35, "role/1": -0.2},
 }
 # drifts at which the rule of a method binds often enough to be checked

@@ -68,7 +68,7 @@ def rloo(case, *, beta=0.03):
     paid = paid_reward(case, beta)
     advantage = []
     for i in case.completions():
-        others = [paid[j] for j in case.members(i) if j != i]
+        others = [paid[j] for j in case.others(i)]
         advantage.append(paid[i] - mean(others) if others and paid[i] is not None else 0.0)
     return sequence_sum(score_function(case, on_tokens(case, advantage)))
 
@@ -398,14 +398,14 @@ def spo(case):
     """Single-stream (2509.13232): R - v of the prompt's Beta tracker, standardised over the batch."""
 
     def tracked(i):
-        won, lost = (case.memory.get(f"prompt/{case.prompt[i]}/{side}", 0.5) for side in "wl")
+        won, lost = (case.memory.get(f"prompt/{case.prompt[i]}/role/{case.role[i]}/{side}", 0.5) for side in "wl")
         return won / (won + lost)
 
     difference = [0.0 if case.reward[i] is None else case.reward[i] - tracked(i) for i in case.completions()]
     return token_mean(clipped(case, on_tokens(case, whitened_completions(case, difference))))
 
 
-def echo(case, *, weight=0.1):
+def echo(case, *, weight=0.05):
     """ECHO (2605.24517): GRPO, and the mean log-probability of what environments wrote in scored episodes."""
     seen = [each for i in case.scored() for each in case.observed[i]]
     policy = token_mean(clipped(case, on_tokens(case, standardised(case))))

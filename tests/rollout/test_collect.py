@@ -18,7 +18,7 @@ from whet.rollout.collect import (
 )
 from whet.rollout.prompt_order import SELDOM, PromptOrder, visit_share
 from whet.train.step_metrics import group_staleness
-from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support
+from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support, by_episode
 
 PROMPTS = [Prompt(f"q{row}", (), "?") for row in range(40)]
 HOW = Sampling(max_new_tokens=4)
@@ -132,6 +132,17 @@ def test_more_completions_are_drawn_until_both_outcomes_are_there():
     assert len(first.drawn) == 12 and sum(first.drawn) == 1 and len(second.drawn) == 16
     assert [each.outcome for each in first.samples].count(1.0) == 1 and len(first.samples) == 4
     assert found.num_samples == 28
+
+
+def test_episodes_of_later_rounds_are_no_branches_of_the_first():
+    def named(rows, count, sampling, seed):
+        outcome = float(len(seed) == 3)
+        made = [replace(sample(outcome), episode=f"p#{number}") for number in range(count)]
+        return [Group(PROMPTS[0], tuple(made)) for _ in rows]
+
+    found = draw_batch(named, counter(), RolloutSpec(1, 4, HOW, False, Balanced(4)), (7, 1))
+    ((_, group),) = found.groups
+    assert len(group.samples) == len(by_episode(group.samples)) == 4
 
 
 @pytest.mark.parametrize(("right", "wrong", "taken"), [(6, 6, 2), (1, 9, 1), (9, 1, 3), (0, 8, 0), (8, 0, 0)])

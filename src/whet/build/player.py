@@ -83,7 +83,8 @@ def _agent_player(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
 ) -> tuple[Player, dict[str, str]]:
     section = config.env
-    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds)
+    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds, section.at_once)
+    rewards = config.reward.template or [part.reward for part in config.reward.parts]
     runner = AgentRunner(
         engine,
         loaded.tokenizer,
@@ -94,6 +95,7 @@ def _agent_player(
         history=section.history,
         call_format=section.call_format,
         model=Path(config.model.name).name,
+        must_report=not rewards or "environment" in rewards,
     )
     bounds = f"up to {limits.calls} calls and {limits.tokens} tokens behind a conversation's first prompt"
     return runner, {"agent": f"{section.agent}; {bounds}, {limits.at_once} programs at once"}

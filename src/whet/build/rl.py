@@ -51,6 +51,7 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
         batch.staleness,
         step_scorer(parts) is not None,
         config.steps,
+        not config.env.is_single,
     )
     check_setting(objective, setting, changes)
     if config.model.reference == "reload" and objective.reference.name != "frozen":

@@ -12,6 +12,7 @@ import typer
 
 from whet.cli.options import (
     APP_SETTINGS,
+    Agent,
     AsJson,
     Data,
     Environment,
@@ -63,6 +64,7 @@ def evaluate(
     reward: Rewards = None,
     env: Environment = None,
     tool: Tools = None,
+    agent: Agent = None,
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Completions per prompt; 1 is greedy.")
     ] = 1,
@@ -80,7 +82,7 @@ def evaluate(
     A run folder is measured on the held-out prompts of its own task. The completions are kept in a file. With --rerank:
     best of n and votes for every n.
     """
-    played = environment_settings(env, tool)
+    played = environment_settings(env, tool, agent)
     choices = (reward or (), settings or (), rerank or (), search, page, out, as_json, played)
     run_evaluation(EvalRequest(model, data, samples, *choices))
 
@@ -100,6 +102,7 @@ def sample(
     reward: Rewards = None,
     env: Environment = None,
     tool: Tools = None,
+    agent: Agent = None,
     settings: Settings = None,
 ) -> None:
     """Look at completions: to your own prompt, or to held-out prompts with their rewards. Greedy for one completion.
@@ -112,7 +115,7 @@ def sample(
     from whet.types import Prompt
 
     values = merged(from_settings(settings or []), _reward_settings(reward or ()))
-    values = merged(values, environment_settings(env, tool))
+    values = merged(values, environment_settings(env, tool, agent))
     if number == 1:
         values.setdefault("sampling", {}).setdefault("temperature", 0.0)
     if prompt is None:

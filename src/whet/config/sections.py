@@ -257,6 +257,7 @@ class EnvSection(Section):
         True, description="tell the model of its tools in the system message, where its chat template does not"
     )
     agent: str = Field("", description="a program that plays the episodes itself and speaks to an OpenAI endpoint")
+    at_once: int = Field(16, ge=1, le=1024, description="programs of an agent that run side by side")
     history: Literal["template", "sampled"] = Field(
         "template",
         description="earlier turns: a template that rewrites them is refused, or they stay as they were sampled",
@@ -288,6 +289,8 @@ class EnvSection(Section):
                 raise ValueError(
                     f"{changed[0]} has no effect without an environment; give env.name, env.tools or env.agent"
                 )
+        if self.at_once != type(self).model_fields["at_once"].default and not self.agent:
+            raise ValueError("at_once has no effect without agent; give the command of a program, or drop it")
         if self.settings and not self.name:
             raise ValueError("settings has no effect without name; for tools give tool_settings")
         for key in ("tool_settings", "sandboxed"):

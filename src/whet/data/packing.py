@@ -103,7 +103,7 @@ def _drawn(groups: Sequence[Group]) -> Tensor | None:
 def _earned(samples: Sequence[Sample], width: int, weight: float | None) -> tuple[Tensor | None, Tensor | None]:
     """[N, T], process rewards and rewards of turns where they were earned, and [N], what of it is in the reward.
 
-    `weight` is what the environment's rewards count in the reward; None: they are no part of it.
+    `weight` is what the environment's rewards count in the reward; None: they are no part of it, and nothing is earned.
     """
     if not any(sample.steps or sample.turns for sample in samples):
         return None, None
@@ -112,9 +112,10 @@ def _earned(samples: Sequence[Sample], width: int, weight: float | None) -> tupl
     for number, sample in enumerate(samples):
         turns = [(turn.last, turn.turn.reward) for turn in policy_turns(sample) if turn.turn.reward is not None]
         scores = [step for step in sample.steps if step not in turns]
-        for position, score in scores + [(last, (1.0 if weight is None else weight) * each) for last, each in turns]:
+        paid = [] if weight is None else [(last, weight * each) for last, each in turns]
+        for position, score in scores + paid:
             rows[number, position] = score + float(rows[number, position].nan_to_num())
-        returned[number] = 0.0 if weight is None else weight * fsum(each for _, each in turns)
+        returned[number] = fsum(each for _, each in paid)
     if rows.isnan().all():
         return None, None
     return rows, returned if bool(returned.any()) else None

@@ -99,7 +99,8 @@ class _PlainTurns:
     """Answers to plain-text prompts: the contents, one after another."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+        self._encoder = _TextEncoder(tokenizer, control_tokens(tokenizer))
+        self._rendered: dict[tuple[str, ...], RenderedAnswer] = {}
         eos = tokenizer.eos_token_id
         self.end_tokens: frozenset[int] = frozenset() if eos is None else frozenset((int(eos),))
 
@@ -111,11 +112,14 @@ class _PlainTurns:
         ended: bool,
         last_token: int | None = None,
     ) -> RenderedAnswer:
-        contents = [_content(message) for message in messages]
-        text = "".join(contents)
-        encoded = _encode(self._tokenizer, text, [(0, len(text))], control_tokens(self._tokenizer))
-        places = [encoded.place(sum(map(len, contents[:count]))) for count in range(len(contents) + 1)]
-        return RenderedAnswer(encoded.tokens, _pairs(places), encoded.split)
+        contents = tuple(_content(message) for message in messages)
+        if contents not in self._rendered:
+            _make_place(self._rendered)
+            text = "".join(contents)
+            encoded = self._encoder.encoded(text, [(0, len(text))])
+            places = [encoded.place(sum(map(len, contents[:count]))) for count in range(len(contents) + 1)]
+            self._rendered[contents] = RenderedAnswer(encoded.tokens, _pairs(places), encoded.split)
+        return self._rendered[contents]
 
 
 class _Refused(Exception):
@@ -128,6 +132,7 @@ class _TemplateTurns:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]], history: str) -> None:
         self._tokenizer, self._tools, self._history = tokenizer, tuple(tools), history
         self._control = control_tokens(tokenizer)
+        self._encoder = _TextEncoder(tokenizer, self._control)
         special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         # Qwen's and GLM's </tool_call> is an added token too, but no special one: it ends no turn
         self._enders = tuple(token for token in self._control if token in special) or self._control
@@ -163,8 +168,7 @@ class _TemplateTurns:
         # what a group is told is often the same
         key = repr((messages, ended, last_token))
         if key not in self._rendered:
-            if len(self._rendered) >= MOST_RENDERED:
-                self._rendered.clear()
+            _make_place(self._rendered)
             self._rendered[key] = self._render(messages, ended, last_token)
         return self._rendered[key]
 
@@ -188,13 +192,13 @@ class _TemplateTurns:
         # the end token is a border of the tokenizer's own: what stands before it does not reach what follows
         anchor = len(end.token)
         contents = [(start + anchor, stop + anchor) for start, stop in written.contents]
-        encoded = _encode(self._tokenizer, end.token + written.text, contents, self._control)
+        encoded = self._encoder.encoded(end.token + written.text, contents)
         tokens, skipped = encoded.tokens, 0
         if ended:
             skipped = encoded.place(anchor)
             tokens = tokens[skipped:]
         elif end.before:
-            lead = _encode(self._tokenizer, end.before, [], self._control).tokens
+            lead = self._encoder.encoded(end.before, []).tokens
             tokens, skipped = lead + tokens, -len(lead)
         places = [encoded.place(border + anchor) - skipped for border in written.borders]
         return RenderedAnswer(tokens, _pairs(places), broken + encoded.split)
@@ -578,6 +582,12 @@ def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     return int(number)
 
 
+def _make_place(rendered: dict[Any, RenderedAnswer]) -> None:
+    """For one more."""
+    if len(rendered) >= MOST_RENDERED:
+        rendered.clear()
+
+
 def _pairs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(places))
 
@@ -593,29 +603,53 @@ class _EncodedText:
         return next((i for i, start in enumerate(self.starts) if start >= character), len(self.starts))
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerBase, text: str, contents: Sequence[tuple[int, int]], control: Sequence[str]
-) -> _EncodedText:
-    """The tokens of `text`, as the tokenizer makes them; no part of `contents` becomes a control token.
+class _TextEncoder:
+    """Makes tokens of text, as the tokenizer does; no part of what others say becomes a control token."""
 
-    Where one would, the text is cut inside it and the pieces are tokenised on their own.
-    """
-    controls = {_token_id(tokenizer, token) for token in control if len(token) > 1} if contents else set()
-    cuts: set[int] = set()
-    while True:
-        tokens: list[int] = []
-        starts: list[int] = []
-        forged: list[int] = []
-        for begin, finish in pairwise((0, *sorted(cuts), len(text))):
-            encoded = tokenizer(text[begin:finish], add_special_tokens=False, return_offsets_mapping=True)
-            for token, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                tokens.append(int(token))
-                starts.append(begin + start)
-                if token in controls:
-                    forged += _cut(text, begin + start, begin + stop, contents)
-        if not forged:
-            return _EncodedText(tuple(tokens), tuple(starts), len(cuts))
-        cuts.update(forged)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, control: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._controls = {_token_id(tokenizer, token) for token in control if len(token) > 1}
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._is_tried = False
+
+    def encoded(self, text: str, contents: Sequence[tuple[int, int]]) -> _EncodedText:
+        """The tokens of `text`. Where one of `contents` would become a control token, the text is cut inside it, and
+        the pieces are tokenised on their own."""
+        controls = self._controls if contents else frozenset()
+        cuts: set[int] = set()
+        while True:
+            tokens: list[int] = []
+            starts: list[int] = []
+            forged: list[int] = []
+            for begin, finish in pairwise((0, *sorted(cuts), len(text))):
+                ids, offsets = self._encode(text[begin:finish])
+                tokens += ids
+                starts += [begin + start for start, _ in offsets]
+                if not controls.isdisjoint(ids):
+                    for token, (start, stop) in zip(ids, offsets, strict=True):
+                        if token in controls:
+                            forged += _cut(text, begin + start, begin + stop, contents)
+            if not forged:
+                return _EncodedText(tuple(tokens), tuple(starts), len(cuts))
+            cuts.update(forged)
+
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens and their places; by the tokenizers library itself where that gives the same, in a third of the time.
+
+        Its settings may be left by others: they are looked at every time.
+        """
+        backend = self._backend
+        is_plain = backend is not None and backend.truncation is None and backend.padding is None
+        if self._is_tried and is_plain:
+            found = backend.encode(text, add_special_tokens=False)
+            return found.ids, found.offsets
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
+        if is_plain and text:
+            found = backend.encode(text, add_special_tokens=False)
+            self._is_tried = (found.ids, found.offsets) == (ids, offsets)
+            self._backend = backend if self._is_tried else None
+        return ids, offsets
 
 
 def _cut(text: str, start: int, stop: int, contents: Sequence[tuple[int, int]]) -> list[int]:

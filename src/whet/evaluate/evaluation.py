@@ -13,7 +13,8 @@ from whet.data.usable import without
 from whet.metrics.selection import pass_at
 from whet.reward import RewardPart
 from whet.rollout.collect import Score
-from whet.train.evaluate import Evaluator, eval_metrics, warn_of_failures
+from whet.rollout.play import tell_failures
+from whet.train.evaluate import Evaluator, eval_metrics
 from whet.types import Group, Prompt, Sample, WhetError
 
 OnFacts = Callable[[Mapping[str, str]], None]
@@ -97,7 +98,7 @@ def sample_completions(
     if on_facts is not None:
         on_facts(decode_facts(runtime, sampling, tokens))
     drawn = runtime.player.play(prompts, tokens, num_samples, sampling, (config.seed,))
-    warn_of_failures(runtime.player)
+    tell_failures(runtime.player.take_notes())
     if not scored:
         return [list(samples) for samples in drawn]
     score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))

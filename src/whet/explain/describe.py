@@ -55,6 +55,7 @@ def described(preset: Preset[Any], family: Family[Any]) -> Method:
         preset.unverified,
         {axis: choice(getattr(objective, axis)) for axis in family.axes},
         tuple(sorted(objective.needs())),
+        preset.episodes,
         preset.run,
         preset.small_run,
         tuple(description(objective, updates_per_step=2)[1:]),

@@ -46,6 +46,7 @@ class Method:
     unverified: str = ""  # what could not be read in the paper or its authors' code
     components: Mapping[str, ComponentChoice] = field(default_factory=dict)  # by axis; none for SFT and reward models
     needs: tuple[str, ...] = ()  # what the training loop provides beyond rewards or pairs
+    episodes: bool = False  # a run needs an environment, tools or an agent
     run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run that the method is nothing without
     small_run: Mapping[str, Any] = field(default_factory=dict)  # and for the built-in model
     aim: tuple[str, ...] = ()  # the effective objective in words and symbols, a line each

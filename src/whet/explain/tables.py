@@ -76,7 +76,9 @@ def record(method: Method) -> dict[str, Any]:
 
 def explanation(name: str) -> str:
     """A method for a reader: the paper's formula, its components, what it fixes and breaks, and what whet chose."""
-    return "\n".join([*_explained(catalogue.method(name)), "", f"run it    whet train {name}"])
+    method = catalogue.method(name)
+    environment = " --env file.py:Class" if method.episodes else ""
+    return "\n".join([*_explained(method), "", f"run it    whet train {name}{environment}"])
 
 
 def explanation_with_plot(name: str) -> str:

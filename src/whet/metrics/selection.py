@@ -15,7 +15,7 @@ from statistics import fmean
 
 import numpy as np
 
-from whet.types import Group
+from whet.types import Group, by_episode
 
 MOST_SUBSETS = 20_000  # looked at one by one; above it a weighted vote draws some of them
 DRAWN_SUBSETS = 4_096
@@ -166,7 +166,8 @@ def pass_at(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
     for k in sizes(num_samples):
         failures = []
         for group in groups:
-            right = sum(sample.outcome == 1.0 for sample in group.samples)
+            # branches of an episode are one attempt
+            right = sum(all(each.outcome == 1.0 for each in attempt) for attempt in by_episode(group.samples))
             failures.append(comb(num_samples - right, k) / comb(num_samples, k))
         rates[f"pass@{k}"] = 1.0 - fmean(failures)
     return rates

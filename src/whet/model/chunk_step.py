@@ -17,7 +17,7 @@ from torch import Tensor
 from whet.model.cuda_step import Caches
 from whet.model.fused_weights import FusedBlock, FusedWeights
 from whet.model.layer_ops import added_and_normed, gated, kernels_for, rotated
-from whet.model.shared_prefix import to_device
+from whet.model.shared_prefix import long_tensor, to_device
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ def chunk_of(
     device: torch.device,
 ) -> Chunk:
     """The tokens go to the device in one piece, without waiting for it."""
-    sizes = torch.tensor([len(each) for each in tokens])
+    sizes = long_tensor([len(each) for each in tokens])
     ends = sizes.cumsum(0)
-    first, before = ends - sizes, torch.tensor(kept)
+    first, before = ends - sizes, long_tensor(kept)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     place = torch.arange(len(owner)) - first[owner] + before[owner]
-    flat = torch.tensor([token for each in tokens for token in each], dtype=torch.long)
-    parts = (flat, owner, place, torch.tensor(rows), torch.tensor(slots), first, sizes, before)
+    flat = long_tensor([token for each in tokens for token in each])
+    parts = (flat, owner, place, long_tensor(rows), long_tensor(slots), first, sizes, before)
     moved = to_device(torch.cat(parts), device).split([len(each) for each in parts])
     return Chunk(int(sizes.max()), *moved)
 

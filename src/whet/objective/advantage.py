@@ -331,7 +331,8 @@ class PromptTracker(CompletionBaseline):
     """b = a / (a + b) of a Beta tracker a prompt keeps from visit to visit. Xu 2025 (2509.13232), single-stream.
 
     After use: a <- keep a + SUM R, b <- keep b + SUM (1 - R). Rewards must be in [0, 1]; works with one completion a
-    prompt. The paper lets `keep` fall with the policy's KL since the last visit; here it is one number.
+    prompt. The paper lets `keep` fall with the policy's KL since the last visit; here it is one number. The roles of a
+    prompt have trackers of their own.
     """
 
     keep: float = 0.9
@@ -365,7 +366,10 @@ class PromptTracker(CompletionBaseline):
     def _keys(self, batch: TokenBatch) -> list[str]:
         if batch.prompt is None:
             raise ValueError("prompt_tracker needs the prompt's number and the batch has none")
-        return [f"prompt/{number}" for number in batch.prompt.tolist()]
+        keys = [f"prompt/{number}" for number in batch.prompt.tolist()]
+        if batch.role is None:
+            return keys
+        return [f"{key}/role/{role}" for key, role in zip(keys, batch.role.tolist(), strict=True)]
 
     def _counts(self, key: str, memory: Memory) -> tuple[float, float]:
         return memory.get(f"{key}/w", 0.5), memory.get(f"{key}/l", 0.5)

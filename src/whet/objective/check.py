@@ -22,6 +22,7 @@ class RunSetting:
     staleness: int = 0  # policy versions that completions are behind
     has_steps: bool = False  # a reward scores the steps of a completion
     steps: int = 0  # of the run; 0: not known
+    has_turns: bool = False  # an environment, tools or an agent answer the policy
 
 
 def check_setting(objective: Objective, setting: RunSetting, changed: Mapping[str, Any]) -> None:
@@ -55,10 +56,10 @@ def _impossible(objective: Objective, setting: RunSetting) -> Iterator[str]:
             f"objective.baseline={objective.baseline.name} never asks; "
             "give objective.baseline=gae, or objective.value=none"
         )
-    if "step_reward" in objective.needs() and not setting.has_steps:
+    if "step_reward" in objective.needs() and not setting.has_steps and not setting.has_turns:
         yield (
             f"objective.baseline={objective.baseline.name} needs a reward that scores the steps of a completion; "
-            "give one, such as --reward working_steps"
+            "give one, such as --reward working_steps, or an --env that rewards turns"
         )
     if objective.baseline.name == "partwise_group" and setting.num_parts < 2:
         yield "objective.baseline=partwise_group compares the parts of a reward one by one; give two --reward or more"
@@ -83,7 +84,32 @@ def _impossible(objective: Objective, setting: RunSetting) -> Iterator[str]:
         )
 
 
+# components that look at the turns of an episode, and what does the same for a single completion
+OF_EPISODES = {
+    "baseline": {
+        "running_role_mean": "running_mean",
+        "turn_return": "leave_one_out",
+        "turn_index_rewards": "leave_one_out",
+    },
+    "select": {"finished_turns": "finished"},
+    "imitate": {"observed": "none"},
+}
+
+
+def _without_turns(objective: Objective, setting: RunSetting) -> Iterator[str]:
+    """What is nothing, or another component, where every sample is one completion."""
+    for axis, components in OF_EPISODES.items():
+        name = getattr(objective, axis).name
+        if name in components and not (axis == "baseline" and setting.has_steps and name != "running_role_mean"):
+            yield (
+                f"objective.{axis}={name} is about episodes and this run writes single completions; give --env, "
+                f"--tool or --agent, or objective.{axis}={components[name]}"
+            )
+
+
 def _pointless(objective: Objective, setting: RunSetting) -> Iterator[str]:
+    if not setting.has_turns:
+        yield from _without_turns(objective, setting)
     if setting.updates > 1 and not objective.clip.uses_ratio and not objective.mismatch.needs:
         yield (
             f"updates_per_step is {setting.updates} but objective.clip={objective.clip.name} ignores how far the "

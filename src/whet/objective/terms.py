@@ -238,7 +238,7 @@ class ImitateObserved(Component):
     no reward. Tokens of an unscorable sample are left out: its environment failed.
     """
 
-    weight: float = 0.1
+    weight: float = 0.05
     name: ClassVar[str] = "observed"
     needs: ClassVar[frozenset[str]] = frozenset({"observed"})
 

@@ -19,7 +19,9 @@ def opening_of(value: Any) -> Opening | None:
     if value is None:
         return None
     if isinstance(value, Opening):
-        return Opening(_messages(value.messages, "start"), tuple(value.tools), _state(value.state))
+        return Opening(
+            _messages(value.messages, "start"), tuple(value.tools), _state(value.state), str(value.role or "")
+        )
     return Opening(_messages(value, "start"))
 
 

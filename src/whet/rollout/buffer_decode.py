@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whet.model.decode_state import BatchShape
 from whet.model.hooked_decode import HookedDecoder
+from whet.model.shared_prefix import long_tensor
 from whet.rollout.sampling import Draw, draw
 from whet.rollout.scheduler import DecodeJob, TokenLog
 from whet.types import SessionShape
@@ -63,7 +64,7 @@ class BufferBackend:
 
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         width = max(map(len, prompts))
-        tokens = torch.tensor([prompt + (0,) * (width - len(prompt)) for prompt in prompts])
+        tokens = long_tensor([prompt + (0,) * (width - len(prompt)) for prompt in prompts])
         lengths = list(map(len, prompts))
         self._decoder.prefill(tokens, lengths, slots, self._state)
         for slot, length in zip(slots, lengths, strict=True):
@@ -89,7 +90,7 @@ class BufferBackend:
             self._waits_with.pop(row, None)
         prompt_width = max(self._lengths[slot] for slot in slots)
         extension = self._state.begin_extension(rows, slots, starts, lengths, prompt_width)
-        tokens = torch.tensor([chunk + (0,) * (width - len(chunk)) for chunk in chunks])
+        tokens = long_tensor([chunk + (0,) * (width - len(chunk)) for chunk in chunks])
         return self._decoder.extend(tokens, extension, self._state)
 
     def seat(self, slots: Sequence[int | None]) -> None:

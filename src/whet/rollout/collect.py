@@ -211,7 +211,10 @@ def _grow(
             break
         extra = sample_groups([rows[place] for place in agreeing], spec.group_size, spec.sampling, (*seed, number))
         for place, group in zip(agreeing, extra, strict=True):
-            pools[place] += group.samples
+            # an episode of another round is no branch of the one that has its number in the first
+            pools[place] += [
+                replace(each, episode=f"{each.episode}+{number}") if each.episode else each for each in group.samples
+            ]
             more += len(group.samples)
     return [
         replace(

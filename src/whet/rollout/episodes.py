@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,12 +27,13 @@ from torch import Tensor
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.importing import error_text
-from whet.protocols import Engine, Environment, Session
+from whet.model.shared_prefix import long_tensor
+from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.play import PlayNotes
 from whet.rollout.seed import request_seed
-from whet.rollout.session import open_session
+from whet.rollout.session import LateSession
 from whet.types import (
     Completion,
     Message,
@@ -49,6 +51,7 @@ from whet.types import (
 )
 
 GRACE = 1.0  # seconds that the engine waits for an environment never found slow
+LEAST_SPLIT = 32  # answers at once, from which on two halves of them are taken in one after the other
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -74,7 +77,6 @@ class _Episode:
     began: float
     unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
-    action: list[bool] = field(default_factory=list)
     logp: list[Tensor] = field(default_factory=list)
     supports: list[Support | None] = field(default_factory=list)
     versions: tuple[int, int] | None = None
@@ -82,6 +84,7 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     renderer: TurnRenderer | None = None
     state: str | None = None
+    role: str = ""
     num_prompt: int = 0
     num_turns: int = 0
     returned: float | None = None
@@ -146,7 +149,8 @@ class EpisodeRunner:
         for episode in episodes if self._make is not None else ():
             self._equip(episode)
         sampling = _with_stops(sampling, [each.environment for each in episodes])
-        with open_session(self._engine, sampling, self._shape(prompt_tokens, count, sampling, turns), turns) as session:
+        shape = self._shape(prompt_tokens, count, sampling, turns)
+        with closing(LateSession(self._engine, sampling, shape, turns)) as session:
             play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
             try:
                 play.run(episodes)
@@ -205,24 +209,31 @@ class _Play:
     """One batch of episodes."""
 
     def __init__(
-        self, runner: EpisodeRunner, session: Session, sampling: Sampling, prompt_tokens: Sequence[tuple[int, ...]]
+        self,
+        runner: EpisodeRunner,
+        session: LateSession,
+        sampling: Sampling,
+        prompt_tokens: Sequence[tuple[int, ...]],
     ) -> None:
         self._runner, self._session, self._sampling = runner, session, sampling
         self._prompt_tokens = prompt_tokens  # by episode
         self._limits = runner._limits
         self._calls: dict[int, _EnvironmentCall] = {}  # by episode
-        self._answered: queue.SimpleQueue[int] = queue.SimpleQueue()  # episodes whose call came back
+        self._answered: queue.SimpleQueue[_EnvironmentCall] = queue.SimpleQueue()  # calls that came back
+        self._pending: set[int] = set()  # episodes whose call was not seen to come back
         self._writing: dict[int, _Episode] = {}  # by request
         self._num_requests = 0
-        self._opened: dict[Any, tuple[int, ...]] = {}  # tokens of openings: a group has the same one
+        self._opened: dict[Any, tuple[tuple[int, ...], str]] = {}  # openings as tokens and text: a group has the same
 
     def run(self, episodes: Sequence[_Episode]) -> None:
         for episode in episodes:
             self._begin(episode)
         while self._writing or self._calls:
             self._take_answers()
-            if self._session.is_idle:
-                continue
+            self._write()
+
+    def _write(self) -> None:
+        if not self._session.is_idle:
             for request, sample in self._session.advance():
                 self._written(self._writing.pop(request), sample)
 
@@ -244,8 +255,10 @@ class _Play:
         limit: StopReason | None = None,
     ) -> None:
         future = self._runner._pool.submit(function, argument)
-        self._calls[episode.number] = _EnvironmentCall(future, episode, is_start, time.monotonic(), limit)
-        future.add_done_callback(lambda _: self._answered.put(episode.number))
+        call = _EnvironmentCall(future, episode, is_start, time.monotonic(), limit)
+        self._calls[episode.number] = call
+        self._pending.add(episode.number)
+        future.add_done_callback(lambda _: self._answered.put(call))
 
     def _take_answers(self) -> None:
         """Answers that have come, in the order of the episodes; waits within the grace, or while nobody writes."""
@@ -268,28 +281,49 @@ class _Play:
         self._expire()
         waited = time.monotonic() - started
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
-        for number in sorted(came):
+        half = self._half_of(came)
+        for place, number in enumerate(sorted(came)):
+            if place == half:
+                self._write()
             call = self._calls.pop(number, None)
             if call is not None:
                 self._answer(call)
 
+    def _half_of(self, came: Sequence[int]) -> int | None:
+        """How many answers to take in before the engine writes on; None: all of them.
+
+        Where many turns ended together, a device of its own would stand still meanwhile. It writes on for the first
+        half, and from then on the two halves keep it busy for each other.
+        """
+        stands_still = not self._writing and self._session.runs_ahead
+        if len(came) < LEAST_SPLIT or not stands_still or any(self._calls[each].is_start for each in came):
+            return None
+        return len(came) // 2
+
     @property
     def _come(self) -> list[int]:
-        return [number for number, call in self._calls.items() if call.future.done()]
+        return [number for number in self._calls if number not in self._pending]
 
     def _collect(self, wait_until: float | None, any_will_do: bool = False) -> bool:
         """Wait for calls to come back: all of them, or any; True where none is left to wait for."""
         while True:
-            waiting = [call for call in self._calls.values() if not call.future.done()]
-            if not waiting or (any_will_do and len(waiting) < len(self._calls)):
-                return not waiting
+            while not self._answered.empty():
+                self._note_answer(self._answered.get())
+            if not self._pending or (any_will_do and len(self._pending) < len(self._calls)):
+                return not self._pending
             left = 0.0 if wait_until is None else wait_until - time.monotonic()
             if left <= 0:
                 return False
             try:
-                self._answered.get(timeout=left)
+                self._note_answer(self._answered.get(timeout=left))
             except queue.Empty:
                 return False
+
+    def _note_answer(self, call: _EnvironmentCall) -> None:
+        """An episode may have gone on without this call, and wait for another one."""
+        number = call.episode.number
+        if self._calls.get(number) is call:
+            self._pending.discard(number)
 
     def _next_deadline(self) -> float:
         return min(min(self._deadlines(call)) for call in self._calls.values())
@@ -302,7 +336,8 @@ class _Play:
     def _expire(self) -> bool:
         """End the episodes whose environment takes too long; True where one was ended."""
         now, late = time.monotonic(), []
-        for number, call in self._calls.items():
+        for number in self._pending:
+            call = self._calls[number]
             if call.future.done():
                 continue
             of_call, of_episode = self._deadlines(call)
@@ -312,6 +347,7 @@ class _Play:
                 late.append((number, StopReason.STEP_SECONDS))
         for number, reason in late:
             call = self._calls.pop(number)
+            self._pending.discard(number)
             self._runner._pool.give_up(call.future, type(call.episode.environment).__name__)
             if call.is_start:
                 self._fail(call.episode, f"its start took longer than {self._limits.step_seconds:g} seconds")
@@ -349,17 +385,18 @@ class _Play:
             shown = Prompt(prompt.id, opening.messages, None, prompt.answer, prompt.meta, tools)
             key = repr((opening.messages, tools))
             if key not in self._opened:
-                self._opened[key] = prompt_tokens(runner._tokenizer, shown)
-            tokens = self._opened[key]
+                tokens = prompt_tokens(runner._tokenizer, shown)
+                text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
+                self._opened[key] = (tokens, text)
+            tokens, text = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
-            text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
+            episode.role = opening.role
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
         elif episode.environment is not None:
             episode.messages = list(prompt.messages)
         if episode.environment is not None:
             episode.renderer = runner.renderer(prompt, prompt.tools)
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
-        episode.action = [False] * len(tokens)
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
 
@@ -387,6 +424,9 @@ class _Play:
         rooms = [context - len(episode.tokens)] if context else []
         if most and episode.environment is not None:
             rooms.append(most - (len(episode.tokens) - episode.num_prompt))
+        if self._session.room is not None and episode.environment is not None:
+            # of one that an environment opened late, with a longer prompt than all before it
+            rooms.append(self._session.room - len(episode.tokens))
         return min(rooms, default=self._sampling.max_new_tokens)
 
     def _written(self, episode: _Episode, sample: Sample) -> None:
@@ -397,7 +437,6 @@ class _Play:
         start = len(episode.tokens)
         fresh = sample.tokens[start:].tolist()
         episode.tokens += fresh
-        episode.action += [True] * len(fresh)
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append(sample.support)
         oldest, newest = episode.versions or sample.versions
@@ -445,7 +484,6 @@ class _Play:
             episode.turns.append(Turn(str(message["role"]), _text(message), base + start, base + stop))
         episode.messages += result.messages
         episode.tokens += answer.tokens
-        episode.action += [False] * len(answer.tokens)
         episode.logp.append(torch.zeros(len(answer.tokens)))
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
@@ -481,7 +519,6 @@ class _Play:
             runner._failures.append(line)
         if not episode.tokens:
             episode.tokens = list(self._prompt_tokens[episode.number])
-            episode.action = [False] * len(episode.tokens)
             episode.num_prompt = len(episode.tokens)
         self._end(episode, StopReason.FAILED)
 
@@ -489,12 +526,15 @@ class _Play:
         if episode.request is not None:
             self._session.release(episode.request)
         # what stands behind the last turn of the policy teaches nothing
-        end = max((turn.stop for turn in episode.turns if turn.role == "assistant"), default=len(episode.tokens))
-        logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
+        end = policy[-1].stop if policy else len(episode.tokens)
+        logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
+        action = torch.zeros(end, dtype=torch.bool)
+        for turn in policy:
+            action[turn.start : turn.stop] = True
         episode.sample = Sample(
-            tokens=torch.tensor(episode.tokens[:end], dtype=torch.long),
-            action=torch.tensor(episode.action[:end], dtype=torch.bool),
+            tokens=long_tensor(episode.tokens[:end]),
+            action=action,
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,
@@ -504,6 +544,7 @@ class _Play:
             turns=tuple(episode.turns),
             returned=_returned(episode, reason),
             episode=episode.name,
+            role=episode.role,
             metrics=dict(episode.metrics),
         )
 

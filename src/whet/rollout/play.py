@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from whet.types import Prompt, Sample, Sampling
+
+logger = logging.getLogger(__name__)
+MOST_LINES = 3  # failures of an evaluation that are told in words
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,14 @@ class PlayNotes:
     seconds: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[str, ...] = ()  # each with the id of its episode
     counts: Mapping[str, int] = field(default_factory=dict)  # of what belongs to no sample
+
+
+def tell_failures(notes: PlayNotes) -> None:
+    """Say what went wrong in episodes that belong to no step."""
+    for failure in notes.failures[:MOST_LINES]:
+        logger.warning("%s", failure)
+    if len(notes.failures) > MOST_LINES:
+        logger.warning("%d episodes failed in all", max(notes.counts.get("failed_episodes", 0), len(notes.failures)))
 
 
 class Player(Protocol):

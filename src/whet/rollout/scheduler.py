@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.model.shared_prefix import to_device
+from whet.model.shared_prefix import long_tensor, to_device
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason, Support, WhetError
 
@@ -239,7 +239,7 @@ class Look:
 
 def numbers_on(device: torch.device, values: Sequence[Any]) -> Tensor:
     """The values as an int64 tensor on the device, without waiting for what it computes."""
-    return to_device(torch.tensor(values, dtype=torch.long), device)
+    return to_device(long_tensor(values), device)
 
 
 class TokenLog:

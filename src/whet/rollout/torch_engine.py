@@ -23,6 +23,7 @@ from whet.model.causal_lm import CausalLM
 from whet.model.fast_path import FastPath
 from whet.model.fused_decode import fused_decoder
 from whet.model.hooked_decode import HookedDecoder, hooked_decoder
+from whet.model.shared_prefix import long_tensor
 from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.decode_session import DecodeSession, RereadingSession, check_length
@@ -199,7 +200,7 @@ def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int)
         start = len(each.request.tokens)
         found.append(
             Sample(
-                tokens=torch.cat([torch.tensor(each.request.tokens, dtype=torch.long), each.tokens]),
+                tokens=torch.cat([long_tensor(each.request.tokens), each.tokens]),
                 action=torch.arange(start + len(each.tokens)) >= start,
                 behavior_logp=F.pad(each.logp, (start, 0)),
                 versions=(version, version),

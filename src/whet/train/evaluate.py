@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -12,11 +11,8 @@ from typing import Any
 from whet.protocols import Engine
 from whet.rollout.collect import Score, score_groups
 from whet.rollout.episodes import EpisodeRunner
-from whet.rollout.play import Player
-from whet.types import Group, Prompt, Sample, Sampling, StopReason
-
-logger = logging.getLogger(__name__)
-SHOWN_FAILURES = 3  # of the episodes, in words
+from whet.rollout.play import Player, tell_failures
+from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Evaluator:
         sampling = replace(self.sampling, temperature=temperature)
         player = self.player or EpisodeRunner(self.engine)
         completions = player.play(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
-        warn_of_failures(player)
+        tell_failures(player.take_notes())
         return score_groups(self.prompts, completions, self.score)
 
     def metrics(self) -> dict[str, float]:
@@ -48,15 +44,10 @@ class Evaluator:
         return eval_metrics(self.evaluate(), self.by)
 
 
-def warn_of_failures(player: Player) -> None:
-    """Say which episodes failed, and why: they are not scored. What else the player noted belongs to no step."""
-    for failure in player.take_notes().failures[:SHOWN_FAILURES]:
-        logger.warning("%s; it is not scored", failure)
-
-
 def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
     """Means over the completions: `accuracy` where the reward's first part is 0 or 1, `reward` and each part always.
 
+    Branches of an episode are averaged within it first.
     `by` names a column: `accuracy_VALUE` for each of its values, or `reward_VALUE` where there is no accuracy.
     """
     samples = [sample for group in groups for sample in group.samples]
@@ -72,12 +63,12 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
     names = sorted({name for sample in samples for name in sample.parts})
     if len(names) > 1:
         for name in names:
-            metrics[name] = fmean([sample.parts[name] for sample in samples if name in sample.parts])
-    metrics["completion_tokens"] = fmean([sample.num_actions for sample in samples])
+            metrics[name] = _mean(samples, lambda sample, name=name: sample.parts.get(name))  # type: ignore[misc]
+    metrics["completion_tokens"] = _mean(samples, lambda sample: sample.num_actions)
     metrics |= episode_metrics(samples)
     if failed := sum(sample.stop is StopReason.FAILED for sample in samples):
         metrics["failed_episodes"] = float(failed)
-    metrics["truncated"] = fmean([float(sample.stop.is_limit) for sample in samples])
+    metrics["truncated"] = _mean(samples, lambda sample: sample.stop.is_limit)
     return metrics
 
 
@@ -101,9 +92,18 @@ def turns_of(sample: Sample) -> int:
 
 def _accuracy(samples: Sequence[Sample]) -> float:
     """An unscorable completion is not a right one."""
-    return sum(sample.outcome or 0.0 for sample in samples) / len(samples)
+    return _mean(samples, lambda sample: sample.outcome or 0.0)
 
 
 def _reward(samples: Sequence[Sample]) -> float:
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    return fmean(rewards) if rewards else float("nan")
+    return _mean(samples, lambda sample: sample.reward)
+
+
+def _mean(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float:
+    """The mean over the episodes of the mean over their branches; None has no part in it."""
+    means = []
+    for branches in by_episode(samples):
+        known = [each for each in map(value, branches) if each is not None]
+        if known:
+            means.append(fmean(known))
+    return fmean(means) if means else float("nan")

@@ -42,6 +42,7 @@ from whet.train.step_metrics import (
     group_staleness,
     mean_rewards,
     reward_company,
+    role_rewards,
     sampler_metrics,
     uniform_share,
 )
@@ -159,6 +160,7 @@ class RLTrainer:
                 **rollout.notes,
                 **reward_company(batch),
                 **environment_metrics(groups),
+                **role_rewards(groups),
                 "uniform_groups": uniform_share(groups),
                 "learning_rate": rate,
             },

@@ -54,6 +54,15 @@ def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {f"env_{name}": fmean([each.metrics[name] for each in samples if name in each.metrics]) for name in names}
 
 
+def role_rewards(groups: Sequence[Group]) -> dict[str, float]:
+    """The mean reward of each role that the policy played; nothing where it played none."""
+    earned: dict[str, list[float]] = {}
+    for sample in (sample for group in groups for sample in group.samples):
+        if sample.role and sample.reward is not None:
+            earned.setdefault(sample.role, []).append(sample.reward)
+    return {f"reward_as_{role}": fmean(earned[role]) for role in sorted(earned)}
+
+
 def collection_counts(rollout: RolloutBatch, groups: Sequence[Group]) -> dict[str, int]:
     """What it took to collect the groups, where that is more than the groups themselves."""
     trained = sum(len(group.samples) for group in groups)
@@ -97,9 +106,16 @@ def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) 
 
 
 def uniform_share(groups: Sequence[Group]) -> float:
-    """Share of groups whose scored samples all have the same reward: they teach nothing."""
-    rewards = [{sample.reward for sample in group.samples if sample.reward is not None} for group in groups]
-    return fmean([float(len(each) <= 1) for each in rewards])
+    """Share of groups whose scored samples all have the same reward, role by role: they teach nothing."""
+    return fmean([float(all(len(each) <= 1 for each in _rewards_by_role(group).values())) for group in groups])
+
+
+def _rewards_by_role(group: Group) -> dict[str, set[float]]:
+    found: dict[str, set[float]] = {}
+    for sample in group.samples:
+        if sample.reward is not None:
+            found.setdefault(sample.role, set()).add(sample.reward)
+    return found
 
 
 def group_staleness(group: Group, version: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +20,17 @@ from whet.envs.serve import wire
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.desk import Desk
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
-from whet.envs.serve.programs import AgentProgram, program_arguments
+from whet.envs.serve.programs import PATIENCE, AgentProgram, ProgramGuard, end_all, program_arguments
 from whet.protocols import Engine
 from whet.rollout.play import PlayNotes
-from whet.types import Prompt, Sample, Sampling, StopReason
+from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 AT_ONCE = 16  # programs
 GRACE = 1.0  # seconds that the engine waits for a program never found slow, between two calls
 FIRST_GRACE = 30.0  # and before its first call: it has to be started
 MOST_FAILURES = 20  # failures in words that are kept for the report
+HOPELESS = 8  # programs that fail before one has worked: the command is wrong
+REPORT = 'print {"reward": 0.5} as the last line of its output, or {"reward": null} for an episode without one'
 LONGEST_VARIABLE = 100_000  # bytes; the system refuses longer ones
 
 
@@ -54,7 +57,7 @@ class _AgentEpisode:
     quiet_since: float = 0.0  # since when it has not asked for anything
     was_pending: bool = False
     has_called: bool = False
-    is_late: bool = False
+    late_since: float | None = None  # when its time was over, and it was asked to end
     samples: list[Sample] | None = None
 
 
@@ -73,6 +76,7 @@ class AgentRunner:
         history: str = "template",
         call_format: str = "auto",
         model: str = "policy",  # the name it has for the program
+        must_report: bool = True,  # programs report the reward: nothing else scores an episode
     ) -> None:
         require_server()
         self._arguments = program_arguments(command)
@@ -87,7 +91,11 @@ class AgentRunner:
             call_format=call_format,
         )
         self._model, self._context = model, context
+        self._must_report = must_report
         self._endpoint: HttpEndpoint | None = None
+        self._stopping: weakref.finalize[..., AgentRunner] | None = None
+        self._guard = ProgramGuard()
+        self._has_worked, self._num_failed = False, 0
         self._is_slow, self._is_slow_to_start = False, False
         self._counts: Counter[str] = Counter()
         self._failures: list[str] = []
@@ -117,7 +125,7 @@ class AgentRunner:
             for episode in episodes:
                 endpoint.forget(episode.token)
             self._desk.close()
-            _end_all([each.program for each in episodes if each.program is not None])
+            end_all([each.program for each in episodes if each.program is not None and not each.program.has_ended])
         per_prompt = [episodes[start : start + count] for start in range(0, len(episodes), count)]
         return [[sample for each in group for sample in each.samples or ()] for group in per_prompt]
 
@@ -131,15 +139,17 @@ class AgentRunner:
         return notes
 
     def close(self) -> None:
-        """End the endpoint."""
-        if self._endpoint is not None:
-            self._endpoint.stop()
-            self._endpoint = None
+        """End the endpoint; without a call, it ends with the runner."""
+        if self._stopping is not None:
+            self._stopping()
+        self._endpoint = self._stopping = None
+        self._guard.close()
 
     def _started(self) -> HttpEndpoint:
         if self._endpoint is None:
             self._endpoint = HttpEndpoint(self._desk, self._model, context=self._context, any_model=True)
             self._endpoint.start()
+            self._stopping = weakref.finalize(self, HttpEndpoint.stop, self._endpoint)
         return self._endpoint
 
     def _episode(
@@ -199,20 +209,26 @@ class AgentRunner:
         }
         episode.began = episode.quiet_since = time.monotonic()
         try:
-            episode.program = AgentProgram(self._arguments, environment, row, self._desk.wake)
+            episode.program = AgentProgram(self._arguments, environment, row, self._desk.wake, self._guard)
         except (OSError, ValueError) as error:
             self._fail(episode, f"its program could not be started: {error}")
             episode.samples = record.samples(self._decode, episode.tokens, failed=True)
             endpoint.forget(episode.token)
 
     def _is_over(self, episode: _AgentEpisode) -> bool:
+        """True when its program has ended. One whose time is over is asked to end, then killed, and waited for."""
         assert episode.program is not None
         if episode.program.has_ended:
             return True
-        if time.monotonic() - episode.began >= self._limits.seconds and not episode.is_late:
-            episode.is_late = True
-            episode.program.end()
-        return episode.is_late
+        now = time.monotonic()
+        if episode.late_since is None:
+            if now - episode.began >= self._limits.seconds:
+                episode.late_since = now
+                episode.program.ask_to_end()
+            return False
+        if now - episode.late_since >= PATIENCE:
+            episode.program.kill()
+        return now - episode.late_since >= 2 * PATIENCE
 
     def _patience(self, running: Sequence[_AgentEpisode]) -> float:
         """Seconds to wait for programs to ask for something, before the engine writes on; 0: write now."""
@@ -224,7 +240,8 @@ class AgentRunner:
                 continue
             if episode.was_pending:
                 episode.was_pending, episode.quiet_since = False, now
-            grace = GRACE if episode.has_called else FIRST_GRACE
+            # those who wait for it must not run out of their own time
+            grace = min(GRACE if episode.has_called else FIRST_GRACE, self._limits.seconds / 4)
             if self._is_slow if episode.has_called else self._is_slow_to_start:
                 continue
             left = episode.quiet_since + grace - now
@@ -241,8 +258,9 @@ class AgentRunner:
         return 60.0  # nothing to write: until somebody asks, or ends
 
     def _time_left(self, running: Sequence[_AgentEpisode]) -> float:
-        oldest = min(episode.began for episode in running)
-        return max(0.01, oldest + self._limits.seconds - time.monotonic())
+        limit = self._limits.seconds
+        due = (each.began + limit if each.late_since is None else each.late_since + PATIENCE for each in running)
+        return max(0.01, min(due) - time.monotonic())
 
     def _finish(self, episode: _AgentEpisode, endpoint: HttpEndpoint) -> None:
         """The program has ended: what it reported, and what it called."""
@@ -250,7 +268,7 @@ class AgentRunner:
         assert program is not None
         endpoint.forget(episode.token)
         self._desk.drop(record)
-        if episode.is_late:
+        if episode.late_since is not None:
             record.ended_by = StopReason.SECONDS
         failed = self._judge(episode, program)
         episode.samples = record.samples(self._decode, episode.tokens, failed)
@@ -269,12 +287,17 @@ class AgentRunner:
         if program.exit_code:
             complaint = f": {program.complaint}" if program.complaint else ""
             self._counts["failed_programs"] += 1
-            return self._fail(episode, f"its program ended with exit code {program.exit_code}{complaint}")
+            code = program.exit_code
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return self._fail(episode, f"its program {how}{complaint}")
         if not record.num_calls:
             self._counts["silent_programs"] += 1
-            return self._fail(episode, "its program made no call")
+            return self._fail(episode, "its program made no call to the endpoint in OPENAI_BASE_URL")
+        self._has_worked = True
         if not record.is_scored:
             self._counts["unreported_rewards"] += 1
+            if self._must_report and self._counts["unreported_rewards"] == 1 and not self._counts["bad_reports"]:
+                self._note(f"episode {record.name}: its program reported no reward; {REPORT}")
         return False
 
     def _read_report(self, episode: _AgentEpisode, output: str) -> None:
@@ -285,7 +308,9 @@ class AgentRunner:
             return
         try:
             value = wire.parse_body(line.encode())
-        except wire.BadCall:
+        except wire.BadCall as error:
+            if '"reward"' in line:
+                self._note_bad_report(episode, f"its report {line[:60]!r} cannot be read: {error}")
             return
         if "reward" not in value:
             return
@@ -302,6 +327,12 @@ class AgentRunner:
     def _fail(self, episode: _AgentEpisode, what: str) -> bool:
         self._counts["failed_episodes"] += 1
         self._note(f"episode {episode.record.name}: {what}")
+        self._num_failed += 1
+        if not self._has_worked and self._num_failed >= HOPELESS:
+            raise WhetError(
+                f"the first {HOPELESS} programs of env.agent all failed; {self._failures[-1]}; run one by hand against "
+                "`whet serve`, then try again"
+            )
         return True
 
     def _note(self, line: str) -> None:
@@ -310,14 +341,6 @@ class AgentRunner:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-
-def _end_all(programs: Sequence[AgentProgram]) -> None:
-    left = [each for each in programs if not each.has_ended]
-    for each in left:
-        each.ask_to_end()
-    for each in left:
-        each.end()
 
 
 def check_agent(command: str) -> None:

@@ -34,7 +34,6 @@ class ModelCall:
     text: str = ""  # the completion, calls included
     calls_tools: int = 0
     malformed: int = 0
-    is_continued: bool = False  # a later call goes on from it
     is_delivered: bool = False  # the client got it, as far as can be known
     request: tuple[int, int] | None = None  # (session, number) of the engine's request whose keys and values it has
 
@@ -100,8 +99,6 @@ class CallRecord:
         self.num_calls += 1
         if not self.keeps:
             self.calls.append(call)
-            if call.parent is not None:
-                call.parent.is_continued = True
 
     def call_seed(self, prompt: Sequence[int]) -> tuple[int | str, ...]:
         """A seed for the next completion of a prompt: the order in which calls arrive has no part in it."""
@@ -122,19 +119,22 @@ class CallRecord:
     def samples(self, decode: Any, fallback: Sequence[int], failed: bool) -> list[Sample]:
         """A sample for each leaf, in an order that does not depend on time; one without actions where there is none.
 
-        `fallback` are the tokens of an episode in which nothing was sampled. A leaf that no client got is left out.
+        `fallback` are the tokens of an episode in which nothing was sampled. A completion that no client got is left
+        out; what it went on from is not.
         """
-        leaves = [each for each in self.calls if each.sample is not None and not each.is_continued]
-        lost = [each for each in leaves if not each.is_delivered]
-        self.counts["undelivered_calls"] += len(lost)
-        kept = sorted((each for each in leaves if each.is_delivered), key=lambda each: each.tokens)
+        written = [each for each in self.calls if each.sample is not None]
+        got = [each for each in written if each.is_delivered]
+        continued = {call for each in got for call in each.path[:-1]}
+        self.counts["undelivered_calls"] += sum(not each.is_delivered and each not in continued for each in written)
+        kept = sorted((each for each in got if each not in continued), key=lambda each: each.tokens)
         stop = StopReason.FAILED if failed else self.ended_by or StopReason.END
         returned = None if failed else self.reward
         samples = [self._sample(leaf, decode, stop, returned) for leaf in kept]
         if not samples:
             nothing = torch.zeros(len(fallback))
             tokens = torch.tensor(list(fallback), dtype=torch.long)
-            samples = [Sample(tokens, nothing.bool(), nothing, (0, 0), StopReason.FAILED, "", episode=self.name)]
+            ended = StopReason.FAILED if failed or self.ended_by is None else self.ended_by
+            samples = [Sample(tokens, nothing.bool(), nothing, (0, 0), ended, "", episode=self.name)]
         return samples
 
     def _sample(self, leaf: ModelCall, decode: Any, stop: StopReason, returned: float | None) -> Sample:

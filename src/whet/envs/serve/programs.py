@@ -1,4 +1,7 @@
-"""Programs of the user's, one process group each: bounded output, and an end for all of them."""
+"""Programs of the user's, one process group each: bounded output, and an end for all of them.
+
+A guard, a small process beside the trainer's, ends what is left of them when the trainer is killed.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +24,25 @@ from whet.types import WhetError
 
 KEPT_OUTPUT = 64 * 1024  # bytes of stdout and of stderr that are kept, the last ones
 PATIENCE = 2.0  # seconds between the request to end and the end
+# groups to end come in as +NUMBER, and leave as -NUMBER; a forked process may hold the pipe open for longer than its
+# parent lives, so the parent is looked for too
+GUARD = """
+import os, select, signal
+parent, groups, kept = os.getppid(), set(), b""
+while os.getppid() == parent:
+    if select.select([0], [], [], 0.5)[0]:
+        part = os.read(0, 65536)
+        if not part:
+            break
+        *lines, kept = (kept + part).split(b"\\n")
+        for line in lines:
+            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
 
 
 def program_arguments(command: str) -> list[str]:
@@ -40,11 +65,74 @@ def program_arguments(command: str) -> list[str]:
     return words
 
 
+class ProgramGuard:
+    """Ends the groups it was told of when this process ends, however it does: kill -9 too."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing: weakref.finalize[..., ProgramGuard] | None = None
+
+    def add(self, group: int) -> None:
+        with self._lock:
+            self._groups.add(group)
+            self._tell(b"+%d\n" % group)
+
+    def remove(self, group: int) -> None:
+        with self._lock:
+            self._groups.discard(group)
+            self._tell(b"-%d\n" % group)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closing is not None:
+                self._closing()
+            self._process = self._closing = None
+
+    def _tell(self, line: bytes) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(line)
+                return
+        if self._groups:  # somebody has ended it, or there was none yet
+            self._start()
+
+    def _start(self) -> None:
+        if self._closing is not None:
+            self._closing()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._closing = weakref.finalize(self, _end_guard, self._process)
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"".join(b"+%d\n" % each for each in sorted(self._groups)))
+
+
+def _end_guard(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE)
+
+
 class AgentProgram:
     """A running program. Its group is killed when it ends, so that nothing of it stays behind."""
 
     def __init__(
-        self, arguments: list[str], environment: Mapping[str, str], given: str, on_end: Callable[[], None]
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        given: str,
+        on_end: Callable[[], None],
+        guard: ProgramGuard,
     ) -> None:
         with tempfile.TemporaryFile() as stdin:
             stdin.write(given.encode())
@@ -57,6 +145,8 @@ class AgentProgram:
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
+        self._guard = guard
+        guard.add(self._process.pid)
         self._tails = (bytearray(), bytearray())
         streams = (self._process.stdout, self._process.stderr)
         self._readers = [
@@ -73,7 +163,8 @@ class AgentProgram:
             # not reaped yet: its number, and that of its group, cannot belong to anybody else
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-            self._signal(signal.SIGKILL)
+            self.kill()
+        self._guard.remove(self._process.pid)
         self._process.wait()
         for each in self._readers:
             each.join(timeout=PATIENCE)
@@ -89,15 +180,15 @@ class AgentProgram:
         code = self._process.returncode
         return -1 if code is None else code
 
-    def end(self) -> None:
-        """Ask it to end, then make it."""
-        self._signal(signal.SIGTERM)
-        if not self._ended.wait(PATIENCE):
-            self._signal(signal.SIGKILL)
-            self._ended.wait(PATIENCE)
-
     def ask_to_end(self) -> None:
         self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def wait(self, seconds: float) -> bool:
+        """True when it has ended by then."""
+        return self._ended.wait(max(seconds, 0.0))
 
     def _signal(self, number: int) -> None:
         if self._process.returncode is None:
@@ -114,6 +205,19 @@ class AgentProgram:
         """The last line of its stderr."""
         lines = bytes(self._tails[1]).decode("utf-8", "replace").strip().splitlines()
         return " ".join(lines[-1].split())[:200] if lines else ""
+
+
+def end_all(programs: Sequence[AgentProgram]) -> None:
+    """Ask them all to end, then make them."""
+    for each in programs:
+        each.ask_to_end()
+    deadline = time.monotonic() + PATIENCE
+    left = [each for each in programs if not each.wait(deadline - time.monotonic())]
+    for each in left:
+        each.kill()
+    deadline = time.monotonic() + PATIENCE
+    for each in left:
+        each.wait(deadline - time.monotonic())
 
 
 def _keep_tail(stream: IO[bytes] | None, tail: bytearray) -> None:

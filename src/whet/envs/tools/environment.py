@@ -15,6 +15,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +150,10 @@ class ToolEnvironment:
             for place in chain:
                 answers[place] = await self._answer(calls[place], place)
 
-        await asyncio.gather(*(run(chain) for chain in chains.values()))
+        if len(chains) == 1:  # nothing to do side by side: no tasks for it
+            await run(range(len(calls)))
+        else:
+            await asyncio.gather(*(run(chain) for chain in chains.values()))
         return [answer for answer in answers if answer is not None]
 
     async def _answer(self, call: ToolCall, place: int) -> _Answer:
@@ -187,13 +191,10 @@ class ToolEnvironment:
         """What a call gives, or what it met. One that hangs is given up: its thread is lost, and those are counted."""
         pool = self._pools[ends_itself]
         future = pool.submit(call)
-        wrapped = asyncio.wrap_future(future)
-        # its own end is looked at below: nobody asks an abandoned one for its error
-        wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
-        done, _ = await asyncio.wait({wrapped}, timeout=None if ends_itself else self._limits.seconds)
-        if done:
-            error = wrapped.exception()
-            return (None, error) if error is not None else (wrapped.result(), None)
+        await _finished(future, None if ends_itself else self._limits.seconds)
+        if future.done():
+            error = future.exception()
+            return (None, error) if error is not None else (future.result(), None)
         pool.give_up(future, f"the tool {what}")
         return None, ToolTimedOut(f"took longer than {self._limits.seconds:g} s and was given up")
 
@@ -201,6 +202,28 @@ class ToolEnvironment:
 def _without_frames(text: str) -> str:
     """The text without tags that would end its own frame, or open another."""
     return re.sub(r"<(?=\s*/?\s*tool_)", "< ", text, flags=re.IGNORECASE)
+
+
+async def _finished(future: Future[Any], seconds: float | None) -> None:
+    """Wait for a call in another thread, at most so long; it goes on if this is not waited for any more."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def wake_from_thread(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be closed when an abandoned call comes back
+            loop.call_soon_threadsafe(wake)
+
+    timer = None if seconds is None else loop.call_later(seconds, wake)
+    future.add_done_callback(wake_from_thread)
+    try:
+        await woken
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def _failure(problem: str, *counts: str) -> _Answer:

@@ -24,6 +24,7 @@ RLOO_TURNS = Preset(
         "clip, fixed length and no KL are whet's choice",
         "normalising by turn index, the usual form, is biased: objective.baseline=turn_index_rewards, docs/bias.md",
     ),
+    episodes=True,
 )
 
 ECHO = Preset(
@@ -35,7 +36,7 @@ ECHO = Preset(
         PPOClip(0.2, 0.2),
         TokenMean(),
         NoKL(),
-        imitate=ImitateObserved(0.1),
+        imitate=ImitateObserved(0.05),
     ),
     title="ECHO",
     paper="Terminal Agents Learn World Models for Free 2026, ECHO, arXiv 2605.24517",
@@ -43,12 +44,14 @@ ECHO = Preset(
     fixes="episodes that fail teach nothing: what tools answered is a lesson in any case, and its logits are there",
     breaks="capacity goes into long or random tool output; the weight must stay small",
     deviations=(
-        "alpha 0.1 and a denominator of its own are prime-rl's; another port reads 0.05 in the paper, and divides by"
-        " each episode's observed tokens",
-        "every message of the environment counts, with what the template writes around it; prime-rl: tool messages",
+        "alpha 0.05 is the paper's as two reproductions give it (rllm, verl-recipe); prime-rl takes 0.1",
+        "a denominator of its own, the step's observed tokens, is prime-rl's; others divide episode by episode",
+        "every message of the environment counts, whoever speaks in it, with what the template writes around it;"
+        " prime-rl: tool messages",
         "log pi is at temperature 1 and over the whole vocabulary, whatever the sampling",
     ),
     unverified="the paper itself; its loss was read in two implementations' descriptions",
+    episodes=True,
 )
 
 RAE = Preset(
@@ -62,4 +65,5 @@ RAE = Preset(
         "b_role is updated after use, once per step, by the mean of the role's rewards in it",
         "the authors keep a baseline per game and role; here a role's name is the key: name the game in it",
     ),
+    episodes=True,
 )

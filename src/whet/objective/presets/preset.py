@@ -22,5 +22,6 @@ class Preset(Generic[AnyObjective]):
     breaks: str
     deviations: tuple[str, ...] = ()  # what the paper does not state, or codes do otherwise, and whet chose
     unverified: str = ""  # what could not be read in the paper or its authors' code
+    episodes: bool = False  # the method is nothing without an environment, tools or an agent
     run: Mapping[str, Any] = field(default_factory=dict)  # settings of a run the method is nothing without
     small_run: Mapping[str, Any] = field(default_factory=dict)  # and for the built-in model: its completions are short
