@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
 from whet.config.env_defaults import OWN_TASKS
-from whet.config.sections import EnvSection
+from whet.config.sections import BatchSection, EnvSection
 from whet.envs.adapters.calling import Calling
 from whet.envs.find import find_environment
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
@@ -118,7 +118,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         tokenizer=tokenizer,
         history=section.history,
         instructions=section.instructions,
-        episodes=0 if batch is None else batch.prompts_per_step * batch.group_size,
+        episodes=batch.prompts_per_step * batch.group_size if isinstance(batch, BatchSection) else 0,
     )
 
 
