@@ -43,8 +43,8 @@ from results_file import add_results_flag, write_results
 
 from whet.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
 from whet.build.runtime import Runtime
-from whet.data.chat import prompt_tokens
 from whet.data.call_formats import Calls
+from whet.data.chat import prompt_tokens
 from whet.data.tool_syntax import ToolCall
 from whet.envs.tools.environment import CallFormat, ToolEnvironment
 from whet.envs.tools.find import find_tools

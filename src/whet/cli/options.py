@@ -37,7 +37,7 @@ Environment = Annotated[
     str | None,
     typer.Option(
         "--env",
-        help="Environment of an episode: a registered name or file.py:Class; none: of an evaluation, without the run's.",
+        help="Environment of an episode: a registered name or file.py:Class; none: not the run's own.",
     ),
 ]
 Tools = Annotated[

@@ -18,7 +18,7 @@ OWN_TASKS: Mapping[str, Mapping[str, Any]] = {
 
 
 def evaluated_env(run: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sections `env` of a run and of an evaluation of it: who is named for the evaluation plays in the run's place."""
+    """`env` of a run and of an evaluation of it: who is named for the evaluation plays in the place of the run's."""
     of_run = dict(run) if isinstance(run, Mapping) else {}
     chosen = dict(given) if isinstance(given, Mapping) else {}
     if chosen.get("name") == NO_ENVIRONMENT:
