@@ -17,12 +17,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from results_file import ROOT, add_results_flag, write_results
 from workers import run_all
 
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "recipes"))
+
+import calculator_agent
 
 import whet
 from whet.config.config import merged
@@ -141,6 +145,75 @@ def overoptimization(folder: Path) -> dict[str, Any]:
     return {str(number): {key: each[key] for key in each if key != "points"} for number, each in enumerate(found)}
 
 
+AGENT_SEEDS = (0, 1, 2)
+SIDES = {"plain": {}, "efficient": {"efficient": True}, "no_tool": {"tool": False}}
+GAME = {
+    "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 64},
+    "data": {"source": "seeds:1000"},
+    "sampling": {"max_new_tokens": 8},
+    "batch": {"prompts_per_step": 32},
+    "objective": {"kl": "none"},
+    "optimizer": {"learning_rate": 5e-4},
+    "eval": {"every": 0, "prompts": 100},
+    "steps": 40,
+}
+
+
+def agents(folder: Path) -> dict[str, Any]:
+    """Episodes of several turns: a calculator that is needed, fewer calls where they cost, and a game."""
+    place = folder / "calculator_agent"
+    imitated = calculator_agent.imitation(place, console=False)
+    tool_runs = {
+        side: [calculator_agent.reinforcement(place, seed, console=False, **settings) for seed in AGENT_SEEDS]
+        for side, settings in SIDES.items()
+    }
+    game = [trained_as(folder, f"guessing-seed{seed}", "grpo", merged(GAME, {"seed": seed})) for seed in AGENT_SEEDS]
+    return {
+        "sft": {"steps": imitated.steps, "seconds": seconds_of(imitated)},
+        **{side: over_seeds(runs) for side, runs in tool_runs.items()},
+        "game": over_seeds(game),
+    }
+
+
+def over_seeds(runs: list[Any]) -> dict[str, Any]:
+    """Greedy metrics before and after each run, the drawn episodes of its first and last step, and means over the runs.
+
+    The first step's episodes are drawn from the model that was never rewarded.
+    """
+    seeds = {}
+    for run in runs:
+        steps = [numbers(step) for step in run.metrics().to_dict("records")]
+        ends = {"first_step": episode_means(steps[0]), "last_step": episode_means(steps[-1])}
+        seeds[str(run.config["seed"])] = {**before_after(run), **ends, "seconds": seconds_of(run)}
+    return {"steps": runs[0].steps, "seeds": seeds, **spread(list(seeds.values()))}
+
+
+def episode_means(step: Mapping[str, float]) -> dict[str, float]:
+    """Of the episodes of a step: reward, turns and calls."""
+    rewarded = step.get("reward.exact_answer", step["reward"])
+    counted = {name: step[name] / step["samples"] for name in ("turns", "tool_calls") if name in step}
+    return {"accuracy": rewarded, **counted}
+
+
+def spread(values: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, least and most over seeds, of every number that all of them have."""
+    found: dict[str, Any] = {}
+    for key in values[0]:
+        if not all(key in each for each in values):
+            continue
+        inner = [each[key] for each in values]
+        if isinstance(inner[0], Mapping):
+            found[key] = spread([dict(each) for each in inner])
+        else:
+            found[key] = {"mean": fmean(inner), "least": min(inner), "most": max(inner)}
+    return found
+
+
+def seconds_of(run: Any) -> float:
+    """What the steps of a run took."""
+    return float(sum(step["seconds"] for step in run.metrics().to_dict("records")))
+
+
 PARTS = {
     "demo": demo,
     "lora": lora,
@@ -148,6 +221,7 @@ PARTS = {
     "preferences": preferences,
     "rerank": rerank,
     "overoptimization": overoptimization,
+    "agents": agents,
 }
 NEEDS = {
     "lora": [name for name in RUNS if name.endswith(("-full", "-lora"))],

@@ -1,4 +1,4 @@
-"""The reward of recipes/word_problems.py: the last number of a completion is the answer, or it is not."""
+"""The rewards of recipes/word_problems.py and agents_smollm2.py: the last number is the answer, or it is not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def last_number(completion: str, answer: str) -> float:
     """1 where the last number of the completion is the gold answer, else 0."""
     found = read_last_number(completion)
     return float(found is not None and abs(found - float(answer)) < TOLERANCE)
+
+
+def stated_number(completion: str, answer: str) -> float:
+    """The same for the last turn of an episode with tools: a call asks, and states nothing."""
+    return 0.0 if "<tool_call>" in completion else last_number(completion, answer)
 
 
 def read_last_number(text: str) -> float | None:

@@ -39,12 +39,13 @@ Runs = frozenset[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Question:
-    """A word problem with its answer, and its worked solution where the data has one."""
+    """A word problem with its answer, and its formula and worked solution where the data has one."""
 
     source: str
     text: str
     answer: str
     solution: str = ""
+    expression: str = ""
 
 
 def main() -> None:
@@ -127,7 +128,8 @@ def read_asdiv(data: Path) -> list[Question]:
         if answer is not None:
             text = sentence(row["body"]) + row["question"].strip()
             solution = worked_solution(row["formula"], number(answer[1]), answer[2] or "")
-            found.append(Question("asdiv", text, number(answer[1]), solution))
+            expression = row["formula"].partition("=")[0].strip() if solution else ""
+            found.append(Question("asdiv", text, number(answer[1]), solution, expression))
     return found
 
 

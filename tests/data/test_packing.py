@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from whet.data.packing import padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
-from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support
+from whet.data.segments import number_of
+from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support, Turn
 
 
 def sample(prompt, completion, reward=0.0, support=None):
@@ -206,3 +207,89 @@ def test_row_passes_fill_their_budget():
     assert lengths(19, packed=True) == [[2, 3, 5, 9]]
     assert lengths(36, packed=False) == [[2, 3, 5, 9]]
     assert lengths(1, packed=True) == [[2], [3], [5], [9]]
+
+
+# episodes: a prompt of two tokens, then turns of the policy and what its environment wrote between them
+
+
+def episode(*lengths, rewards=None, ended=None, role="", name="", parts=None, steps=(), stop=StopReason.END):
+    """Turns of the policy and of its environment in turn, by their lengths; the first is the policy's."""
+    rewards, ended = rewards or {}, ended or {}
+    turns, action, at = [Turn("prompt", "", 0, 2)], [False] * 2, 2
+    for number, length in enumerate(lengths):
+        mine = number % 2 == 0
+        turn = number // 2
+        stands = {"reward": rewards.get(turn), "ended": ended.get(turn)} if mine else {}
+        turns.append(Turn("assistant" if mine else "tool", "", at, at + length, **stands))
+        action += [mine] * length
+        at += length
+    tokens = torch.arange(1, at + 1)
+    paid = [(turn.stop - 1, turn.reward) for turn in turns if turn.reward is not None]
+    return Sample(
+        *(tokens, torch.tensor(action), torch.zeros(at), (0, 0), stop, ""),
+        parts=parts or {},
+        reward=sum((parts or {"x": 0.0}).values()),
+        steps=(*paid, *steps),
+        turns=tuple(turns),
+        role=role,
+        episode=name,
+    )
+
+
+def test_what_stands_between_the_turns_is_observed_and_prompt_and_padding_are_not():
+    rows = [group("a", episode(2, 1, 1), episode(1)), group("b", episode(1, 3, 2))]
+    batch = token_batch(rows, needs=frozenset({"observed"}))
+    assert batch.observed.int().tolist() == [[0, 0, 0, 0, 1, 0, 0, 0], [0] * 8, [0, 0, 0, 1, 1, 1, 0, 0]]
+    assert not (batch.observed & batch.action).any()
+    assert token_batch(rows).observed is None
+
+
+def test_the_reward_of_a_turn_is_earned_on_its_last_token_and_counts_what_its_part_counts():
+    made = episode(2, 1, 1, rewards={0: 0.5, 1: -1.0}, parts={"environment": -0.5, "other": 3.0})
+    weights = {"other": 1.0, "environment": 2.0}
+    batch = token_batch([group("a", made, episode(1, rewards={}, parts={"environment": 0.0, "other": 1.0}))], weights)
+    nan = float("nan")
+    expected = torch.tensor([[nan, nan, nan, 1.0, nan, -2.0], [nan] * 6], dtype=torch.float64)
+    torch.testing.assert_close(batch.step_reward, expected, equal_nan=True)
+    assert batch.returned.tolist() == [-1.0, 0.0]
+    # where the environment is no part of the reward, its rewards are nothing that a turn could earn
+    other = token_batch([group("a", made)], {"other": 1.0})
+    assert other.step_reward is None and other.returned is None
+    asked = token_batch([group("a", made)], {"other": 1.0}, needs=frozenset({"step_reward"}))
+    assert asked.step_reward.isnan().all() and asked.step_reward.shape == asked.action.shape
+
+
+def test_process_rewards_stand_beside_the_rewards_of_turns():
+    made = episode(2, 1, 1, rewards={0: 0.5}, steps=((3, 0.25), (5, 0.75)), parts={"environment": 0.5})
+    batch = token_batch([group("a", made)], {"environment": 1.0})
+    assert batch.step_reward[0, 3] == 0.75 and batch.step_reward[0, 5] == 0.75  # the turn's and the step's: both
+    assert batch.returned.tolist() == [0.5]  # a step's score is paid on top of the reward
+
+
+def test_only_the_turns_that_their_budget_cut_off_are_truncated():
+    cut = {0: StopReason.LENGTH, 1: StopReason.END}
+    rows = [episode(2, 1, 1, ended=cut), episode(1, 1, 2, ended={1: StopReason.LENGTH}, stop=StopReason.TURNS)]
+    single = replace(sample((1, 2), (3, 4)), stop=StopReason.LENGTH)
+    batch = token_batch([group("a", *rows, single, sample((1, 2), (3,)))], needs=frozenset({"truncated"}))
+    expected = [[0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0], [0] * 6]
+    assert batch.truncated.int().tolist() == expected
+    assert batch.finished.tolist() == [True, False, False, True]
+    assert token_batch([group("a", *rows)]).truncated is None
+
+
+def test_branches_of_an_episode_share_a_number_and_nobody_else_does():
+    named = [episode(1, name=name, role=role) for name, role in (("x", ""), ("y", ""), ("x", ""), ("x", "second"))]
+    batch = token_batch([group("a", *named), group("b", *named[:2]), group("c", sample((1,), (2,)))])
+    numbers = batch.episode.tolist()
+    assert numbers[0] == numbers[2] and len(set(numbers)) == len(numbers) - 1
+    assert token_batch([group("a", *named[:2])]).episode is None  # no branches: every row is its own
+    unnamed = token_batch([group("a", episode(1), episode(1))])
+    assert unnamed.episode is None
+
+
+def test_roles_are_numbered_alike_in_every_batch_and_are_left_out_where_nobody_plays_one():
+    rows = group("a", episode(1, role="first"), episode(1, role="second"), episode(1))
+    assert token_batch([rows]).role.tolist() == [number_of("first"), number_of("second"), number_of("")]
+    plain = group("a", episode(1))
+    assert token_batch([plain]).role is None
+    assert token_batch([plain], needs=frozenset({"role"})).role.tolist() == [number_of("")]

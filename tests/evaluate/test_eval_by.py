@@ -61,3 +61,9 @@ def test_a_row_without_the_column_is_refused() -> None:
     del some[1]["set"]
     with pytest.raises(whet.WhetError, match=r"eval\.by=set: row .* has no such column"):
         whet.evaluate("whetstone", some, reward="exact_answer", settings={"eval": {"by": "set"}})
+
+
+def test_no_eval_prompts_is_told_as_that() -> None:
+    """A run trained with eval.prompts=0 passes it on to `whet eval`."""
+    with pytest.raises(whet.WhetError, match=r"give --set eval\.prompts="):
+        whet.evaluate("whetstone", rows(), reward="exact_answer", settings={"eval": {"prompts": 0}})

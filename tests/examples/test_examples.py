@@ -71,36 +71,36 @@ def test_lora_trains_few_weights(tmp_path):
     assert any("rank 8" in text for text in run.summary["facts"].values())
 
 
-def played(guesses, seed=3):
+def played(said, seed=3, **settings):
     """What the game says to each guess, and the hidden digit."""
-    game = example("guessing").Guessing()
+    game = example("guessing").Guessing(**settings)
     game.start(Prompt("game", (), meta={"seed": seed}))
-    return [game.step(Completion(guess)) for guess in guesses], game.hidden
+    return [game.step(Completion(f"<answer>{guess}</answer>")) for guess in said], game.hidden
 
 
 def test_the_guessing_game():
-    _, hidden = played([])
-    low, high = "<answer>0</answer>", "<answer>9</answer>"
-    told, _ = played([low, high, f"<think>hm</think><answer>{hidden}</answer>"])
-    assert [each.messages[0]["content"] for each in told[:2]] == ["higher", "lower"] and told[2] == 1.0
-    assert told[1].state == "nothing, higher than 0, lower than 9"
-    assert played([low, high, low])[0][2] == 0.0
-    assert played(["no digit"])[0] == [0.0]
+    _, hidden = played([], guesses=3)
+    found, _ = played([0, 9, hidden], guesses=3)
+    assert [each.messages[0]["content"] for each in found[:2]] == ["higher", "lower"] and found[2] == 1.0
+    assert found[1].state == "nothing, higher than 0, lower than 9"
+    assert played([0, 9])[0][1] == 0.0
+    assert played(["2 2"])[0] == [0.0]
 
 
-def test_halving_always_wins_the_guessing_game():
-    after = {"": 4, "lower": 2, "higher": 6}
-    for seed in range(50):
-        game = example("guessing").Guessing()
-        game.start(Prompt("game", (), meta={"seed": seed}))
-        told = game.step(Completion(f"<answer>{after['']}</answer>"))
-        if told != 1.0:
-            guess = after[told.messages[0]["content"]]
-            told = game.step(Completion(f"<answer>{guess}</answer>"))
-        if told != 1.0:
-            guess += 1 if told.messages[0]["content"] == "higher" else -1
-            told = game.step(Completion(f"<answer>{guess}</answer>"))
-        assert told == 1.0
+@pytest.mark.parametrize(("highest", "guesses"), [(3, 2), (7, 3)])
+def test_halving_always_wins_the_guessing_game(highest, guesses):
+    for seed in range(30):
+        low, high, said = 1, highest, []
+        for _ in range(guesses):
+            said.append((low + high) // 2)
+            answer = played(said, seed, highest=highest, guesses=guesses)[0][-1]
+            if answer == 1.0:
+                break
+            if answer.messages[0]["content"] == "higher":
+                low = said[-1] + 1
+            else:
+                high = said[-1] - 1
+        assert answer == 1.0
 
 
 def test_a_tracker_sees_every_step(tmp_path, capsys):

@@ -40,6 +40,7 @@ class Case:
     returned: list  # [completion], what of the reward the steps have earned
     truncated: list
     observed: list  # of the policy where an environment wrote, with gradient: [completion][observed token]
+    episode: list  # [completion], branches of one share it
     memory: dict = field(default_factory=dict)
     dropped: list | None = None  # tokens a lottery took out, as the package drew them
 
@@ -60,6 +61,10 @@ class Case:
             for j in self.completions()
             if (self.groups[j], self.role[j]) == (self.groups[i], self.role[i]) and self.reward[j] is not None
         ]
+
+    def others(self, i):
+        """Those of them that are no branch of the same episode."""
+        return [j for j in self.members(i) if self.episode[j] != self.episode[i]]
 
     def scored(self):
         return [i for i in self.completions() if self.reward[i] is not None]
@@ -111,6 +116,7 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         returned=[0.0] * batch.num_sequences if batch.returned is None else batch.returned.tolist(),
         truncated=cut(batch.truncated),
         observed=cut(logp, numbers=False, places=batch.observed),
+        episode=list(range(batch.num_sequences)) if batch.episode is None else batch.episode.tolist(),
         memory=dict(memory),
         dropped=None if learns is None else [[not each for each in row] for row in cut(learns)],
     )

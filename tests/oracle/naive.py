@@ -1,10 +1,24 @@
 """Sums, spreads and estimators as one would write them on paper. Nothing here is shared with whet.objective."""
 
+from contextlib import contextmanager
 from math import exp, sqrt
 
 import torch
 
 FLOOR = 1e-6
+_ONE = 1  # how many rows make one completion; more only inside `counting`
+
+
+@contextmanager
+def counting(copies):
+    """Where every episode stands there `copies` times in all: that many rows are one, and say as much."""
+    global _ONE
+    before, _ONE = _ONE, copies
+    try:
+        yield
+    finally:
+        _ONE = before
+
 
 # statistics
 
@@ -15,7 +29,7 @@ def mean(values):
 
 def flat(values):
     """No spread beyond float noise, or nothing to compare."""
-    return len(values) < 2 or max(values) - min(values) <= 1e-6 * max(1.0, abs(mean(values)))
+    return len(values) <= _ONE or max(values) - min(values) <= 1e-6 * max(1.0, abs(mean(values)))
 
 
 def deviation(values):
@@ -23,7 +37,7 @@ def deviation(values):
     if flat(values):
         return 0.0
     middle = mean(values)
-    return sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
+    return sqrt(sum((value - middle) ** 2 for value in values) / max(len(values) - _ONE, _ONE))
 
 
 def centred(case, reward=None):

@@ -68,7 +68,7 @@ def rloo(case, *, beta=0.03):
     paid = paid_reward(case, beta)
     advantage = []
     for i in case.completions():
-        others = [paid[j] for j in case.members(i) if j != i]
+        others = [paid[j] for j in case.others(i)]
         advantage.append(paid[i] - mean(others) if others and paid[i] is not None else 0.0)
     return sequence_sum(score_function(case, on_tokens(case, advantage)))
 

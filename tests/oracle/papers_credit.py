@@ -119,7 +119,7 @@ def turn_return(case, gamma=1.0):
 
     def term(i, t):
         j = case.segment[i][t]
-        others = [returns[k][min(j, len(returns[k]) - 1)] for k in case.members(i) if k != i]
+        others = [returns[k][min(j, len(returns[k]) - 1)] for k in case.others(i)]
         return 0.0 if case.reward[i] is None or not others else returns[i][j] - mean(others)
 
     return each_token(case, term)

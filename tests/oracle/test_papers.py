@@ -1,7 +1,8 @@
 """Every method's gradient equals the gradient of its paper's formula, on ragged random batches in float64."""
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from math import lcm
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from whet.objective import AXES, PRESETS, step_totals
 
 sys.path.insert(0, str(Path(__file__).parent))
-from batches import asked_for, episodes, random_batch, random_extras, with_leaves
+from batches import asked_for, chosen, episodes, random_batch, random_extras, with_leaves
 from case import case_of
 from methods import MEMORY, METHODS, SEEDS, example, gradients, objective_of, relative
+from naive import counting
 from papers import CRITICS, PAPERS, lambda_grpo
 from variations import VARIATIONS, Variation
 
@@ -75,6 +77,49 @@ def test_gradient_equals_the_papers_over_episodes(name, seed):
     assert theirs["logp"].norm() > 1e-4
     for tensor, gradient in theirs.items():
         assert relative(ours[tensor], gradient) < 1e-12, tensor
+
+
+# methods that count attempts or tokens, or that leave turns out before they count branches: those are held by
+# tests/properties, where the branches of an episode are equal
+COUNTS = ("pass_at_k", "pass_at_k_marginal", "best_minus_second")
+CHOOSES = ("top_entropy", "clip_covariance", "tie_covariance", "finished", "finished_turns")
+WEIGHED = [
+    name
+    for name in METHODS
+    if objective_of(METHODS[name]).baseline.name not in COUNTS
+    and objective_of(METHODS[name]).select.name not in CHOOSES
+]
+
+
+def as_often(batch):
+    """Rows such that every episode has as many of them, and how many: branches stand for one episode together."""
+    siblings = [int((batch.episode == each).sum()) for each in batch.episode]
+    copies = lcm(*siblings)
+    return torch.arange(batch.num_sequences).repeat_interleave(copies // torch.tensor(siblings)), copies
+
+
+@pytest.mark.parametrize("seed", [1, 6])
+@pytest.mark.parametrize("name", WEIGHED)
+def test_gradient_equals_the_papers_over_branches(name, seed):
+    """Each leaf is a sample, siblings averaged within their episode: the paper sees every episode equally often."""
+    method = METHODS[name]
+    objective, batch, logp, extras = example(method, seed, "branches")
+    _, ours = whet_gradients(objective, batch, logp, extras, batch.max_new_tokens)
+    rows, copies = as_often(batch)
+    assert copies > 1 and len(batch.episode.unique()) < batch.num_sequences
+    leaf, leaves = logp.clone().requires_grad_(), with_leaves(extras)
+    with counting(copies):
+        case = case_of(batch.select(rows), leaf[rows], chosen(leaves, rows, logp.shape[1]), MEMORY)
+        method.paper(case).backward()
+        if method.critic is not None:
+            method.critic(case).backward()
+    theirs = gradients(leaf, leaves)
+    assert theirs["logp"].norm() > 1e-4
+    for tensor, gradient in theirs.items():
+        assert relative(ours[tensor], gradient) < 1e-12, tensor
+    # as samples of their own the branches would teach something else
+    _, apart = whet_gradients(objective, replace(batch, episode=None), logp, extras, batch.max_new_tokens)
+    assert relative(apart["logp"], ours["logp"]) > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in VARIATIONS if VARIATIONS[name].changes])

@@ -91,7 +91,7 @@ def mixed_mean(case):
     """b = 0.8 mean of the others + 0.2 moving average of past steps."""
     advantage = []
     for i in case.completions():
-        others = [case.reward[j] for j in case.members(i) if j != i]
+        others = [case.reward[j] for j in case.others(i)]
         if case.reward[i] is None:
             advantage.append(0.0)
             continue
@@ -115,12 +115,12 @@ def pass_at_k_marginal(case, k=3):
     """2505.15201: the share of sets of k - 1 others in which nobody else was right, less the mean of the others'."""
     added = []
     for i in case.completions():
-        others = list(combinations([j for j in case.members(i) if j != i], k - 1))
+        others = list(combinations(case.others(i), k - 1))
         lonely = [not any(case.right(j) for j in chosen) for chosen in others]
         added.append(mean(lonely) if case.right(i) and others else 0.0)
     advantage = []
     for i in case.completions():
-        others = [added[j] for j in case.members(i) if j != i]
+        others = [added[j] for j in case.others(i)]
         few = case.reward[i] is None or len(others) < k - 1
         advantage.append(0.0 if few else added[i] - mean(others))
     return token_mean(clipped(case, on_tokens(case, advantage)))
@@ -130,7 +130,7 @@ def best_minus_second(case):
     """2503.19595: only the best completion, by how much it beats the second."""
     advantage = []
     for i in case.completions():
-        others = [case.reward[j] for j in case.members(i) if j != i]
+        others = [case.reward[j] for j in case.others(i)]
         alone = case.reward[i] is None or not others
         advantage.append(0.0 if alone else max(case.reward[i] - max(others), 0.0))
     return advantage
@@ -442,7 +442,7 @@ corrected("stale_mask", lambda case, i, t, a: 0.0 if a < 0 and stale(case, i) > 
 def corrected_rloo(case):
     advantage = []
     for i in case.completions():
-        others = [case.reward[j] for j in case.members(i) if j != i]
+        others = [case.reward[j] for j in case.others(i)]
         advantage.append(case.reward[i] - mean(others) if others and case.reward[i] is not None else 0.0)
     return sequence_sum(each_token(case, lambda i, t: min(rho(case, i, t), 1.2) * advantage[i] * case.logp[i][t]))
 

@@ -340,22 +340,27 @@ def test_a_group_of_one_is_finite_and_silent_for_group_baselines(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name):
-    objective, batch, logp, extras = example(METHODS[name], 1)
+@pytest.mark.parametrize("kind", ["completions", "branches"])
+def test_an_unscorable_sample_is_in_no_statistic_and_gets_no_advantage(name, kind):
+    """Nor has an unscorable branch a share of its episode's weight in one."""
+    objective, batch, logp, extras = example(METHODS[name], 1, kind)
+    lost = 3
+    if kind == "branches":
+        lost = next(row for row, each in enumerate(batch.episode) if (batch.episode == each).sum() > 1)
     reward = batch.reward.clone()
-    reward[3] = float("nan")
-    others = [row for row in range(batch.num_sequences) if row != 3]
+    reward[lost] = float("nan")
+    others = [row for row in range(batch.num_sequences) if row != lost]
     with_it = replace(batch, reward=reward)
     found, without = prepared(objective, with_it), prepared(objective, batch.select(others))
-    assert (found.advantage[3] == 0).all()
+    assert (found.advantage[lost] == 0).all()
     torch.testing.assert_close(found.advantage[others], without.advantage, rtol=1e-11, atol=1e-13)
     for field in ("target", "importance"):
         if getattr(found, field) is not None:
             torch.testing.assert_close(getattr(found, field)[others], getattr(without, field), rtol=1e-11, atol=1e-13)
     gradient = found_gradients(objective, found, logp, extras)
-    assert (gradient["value"][3] == 0).all()
+    assert (gradient["value"][lost] == 0).all()
     if not (objective.kl.needs or objective.entropy.needs):  # what is imitated is not in it either
-        assert (gradient["logp"][3] == 0).all()
+        assert (gradient["logp"][lost] == 0).all()
     remembered = [objective.advantage(each, MEMORY)[1] for each in (with_it, batch.select(others))]
     assert remembered[0] == pytest.approx(remembered[1])
 

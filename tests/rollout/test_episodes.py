@@ -382,6 +382,23 @@ def test_equal_runs_play_equal_episodes(loaded):
     assert len({tuple(sample.tokens.tolist()) for sample in first}) > 1
 
 
+class LongOpening(Counting):
+    """Puts many words before the question."""
+
+    def start(self, prompt):
+        return Opening(({"role": "user", "content": "one " * 60 + prompt.question()},))
+
+
+def test_an_opening_may_be_longer_than_the_prompt_and_all_growth(loaded):
+    engine = TorchEngine(causal_lm(loaded.model), loaded.tokenizer, loaded.end_tokens, context=512)
+    runner = EpisodeRunner(engine, loaded.tokenizer, LongOpening, EpisodeLimits(max_turns=3, max_tokens=40), 512)
+    prompt = Prompt("p", ({"role": "user", "content": "Sum?"},))
+    tokens = tuple(loaded.tokenizer("Sum?")["input_ids"])
+    ((sample,),) = runner.play([prompt], [tokens], 1, Sampling(max_new_tokens=4), (0,))
+    assert sample.stop is not StopReason.FAILED
+    assert len(sample.turns[0].text) > 240 and len(sample.tokens) > len(tokens) + 40
+
+
 class AheadSession(BatchSession):
     """As on a device of its own; tells how many turns each call of it wrote."""
 

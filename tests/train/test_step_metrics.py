@@ -7,7 +7,7 @@ import torch
 
 from whet.model.token_logp import TokenScores
 from whet.rollout.buffer import RolloutBatch
-from whet.train.step_metrics import collection_counts, critic_metrics, sampler_metrics
+from whet.train.step_metrics import collection_counts, critic_metrics, role_rewards, sampler_metrics, uniform_share
 from whet.types import Group, Prompt, Sample, StopReason, TokenBatch
 
 ACTION = torch.tensor([[False, True, True, False], [False, False, True, True]])
@@ -73,3 +73,16 @@ def test_what_a_collection_took_is_reported_where_it_is_more_than_the_groups():
     rollout = RolloutBatch(((0, group),), ((0, 0.5), (1, 1.0)), num_samples=6, rounds=2)
     assert collection_counts(rollout, [group]) == {"prompts_spent": 2, "samples_spent": 6, "rounds": 2}
     assert collection_counts(replace(rollout, num_samples=3), [group]) == {}
+
+
+def test_roles_are_reported_apart_and_a_group_is_uniform_where_each_of_its_roles_is():
+    def played(role, reward):
+        tokens = torch.tensor([1, 2])
+        made = Sample(tokens, tokens > 1, torch.zeros(2), (0, 0), StopReason.END, "", reward=reward)
+        return replace(made, role=role)
+
+    agreed = Group(Prompt("a", ()), (played("x", 1.0), played("y", 0.0), played("x", 1.0), played("y", None)))
+    mixed = Group(Prompt("b", ()), (played("x", 1.0), played("x", 0.0)))
+    assert uniform_share([agreed]) == 1.0 and uniform_share([agreed, mixed]) == 0.5
+    assert role_rewards([agreed, mixed]) == {"reward_as_x": 0.75, "reward_as_y": 0.0}
+    assert role_rewards([Group(Prompt("c", ()), (played("", 1.0),))]) == {}

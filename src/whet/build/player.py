@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.config.config import Config, EvaluationConfig
 from whet.config.env_defaults import OWN_TASKS
-from whet.config.sections import EnvSection
+from whet.config.sections import BatchSection, EnvSection
 from whet.envs.adapters.calling import Calling
 from whet.envs.find import find_environment
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
@@ -39,6 +39,18 @@ def check_environment(config: Config | EvaluationConfig) -> None:
             )
     if config.env.agent:
         check_agent(config.env.agent)
+
+
+def require_own_reward(config: Config | EvaluationConfig) -> None:
+    """Refuse an environment that pays nothing, where it is the only one to pay."""
+    if not config.env.name:
+        return
+    make = find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
+    if not getattr(make(), "scores", True):
+        raise WhetError(
+            f"the environment {config.env.name!r} has no get_reward, and no other reward is given; add --reward NAME, "
+            "or get_reward(self) -> float to the class"
+        )
 
 
 def build_player(
@@ -106,7 +118,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
         tokenizer=tokenizer,
         history=section.history,
         instructions=section.instructions,
-        episodes=0 if batch is None else batch.prompts_per_step * batch.group_size,
+        episodes=batch.prompts_per_step * batch.group_size if isinstance(batch, BatchSection) else 0,
     )
 
 

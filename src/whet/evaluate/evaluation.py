@@ -46,6 +46,10 @@ def eval_setup(
     """The model, and the held-out prompts with their judge."""
     prompts = load_prompts(config, evaluation=True)
     chosen: Sequence[Prompt] = without(prompts, range(min(len(prompts), config.eval.prompts)), {})
+    if prompts and not config.eval.prompts:
+        raise WhetError(
+            "eval.prompts is 0, as in a run that was trained without evaluation; give --set eval.prompts=200"
+        )
     if not chosen:
         raise WhetError("no held-out prompts: give --data task:NAME, a file or hub:owner/name")
     parts = build_reward_parts(config, wanted=scored, given=rewards)

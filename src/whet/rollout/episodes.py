@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,12 +28,12 @@ from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer
 from whet.importing import error_text
 from whet.model.shared_prefix import long_tensor
-from whet.protocols import Engine, Environment, Session
+from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.play import PlayNotes
 from whet.rollout.seed import request_seed
-from whet.rollout.session import open_session
+from whet.rollout.session import LateSession
 from whet.types import (
     Completion,
     Message,
@@ -148,14 +149,13 @@ class EpisodeRunner:
         for episode in episodes if self._make is not None else ():
             self._equip(episode)
         sampling = _with_stops(sampling, [each.environment for each in episodes])
-        play = _Play(self, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
-        try:
-            longest = play.begin(episodes)
-            shape = self._shape(prompt_tokens, longest, count, sampling, turns)
-            with open_session(self._engine, sampling, shape, turns) as session:
-                play.run(episodes, session, shape)
-        finally:
-            self._close([each.environment for each in episodes if each.environment is not None])
+        shape = self._shape(prompt_tokens, count, sampling, turns)
+        with closing(LateSession(self._engine, sampling, shape, turns)) as session:
+            play = _Play(self, session, sampling, [tokens for tokens in prompt_tokens for _ in range(count)])
+            try:
+                play.run(episodes)
+            finally:
+                self._close([each.environment for each in episodes if each.environment is not None])
         samples = [each.sample for each in episodes if each.sample is not None]
         assert len(samples) == len(episodes)
         return [samples[start : start + count] for start in range(0, len(samples), count)]
@@ -176,12 +176,10 @@ class EpisodeRunner:
         self._seconds, self._failures, self._counts = {}, [], Counter()
         return notes
 
-    def _spend(self, what: str, seconds: float) -> None:
-        self._seconds[what] = self._seconds.get(what, 0.0) + seconds
-
     def _shape(
-        self, prompt_tokens: Sequence[Sequence[int]], longest: int, count: int, sampling: Sampling, turns: int
+        self, prompt_tokens: Sequence[Sequence[int]], count: int, sampling: Sampling, turns: int
     ) -> SessionShape:
+        longest = max(map(len, prompt_tokens))
         room = self._context - min(map(len, prompt_tokens)) if self._context else 0
         growth = min((each for each in (self._limits.max_tokens, room) if each > 0), default=sampling.max_new_tokens)
         return SessionShape(len(prompt_tokens) * count, longest, sampling.max_new_tokens if turns == 1 else growth)
@@ -210,10 +208,14 @@ class EpisodeRunner:
 class _Play:
     """One batch of episodes."""
 
-    def __init__(self, runner: EpisodeRunner, sampling: Sampling, prompt_tokens: Sequence[tuple[int, ...]]) -> None:
-        self._runner, self._sampling = runner, sampling
-        self._session: Session
-        self._capacity = 0  # tokens of a conversation that the session has room for; 0: not known
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        session: LateSession,
+        sampling: Sampling,
+        prompt_tokens: Sequence[tuple[int, ...]],
+    ) -> None:
+        self._runner, self._session, self._sampling = runner, session, sampling
         self._prompt_tokens = prompt_tokens  # by episode
         self._limits = runner._limits
         self._calls: dict[int, _EnvironmentCall] = {}  # by episode
@@ -223,36 +225,9 @@ class _Play:
         self._num_requests = 0
         self._opened: dict[Any, tuple[tuple[int, ...], str]] = {}  # openings as tokens and text: a group has the same
 
-    def begin(self, episodes: Sequence[_Episode]) -> int:
-        """Start the environments: tokens of the longest first prompt, as far as they said theirs within the grace."""
+    def run(self, episodes: Sequence[_Episode]) -> None:
         for episode in episodes:
-            if episode.environment is not None:
-                self._call(episode, episode.environment.start, episode.prompt, is_start=True)
-        lengths = list(map(len, self._prompt_tokens))
-        if self._calls:
-            started = time.monotonic()
-            self._collect(wait_until=None if self._runner._is_slow else started + GRACE)
-            self._runner._spend("environment", time.monotonic() - started)
-            lengths += [len(self._peeked(self._calls[number])) for number in self._come]
-        return max(lengths)
-
-    def _peeked(self, call: _EnvironmentCall) -> tuple[int, ...]:
-        """The tokens of an opening; none where something is wrong with it, which is told when it is taken in."""
-        try:
-            opening = opening_of(call.future.result())
-            return () if opening is None else self._first_prompt(call.episode.prompt, opening)[1]
-        except Exception:
-            return ()
-
-    def run(self, episodes: Sequence[_Episode], session: Session, shape: SessionShape) -> None:
-        self._session = session
-        if self._limits.max_tokens or self._runner._context:
-            self._capacity = shape.prompt_tokens + shape.growth
-        for episode in episodes:
-            if episode.unmade:
-                self._fail(episode, f"the environment could not be made: {episode.unmade}")
-            elif episode.environment is None:
-                self._open(episode, None)
+            self._begin(episode)
         while self._writing or self._calls:
             self._take_answers()
             self._write()
@@ -261,6 +236,15 @@ class _Play:
         if not self._session.is_idle:
             for request, sample in self._session.advance():
                 self._written(self._writing.pop(request), sample)
+
+    def _begin(self, episode: _Episode) -> None:
+        if episode.unmade:
+            self._fail(episode, f"the environment could not be made: {episode.unmade}")
+            return
+        if episode.environment is None:
+            self._open(episode, None)
+            return
+        self._call(episode, episode.environment.start, episode.prompt, is_start=True)
 
     def _call(
         self,
@@ -295,7 +279,8 @@ class _Play:
                 came = self._come
                 break
         self._expire()
-        runner._spend("environment", time.monotonic() - started)
+        waited = time.monotonic() - started
+        runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
         half = self._half_of(came)
         for place, number in enumerate(sorted(came)):
             if place == half:
@@ -310,7 +295,7 @@ class _Play:
         Where many turns ended together, a device of its own would stand still meanwhile. It writes on for the first
         half, and from then on the two halves keep it busy for each other.
         """
-        stands_still = not self._writing and getattr(self._session, "runs_ahead", False)
+        stands_still = not self._writing and self._session.runs_ahead
         if len(came) < LEAST_SPLIT or not stands_still or any(self._calls[each].is_start for each in came):
             return None
         return len(came) // 2
@@ -395,7 +380,15 @@ class _Play:
         prompt, runner = episode.prompt, self._runner
         tokens = self._prompt_tokens[episode.number]
         if opening is not None:
-            shown, tokens, text = self._first_prompt(prompt, opening)
+            # an environment that says nothing about tools leaves the row's own
+            tools = opening.tools or prompt.tools
+            shown = Prompt(prompt.id, opening.messages, None, prompt.answer, prompt.meta, tools)
+            key = repr((opening.messages, tools))
+            if key not in self._opened:
+                tokens = prompt_tokens(runner._tokenizer, shown)
+                text = str(runner._tokenizer.decode(list(tokens), skip_special_tokens=False))
+                self._opened[key] = (tokens, text)
+            tokens, text = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
             episode.role = opening.role
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
@@ -406,18 +399,6 @@ class _Play:
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
-
-    def _first_prompt(self, prompt: Prompt, opening: Opening) -> tuple[Prompt, tuple[int, ...], str]:
-        """What the policy is shown first, with its tokens and text."""
-        # an environment that says nothing about tools leaves the row's own
-        tools = opening.tools or prompt.tools
-        shown = Prompt(prompt.id, opening.messages, None, prompt.answer, prompt.meta, tools)
-        key = repr((opening.messages, tools))
-        if key not in self._opened:
-            tokenizer = self._runner._tokenizer
-            tokens = prompt_tokens(tokenizer, shown)
-            self._opened[key] = (tokens, str(tokenizer.decode(list(tokens), skip_special_tokens=False)))
-        return shown, *self._opened[key]
 
     def _request(self, episode: _Episode) -> bool:
         """Ask for the next turn; False where there is no room for one."""
@@ -443,8 +424,9 @@ class _Play:
         rooms = [context - len(episode.tokens)] if context else []
         if most and episode.environment is not None:
             rooms.append(most - (len(episode.tokens) - episode.num_prompt))
-        if self._capacity and episode.environment is not None:
-            rooms.append(self._capacity - len(episode.tokens))
+        if self._session.room is not None and episode.environment is not None:
+            # of one that an environment opened late, with a longer prompt than all before it
+            rooms.append(self._session.room - len(episode.tokens))
         return min(rooms, default=self._sampling.max_new_tokens)
 
     def _written(self, episode: _Episode, sample: Sample) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,62 @@ class BatchSession:
 
     def close(self) -> None:
         self._waiting.clear()
+
+
+class LateSession:
+    """A session that is opened when the first requests are written.
+
+    Only then is it known how long first prompts are: environments add to what the data has.
+    """
+
+    def __init__(self, engine: Engine, sampling: Sampling, shape: SessionShape, turns: int) -> None:
+        """`shape`: with the longest prompt of the data."""
+        self._engine, self._sampling, self._shape, self._turns = engine, sampling, shape, turns
+        self._waiting: dict[int, Request] = {}
+        self._opened = ExitStack()
+        self._session: Session | None = None
+
+    @property
+    def room(self) -> int | None:
+        """Tokens of a conversation at most; None: not yet decided."""
+        return None if self._session is None else self._shape.prompt_tokens + self._shape.growth
+
+    @property
+    def runs_ahead(self) -> bool:
+        """True where the device goes on writing while nobody waits for it."""
+        return bool(getattr(self._session, "runs_ahead", False))
+
+    def add(self, number: int, request: Request) -> None:
+        if self._session is None:
+            self._waiting[number] = request
+        else:
+            self._session.add(number, request)
+
+    def advance(self) -> list[tuple[int, Sample]]:
+        return self._open().advance()
+
+    def _open(self) -> Session:
+        if self._session is None:
+            longest = max((len(each.tokens) for each in self._waiting.values()), default=0)
+            self._shape = replace(self._shape, prompt_tokens=max(longest, self._shape.prompt_tokens))
+            opening = open_session(self._engine, self._sampling, self._shape, self._turns)
+            self._session = self._opened.enter_context(opening)
+            for number, request in self._waiting.items():
+                self._session.add(number, request)
+            self._waiting.clear()
+        return self._session
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting if self._session is None else self._session.is_idle
+
+    def release(self, number: int) -> None:
+        if self._session is not None:
+            self._session.release(number)
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._opened.close()
 
 
 @contextmanager
