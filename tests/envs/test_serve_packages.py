@@ -25,6 +25,7 @@ from whet.types import Sampling, StopReason
 
 pytestmark = pytest.mark.peers
 SIDES = Path(__file__).parent / "sides"
+VERIFIERS = ("verifiers==0.4.0", "transformers", "jinja2")  # and renderers 0.1.12, which it needs
 
 
 def python_with(*packages: str) -> str:
@@ -62,7 +63,7 @@ def tokenizer():
 
 
 def test_a_taskset_of_verifiers_is_played_with_exact_tokens(tokenizer, tmp_path):
-    python = python_with("verifiers==0.4.0", "transformers", "jinja2")
+    python = python_with(*VERIFIERS)
     tokenizer.save_pretrained(tmp_path)
 
     def doubled(prompt: str, request: object) -> str:
