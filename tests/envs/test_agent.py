@@ -227,6 +227,7 @@ def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
         ),
         ('chat([user("x")]); print(json.dumps({"reward": 0}))', 0.0, StopReason.END, {}, ""),
         ('chat([user("x")]); post("/episode/reward", {"reward": 0.5})', 0.5, StopReason.END, {}, ""),
+        ('chat([user("x")]); print(json.dumps({"reward": 2 > 1}))', 1.0, StopReason.END, {}, ""),
         (
             'chat([user("x")]); post("/episode/reward", {"reward": 0.5}); print(json.dumps({"reward": 9}))',
             0.5, StopReason.END, {}, "",
@@ -521,6 +522,8 @@ def test_an_old_token_opens_nothing(tmp_path, tokenizer, monkeypatch):
         ("no-such-program-here --fast", "there is no such program: 'no-such-program-here'"),
         (f"{sys.executable} no_such_agent.py", "there is no file 'no_such_agent.py'"),
         ("", "env.agent is empty"),
+        ("cd agents && python a.py", "no shell reads it; give \"bash -c 'cd agents && python a.py'\""),
+        ("MODE=fast python a.py", "no shell reads it; give"),
         ("python 'unclosed", "cannot be read as a command"),
     ],
 )

@@ -166,6 +166,15 @@ def test_normalising_by_turn_index_by_hand():
     assert alone == near([[0, 0, 0, 0], [0, 0, 0, 0]])
 
 
+@pytest.mark.parametrize("kind", [TurnReturn, TurnIndexRewards])
+@pytest.mark.parametrize("gamma", [-0.1, 1.1])
+def test_a_discount_is_a_share(kind, gamma):
+    for refused in (kind, AnchoredSteps):
+        with pytest.raises(ValueError, match=r"give a share in \[0, 1\]"):
+            refused(gamma=gamma)
+    assert kind().gamma == 1.0 and AnchoredSteps() == PRESETS["gigpo"].objective.baseline
+
+
 def test_turn_return_by_hand():
     """Outcomes 4 and 2 on the last turns; gamma 0.5: 2, 4 against 0.5, 1, 2; behind its end the first has its 4."""
     assert TurnReturn(0.5).centred(turn_batch(4.0, 2.0), {}).tolist() == near([[1.5, 1.5, 3, 0], [-1.5, -3, -3, -2]])

@@ -66,5 +66,7 @@ def test_no_program_outlives_its_trainer_and_the_run_resumes_to_the_same_bytes(
     assert whole.keys() == again.keys() and [name for name in whole if whole[name] != again[name]] == []
     names = [sample["episode"] for sample in whole["samples.jsonl"][:4]]
     assert len(names) == 4 and len(set(names)) == 2, "each episode left two branches"
-    steps = [json.loads(line)["counts"] for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
-    assert [(each["agent_calls"], each["branches"]) for each in steps] == [(24, 16)] * 3
+    steps = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
+    assert [(each["counts"]["agent_calls"], each["counts"]["branches"]) for each in steps] == [(24, 16)] * 3
+    # the trainer's log-probabilities of what it trains on are those that the engine sampled with
+    assert all(each["metrics"]["sampler_gap_max"] < 1e-4 for each in steps)

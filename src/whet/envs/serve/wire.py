@@ -483,6 +483,8 @@ def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[ReportedRe
         note("its report has no reward")
         return None
     reward = value["reward"]
+    if isinstance(reward, bool):
+        reward = float(reward)
     by_role = isinstance(reward, dict) and 0 < len(reward) <= 100 and all(map(is_finite, reward.values()))
     if reward is not None and not is_finite(reward) and not by_role:
         note(f"its reward is {_shown(reward)}; expected a finite number, one of each role, or null for unscored")
