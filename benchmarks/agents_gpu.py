@@ -43,6 +43,7 @@ from results_file import add_results_flag, write_results
 
 from whet.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
 from whet.build.runtime import Runtime
+from whet.data.call_formats import Calls
 from whet.data.chat import prompt_tokens
 from whet.data.tool_syntax import ToolCall
 from whet.envs.tools.environment import CallFormat, ToolEnvironment
@@ -181,8 +182,8 @@ def calling(shape: ConversationShape) -> Callable[[], Environment]:
         """
         return say()
 
-    def read(completion: Completion, schemas: Any) -> list[ToolCall]:
-        return [ToolCall("look_up", {"place": len(completion)})]
+    def read(completion: Completion, schemas: Any) -> Calls:
+        return Calls((ToolCall("look_up", {"place": len(completion)}),), (), "")
 
     pools = {True: CallPool(), False: CallPool()}
     sources = [find_tools(look_up)]

@@ -1,39 +1,48 @@
-"""A minimal agent program: two turns with the official `openai` client, and the reward of its own.
+"""An agent program: it asks, asks again where the answer is missing, and reports its own reward.
 
-    pip install 'whet[serve]' openai
-    whet train grpo --agent "python examples/agent.py" --reward environment
+    whet sample --agent "python agent.py" --count 2        look at a few episodes
+    whet train grpo --agent "python agent.py" --steps 20   train on them
 
-whet starts it once per episode. The endpoint and the key are in the environment, where the client looks for them; the
-row of the data is in WHET_PROMPT and on standard input. Every call is recorded, token for token, and trained on.
+whet starts it once per episode. The row of the data comes on standard input; the endpoint and its key are in the
+environment, under the names that clients of OpenAI's API look for. Every call is recorded, token for token. The last
+line of the output is the reward. docs/serve.md has the rest.
 """
 
 import json
 import os
 import re
+import sys
+import urllib.request
 
-from openai import OpenAI
+
+def chat(messages: list[dict[str, str]]) -> dict[str, str]:
+    """With the package `openai`: OpenAI().chat.completions.create(model="policy", messages=messages)."""
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "policy", "messages": messages}).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)["choices"][0]["message"]
+
+
+def answer_in(text: str) -> str | None:
+    found = re.search(r"<answer>(.*?)</answer>", text)
+    return found and found[1]
 
 
 def main() -> None:
-    row = json.loads(os.environ["WHET_PROMPT"])
-    client = OpenAI()
-    messages = list(row["messages"])
-    answer = ""
-    for _ in range(2):
-        completion = client.chat.completions.create(model="policy", messages=messages)
-        message = completion.choices[0].message
-        answer = message.content or ""
-        if says(answer, row["answer"]):
+    row = json.load(sys.stdin)
+    messages = row["messages"]
+    calls = 0
+    while calls < 3:
+        message, calls = chat(messages), calls + 1
+        if answer_in(message["content"]) is not None:
             break
-        messages += [message.model_dump(exclude_none=True), {"role": "user", "content": "Try again."}]
-    # the last line of standard output; {"reward": null} leaves the episode unscored
-    print(json.dumps({"reward": 1.0 if says(answer, row["answer"]) else 0.0, "metrics": {"length": len(answer)}}))
-
-
-def says(text: str, answer: object) -> bool:
-    """The last number of the text is the answer."""
-    numbers = re.findall(r"-?\d+", text)
-    return bool(numbers) and numbers[-1] == str(answer)
+        messages += [message, {"role": "user", "content": "Give the answer in <answer> tags."}]
+    is_right = answer_in(message["content"]) == row["answer"]
+    # {"reward": null} leaves the episode unscored
+    print(json.dumps({"reward": float(is_right), "metrics": {"calls": calls}}))
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class Plan:
         """Of a model, with the tool or without it."""
         words: tuple[str, ...] = (model, "--data", str(self._data / "eval.jsonl"), *reward_words())
         settings = ["eval.by=set", "eval.prompts=100000", *shared_settings(self._chosen.settings, way)]
-        words += tool_words(way)
+        words += tool_words(way) or ("--env", "none")  # a run would play with its own tools
         for setting in settings:
             words += ("--set", setting)
         file = self._folder / "evals" / f"{name.replace(' ', '-')}-{way}.json"

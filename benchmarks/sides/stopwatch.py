@@ -29,6 +29,7 @@ class Stopwatch:
         self._readings: list[Reading] = []
         self._steps: list[dict[str, Any]] = []
         self._meter = Meter()
+        self.facts: dict[str, Any] = {}  # that a side tells besides
         self._watch_torch()
 
     def _watch_torch(self) -> None:
@@ -100,4 +101,5 @@ class Stopwatch:
             "device": torch.cuda.get_device_name() if self._cuda else "cpu",
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            **self.facts,
         }

@@ -116,6 +116,50 @@ def policy_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
     return trainer
 
 
+def agent_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
+    """Episodes with the tools of an environment; every turn takes its whole budget."""
+    from look_up import LookUp
+
+    num_prompts, group_size, _, turn_tokens = job["shape"]
+    settings = trl.GRPOConfig(
+        **common_settings(job, folder, num_prompts * group_size // job["batch_rows"]),
+        **WRITING[peer_choice(job, "writing", "plain")],
+        num_generations=group_size,
+        max_completion_length=job["growth"],
+        max_tool_calling_iterations=job["turns"] - 1,
+        # one limit for a turn and one for the episode: the first is generate's own
+        generation_kwargs={"max_new_tokens": turn_tokens, "min_new_tokens": turn_tokens},
+        temperature=1.0,
+        beta=0.0,
+        num_iterations=1,
+        loss_type="grpo",
+        shuffle_dataset=False,
+    )
+    trainer = trl.GRPOTrainer(
+        model=job["model"],
+        args=settings,
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in job["texts"]]}),
+        processing_class=AutoTokenizer.from_pretrained(job["model"]),
+        environment_factory=LookUp,
+    )
+    write, play = trainer._generate_single_turn, watch.timed("rollout", trainer._generate)
+
+    def counted_turn(prompt_ids: list[list[int]], *given: Any, **named: Any) -> Any:
+        watch.count("prefilled", sum(len(each) for each in prompt_ids))
+        return write(prompt_ids, *given, **named)
+
+    def counted_play(*given: Any) -> Any:
+        played = play(*given)
+        prompt_ids, completion_ids, tool_mask = played[:3]
+        watch.count("trained", sum(map(sum, tool_mask)))
+        watch.count("context", sum(len(each) for each in (*prompt_ids, *completion_ids)))
+        watch.count("episodes", len(completion_ids))
+        return played
+
+    trainer._generate_single_turn, trainer._generate = counted_turn, counted_play
+    return trainer
+
+
 def supervised_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
     rows = json.loads(Path(job["encoded"]).read_text())
     layout = peer_choice(job, "layout", "padded")
@@ -160,7 +204,10 @@ def pair_trainer(job: dict[str, Any], folder: str, watch: Stopwatch) -> Any:
     return EncodedPairs(args=trl.DPOConfig(**shared, precompute_ref_log_probs=job["stored"]), **given)
 
 
-TRAINERS = {"grpo": policy_trainer, "sft": supervised_trainer, "dpo": pair_trainer, "rm": pair_trainer}
+TRAINERS = {
+    **{"grpo": policy_trainer, "agents": agent_trainer, "sft": supervised_trainer},
+    **{"dpo": pair_trainer, "rm": pair_trainer},
+}
 
 
 def main() -> None:

@@ -34,6 +34,73 @@ def policy_trainer(job: dict[str, Any]) -> Any:
     return bench_trainer(config, unending(load_runtime(config)), [tuple(each) for each in job["tokens"]])
 
 
+def agent_trainer(job: dict[str, Any], watch: Stopwatch) -> Any:
+    """Episodes with the tools of an environment; every turn takes its whole budget."""
+    from whet.bench.benchmark import bench_config
+    from whet.build.player import build_player
+    from whet.build.rl import build_objective, build_rl_trainer
+    from whet.build.runtime import load_runtime
+    from whet.data.chat import prompt_tokens
+    from whet.report.speed import RolloutShape
+    from whet.rollout.collect import PromptDataset, RewardContext
+    from whet.rollout.engines import build_engine
+    from whet.types import Prompt
+
+    settings = {
+        "seed": job["seed"],
+        "model": {"device": device_of(job), "precision": job["precision"], "threads": job["threads"]},
+        "batch": {"micro_batch_tokens": job["micro_batch_tokens"]},
+        "objective": {"kl": "none"},
+        "env": {
+            **{"name": f"{job['environment']}:LookUp", "call_format": "template"},
+            **{"max_turns": job["turns"], "max_tokens": job["growth"]},
+        },
+    }
+    config = bench_config(job["model"], RolloutShape(*job["shape"]), settings, method="grpo")
+    machine = load_runtime(config)
+    engine = CountingEngine(
+        build_engine("torch", machine.policy, machine.loaded.tokenizer, (), machine.loaded.context), watch
+    )
+    player, _ = build_player(config, engine, machine.loaded)
+    prompts = [Prompt(str(row), ({"role": "user", "content": text},)) for row, text in enumerate(job["texts"])]
+    dataset = PromptDataset(prompts, [prompt_tokens(machine.loaded.tokenizer, each) for each in prompts])
+
+    def paid(_: Any, samples: Any) -> Any:
+        watch.count("context", sum(len(each.tokens) for each in samples))
+        watch.count("episodes", len(samples))
+        return [each.scored({"environment": each.returned}, each.returned) for each in samples]
+
+    machine = replace(machine, engine=engine, player=player)
+    return build_rl_trainer(config, build_objective(config), machine, dataset, lambda _: RewardContext(paid), None)
+
+
+class CountingEngine:
+    """The engine, and what its sessions computed."""
+
+    def __init__(self, engine: Any, watch: Stopwatch) -> None:
+        self._engine, self._watch = engine, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def session(self, sampling: Any, shape: Any) -> Any:
+        stopping = replace(sampling, stop=("</tool_call>",))
+        self._watch.facts = {
+            "path": str(self._engine.session_path(sampling, shape)),
+            "path_with_stop": str(self._engine.session_path(stopping, shape)),
+        }
+        session = self._engine.session(sampling, shape)
+        close = session.close
+
+        def counted_close() -> None:
+            for name, number in vars(session.counts).items():
+                self._watch.count(name, number)
+            close()
+
+        session.close = counted_close
+        return session
+
+
 def sft_trainer(job: dict[str, Any]) -> Any:
     from whet.build.assembly import assemble
     from whet.config.config import resolved
@@ -137,7 +204,7 @@ def main() -> None:
         write_rollouts(job, Path(sys.argv[2]))
         return
     watch = Stopwatch(job["steps"], job["most"], job.get("warm_up", 1), device_of(job))
-    trainer = TRAINERS[job["kind"]](job)
+    trainer = agent_trainer(job, watch) if job["kind"] == "agents" else TRAINERS[job["kind"]](job)
     number = 0
     while not watch.enough:
         number += 1

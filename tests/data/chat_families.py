@@ -26,6 +26,7 @@ CORPUS = [
 # how the byte-level tokenizers of the day cut text into words
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -147,7 +148,7 @@ FAMILIES = {
         Family("phi4-mini", "<|endoftext|>", PHI_TOKENS),
         Family("deepseek-r1-distill", **DEEPSEEK_EDGES, special=DEEPSEEK_TOKENS, added=("<think>", "</think>")),
         Family("deepseek-r1", **DEEPSEEK_EDGES, special=DEEPSEEK_TOKENS, added=("<think>", "</think>")),
-        Family("glm4.5", "<|endoftext|>", GLM_TOKENS, QWEN_TAGS),
+        Family("glm4.5", "<|endoftext|>", GLM_TOKENS, (*QWEN_TAGS, *GLM_TAGS)),
         Family("gpt-oss", "<|return|>", HARMONY_TOKENS, bos="<|startoftext|>"),
         Family("hermes", "<|im_end|>", CHATML_TOKENS, bos="<|begin_of_text|>"),
         Family(
@@ -162,7 +163,7 @@ FAMILIES = {
         ),
         Family("kimi-k2", "<|im_end|>", KIMI_TOKENS),
         Family("cohere2", "<|END_OF_TURN_TOKEN|>", COHERE_TOKENS, bos="<BOS_TOKEN>"),
-        Family("nemotron3-nano", "<|im_end|>", CHATML_TOKENS, ("<think>", "</think>")),
+        Family("nemotron3-nano", "<|im_end|>", CHATML_TOKENS, QWEN_TAGS),
         Family("alpaca", "</s>", bos="<s>", splits="every"),
     )
 }

@@ -13,8 +13,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from packages import needs
+from scripted import tool_tokenizer
 
 from whet.envs.adapters.bfcl import CATEGORIES, STEPS, FunctionCalling, tasks
+from whet.envs.adapters.calling import Calling
 from whet.types import Completion, Prompt, WhetError
 
 pytestmark = needs("bfcl_eval")
@@ -122,6 +124,26 @@ def test_a_call_that_cannot_be_run_is_answered_and_counted():
     assert contents[2].startswith("Error during execution: ") and "wrong" in contents[2]
     assert contents[3] == "Error during execution: the call cannot be read"
     assert answer.counts == {"tool_calls": 6, "unknown_tools": 3, "malformed_calls": 1}
+
+
+def test_an_empty_answer_is_worth_nothing_in_every_task():
+    for category in CATEGORIES:
+        for name, task in tasks(category).items():
+            answer = played(category, name, [[] for _ in task["ground_truth"]])
+            assert answer.reward == 0.0, name
+
+
+def test_a_model_without_tools_in_its_template_is_told_of_them_in_words():
+    tokenizer = tool_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    env = FunctionCalling(calling=Calling(tokenizer=tokenizer))
+    opening = env.start(prompt("multi_turn_base_0"))
+    assert opening.tools == () and "mkdir" in opening.messages[0]["content"] and env.stops == ("</tool_call>",)
+    (answer,) = env.step(Completion("<tool_call>cd(folder='document')</tool_call>")).messages
+    assert "current_working_directory" in answer["content"]
 
 
 def test_a_request_has_so_many_turns():

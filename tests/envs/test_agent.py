@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from tests.envs.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
+from whet.data.packing import token_batch
 from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
-from whet.types import Prompt, Sampling, StopReason, WhetError
+from whet.objective import PRESETS
+from whet.objective.statistics import compared_apart
+from whet.types import Group, Prompt, Sampling, StopReason, WhetError
 
 # what every program of these tests begins with: a client in a few lines, which starts faster than a real one
 CLIENT = """
@@ -223,6 +227,7 @@ def test_an_edited_history_is_context_without_loss(tmp_path, tokenizer):
         ),
         ('chat([user("x")]); print(json.dumps({"reward": 0}))', 0.0, StopReason.END, {}, ""),
         ('chat([user("x")]); post("/episode/reward", {"reward": 0.5})', 0.5, StopReason.END, {}, ""),
+        ('chat([user("x")]); print(json.dumps({"reward": 2 > 1}))', 1.0, StopReason.END, {}, ""),
         (
             'chat([user("x")]); post("/episode/reward", {"reward": 0.5}); print(json.dumps({"reward": 9}))',
             0.5, StopReason.END, {}, "",
@@ -517,6 +522,8 @@ def test_an_old_token_opens_nothing(tmp_path, tokenizer, monkeypatch):
         ("no-such-program-here --fast", "there is no such program: 'no-such-program-here'"),
         (f"{sys.executable} no_such_agent.py", "there is no file 'no_such_agent.py'"),
         ("", "env.agent is empty"),
+        ("cd agents && python a.py", "no shell reads it; give \"bash -c 'cd agents && python a.py'\""),
+        ("MODE=fast python a.py", "no shell reads it; give"),
         ("python 'unclosed", "cannot be read as a command"),
     ],
 )
@@ -575,3 +582,40 @@ def test_on_the_real_engine_the_log_probabilities_are_the_models(tmp_path):
         assert (logp[chosen] - sample.behavior_logp[1:][chosen]).abs().max() < 1e-4
     for one, other in zip(samples, [sample for group in again for sample in group], strict=True):
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.behavior_logp, other.behavior_logp)
+
+
+SELF_PLAY = """
+seats = {seat: [user(f"you are {seat}")] for seat in ("first", "second")}
+for turn in range(2):
+    for seat, messages in seats.items():
+        messages.append(chat(messages, metadata={"role": seat} if turn == 0 else {"note": "mine"}))
+        messages.append(user("go on"))
+print(json.dumps({"reward": REWARD}))
+"""
+
+
+def test_in_self_play_each_role_is_a_sample_with_a_reward_of_its_own(tmp_path, tokenizer):
+    play = Play(tmp_path, tokenizer, SELF_PLAY.replace("REWARD", '{"first": 1, "second": -0.5}'), rows=1)
+    assert [len(group) for group in play.groups] == [4]  # two episodes of two roles
+    for sample in play.samples:
+        exact(sample, play.engine)
+        assert f"you are {sample.role}" in tokenizer.decode(sample.tokens)
+        assert sample.returned == {"first": 1.0, "second": -0.5}[sample.role]
+        assert sum(turn.role == "assistant" for turn in sample.turns) == 2
+    assert sorted(sample.role for sample in play.samples) == ["first", "first", "second", "second"]
+    assert len({sample.episode for sample in play.samples}) == 2
+    # a role's rewards are compared with the same role's, and no role is a branch of the other
+    scored = [replace(sample, reward=sample.returned) for sample in play.samples]
+    batch = token_batch([Group(Prompt("p", ()), tuple(scored))])
+    assert batch.episode is None and len(batch.role.unique()) == 2
+    assert not PRESETS["grpo"].objective.baseline.centred(compared_apart(batch), {}).any()
+
+
+def test_a_reward_may_be_shared_by_the_roles_and_a_role_without_one_is_unscored(tmp_path, tokenizer):
+    shared = Play(tmp_path, tokenizer, SELF_PLAY.replace("REWARD", "0.25"), rows=1, count=1)
+    assert {sample.role: sample.returned for sample in shared.samples} == {"first": 0.25, "second": 0.25}
+    partly = Play(tmp_path, tokenizer, SELF_PLAY.replace("REWARD", '{"second": 2}'), rows=1, count=1)
+    assert {sample.role: sample.returned for sample in partly.samples} == {"first": None, "second": 2.0}
+    wrong = Play(tmp_path, tokenizer, SELF_PLAY.replace("REWARD", '{"second": "much"}'), rows=1, count=1)
+    assert wrong.notes.counts["bad_reports"] == 1 and all(each.returned is None for each in wrong.samples)
+    assert "one of each role" in wrong.notes.failures[0]

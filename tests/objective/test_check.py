@@ -41,6 +41,14 @@ REFUSED = [
         "nothing would be left; lower batch.staleness or raise keep.max_staleness",
     ),
     ("grpo", {}, OLD, "give objective.mismatch=truncate"),
+    # is about episodes
+    ("echo", {}, GROUP, "this run writes single completions; give --env, --tool or --agent, or objective.imitate=none"),
+    ("echo", {}, {**GROUP, "has_steps": True}, "objective.imitate=observed is about episodes"),
+    ("rae", {}, {**GROUP, "has_steps": True}, "or objective.baseline=running_mean"),
+    ("rloo_turns", {}, GROUP, "objective.baseline=turn_return is about episodes"),
+    ("grpo", {"select": "finished_turns"}, GROUP, "or objective.select=finished"),
+    ("rloo_turns", {}, {"group_size": 1, "has_turns": True}, "give group_size >= 2"),
+    ("gigpo", {}, {"group_size": 1, "has_turns": True}, "give group_size >= 2"),
     # has no effect
     ("grpo", {"clip.high": 0.28}, GROUP, "objective.clip.high has no effect with updates_per_step=1"),
     ("grpo", {"ratio": "sequence"}, GROUP, "objective.ratio has no effect with updates_per_step=1"),
@@ -81,6 +89,12 @@ def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, set
         ("grpo", {**DRAWN, "keep": "balanced"}, GROUP),
         ("grpo", {"mismatch": "stale_mask", "mismatch.limit": 0.5}, GROUP),
         ("grpo", {"reference": "reset", "control": "proportional"}, GROUP),
+        ("rloo_turns", {}, {**GROUP, "has_steps": True}),  # its sentences are scored
+        ("rloo_turns", {}, {"group_size": 2, "has_turns": True}),
+        ("gigpo", {}, {"group_size": 2}),
+        ("grpo_process", {}, {**GROUP, "has_turns": True}),
+        ("rae", {}, {"group_size": 1, "has_turns": True}),
+        ("grpo", {"select": "finished_turns", "imitate": "observed"}, {**GROUP, "has_turns": True}),
     ],
 )
 def test_settings_that_work_are_let_through(name, changes, setting):

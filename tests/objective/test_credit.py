@@ -22,7 +22,7 @@ from whet.objective.credit import (
 )
 from whet.objective.pass_at_k import BestMinusSecond, PassAtK, PassAtKMarginal
 from whet.objective.scale import NoScale
-from whet.objective.steps import AnchoredSteps, StepDelta, StepMean, StepSum, TurnReturn
+from whet.objective.steps import AnchoredSteps, StepDelta, StepMean, StepSum, TurnIndexRewards, TurnReturn
 from whet.types import WhetError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -156,6 +156,23 @@ TURNS = torch.tensor([[0, 0, 1, -1], [0, 1, 1, 2]])
 def turn_batch(*rewards, **more):
     action = torch.tensor([[True, True, True, False], [True, True, True, True]])
     return batch_of(*rewards, action=action, segment=TURNS, **more)
+
+
+def test_normalising_by_turn_index_by_hand():
+    """Outcomes 4 on a second turn and 2 on a third: the second turns earned 4 and 0, and nobody else has a third."""
+    found = TurnIndexRewards(0.5).centred(turn_batch(4.0, 2.0), {}).tolist()
+    assert found == near([[1, 1, 2, 0], [-1, -2, -2, 0]])
+    alone = TurnIndexRewards(1.0).centred(turn_batch(4.0, math.nan), {}).tolist()
+    assert alone == near([[0, 0, 0, 0], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("kind", [TurnReturn, TurnIndexRewards])
+@pytest.mark.parametrize("gamma", [-0.1, 1.1])
+def test_a_discount_is_a_share(kind, gamma):
+    for refused in (kind, AnchoredSteps):
+        with pytest.raises(ValueError, match=r"give a share in \[0, 1\]"):
+            refused(gamma=gamma)
+    assert kind().gamma == 1.0 and AnchoredSteps() == PRESETS["gigpo"].objective.baseline
 
 
 def test_turn_return_by_hand():

@@ -356,6 +356,14 @@ def test_shares():
     assert len(found) == 6
 
 
+def test_the_turns_of_an_episode_count_alike_whatever_their_length():
+    """Turns of three, one and two tokens, an observed one between them; alone in its step."""
+    segment = torch.tensor([[0, 0, 0, -1, 1, 2, 2]])
+    batch = replace(batch_of(1.0, action=segment >= 0), segment=segment)
+    share = AXES["aggregate"]["turn_mean"]()(batch, step_totals(batch, 8))
+    assert share.tolist() == near([[1 / 9, 1 / 9, 1 / 9, 0, 1 / 3, 1 / 6, 1 / 6]])
+
+
 @pytest.mark.parametrize(
     ("kind", "total"), [(TokenMean, 1.0), (SequenceMean, 1.0), (FixedLength, 3 / (2 * 4)), (SequenceSum, 3 / 2)]
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from whet.objective import PRESETS, step_totals, with_changes
-from whet.objective.advantage import BatchRunningMean, PromptTracker
+from whet.objective.advantage import BatchRunningMean, PromptTracker, RunningRoleMean
 from whet.objective.control import Doubling, EndUpdates, FixedCoefficient, KLBudget, Proportional
 from whet.objective.kl import K3, K3Old
 from whet.objective.terms import Bonus, BonusToTarget, NoBonus
@@ -60,6 +60,30 @@ def test_prompt_tracker_over_two_visits():
     memory = tracker.remembered(batch_of(1.0, prompt=torch.tensor([4])), memory)
     assert memory == pytest.approx({"prompt/4/w": 2.305, "prompt/4/l": 1.305})
     assert tracker(visit, memory).tolist() == pytest.approx([2.305 / 3.61, 2.305 / 3.61, 0.5])
+
+
+def test_the_roles_of_a_prompt_are_tracked_apart():
+    tracker, both = PromptTracker(0.9), {"prompt": torch.tensor([4, 4]), "role": torch.tensor([7, 8])}
+    memory = tracker.remembered(batch_of(1.0, 0.0, **both), {})
+    assert tracker(batch_of(0.0, 0.0, **both), memory).tolist() == pytest.approx([1.45 / 1.9, 0.45 / 1.9])
+
+
+def test_a_running_mean_of_each_role():
+    """b <- 0.8 b + 0.2 mean R of the role; an episode counts once, whatever its branches."""
+    baseline = RunningRoleMean(0.8)
+    roles = torch.tensor([7, 8, 7, 7, 9])
+    first = batch_of(1.0, -1.0, 0.0, math.nan, math.nan, role=roles)
+    assert baseline(first, {}).tolist() == [0.0] * 5
+    memory = baseline.remembered(first, {"other": 3.0})
+    assert memory == pytest.approx({"other": 3.0, "role/7": 0.2 * 0.5, "role/8": -0.2})
+    branched = batch_of(1.0, 0.5, 4.0, 1.0, 0.0, role=roles, episode=torch.tensor([1, 2, 1, 3, 4]))
+    assert baseline(branched, memory).tolist() == pytest.approx([0.1, -0.2, 0.1, 0.1, 0.0])
+    memory = baseline.remembered(branched, memory)
+    # role 7 has two episodes: one of the branches 1 and 4, one of 1
+    assert memory["role/7"] == pytest.approx(0.8 * 0.1 + 0.2 * (2.5 + 1) / 2)
+    assert memory["role/8"] == pytest.approx(0.8 * -0.2 + 0.2 * 0.5) and memory["role/9"] == 0.0
+    with pytest.raises(ValueError, match=r"give a share in \[0, 1\)"):
+        RunningRoleMean(1.0)
 
 
 def test_the_tracker_is_used_before_it_is_changed():

@@ -427,3 +427,31 @@ def test_a_device_of_its_own_writes_for_one_half_while_the_other_is_answered(loa
     assert played[0] == played[1]
     # all begin together; from the first answers on, one half follows the other
     assert wrote == [8, 4, 4, 4, 4]
+
+
+class Announcing(Counting):
+    """Begins with a longer prompt than the row's own."""
+
+    def start(self, prompt):
+        return Opening(({"role": "user", "content": "begin with many more words than the row has"},))
+
+
+def test_a_first_prompt_of_the_environment_is_computed_once_for_its_group(loaded):
+    model = causal_lm(loaded.model)
+    engine = TorchEngine(model, loaded.tokenizer, loaded.end_tokens, context=loaded.context)
+    sessions, shapes, opens = [], [], engine.session
+
+    def watched(sampling, shape):
+        shapes.append(shape)
+        sessions.append(opens(sampling, shape))
+        return sessions[-1]
+
+    engine.session = watched
+    limits = EpisodeLimits(max_tokens=40)  # no more than the turns need: a longer prompt takes nothing of it
+    runner = EpisodeRunner(engine, loaded.tokenizer, Announcing, limits, loaded.context)
+    samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(4), (0,))[0]
+    first = samples[0].turns[0].stop
+    assert samples[0].turns[0].role == "prompt" and first > len(opened(loaded.tokenizer, PROMPT))
+    assert shapes[0].prompt_tokens == first and sessions[0].counts.prefilled == first
+    assert sessions[0].counts.recomputed == 0 and sessions[0].counts.continued == 8
+    assert {each.stop for each in samples} <= {StopReason.END, StopReason.LENGTH}

@@ -96,12 +96,25 @@ def test_a_method_of_turns_trains_on_an_environment(here, row):
     metrics, samples = trained(here / "run", method, *words)
     assert len(metrics) == 2 and all(line["metrics"]["gradient_norm"] > 0 for line in metrics)
     assert metrics[0]["counts"]["observed_tokens"] > 0 and metrics[0]["counts"]["turns"] > 12
+    # the trainer reads the very tokens that were sampled, turn by turn
+    assert all(line["metrics"]["sampler_gap_max"] < 1e-3 for line in metrics)
     # the environment's rewards of the turns are the episode's
     for sample in samples:
         turns = [turn for turn in sample["turns"] if turn["role"] == "assistant"]
         assert sample["role"] in ("first", "second") and turns[0]["state"] == "open"
         assert sample["reward"] == pytest.approx(sum(turn["reward"] for turn in turns))
     assert len({len(sample["turns"]) for sample in samples}) > 1
+
+
+@pytest.mark.parametrize("method", ["echo", "gigpo", "rloo_turns", "rae"])
+def test_how_a_batch_of_episodes_is_cut_does_not_matter(here, method):
+    found = []
+    for number, tokens in enumerate((40, 10_000)):
+        words = ("--set", f"batch.micro_batch_tokens={tokens}")
+        metrics, _ = trained(here / str(number), method, *words, steps=1)
+        found.append(metrics[0]["metrics"])
+    for name in ("loss", "gradient_norm", "surrogate", "entropy"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-4, abs=1e-7), name
 
 
 def test_what_the_environment_wrote_is_a_lesson_of_its_own(here):

@@ -215,6 +215,7 @@ def episodes(batch):
         tokens[row, : turns[0][0]] = tokens[row // 3 * 3, : turns[0][0]]
         for turn, (start, stop) in enumerate(turns):
             action[row, start:stop], segment[row, start:stop] = True, turn
+    tokens[2, :4] = tokens[1, :4]  # branches of one episode: they share more than the prompt
     begun, ahead = action.cumsum(-1) > 0, action.flip(-1).cumsum(-1).flip(-1) > 0
     return TokenBatch(
         tokens=tokens,

@@ -41,6 +41,18 @@ def check_environment(config: Config | EvaluationConfig) -> None:
         check_agent(config.env.agent)
 
 
+def require_own_reward(config: Config | EvaluationConfig) -> None:
+    """Refuse an environment that pays nothing, where it is the only one to pay."""
+    if not config.env.name:
+        return
+    make = find_environment(config.env.name, config.env.settings, _calling(config, tokenizer=None))
+    if not getattr(make(), "scores", True):
+        raise WhetError(
+            f"the environment {config.env.name!r} has no get_reward, and no other reward is given; add --reward NAME, "
+            "or get_reward(self) -> float to the class"
+        )
+
+
 def build_player(
     config: Config | EvaluationConfig, engine: Engine, loaded: LoadedModel
 ) -> tuple[Player, dict[str, str]]:

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
+from whet.build.player import require_own_reward
 from whet.config.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.config.sections import DataSection, RewardPartSection, RewardSection
 from whet.data.chat import prompt_tokens
@@ -65,6 +66,7 @@ def build_reward_parts(
     elif section.parts:
         named = tuple(_part_of(part) for part in section.parts)
     elif config.env.name or config.env.agent:
+        require_own_reward(config)
         named = (RewardPart("environment"),)
     elif source.is_task:
         names = {task.reward for task in source.tasks()}

@@ -142,7 +142,7 @@ def sample(
 def _written(sample: Sample) -> str:
     """A completion, or an episode turn by turn."""
     if not sample.turns:
-        return sample.completion
+        return sample.completion if sample.stop != "failed" else "(its environment failed)"
     from whet.report.trajectory import trajectory_text
 
     return trajectory_text(sample.turns).replace("\n", "\n  ")

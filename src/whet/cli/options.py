@@ -34,7 +34,11 @@ Data = Annotated[
     str | None, typer.Option("--data", help="task:arithmetic (countdown, lists), a file, or hub:owner/name.")
 ]
 Environment = Annotated[
-    str | None, typer.Option("--env", help="Environment of an episode: a registered name or file.py:Class.")
+    str | None,
+    typer.Option(
+        "--env",
+        help="Environment of an episode: a registered name or file.py:Class; none: not the run's own.",
+    ),
 ]
 Tools = Annotated[
     list[str] | None,

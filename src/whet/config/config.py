@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from whet.config.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
-from whet.config.env_defaults import env_defaults
+from whet.config.env_defaults import env_defaults, evaluated_env
 from whet.config.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.config.names import NOT_A_KEY, OLD_COMPONENTS, OLD_NUMBERS, SINCE, foreign_target, old_name
 from whet.config.rates import CRITIC, RateChoice, adapter_rate, default_rate, published_rate
@@ -318,7 +318,10 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
     if isinstance(shared.get("data"), Mapping):
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
-    given = _given((shared, *layers))
+    wanted = _given(layers)
+    if isinstance(wanted.get("env"), Mapping):
+        shared["env"], wanted["env"] = evaluated_env(shared.get("env"), wanted["env"])
+    given = _given((shared, wanted))
     model = given.get("model")
     is_small = isinstance(model, Mapping) and str(model.get("name")) == ModelSection().name
     sampling = PolicyConfig.small_run["sampling"] if is_small else {}

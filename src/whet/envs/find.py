@@ -71,14 +71,15 @@ def find_environment(
 def _check_settings(name: str, maker: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Refuse what a built-in one cannot be made with; where it passes settings on, its package looks at those."""
     parameters = inspect.signature(maker).parameters
-    own = [each for each in parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    own = [each for name, each in parameters.items() if name != "calling" and each.kind.name != "VAR_KEYWORD"]
     for each in own:
         if each.default is inspect.Parameter.empty and each.name not in settings:
             setting = f"env.settings.{each.name}"
             raise WhetError(f"environment {name!r} needs {setting}; add --set {setting}={EXAMPLES[name]}")
     known = [each.name for each in own]
     for key in settings:
-        if key not in known and len(own) == len(parameters):
+        if key not in known and not passes_on:
             raise WhetError(
                 f"environment {name!r} has no setting {key!r}{did_you_mean(key, known)}; it has: {', '.join(known)}"
             )

@@ -287,6 +287,9 @@ class AnchoredSteps(TokenCredit):
     name: ClassVar[str] = "anchored_steps"
     needs: ClassVar[frozenset[str]] = frozenset({"segment", "anchor"})
 
+    def __post_init__(self) -> None:
+        _refuse_gamma(self.gamma)
+
     @property
     def smallest_group(self) -> int:
         return 2

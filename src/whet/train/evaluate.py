@@ -12,7 +12,7 @@ from whet.protocols import Engine
 from whet.rollout.collect import Score, score_groups
 from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.play import Player, tell_failures
-from whet.types import Group, Prompt, Sample, Sampling, by_episode
+from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def eval_metrics(groups: Sequence[Group], by: str = "") -> dict[str, float]:
             metrics[name] = _mean(samples, lambda sample, name=name: sample.parts.get(name))  # type: ignore[misc]
     metrics["completion_tokens"] = _mean(samples, lambda sample: sample.num_actions)
     metrics |= episode_metrics(samples)
+    if failed := sum(sample.stop is StopReason.FAILED for sample in samples):
+        metrics["failed_episodes"] = float(failed)
     metrics["truncated"] = _mean(samples, lambda sample: sample.stop.is_limit)
     return metrics
 

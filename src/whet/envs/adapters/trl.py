@@ -57,6 +57,7 @@ class TrlEnvironment:
         self._foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
         self._name = type(foreign).__name__
         self.stops = inner.stops
+        self.scores = hasattr(foreign, "get_reward")
 
     def start(self, prompt: Prompt) -> Awaitable[Opening | None]:
         given = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text or ""}]

@@ -316,9 +316,7 @@ class AgentRunner:
             return
         report = wire.reported_reward(value, partial(self._note_bad_report, episode))
         if report is not None:
-            record = episode.record
-            record.reward, record.is_scored = report[0], True
-            record.metrics.update(report[1])
+            episode.record.score(*report)
 
     def _note_bad_report(self, episode: _AgentEpisode, what: str) -> None:
         self._counts["bad_reports"] += 1

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from whet.envs.serve.wire import message_key
+from whet.envs.serve.wire import ReportedReward, message_key
 from whet.types import Message, Sample, StopReason, Support, Turn
 
 
@@ -34,6 +34,7 @@ class ModelCall:
     text: str = ""  # the completion, calls included
     calls_tools: int = 0
     malformed: int = 0
+    role: str = ""  # whom the policy plays
     is_delivered: bool = False  # the client got it, as far as can be known
     request: tuple[int, int] | None = None  # (session, number) of the engine's request whose keys and values it has
 
@@ -63,7 +64,7 @@ class CallRecord:
     keeps: int = 0  # how many calls are remembered; 0: all
     is_open: bool = True
     ended_by: StopReason | None = None  # the limit it ran into
-    reward: float | None = None
+    reward: ReportedReward = None
     is_scored: bool = False  # the program reported a reward, be it None
     metrics: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -116,6 +117,15 @@ class CallRecord:
             rooms.append(self.most_tokens - (len(call.prompt) - len(call.path[0].prompt)))
         return min(rooms) if rooms else 2**31
 
+    def score(self, reward: ReportedReward, metrics: Mapping[str, float]) -> None:
+        """Take a report; the newest counts."""
+        self.reward, self.is_scored = reward, True
+        self.metrics.update(metrics)
+
+    def earned(self, role: str) -> float | None:
+        """What a role is paid: its own reward, or the one that all share."""
+        return self.reward.get(role) if isinstance(self.reward, dict) else self.reward
+
     def samples(self, decode: Any, fallback: Sequence[int], failed: bool) -> list[Sample]:
         """A sample for each leaf, in an order that does not depend on time; one without actions where there is none.
 
@@ -128,8 +138,7 @@ class CallRecord:
         self.counts["undelivered_calls"] += sum(not each.is_delivered and each not in continued for each in written)
         kept = sorted((each for each in got if each not in continued), key=lambda each: each.tokens)
         stop = StopReason.FAILED if failed else self.ended_by or StopReason.END
-        returned = None if failed else self.reward
-        samples = [self._sample(leaf, decode, stop, returned) for leaf in kept]
+        samples = [self._sample(leaf, decode, stop, None if failed else self.earned(leaf.role)) for leaf in kept]
         if not samples:
             nothing = torch.zeros(len(fallback))
             tokens = torch.tensor(list(fallback), dtype=torch.long)
@@ -177,6 +186,7 @@ class CallRecord:
             turns=tuple(turns),
             returned=returned,
             episode=self.name,
+            role=leaf.role,
             metrics=dict(self.metrics),
         )
 

@@ -232,6 +232,7 @@ class Desk:
             raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
         job.sampling = self._sampling_of(request, record)
         call = self._prompted(record, request)
+        call.role = request.role or ("" if call.parent is None else call.parent.role)
         room = record.room(call, self._context)
         if room < 1:
             record.ended_by = record.ended_by or StopReason.TOKENS

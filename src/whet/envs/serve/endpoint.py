@@ -169,8 +169,7 @@ class HttpEndpoint:
                 report = wire.reported_reward(body, problems.append)
                 if report is None:
                     raise BadCall(problems[0], param="reward")
-                record.reward, record.is_scored = report[0], True
-                record.metrics.update(report[1])
+                record.score(*report)
                 return JSONResponse({"episode": record.name, "reward": record.reward})
             except BadCall as error:
                 return refused(error)

@@ -23,6 +23,7 @@ from typing import IO
 from whet.types import WhetError
 
 KEPT_OUTPUT = 64 * 1024  # bytes of stdout and of stderr that are kept, the last ones
+SHELL_WORDS = ("&&", "||", "|", ";", ">", "<", "&")
 PATIENCE = 2.0  # seconds between the request to end and the end
 # groups to end come in as +NUMBER, and leave as -NUMBER; a forked process may hold the pipe open for longer than its
 # parent lives, so the parent is looked for too
@@ -56,9 +57,10 @@ def program_arguments(command: str) -> list[str]:
     if shutil.which(words[0]) is None:
         there = Path(words[0])
         why = "it is not executable" if there.is_file() else "there is no such program"
-        raise WhetError(
-            f"env.agent {command!r}: {why}: {words[0]!r}; give a command that runs, such as 'python my_agent.py'"
-        )
+        fix = "give a command that runs, such as 'python my_agent.py'"
+        if "=" in words[0] or any(each in SHELL_WORDS or each.endswith(";") for each in words):
+            fix = f"no shell reads it; give {shlex.join(['bash', '-c', command])!r}"
+        raise WhetError(f"env.agent {command!r}: {why}: {words[0]!r}; {fix}")
     scripts = [each for each in words[1:] if each.endswith((".py", ".sh", ".js", ".ts")) and not each.startswith("-")]
     if scripts and not words[1].startswith("-") and not Path(scripts[0]).is_file():
         raise WhetError(f"env.agent {command!r}: there is no file {scripts[0]!r} in {Path.cwd()}; correct the path")

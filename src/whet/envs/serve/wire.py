@@ -1,7 +1,7 @@
 """The JSON of the endpoint: requests read and checked, completions written. Nothing here knows an engine.
 
 A request that cannot be served as it stands raises `BadCall`, one line for the client. Fields that change nothing
-(`user`, `metadata`, `store`, ...) are left unread.
+(`user`, `store`, ...) are left unread; of `metadata` the `role` is read, whom the policy plays in self-play.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MOST_CHOICES = 16
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
 MOST_TOOLS = 512
+LONGEST_ROLE = 64  # characters
 NOTHING: Mapping[str, Any] = {}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -70,6 +71,7 @@ class CallRequest:
     tokens_as_ids: bool = False  # log-probabilities name their token by its id
     stream: bool = False
     stream_usage: bool = False
+    role: str = ""  # whom the policy plays in this conversation; empty: as before in it
     ignored: tuple[str, ...] = ()  # settings that were asked for and cannot be met, and that a client may do without
 
 
@@ -172,8 +174,18 @@ def parse_chat(body: Mapping[str, Any]) -> CallRequest:
         tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
         stream=stream,
         stream_usage=stream and _flag(_table(body, "stream_options"), "include_usage"),
+        role=_role(body),
         ignored=() if choice in ("auto", "none", None) else ("tool_choice",),
     )
+
+
+def _role(body: Mapping[str, Any]) -> str:
+    """`metadata.role`; other metadata is the client's own affair."""
+    metadata = body.get("metadata")
+    role = metadata.get("role") if isinstance(metadata, dict) else None
+    if role is not None and (not isinstance(role, str) or len(role) > LONGEST_ROLE):
+        raise BadCall(f"metadata.role is no text of at most {LONGEST_ROLE} characters", param="metadata")
+    return role or ""
 
 
 def parse_generate(body: Mapping[str, Any]) -> CallRequest:
@@ -459,20 +471,32 @@ def chat_events(request: CallRequest, result: ServedCompletions, model: str) -> 
     return [*(json.dumps(each) for each in events), "[DONE]"]
 
 
-def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[float | None, dict[str, float]] | None:
-    """(reward, metrics) of a report `{"reward": 0.5, "metrics": {...}}`; None, and a note, where it is none."""
+ReportedReward = float | dict[str, float] | None  # of the episode, or of each role in it; None: unscored
+
+
+def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[ReportedReward, dict[str, float]] | None:
+    """(reward, metrics) of a report `{"reward": 0.5, "metrics": {...}}`; None, and a note, where it is none.
+
+    In self-play the reward may be one of each role: `{"reward": {"first": 1, "second": -1}}`.
+    """
     if not isinstance(value, dict) or "reward" not in value:
         note("its report has no reward")
         return None
     reward = value["reward"]
-    if reward is not None and not is_finite(reward):
-        note(f"its reward is {_shown(reward)}; expected a finite number, or null for unscored")
+    if isinstance(reward, bool):
+        reward = float(reward)
+    by_role = isinstance(reward, dict) and 0 < len(reward) <= 100 and all(map(is_finite, reward.values()))
+    if reward is not None and not is_finite(reward) and not by_role:
+        note(f"its reward is {_shown(reward)}; expected a finite number, one of each role, or null for unscored")
         return None
     metrics = value.get("metrics") or {}
     if not isinstance(metrics, dict) or len(metrics) > 100 or not all(map(is_finite, metrics.values())):
         note("its metrics are no object of at most 100 finite numbers")
         return None
-    return None if reward is None else float(reward), {str(key): float(each) for key, each in metrics.items()}
+    measured = {str(key): float(each) for key, each in metrics.items()}
+    if by_role:
+        return {str(role): float(each) for role, each in reward.items()}, measured
+    return None if reward is None else float(reward), measured
 
 
 def is_finite(value: Any) -> bool:
