@@ -87,6 +87,19 @@ def test_a_taskset_of_verifiers_is_played_with_exact_tokens(tokenizer, tmp_path)
             assert call["logprobs"] == pytest.approx(sample.behavior_logp[sample.action].tolist())
 
 
+def test_the_openenv_taskset_of_verifiers_is_played_with_exact_tokens(tokenizer, tmp_path):
+    python = python_with("verifiers[openenv]==0.4.0", *VERIFIERS[1:])
+    tokenizer.save_pretrained(tmp_path)
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: f"move {prompt.count('<|assistant|>')}")
+    with serving(engine, context=8192) as address:
+        episodes = run_side(python, "verifiers_openenv_side.py", address, str(tmp_path))
+    assert [each["errors"] for each in episodes] == [[], []]
+    assert [each["rewards"] for each in episodes] == [{"openenv_reward": 1.0 + 2.0 + 3.0}] * 2
+    # one conversation of three turns each, and its last sample holds all of it
+    assert [each["paths"] for each in episodes] == [[engine.samples[place].tokens.tolist()] for place in (2, 5)]
+    assert len(engine.samples) == 6
+
+
 def test_openenv_captures_a_trainable_trace(tokenizer):
     python = python_with("openenv==0.10.0")
     engine = ScriptedEngine(tokenizer, adding)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,7 +40,9 @@ def test_every_turn_says_who_spoke_what_learned_and_what_it_cost() -> None:
 def test_a_card_shows_the_turns_instead_of_the_completion() -> None:
     card = sample_card("Best", sample_line(1, Prompt("p", ({"role": "user", "content": "ask"},), answer="4"), SAMPLE))
     assert [name for name, _ in card.texts] == ["Prompt", "Gold answer"] and len(card.turns) == 4
-    assert "ran out of turns" in card.foot
+    assert "ran out of turns" in card.foot and card.foot.endswith("prompt p")
+    played = sample_card("Best", sample_line(1, Prompt("p", ()), replace(SAMPLE, role="dealer")))
+    assert played.foot.endswith("prompt p, as dealer")
 
 
 def test_a_trajectory_in_a_terminal() -> None:

@@ -113,6 +113,20 @@ def test_what_counts_is_the_first_part_not_the_shaped_sum():
     assert found.groups == ()
 
 
+def test_a_group_whose_roles_agree_each_for_itself_is_replaced_too():
+    """Who moves first always wins: the outcomes differ and teach nothing."""
+
+    def seats(rows, count, sampling, seed):
+        def played(row, number):
+            first = number % 2 == 0
+            return replace(sample(float(first or (row == 5 and number == 1))), role="first" if first else "second")
+
+        return [Group(Prompt(str(row), ()), tuple(played(row, number) for number in range(count))) for row in rows]
+
+    found = draw_batch(seats, counter(), RolloutSpec(1, 4, HOW, False, MixedOutcome(9)), (7, 1))
+    assert [row for row, _ in found.groups] == [5]
+
+
 def test_a_greedy_completion_is_asked_for_the_groups_that_stay():
     oracle = Oracle(by_row)
     found = draw_batch(oracle, counter(), RolloutSpec(2, 3, HOW, True, MixedOutcome(10)), (7, 1))

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -547,6 +548,21 @@ def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:
         content = markers.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)
         count += found
     return content, count
+
+
+def without_control_tokens(tokenizer: PreTrainedTokenizerBase, content: str) -> tuple[str, int]:
+    """The content with every string broken up that would read as an added token, and how many there were.
+
+    For a conversation that is written as a whole, where contents cannot be told from what the template writes.
+    """
+    return _break_up(content, _control_pattern(tokenizer, len(tokenizer)))
+
+
+@lru_cache(maxsize=2)
+def _control_pattern(tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> re.Pattern[str] | None:
+    """Longest first; a token of one character cannot be broken up."""
+    names = sorted((each for each in control_tokens(tokenizer) if len(each) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 def _split(text: str, marks: Sequence[str]) -> list[str] | None:

@@ -345,12 +345,13 @@ def sample_card(rank: str, sample: Mapping[str, Any]) -> TextCard:
     texts += [] if turns else [("Completion", str(sample.get("completion") or ""))]
     texts += [] if answer is None else [("Gold answer", str(gold))]
     stop = STOPS.get(str(sample.get("stop")), str(sample.get("stop")))
+    played = f", as {sample['role']}" if sample.get("role") else ""
     return TextCard(
         rank,
         number(sample.get("reward")),
         tuple((str(name), number(value)) for name, value in (sample.get("parts") or {}).items()),
         tuple(texts),
-        f"{sample.get('tokens')} tokens, {stop}, prompt {sample.get('prompt_id')}",
+        f"{sample.get('tokens')} tokens, {stop}, prompt {sample.get('prompt_id')}{played}",
         str(sample.get("id", "")),
         turns,
     )

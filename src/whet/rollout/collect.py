@@ -182,7 +182,7 @@ def draw_batch(
             outcomes = group.drawn or outcomes_of(group.samples)
             if outcomes:
                 visited.append((row, sum(outcomes) / len(outcomes)))
-            if not spec.keep.refills or spec.keep(outcomes, 0):
+            if not spec.keep.refills or _differs(group, spec.keep):
                 kept.append((row, group))
     kept = kept[: spec.num_prompts]
     if spec.greedy:
@@ -191,6 +191,14 @@ def draw_batch(
         num_samples += len(greedy)
         kept = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(kept, greedy, strict=True)]
     return RolloutBatch(tuple(kept), tuple(visited), num_samples, rounds)
+
+
+def _differs(group: Group, keep: GroupFilter) -> bool:
+    """True where a role of the group is worth training on: what two roles earned says nothing about either."""
+    by_role: dict[str, list[Sample]] = {}
+    for sample in group.samples:
+        by_role.setdefault(sample.role, []).append(sample)
+    return any(keep(outcomes_of(samples), 0) for samples in by_role.values())
 
 
 def _round_size(num_prompts: int, num_kept: int, num_drawn: int) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.chat import prompt_tokens
-from whet.data.turns import TurnRenderer, turn_renderer
+from whet.data.turns import TurnRenderer, turn_renderer, without_control_tokens
 from whet.envs.serve.calls import CallRecord, ModelCall
 from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ServedCompletions
 from whet.envs.tools.environment import CallFormat
@@ -339,7 +339,7 @@ class Desk:
             if call is not None:
                 return call
         try:
-            tokens = self._rendered(request)
+            tokens = self._rendered(record, request)
         except WhetError as error:
             raise BadCall(str(error), param="messages") from error
         return self._linked(record, tokens)
@@ -353,10 +353,23 @@ class Desk:
         text = str(self._tokenizer.decode(list(tokens[start:]), skip_special_tokens=False))
         return ModelCall(tokens, (Turn("context", text, start, len(tokens)),), parent)
 
-    def _rendered(self, request: CallRequest) -> tuple[int, ...]:
+    def _heard(self, record: CallRecord, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages; what answers a completion can neither end a turn nor speak as somebody else."""
+        heard: list[Message] = []
+        has_spoken = False
+        for message in messages:
+            has_spoken = has_spoken or message["role"] == "assistant"
+            if message["role"] == "tool" or (has_spoken and message["role"] == "user"):
+                content, count = without_control_tokens(self._tokenizer, str(message["content"]))
+                record.counts["defused_texts"] += count
+                message = {**message, "content": content}
+            heard.append(message)
+        return tuple(heard)
+
+    def _rendered(self, record: CallRecord, request: CallRequest) -> tuple[int, ...]:
         """A conversation that nothing is known of, as the template writes it; its texts, where there is no template."""
         if self._tokenizer.chat_template:
-            messages, tools = request.messages, request.tools
+            messages, tools = self._heard(record, request.messages), request.tools
             if tools:
                 messages, tools = self._format(tools).conversation(messages, tools)
             return prompt_tokens(self._tokenizer, Prompt("messages", messages, tools=tools))
