@@ -4,7 +4,8 @@
     python benchmarks/builtin_runs.py --parts demo,lora --results
     python benchmarks/builtin_runs.py --parts rerank --folder runs/builtin
 
-A run that is there already in --folder is not repeated, and one that was interrupted goes on. Everything is seeded: only the seconds depend on the machine.
+A run that is there already in --folder is not repeated, and one that was interrupted goes on. Everything is seeded:
+only the seconds depend on the machine.
 """
 
 from __future__ import annotations
