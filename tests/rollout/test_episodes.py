@@ -414,8 +414,8 @@ class AheadSession(BatchSession):
         return done
 
 
-def test_a_device_of_its_own_writes_for_one_half_while_the_other_is_answered(loaded, monkeypatch):
-    monkeypatch.setattr("whet.rollout.episodes.LEAST_SPLIT", 6)
+def test_a_device_of_its_own_writes_for_some_while_others_are_answered(loaded, monkeypatch):
+    monkeypatch.setattr("whet.rollout.episodes.PART", 3)
     played, wrote = [], []
     for ahead in (False, True):
         engine = ScriptedEngine(loaded.tokenizer, lambda text: f"go{len(text) % 7}")
@@ -425,8 +425,8 @@ def test_a_device_of_its_own_writes_for_one_half_while_the_other_is_answered(loa
         samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 8, Sampling(16), (0,))[0]
         played.append([(each.tokens.tolist(), each.returned, each.episode) for each in samples])
     assert played[0] == played[1]
-    # all begin together; from the first answers on, one half follows the other
-    assert wrote == [8, 4, 4, 4, 4]
+    # all begin together; from the first answers on, one part follows the other
+    assert wrote == [8, 3, 3, 2, 3, 3, 2]
 
 
 class Announcing(Counting):

@@ -51,7 +51,7 @@ from whet.types import (
 )
 
 GRACE = 1.0  # seconds that the engine waits for an environment never found slow
-LEAST_SPLIT = 32  # answers at once, from which on two halves of them are taken in one after the other
+PART = 32  # answers that are taken in while the device writes for others
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -281,24 +281,22 @@ class _Play:
         self._expire()
         waited = time.monotonic() - started
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
-        half = self._half_of(came)
+        in_parts = self._takes_parts_of(came)
         for place, number in enumerate(sorted(came)):
-            if place == half:
+            if in_parts and place and place % PART == 0:
                 self._write()
             call = self._calls.pop(number, None)
             if call is not None:
                 self._answer(call)
 
-    def _half_of(self, came: Sequence[int]) -> int | None:
-        """How many answers to take in before the engine writes on; None: all of them.
+    def _takes_parts_of(self, came: Sequence[int]) -> bool:
+        """Whether the engine writes on before all answers are taken in.
 
-        Where many turns ended together, a device of its own would stand still meanwhile. It writes on for the first
-        half, and from then on the two halves keep it busy for each other.
+        Where many turns ended together, a device of its own would stand still meanwhile. It writes on for those that
+        are ready, and from then on the parts end one after another: there is always somebody to write for.
         """
         stands_still = not self._writing and self._session.runs_ahead
-        if len(came) < LEAST_SPLIT or not stands_still or any(self._calls[each].is_start for each in came):
-            return None
-        return len(came) // 2
+        return len(came) > PART and stands_still and not any(self._calls[each].is_start for each in came)
 
     @property
     def _come(self) -> list[int]:
