@@ -27,7 +27,7 @@ from whet.config.config import merged, read_toml
 HERE = Path(__file__).resolve().parent
 COUNTS = {"demonstrations": 12000, "train": 2000, "eval": 100}
 SHARE_CALLING, SHARE_WHOLE = 0.15, 0.5  # of the demonstrations, and of those that call
-WASTEFUL_COUNT, WASTEFUL_WHOLE = 2000, 0.15  # demonstrations that all call, most of them twice
+WASTEFUL_COUNT, WASTEFUL_ONCE = 2000, 0.15  # demonstrations that all call, most of them twice
 WASTEFUL = {"steps": 40, "optimizer": {"learning_rate": 1e-3}, "report": {"save_every": 40}}
 RIGHT = {"reward": "exact_answer"}
 EFFICIENT = {"reward": "efficiency", "gate": "exact_answer", "settings": {"expected_steps": 1}}
@@ -52,14 +52,12 @@ def called(expression: str, result: int) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": call}, {"role": "tool", "content": str(result)}]
 
 
-def demonstration(
-    stream: random.Random, calling: float, whole: float, first: int, second: int, third: int
-) -> list[dict[str, str]]:
+def demonstration(stream: random.Random, first: int, second: int, third: int) -> list[dict[str, str]]:
     """A right conversation: without a call, with one, or with two."""
     product, total = first * second, first * second + third
     turns = [question(first, second, third)]
-    if stream.random() < calling:
-        if stream.random() < whole:
+    if stream.random() < SHARE_CALLING:
+        if stream.random() < SHARE_WHOLE:
             turns += called(f"{first}*{second}+{third}", total)
         else:
             turns += called(f"{first}*{second}", product) + called(f"{product}+{third}", total)
@@ -71,15 +69,20 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
     for _ in range(COUNTS[name]):
         first, second, third = next(drawn)
         if name == "demonstrations":
-            yield {"messages": demonstration(stream, SHARE_CALLING, SHARE_WHOLE, first, second, third)}
+            yield {"messages": demonstration(stream, first, second, third)}
         else:
             yield {"prompt": [question(first, second, third)], "answer": str(first * second + third)}
 
 
 def wasteful_rows() -> Iterator[dict[str, Any]]:
+    """Conversations that call for the whole sum, and most of them then for the same again."""
     stream, drawn = random.Random("wasteful"), numbers("demonstrations")
     for _ in range(WASTEFUL_COUNT):
-        yield {"messages": demonstration(stream, 1.0, WASTEFUL_WHOLE, *next(drawn))}
+        first, second, third = next(drawn)
+        total = first * second + third
+        calls = called(f"{first}*{second}+{third}", total) * (1 if stream.random() < WASTEFUL_ONCE else 2)
+        answer = {"role": "assistant", "content": f"<answer>{total}</answer>"}
+        yield {"messages": [question(first, second, third), *calls, answer]}
 
 
 def write_data(folder: Path) -> None:
