@@ -51,7 +51,6 @@ from whet.types import (
 )
 
 GRACE = 1.0  # seconds that the engine waits for an environment never found slow
-LEAST_SPLIT = 32  # answers at once, from which on two halves of them are taken in one after the other
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -281,24 +280,10 @@ class _Play:
         self._expire()
         waited = time.monotonic() - started
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
-        half = self._half_of(came)
-        for place, number in enumerate(sorted(came)):
-            if place == half:
-                self._write()
+        for number in sorted(came):
             call = self._calls.pop(number, None)
             if call is not None:
                 self._answer(call)
-
-    def _half_of(self, came: Sequence[int]) -> int | None:
-        """How many answers to take in before the engine writes on; None: all of them.
-
-        Where many turns ended together, a device of its own would stand still meanwhile. It writes on for the first
-        half, and from then on the two halves keep it busy for each other.
-        """
-        stands_still = not self._writing and self._session.runs_ahead
-        if len(came) < LEAST_SPLIT or not stands_still or any(self._calls[each].is_start for each in came):
-            return None
-        return len(came) // 2
 
     @property
     def _come(self) -> list[int]:
