@@ -125,15 +125,17 @@ def job_of(chosen: argparse.Namespace, made: dict[str, Any], shape: EpisodeShape
 
 
 def computed(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Tokens of a step of each side: those the policy wrote, those in the conversations, those that were read.
+    """Tokens of a step of each side: of the conversations, of the policy's turns (`trained`), and those `read` at once.
 
-    `read_again` are the tokens read more than once: all that were read, less the conversations.
+    The others are `stepped`: read one by one as they were written. `path`: how the turns are written, and how they
+    would be where a text ends them.
     """
     found = {}
     for name, side in sides.items():
-        counts = dict(side["runs"][-1]["steps"][-1]["counts"])
+        run = side["runs"][-1]
+        counts = dict(run["steps"][-1]["counts"])
         read = counts.pop("prefilled") + counts.pop("extended", 0)
-        found[name] = {**counts, "read": read, **{key: side["runs"][-1].get(key) for key in ("path", "path_with_stop")}}
+        found[name] = {**counts, "read": read, **{key: run[key] for key in ("path", "path_with_stop") if key in run}}
     return found
 
 

@@ -27,7 +27,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -283,6 +283,7 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Se
     for number in range(rounds):
         for kind, run in kinds.items():
             found[kind].append(run(100 + number))
+    plain = Sampling(shape.turn)
     rates = {kind: median(each.tokens / each.seconds for each in played) for kind, played in found.items()}
     return {
         "shape": str(shape),
@@ -291,7 +292,10 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Se
         **{f"{kind}_s": median(each.seconds for each in played) for kind, played in found.items()},
         **{f"{kind}_share": rate / rates["single"] for kind, rate in rates.items() if not kind.startswith("single")},
         "peak_GiB": peak_memory(machine.policy.device) / 2**30,
-        "decode path": str(engine.session_path(Sampling(shape.turn), session_shape(shape))),
+        "decode path": str(engine.session_path(plain, session_shape(shape))),
+        "decode path with a stop": str(
+            engine.session_path(replace(plain, stop=("</tool_call>",)), session_shape(shape))
+        ),
     }
 
 

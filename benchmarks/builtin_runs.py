@@ -146,7 +146,8 @@ def overoptimization(folder: Path) -> dict[str, Any]:
 
 
 AGENT_SEEDS = (0, 1, 2)
-SIDES = {"plain": {}, "efficient": {"efficient": True}, "no_tool": {"tool": False}}
+# without its tool no answer is ever right, whatever the seed
+KINDS = {"plain": AGENT_SEEDS, "wasteful": AGENT_SEEDS, "efficient": AGENT_SEEDS, "no_tool": AGENT_SEEDS[:1]}
 GAME = {
     "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 64},
     "data": {"source": "seeds:1000"},
@@ -163,14 +164,15 @@ def agents(folder: Path) -> dict[str, Any]:
     """Episodes of several turns: a calculator that is needed, fewer calls where they cost, and a game."""
     place = folder / "calculator_agent"
     imitated = calculator_agent.imitation(place, console=False)
+    calculator_agent.wasteful_imitation(place, console=False)
     tool_runs = {
-        side: [calculator_agent.reinforcement(place, seed, console=False, **settings) for seed in AGENT_SEEDS]
-        for side, settings in SIDES.items()
+        kind: [calculator_agent.reinforcement(place, seed, kind, console=False) for seed in seeds]
+        for kind, seeds in KINDS.items()
     }
     game = [trained_as(folder, f"guessing-seed{seed}", "grpo", merged(GAME, {"seed": seed})) for seed in AGENT_SEEDS]
     return {
         "sft": {"steps": imitated.steps, "seconds": seconds_of(imitated)},
-        **{side: over_seeds(runs) for side, runs in tool_runs.items()},
+        **{kind: over_seeds(runs) for kind, runs in tool_runs.items()},
         "game": over_seeds(game),
     }
 
@@ -185,7 +187,7 @@ def over_seeds(runs: list[Any]) -> dict[str, Any]:
         steps = [numbers(step) for step in run.metrics().to_dict("records")]
         ends = {"first_step": episode_means(steps[0]), "last_step": episode_means(steps[-1])}
         seeds[str(run.config["seed"])] = {**before_after(run), **ends, "seconds": seconds_of(run)}
-    return {"steps": runs[0].steps, "seeds": seeds, **spread(list(seeds.values()))}
+    return {"steps": runs[0].steps, "runs": len(runs), "seeds": seeds, **spread(list(seeds.values()))}
 
 
 def episode_means(step: Mapping[str, float]) -> dict[str, float]:

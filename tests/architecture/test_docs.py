@@ -185,6 +185,7 @@ def resolve_config(method: str, *layers: Mapping[str, Any]) -> None:
 def check_command(words: list[str]) -> None:
     """Parse a command; a `train` with plain words must name a method and settings that exist, too."""
     from whet.cli import app
+    from whet.cli.options import environment_settings
     from whet.config.config import from_settings, read_toml
 
     name, values = parsed_command(app)(words)
@@ -195,6 +196,7 @@ def check_command(words: list[str]) -> None:
         "data": {"source": values["data"]} if values["data"] else {},
         "reward": {"parts": [{"reward": reward} for reward in values["reward"] or ()]} if values["reward"] else {},
         **{key: values[key] for key in ("steps", "seed", "folder") if values[key] is not None},
+        **environment_settings(values["env"], values["tool"], values["agent"]),
     }
     base = read_toml(ROOT / values["config"]) if values["config"] and (ROOT / values["config"]).is_file() else {}
     layer = {key: value for key, value in given.items() if value != {}}

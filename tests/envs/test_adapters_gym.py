@@ -231,6 +231,18 @@ class TestGem:
         assert board(3) == board(3)
         assert logging.getLogger().level == logging.WARNING
 
+    def test_a_game_whose_words_are_missing_is_one_line(self, capfd, monkeypatch):
+        import nltk
+
+        def missing(*_, **__):
+            print("[nltk_data] Error loading words")
+            raise LookupError("*****\n  Resource 'words' not found.\n  Please use the NLTK Downloader")
+
+        monkeypatch.setattr(nltk, "download", missing)
+        with pytest.raises(WhetError, match=r"'game:Wordle-v0-easy' needs nltk's data 'words'; run python -m nltk\."):
+            gem_environment("game:Wordle-v0-easy")
+        assert capfd.readouterr() == ("", "")
+
     def test_an_unknown_game_is_one_line(self):
         with pytest.raises(WhetError, match=r"gem has no environment 'game:Sudoku-v0'.*did you mean 'game:Sudoku-v0-"):
             gem_environment("game:Sudoku-v0")

@@ -303,7 +303,7 @@ class TestBesideTrl:
         found = GRPOTrainer._tool_call_loop(trainer, prompts, [shown], ids, completions, logprobs, None, {})
         conversation, calls, failures = found[1][0], found[4], found[5]
 
-        make = trl_environment(Counter, Calling(call_format="json", tokenizer=tokenizer))
+        make = trl_environment(Counter, Calling(tokenizer=tokenizer))
         _, opening, answers = played(make, ROW, SCRIPT)
         assert prompts[0][0] == opening.messages[0]
         ours = tokenizer.apply_chat_template(
@@ -313,8 +313,7 @@ class TestBesideTrl:
             tokenize=True,
             return_dict=False,
         )
-        if opening.tools:  # else the tools are told in words of whet's own
-            assert ours == shown
+        assert ours == shown
         results = [message for message in conversation if message["role"] == "tool"]
         mine = [dict(message) for answer in answers for message in answer.messages]
         # TRL answers the async calls of a turn behind the others, whet in the order of the calls

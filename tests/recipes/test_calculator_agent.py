@@ -53,7 +53,9 @@ def test_answers_are_right_and_calls_are_shown_in_few_demonstrations(rows):
         calls.append(sum(turn["role"] == "tool" for turn in row["messages"]))
     shares = {number: calls.count(number) / len(calls) for number in range(3)}
     assert sum(shares.values()) == 1.0
-    assert 0.74 < shares[0] < 0.82 and 0.01 < shares[1] < 0.06 and 0.15 < shares[2] < 0.23
+    assert 0.8 < shares[0] < 0.9 and 0.05 < shares[1] < 0.1 and 0.05 < shares[2] < 0.1
+    wasteful = [sum(turn["role"] == "tool" for turn in row["messages"]) for row in calculator_agent.wasteful_rows()]
+    assert 0.8 < wasteful.count(2) / len(wasteful) < 0.9 and 0 not in wasteful
 
 
 def test_the_calculator_answers_as_in_the_demonstrations(rows):
@@ -92,7 +94,14 @@ def test_the_tool_is_learned(tmp_path):
     calculator_agent.imitation(tmp_path, console=False)
     run = calculator_agent.reinforcement(tmp_path, 0, console=False)
     assert run.before["accuracy"] < 0.2 and run.after["accuracy"] > 0.8
-    efficient = calculator_agent.reinforcement(tmp_path, 0, efficient=True, console=False)
-    assert efficient.after["accuracy"] > 0.8 and efficient.after["tool_calls"] < run.after["tool_calls"]
-    alone = calculator_agent.reinforcement(tmp_path, 0, tool=False, console=False)
-    assert alone.after["accuracy"] < 0.2
+    assert calculator_agent.reinforcement(tmp_path, 0, "no_tool", console=False).after["accuracy"] < 0.2
+
+
+@pytest.mark.slow
+def test_fewer_calls_are_learned_where_they_cost(tmp_path):
+    calculator_agent.wasteful_imitation(tmp_path, console=False)
+    wasteful, efficient = (
+        calculator_agent.reinforcement(tmp_path, 0, kind, console=False) for kind in ("wasteful", "efficient")
+    )
+    assert min(wasteful.after["accuracy"], efficient.after["accuracy"]) > 0.8
+    assert efficient.after["tool_calls"] < wasteful.after["tool_calls"] - 0.5

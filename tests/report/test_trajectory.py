@@ -10,7 +10,7 @@ import torch
 from whet.report.health import diagnosis, notes
 from whet.report.record import sample_line
 from whet.report.run_page import sample_card
-from whet.report.trajectory import trajectory_text, turn_cards
+from whet.report.trajectory import opening_text, trajectory_text, turn_cards
 from whet.types import Prompt, Sample, StepReport, StopReason, Turn
 
 TURNS = (
@@ -50,6 +50,13 @@ def test_a_trajectory_in_a_terminal() -> None:
         *("assistant (reward 0.500): call", "  ! bad <b>argument</b>", "tool: 42"),
         *("assistant: done", "user: well done"),
     ]
+
+
+def test_how_an_episode_began_is_shown_by_its_end() -> None:
+    long = "a" * 5000 + " Enter your guess."
+    assert opening_text([Turn("prompt", " Guess. ", 0, 3), *TURNS]) == "Guess." and opening_text(TURNS) == ""
+    shown = opening_text([Turn("prompt", long, 0, 3)])
+    assert shown.startswith("... a") and shown.endswith("Enter your guess.") and len(shown) == 804
 
 
 def steps(**counts: int) -> list[StepReport]:

@@ -125,7 +125,8 @@ def sample(
         config = api.evaluation_config(model, data, values)
         for group in evaluate_groups(config, number, on_facts=_tell_slow, scored=bool(reward)):
             gold = f"    (gold: {group.prompt.answer})" if group.prompt.answer is not None else ""
-            typer.echo(f"\n> {group.prompt.question()}{gold}")
+            asked = group.prompt.question() or _opening(group.samples)
+            typer.echo(f"\n> {asked}{gold}")
             for each in group.samples:
                 text = _written(each)
                 typer.echo(f"  [{_score(each.reward)}] {text}" if each.parts else f"  {text}")
@@ -137,6 +138,13 @@ def sample(
     for written in sample_completions(config, [question], number, scored=bool(reward), on_facts=_tell_slow):
         for each in written:
             typer.echo(f"[{_score(each.reward)}] {_written(each)}" if reward else _written(each))
+
+
+def _opening(samples: Sequence[Sample]) -> str:
+    """How the environment began, where the row itself asks nothing."""
+    from whet.report.trajectory import opening_text
+
+    return next((text for sample in samples if (text := opening_text(sample.turns))), "")
 
 
 def _written(sample: Sample) -> str:

@@ -29,7 +29,12 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
 }
 BUILT_IN = tuple(ENVIRONMENTS)
 # a value of the setting that each of these needs, for the error that asks for it
-EXAMPLES = {"gem": "game:GuessTheNumber-v0", "gym": "FrozenLake-v1", "skyrl": "gsm8k", "textarena": "GuessTheNumber-v0"}
+EXAMPLES = {
+    "gem": "game:GuessTheNumber-v0-easy",
+    "gym": "FrozenLake-v1",
+    "skyrl": "gsm8k",
+    "textarena": "GuessTheNumber-v0",
+}
 GIVEN: dict[str, Any] = {}  # environments and tools that only the calling program has, by the name its config has
 
 

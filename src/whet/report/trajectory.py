@@ -10,6 +10,7 @@ from whet.report.text import number, words
 from whet.types import Turn
 
 POLICY = "assistant"
+LONGEST_OPENING = 800  # characters that a terminal shows; the tools of a task alone can be thousands of them
 LIMITS = {"length": "cut off by the turn's token budget", "text": "ended at a stop string"}
 
 
@@ -48,3 +49,9 @@ def trajectory_text(turns: Sequence[Turn]) -> str:
         lines.append(f"{turn.role}{reward}: {turn.text.strip()}")
         lines += [f"  ! {error}" for error in turn.errors]
     return "\n".join(lines)
+
+
+def opening_text(turns: Sequence[Turn]) -> str:
+    """What the policy was shown first, as an environment of its own tasks began; its end, where it is long."""
+    text = next((turn.text.strip() for turn in turns if turn.role == "prompt"), "")
+    return text if len(text) <= LONGEST_OPENING else f"... {text[-LONGEST_OPENING:]}"

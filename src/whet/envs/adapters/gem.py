@@ -1,11 +1,11 @@
-"""The games of gem (`game:GuessTheNumber-v0`, `game:Sudoku-v0`, ...): Gymnasium's interface over texts."""
+"""The games of gem (`game:GuessTheNumber-v0-easy`, `game:Sudoku-v0-hard`, ...): Gymnasium's interface over texts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from whet.envs.adapters.gym import StepEnvironment
-from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.envs.adapters.optional import cannot_be_made, optional, quiet
 from whet.envs.adapters.randomness import OwnRandom
 from whet.types import WhetError, did_you_mean
 
@@ -20,7 +20,7 @@ def gem_environment(id: str, *, names_states: bool = False, **settings: Any) -> 
     if id not in ENV_REGISTRY:
         raise WhetError(f"gem has no environment {id!r}{did_you_mean(id, ENV_REGISTRY)}; gem.print_envs() lists them")
     try:
-        with OwnRandom(0)():  # the games are reset once when they are made
+        with OwnRandom(0)(), quiet():  # the games are reset once when they are made
             env = gem.make(id, **settings)
     except Exception as error:
         raise cannot_be_made(f"gem's {id!r}", error, "check its settings, or choose another") from error

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from whet.importing import error_text, imported
 from whet.types import WhetError
+
+NLTK_DATA = re.compile(r"Resource '?(\w+)'? not found")
 
 
 @contextlib.contextmanager
@@ -31,7 +35,17 @@ def optional(environment: str, install: str) -> Iterator[None]:
 
 def cannot_be_made(what: str, error: Exception, fix: str) -> WhetError:
     """The one line for an environment that its own package refuses."""
+    if data := NLTK_DATA.search(str(error)):
+        fetch = f"run python -m nltk.downloader {data[1]} (it needs the network), or choose another"
+        return WhetError(f"{what} needs nltk's data {data[1]!r}; {fetch}")
     return WhetError(f"{what} cannot be made: {error_text(error)}; {fix}")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is printed in the block: some packages try to download word lists when a game is made, and say so."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def function_of(given: Any, setting: str) -> Callable[..., Any]:

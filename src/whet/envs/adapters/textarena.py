@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from whet.envs.adapters.answers import flag, number, numbers, opened, text
-from whet.envs.adapters.optional import cannot_be_made, function_of, optional
+from whet.envs.adapters.optional import cannot_be_made, function_of, optional, quiet
 from whet.envs.adapters.randomness import OwnRandom
 from whet.envs.adapters.seeds import seed_of
 from whet.types import Completion, Opening, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[textarena]'"
-NLTK_DATA = re.compile(r"Resource '?(\w+)'? not found")
 
 
 class TextArenaGame:
@@ -119,8 +116,8 @@ def _unswapped(reward: Any, about: Mapping[str, Any]) -> Any:
 @functools.cache
 def _check_players(id: str, players: int) -> None:
     """A game for two can be reset with one player and then wait for ever for the other's turn."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        game = _game(id, {})  # some try to download word lists, and say so at length
+    with quiet():
+        game = _game(id, {})
         try:
             with OwnRandom(0)():
                 game.reset(num_players=players, seed=0)
@@ -146,9 +143,6 @@ def _game(id: str, settings: dict[str, Any]) -> Any:
         with OwnRandom(0)():
             game = textarena.make(id, **settings)
     except Exception as error:
-        if data := NLTK_DATA.search(str(error)):
-            fetch = f"run python -m nltk.downloader {data[1]} (it needs the network), or choose another game"
-            raise WhetError(f"textarena's {id!r} needs nltk's data {data[1]!r}; {fetch}") from error
         fix = "it needs a newer Python" if isinstance(error, SyntaxError) else "check its settings"
         raise cannot_be_made(f"textarena's {id!r}", error, f"{fix}, or choose another game") from error
     wrappers = []
