@@ -295,6 +295,110 @@ def test_a_bad_tool_is_answered_and_counted(
     assert len(samples) == 8 and counted(folder, "tool_calls") == counted(folder, count) == calls
 
 
+TRL = '''
+class Counter:
+    def reset(self, **row):
+        self.count = self.start = 10 * row["number"]
+        return f" It stands at {self.count}."
+
+    def add(self, number: int) -> int:
+        """Count on.
+
+        Args:
+            number: How far.
+        """
+        if number:
+            raise ValueError("too far")
+        self.count += 1
+        return self.count
+
+    def get_reward(self) -> float:
+        return self.count / 100
+'''
+
+
+def test_an_environment_of_trl_in_a_run(
+    calling: type[CallingEngine], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """Columns reach `reset`, each episode counts for itself, and an error of a method is a result."""
+    (folder / "counter.py").write_text(TRL)
+    monkeypatch.setattr(calling, "tool", "add")
+    words = ["--env", "counter.py:Counter", "--set", "sampling.engine=calling", "--set", "env.instructions=false"]
+    limits = ["--set", "env.max_tokens=100000"]
+    code, out, err = command(capsys, monkeypatch, "train", "grpo", *words, *RUN, *limits, "--folder", "run")
+    assert code == 0, (out, err)
+    samples = [json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 8
+    for sample in samples:
+        before = 10 * int(sample["answer"])
+        prompt, *turns = sample["turns"]
+        results = [turn["text"] for turn in turns if turn["role"] != "assistant"]
+        assert prompt["role"] == "prompt" and f"It stands at {before}." in prompt["text"]
+        assert results == [str(before + 1), "error: add: ValueError: too far"]
+        assert sample["reward"] == pytest.approx((before + 1) / 100)
+
+
+SERVER = """
+import os, time
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("numbers")
+
+@server.tool()
+def crash(number: int) -> str:
+    'Fine the first time; then the process ends.'
+    if number:
+        os._exit(1)
+    return "fine"
+
+@server.tool()
+def sleep(number: int) -> str:
+    'Take too long.'
+    time.sleep(20 * number)
+    return "fine"
+
+server.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "count", "text"),
+    [
+        ("crash", "tool_errors", "error: crash: its server has ended"),
+        ("sleep", "tool_timeouts", "error: sleep: took longer than 3 s and was given up"),
+    ],
+)
+def test_a_real_mcp_server_that_fails_in_the_middle_of_a_run(
+    tool: str,
+    count: str,
+    text: str,
+    calling: type[CallingEngine],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+) -> None:
+    pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
+    (folder / "server.py").write_text(SERVER)
+    monkeypatch.setattr(calling, "tool", tool)
+    words = [
+        "--tool",
+        f"mcp:{sys.executable} server.py",
+        "--reward",
+        "exact_answer",
+        "--set",
+        "sampling.engine=calling",
+    ]
+    limits = ["--set", "env.tool_seconds=3", "--set", "env.step_seconds=60", "--set", "env.max_tokens=100000"]
+    less = ["--steps", "1", "--set", "env.instructions=false", "--set", "sampling.engine=calling"]
+    code, out, err = command(capsys, monkeypatch, "train", "grpo", *words, *RUN, *limits, *less, "--folder", "run")
+    assert code == 0, (out, err)
+    samples = [json.loads(line) for line in (folder / "run" / "samples.jsonl").read_text().splitlines()]
+    for sample in samples:
+        results = [turn["text"] for turn in sample["turns"] if turn["role"] not in ("prompt", "assistant")]
+        assert results == ["fine", text], sample
+    assert len(samples) == 4 and counted(folder, "tool_calls") == 8 and counted(folder, count) == 4
+
+
 @pytest.mark.parametrize("words", [["eval", "whetstone"], ["sample", "whetstone"]])
 def test_failures_are_said_where_nothing_is_trained(
     words: list[str],

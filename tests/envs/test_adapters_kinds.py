@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from whet.envs.adapters import bfcl
 from whet.envs.adapters.gym import StepEnvironment
 from whet.envs.adapters.kinds import as_environment
 from whet.envs.adapters.skyrl import SkyRLEnvironment
 from whet.envs.adapters.trl import Routed, TrlEnvironment
+from whet.envs.find import find_environment
 from whet.types import StepResult, WhetError
 
 
@@ -106,3 +110,23 @@ class OnlyStep:
 def test_what_is_none_is_one_line(thing, complaint):
     with pytest.raises(WhetError, match=complaint):
         as_environment(thing)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "settings", "line"),
+    [
+        ("textarena", "textarena", {"id": "Sudoku-v0"}, r"run pip install 'whet\[textarena\]'"),
+        ("gym", "gymnasium", {"id": "FrozenLake-v1"}, r"run pip install 'whet\[gym\]'"),
+        ("gem", "gem", {"id": "game:Sudoku-v0-easy"}, "run pip install --no-deps gem-llm==0.1.0 and pip install nltk"),
+        ("skyrl", "skyrl_gym", {"id": "gsm8k"}, r"run pip install 'whet\[skyrl\]'"),
+        ("bfcl", "bfcl_eval", {}, "run pip install --no-deps bfcl-eval==2026.3.23 and pip install mpmath"),
+    ],
+)
+def test_a_missing_package_is_one_line_with_the_command(name, package, settings, line, monkeypatch):
+    for each in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, each)
+    monkeypatch.setitem(sys.modules, package, None)
+    for cached in (bfcl._call_format, bfcl._documents, bfcl.tasks):
+        cached.cache_clear()
+    with pytest.raises(WhetError, match=line):
+        find_environment(name, settings)

@@ -268,7 +268,7 @@ def test_a_reward_an_engine_and_an_environment_by_name():
     whet.register("engine", Remote, name="remote")
     whet.register("environment", lambda: None, name="maze")
     assert find_reward("short_answer").name == "short_answer"
-    assert registry.lookup("engine", "remote") is Remote and registry.names("environment") == ["maze"]
+    assert registry.lookup("engine", "remote") is Remote and "maze" in registry.names("environment")
     with pytest.raises(
         WhetError, match=r"no engine is called 'remot' \(did you mean 'remote'\?\); there are: torch, remote"
     ):
