@@ -4,7 +4,8 @@
     python benchmarks/builtin_runs.py --parts demo,lora --results
     python benchmarks/builtin_runs.py --parts rerank --folder runs/builtin
 
-A run that is there already in --folder is not repeated. Everything is seeded: only the seconds depend on the machine.
+A run that is there already in --folder is not repeated, and one that was interrupted goes on. Everything is seeded:
+only the seconds depend on the machine.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def trained(folder: Path, name: str) -> Any:
 
 def trained_as(folder: Path, name: str, method: str, settings: Mapping[str, Any]) -> Any:
     found = folder / name
-    if not (found / "run.json").is_file():
-        whet.train(method, config=merged(THREAD, settings), folder=str(found), console=False)
-    return whet.load(found)
+    if (found / "run.json").is_file():
+        run = whet.load(found)
+        return run if run.status == "finished" else whet.resume(found, console=False)
+    return whet.train(method, config=merged(THREAD, settings), folder=str(found), console=False)
 
 
 def evaluated(*words: str) -> dict[str, Any]:
@@ -146,8 +148,6 @@ def overoptimization(folder: Path) -> dict[str, Any]:
 
 
 AGENT_SEEDS = (0, 1, 2)
-# without its tool no answer is ever right, whatever the seed
-KINDS = {"plain": AGENT_SEEDS, "wasteful": AGENT_SEEDS, "efficient": AGENT_SEEDS, "no_tool": AGENT_SEEDS[:1]}
 GAME = {
     "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 64},
     "data": {"source": "seeds:1000"},
@@ -161,19 +161,23 @@ GAME = {
 
 
 def agents(folder: Path) -> dict[str, Any]:
-    """Episodes of several turns: a calculator that is needed, fewer calls where they cost, and a game."""
+    """Episodes of several turns: a calculator that is needed, the same without it (one seed), and a game."""
     place = folder / "calculator_agent"
     imitated = calculator_agent.imitation(place, console=False)
-    calculator_agent.wasteful_imitation(place, console=False)
-    tool_runs = {
-        kind: [calculator_agent.reinforcement(place, seed, kind, console=False) for seed in seeds]
-        for kind, seeds in KINDS.items()
-    }
+    found: dict[str, Any] = {"sft": {"steps": imitated.steps}}
+    for kind, seeds in (("plain", AGENT_SEEDS), ("no_tool", AGENT_SEEDS[:1])):
+        found[kind] = over_seeds([calculator_agent.reinforcement(place, seed, kind, console=False) for seed in seeds])
     game = [trained_as(folder, f"guessing-seed{seed}", "grpo", merged(GAME, {"seed": seed})) for seed in AGENT_SEEDS]
+    return {**found, "game": over_seeds(game)}
+
+
+def calls(folder: Path) -> dict[str, Any]:
+    """A model that calls twice where once is enough: right answers alone, and with the efficiency reward."""
+    place = folder / "calculator_agent"
+    calculator_agent.wasteful_imitation(place, console=False)
     return {
-        "sft": {"steps": imitated.steps, "seconds": seconds_of(imitated)},
-        **{kind: over_seeds(runs) for kind, runs in tool_runs.items()},
-        "game": over_seeds(game),
+        kind: over_seeds([calculator_agent.reinforcement(place, seed, kind, console=False) for seed in AGENT_SEEDS])
+        for kind in ("wasteful", "efficient")
     }
 
 
@@ -224,6 +228,7 @@ PARTS = {
     "rerank": rerank,
     "overoptimization": overoptimization,
     "agents": agents,
+    "calls": calls,
 }
 NEEDS = {
     "lora": [name for name in RUNS if name.endswith(("-full", "-lora"))],
