@@ -48,6 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "docs/reranking.md": ("are 95% bootstrap intervals",),
     "docs/rewards.md": ("`reward.most_failures` (5%)", "| `50` | `50` | `50%`", "| `50%` | `50%`, `0.5`, `50` |"),
     "docs/rollout.md": ("| `sampling.",),
+    "docs/serve.md": ("about to ask, 30 seconds for the", "Bodies end at 8 MiB"),
     "docs/self-improvement.md": (
         "a rubric of 0 to 5 points",
         "1.5 times as long as in the first round",

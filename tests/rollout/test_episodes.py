@@ -12,7 +12,6 @@ import torch
 from whet.model import load_model
 from whet.model.causal_lm import causal_lm
 from whet.rollout.episodes import EpisodeLimits, EpisodeRunner
-from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Opening, Prompt, Sample, Sampling, StepResult, StopReason, WhetError
 
@@ -397,36 +396,6 @@ def test_an_opening_may_be_longer_than_the_prompt_and_all_growth(loaded):
     ((sample,),) = runner.play([prompt], [tokens], 1, Sampling(max_new_tokens=4), (0,))
     assert sample.stop is not StopReason.FAILED
     assert len(sample.turns[0].text) > 240 and len(sample.tokens) > len(tokens) + 40
-
-
-class AheadSession(BatchSession):
-    """As on a device of its own; tells how many turns each call of it wrote."""
-
-    runs_ahead = True
-
-    def __init__(self, engine, sampling, wrote):
-        super().__init__(engine, sampling)
-        self.wrote = wrote
-
-    def advance(self):
-        done = super().advance()
-        self.wrote.append(len(done))
-        return done
-
-
-def test_a_device_of_its_own_writes_for_some_while_others_are_answered(loaded, monkeypatch):
-    monkeypatch.setattr("whet.rollout.episodes.PART", 3)
-    played, wrote = [], []
-    for ahead in (False, True):
-        engine = ScriptedEngine(loaded.tokenizer, lambda text: f"go{len(text) % 7}")
-        if ahead:
-            engine.session = lambda sampling, shape, engine=engine: AheadSession(engine, sampling, wrote)
-        runner = EpisodeRunner(engine, loaded.tokenizer, Counting, EpisodeLimits(), 512)
-        samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 8, Sampling(16), (0,))[0]
-        played.append([(each.tokens.tolist(), each.returned, each.episode) for each in samples])
-    assert played[0] == played[1]
-    # all begin together; from the first answers on, one part follows the other
-    assert wrote == [8, 3, 3, 2, 3, 3, 2]
 
 
 class Announcing(Counting):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +32,9 @@ THOUGHT = "probe0thought"
 CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
 HISTORIES = ("template", "sampled")
 MOST_RENDERED = 4096  # answers that are kept as tokens
+MARKS = r""".,:;!?'"()+*/=%$#@&~^_-"""
+PLAIN = re.compile(rf"[0-9A-Za-z{re.escape(MARKS)}](?:[0-9A-Za-z \n{re.escape(MARKS)}]*[0-9A-Za-z{re.escape(MARKS)}])?")
+ALL_PLAIN = f"{MARKS}\n\n {string.ascii_letters}  {string.digits} \n{MARKS}"
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"
 MARKER = re.compile(
     r"</?[\w|:.-]{2,40}>|<<[^<>\s]{1,40}>>|\[/?[A-Z_]{2,40}\]|^#{1,4} ?[A-Za-z]\w*:?|^[A-Za-z]\w{1,20}:", re.MULTILINE
@@ -143,6 +147,7 @@ class _TemplateTurns:
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
         self._frames: dict[str, _AnswerFrame] = {}
+        self._verbatim: dict[str, bool] = {}  # by kind of message
         self._rendered: dict[str, RenderedAnswer] = {}
         for kind in ("user", "tool"):
             try:
@@ -359,12 +364,32 @@ class _TemplateTurns:
             self._frames[key] = _AnswerFrame(tuple(pieces), tuple(shared))
         return self._frames[key]
 
+    def _is_verbatim(self, message: Message, mark: Message) -> bool:
+        """True where the template writes this message as it is, without asking it.
+
+        Of plain text that holds for every text where it holds for one with all of its characters. Brackets and bars
+        are not plain: templates look for the tags they begin.
+        """
+        if PLAIN.fullmatch(str(message["content"])) is None:
+            return False
+        key = repr({**mark, "content": ""})
+        if key not in self._verbatim:
+            left, right = self._framed([mark]).pieces
+            try:
+                self._verbatim[key] = self._behind([{**mark, "content": ALL_PLAIN}], [mark]) == left + ALL_PLAIN + right
+            except (_Refused, WhetError):
+                self._verbatim[key] = False
+        return self._verbatim[key]
+
     def _written(self, messages: Sequence[Message]) -> _Written:
         marks = [{**message, "content": f"probe0content{index}x"} for index, message in enumerate(messages)]
         framed = self._framed(marks)
         pieces, contents = framed.pieces, []
         for index, message in enumerate(messages):
             left, right = _joined(pieces[: index + 1], marks), _joined(pieces[index + 1 :], marks[index + 1 :])
+            if self._is_verbatim(message, marks[index]):
+                contents.append(str(message["content"]))
+                continue
             mixed = self._behind([*marks[:index], message, *marks[index + 1 :]], marks)
             if not (mixed.startswith(left) and mixed.endswith(right) and len(mixed) >= len(left) + len(right)):
                 raise _Refused(f"what it writes around a {message['role']!r} message depends on the message")

@@ -41,11 +41,6 @@ class DecodeSession:
         """Tokens that were computed so far, and how often a conversation was continued, evicted or read anew."""
         return self._scheduler.counts
 
-    @property
-    def runs_ahead(self) -> bool:
-        """True where the device goes on writing while nobody waits for it."""
-        return self._backend.looks_behind > 0
-
     def add(self, number: int, request: Request) -> None:
         check_length(request, self._budget, self._context)
         self._scheduler.add(number, request)

@@ -51,7 +51,6 @@ from whet.types import (
 )
 
 GRACE = 1.0  # seconds that the engine waits for an environment never found slow
-PART = 32  # answers that are taken in while the device writes for others
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -281,22 +280,10 @@ class _Play:
         self._expire()
         waited = time.monotonic() - started
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
-        in_parts = self._takes_parts_of(came)
-        for place, number in enumerate(sorted(came)):
-            if in_parts and place and place % PART == 0:
-                self._write()
+        for number in sorted(came):
             call = self._calls.pop(number, None)
             if call is not None:
                 self._answer(call)
-
-    def _takes_parts_of(self, came: Sequence[int]) -> bool:
-        """Whether the engine writes on before all answers are taken in.
-
-        Where many turns ended together, a device of its own would stand still meanwhile. It writes on for those that
-        are ready, and from then on the parts end one after another: there is always somebody to write for.
-        """
-        stands_still = not self._writing and self._session.runs_ahead
-        return len(came) > PART and stands_still and not any(self._calls[each].is_start for each in came)
 
     @property
     def _come(self) -> list[int]:

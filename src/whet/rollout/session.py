@@ -68,11 +68,6 @@ class LateSession:
         """Tokens of a conversation at most; None: not yet decided."""
         return None if self._session is None else self._shape.prompt_tokens + self._shape.growth
 
-    @property
-    def runs_ahead(self) -> bool:
-        """True where the device goes on writing while nobody waits for it."""
-        return bool(getattr(self._session, "runs_ahead", False))
-
     def add(self, number: int, request: Request) -> None:
         if self._session is None:
             self._waiting[number] = request

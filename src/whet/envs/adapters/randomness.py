@@ -13,8 +13,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy
-
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -22,6 +20,8 @@ class OwnRandom:
     """The state of Python's and numpy's shared generators as one episode has left them."""
 
     def __init__(self, seed: int) -> None:
+        import numpy  # a command that only names an environment does without
+
         self._state: tuple[Any, Any] = (
             random.Random(seed).getstate(),
             numpy.random.RandomState(seed % 2**32).get_state(),
@@ -30,6 +30,8 @@ class OwnRandom:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """While the block runs, the shared generators are this episode's."""
+        import numpy
+
         with _ONE_AT_A_TIME:
             others = random.getstate(), numpy.random.get_state()
             _set(self._state)
@@ -41,5 +43,7 @@ class OwnRandom:
 
 
 def _set(state: tuple[Any, Any]) -> None:
+    import numpy
+
     random.setstate(state[0])
     numpy.random.set_state(state[1])
