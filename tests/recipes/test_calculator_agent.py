@@ -95,13 +95,3 @@ def test_the_tool_is_learned(tmp_path):
     run = calculator_agent.reinforcement(tmp_path, 0, console=False)
     assert run.before["accuracy"] < 0.2 and run.after["accuracy"] > 0.8
     assert calculator_agent.reinforcement(tmp_path, 0, "no_tool", console=False).after["accuracy"] < 0.2
-
-
-@pytest.mark.slow
-def test_fewer_calls_are_learned_where_they_cost(tmp_path):
-    calculator_agent.wasteful_imitation(tmp_path, console=False)
-    wasteful, efficient = (
-        calculator_agent.reinforcement(tmp_path, 0, kind, console=False) for kind in ("wasteful", "efficient")
-    )
-    assert min(wasteful.after["accuracy"], efficient.after["accuracy"]) > 0.8
-    assert efficient.after["tool_calls"] < wasteful.after["tool_calls"] - 0.5
