@@ -172,11 +172,11 @@ def agents(folder: Path) -> dict[str, Any]:
 
 
 def calls(folder: Path) -> dict[str, Any]:
-    """A model that calls twice where once is enough: right answers alone, and efficiency too; one seed."""
+    """A model that calls twice where once is enough: right answers alone, and efficiency too."""
     place = folder / "calculator_agent"
     calculator_agent.wasteful_imitation(place, console=False)
     return {
-        kind: over_seeds([calculator_agent.reinforcement(place, AGENT_SEEDS[0], kind, console=False)])
+        kind: over_seeds([calculator_agent.reinforcement(place, seed, kind, console=False) for seed in AGENT_SEEDS])
         for kind in ("wasteful", "efficient")
     }
 

@@ -29,6 +29,8 @@ COUNTS = {"demonstrations": 12000, "train": 2000, "eval": 100}
 SHARE_CALLING, SHARE_WHOLE = 0.15, 0.5  # of the demonstrations, and of those that call
 WASTEFUL_COUNT, WASTEFUL_ONCE = 2000, 0.15  # demonstrations that all call, most of them twice
 WASTEFUL = {"steps": 40, "optimizer": {"learning_rate": 1e-3}, "report": {"save_every": 40}}
+# drawn at 1, a model this small makes mistakes with every letter: shorter episodes are then more often right
+WASTEFUL_TEMPERATURE = 0.5
 RIGHT = {"reward": "exact_answer"}
 EFFICIENT = {"reward": "efficiency", "gate": "exact_answer", "settings": {"expected_steps": 1}}
 
@@ -114,6 +116,8 @@ def reinforcement(folder: Path, seed: int, kind: str = "plain", console: bool = 
         "model": {"name": str(folder / start)},
         "eval": {"source": str(folder / "data" / "eval.jsonl")},
     }
+    if start == "wasteful_sft":
+        settings["sampling"] = {"temperature": WASTEFUL_TEMPERATURE}
     if kind == "efficient":
         settings["reward"] = {"parts": [RIGHT, EFFICIENT]}
     place, data = folder / f"{kind}-seed{seed}", folder / "data" / "train.jsonl"
