@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from whet.syntax import statements
 
 LONGEST = 20_000  # characters of one block worth reading
 NAME_KEYS = ("name", "function_name", "tool", "tool_name")
@@ -131,9 +132,7 @@ def _from_json(text: str) -> list[ToolCall] | None:
 
 def _from_python(text: str) -> list[ToolCall] | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a completion's invalid escapes are no business of the log
-            body = ast.parse(text).body
+        body = statements(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
     nodes: list[ast.expr] = []

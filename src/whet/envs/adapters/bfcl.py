@@ -28,6 +28,7 @@ from whet.envs.adapters.optional import optional
 from whet.envs.adapters.seeds import seed_of
 from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import call_format_of
+from whet.syntax import expression
 from whet.types import Completion, Message, Opening, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 and pip install mpmath"
@@ -217,7 +218,7 @@ def _own_context(simulator: Any) -> Iterator[None]:
 
 
 def _gold_call(written: str) -> tuple[str, list[Any], dict[str, Any]]:
-    node = ast.parse(written.strip(), mode="eval").body
+    node = expression(written.strip())
     assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name), written
     arguments = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
     return node.func.id, [ast.literal_eval(each) for each in node.args], arguments

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 
+from whet import syntax
 from whet.envs.tools.tool import ToolFailed
 
 MOST_BITS = 4096  # of a number on the way, above or below the line
@@ -33,9 +33,7 @@ def calculator(expression: str) -> str:
     if not text:
         raise ToolFailed(f"the expression is empty; {EXPECTED}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text, mode="eval").body
+        tree = syntax.expression(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ToolFailed(f"cannot read {expression!r}; {EXPECTED}") from None
     return written(_value(tree, text, 0))
