@@ -515,6 +515,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
     from whet.build.runtime import load_runtime
     from whet.config.config import resolved_evaluation
     from whet.data.usable import usable
+    from whet.rollout.episodes import EpisodeRunner
 
     shared = load_runtime(resolved_evaluation({}, {"model": {"name": "whetstone"}}))
     counted: list[tuple[int, int, int]] = []
@@ -544,7 +545,7 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
         (rows_of, "usable", counting),
         (run, "run_training", begin),
         (evaluation, "run_evaluator", begin),
-        (evaluation, "draw_completions", begin),
+        (EpisodeRunner, "play", begin),
         (label, "_open_output", begin),
         (workbench, "score", begin),
         (bench, "matrix_rate", begin),

@@ -21,7 +21,7 @@ def test_the_environment_of_the_page_trains_and_is_sampled(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (source,) = blocks("python")
     Path("twice.py").write_text(source)
-    (commands,) = blocks("sh")
+    commands = blocks("sh")[0]
     for command in commands.strip().splitlines():
         words = shlex.split(command)
         assert words[0] == "whet"
