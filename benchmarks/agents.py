@@ -35,7 +35,7 @@ class EpisodeShape(NamedTuple):
         return self.prompt + self.turns * self.turn + (self.turns - 1) * answer
 
 
-FULL, TINY = EpisodeShape(2, 4, 256, 4, 144), EpisodeShape(1, 2, 96, 4, 8)
+FULL, TINY = EpisodeShape(1, 8, 256, 4, 144), EpisodeShape(1, 2, 96, 4, 8)
 ROLES = ("<|tools|>", "<|user|>", "<|tool|>", "<|assistant|>", "<|call|>")
 TEMPLATE = """\
 {%- if tools %}{{ '<|tools|> ' + tools | tojson + ' <eos>' }}{% endif %}
