@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_families import FAMILIES, TOOLS
 
-from whet.data.call_formats import call_stops, chosen_format, expected_call, parse_calls, tool_instructions
+from whet.data.call_formats import call_stops, call_text, chosen_format, expected_call, parse_calls, tool_instructions
 from whet.data.tool_syntax import BROKEN, ToolCall
 from whet.types import Completion, WhetError
 
@@ -174,3 +174,11 @@ def test_the_tokenizers_own_response_template_is_used() -> None:
     assert found.text.strip() == "let me see"
     for broken in ('<tool_call>\n{"name": "add", "argu\n</tool_call><|im_end|>', '<tool_call>\n{"name": "add"'):
         assert parse_calls(Completion(broken), "template", tokenizer, TOOLS).announced == (BROKEN,)
+
+
+@pytest.mark.parametrize("call_format", ["python", "json"])
+@pytest.mark.parametrize("arguments", [{"x": "2"}, {"x": 'it\'s "so"', "y": 2.5}, {"x": [1, {"a": None}], "y": True}])
+def test_a_call_that_is_written_is_read_again(call_format: str, arguments: dict[str, Any]) -> None:
+    """A text that is a number stays a text."""
+    found = parse_calls(call_text(call_format, "add", arguments), call_format)
+    assert pairs(found.announced) == [("add", arguments)]

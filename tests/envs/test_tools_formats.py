@@ -86,3 +86,13 @@ def test_instructions_can_be_left_to_the_prompt() -> None:
     opening = asyncio.run(environment.start(QUESTION))
     assert opening is not None and opening.messages == QUESTION.messages and not opening.tools
     assert environment.stops == ("</tool_call>",)
+
+
+def test_a_template_that_drops_the_system_message_has_the_instructions_with_the_question() -> None:
+    tokenizer = FAMILIES["chatml"].tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"
+    )
+    opening = asyncio.run(tool_environment(["calculator"], tokenizer=tokenizer)().start(QUESTION))
+    assert opening is not None and [message["role"] for message in opening.messages] == ["user"]
+    assert "calculator" in opening.messages[0]["content"] and "2 + 3" in opening.messages[0]["content"]
