@@ -15,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-GENERATED = {"__pycache__", "build", "dist", "runs", "node_modules"}
+GENERATED = {"__pycache__", "runs", "node_modules"}
+GENERATED_AT_THE_TOP = GENERATED | {"build", "dist"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ def _tracked(root: Path) -> list[Path]:
 def _walked(root: Path) -> list[Path]:
     found = []
     for folder, names, files in os.walk(root):
-        names[:] = sorted(name for name in names if name not in GENERATED and not name.startswith("."))
+        generated = GENERATED_AT_THE_TOP if Path(folder) == root else GENERATED
+        names[:] = sorted(name for name in names if name not in generated and not name.startswith("."))
         found += [Path(folder) / name for name in sorted(files)]
     return found
 

@@ -40,6 +40,7 @@ from whet.config.sections import (
     RowsSection,
     SamplingSection,
     SandboxSection,
+    ScaleSection,
     Section,
 )
 from whet.data.files import readable_file, reading
@@ -73,6 +74,7 @@ class RunConfig(Section):
     reward: RewardSection = RewardSection()
     sandbox: SandboxSection = SandboxSection()
     optimizer: OptimizerSection = OptimizerSection()
+    scale: ScaleSection = ScaleSection()
     eval: EvalSection = EvalSection()
     report: ReportSection = ReportSection()
 

@@ -377,6 +377,37 @@ class OptimizerSection(Section):
     max_gradient_norm: float = Field(1.0, ge=1e-12, le=1e12, description="gradients are clipped to this norm")
 
 
+class ScaleSection(Section):
+    """More than one process. Without it a run is one process on one device."""
+
+    workers: int = Field(
+        1, ge=1, le=65536, description="trainer ranks that Ray starts, each with a shard of the model; 1: this process"
+    )
+    engines: int = Field(
+        0, ge=0, le=65536, description="engines in processes of their own; 0: each trainer rank writes completions"
+    )
+    reward_workers: int = Field(
+        0, ge=0, le=65536, description="processes that score completions; 0: the trainer ranks do"
+    )
+    address: str = Field("", description="Ray cluster: auto, or host:port; empty: one that the run starts and ends")
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="policy versions that completions may lie behind, with engines of their own; 0: each step waits",
+    )
+    window: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of the groups in flight that may be trained on before a slower, older one",
+    )
+    offload: bool = Field(False, description="keep the shards and the optimizer's state in CPU memory")
+    timeout: float = Field(
+        600.0, ge=1, le=86400, description="seconds without an answer after which a rank or an engine counts as lost"
+    )
+
+
 class CriticSection(Section):
     trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")
     start: str = Field("", description="reward model (one label) to start from; empty: the policy")
