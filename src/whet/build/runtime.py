@@ -64,7 +64,14 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
-    engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    engine = build_engine(
+        config.sampling.engine,
+        policy,
+        loaded.tokenizer,
+        loaded.end_tokens,
+        loaded.context,
+        config.sampling.engine_settings,
+    )
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)

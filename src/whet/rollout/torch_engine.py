@@ -35,6 +35,8 @@ from whet.types import Request, Sample, Sampling, SessionShape
 class TorchEngine:
     """Generates with the model it is given; `load` only notes the policy's version."""
 
+    shares_weights = True
+
     def __init__(
         self,
         lm: CausalLM,
