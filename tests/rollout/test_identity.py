@@ -204,7 +204,7 @@ def test_an_engine_that_admits_an_old_version_is_caught_without_a_replay(loaded)
 
 def test_completions_that_may_be_older_are_not_replayed_and_that_is_counted(loaded):
     policy, engine, _ = made(loaded, CarefulEngine)
-    watch = PolicyWatch(policy, engine, 1.0, "late", max_lag=1)
+    watch = PolicyWatch(policy, engine, 1.0, "late", max_staleness=1)
     samples = written(engine)
     watch.load(moved(policy), 1)
     assert watch.check(samples) == {"replayed_tokens": 0.0}

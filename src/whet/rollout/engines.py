@@ -9,11 +9,12 @@ from typing import Any
 from whet import registry
 from whet.model.causal_lm import CausalLM
 from whet.protocols import Engine
+from whet.rollout.openai_engine import OpenAIEngine
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.vllm_engine import VLLMEngine
 from whet.types import WhetError, did_you_mean
 
-ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "vllm": VLLMEngine}
+ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "vllm": VLLMEngine, "openai": OpenAIEngine}
 
 
 def _refusal(maker: Any) -> str:

@@ -110,10 +110,10 @@ class Replay:
 class PolicyWatch:
     """Follows the weights of one policy into an engine, and checks the completions that come back."""
 
-    def __init__(self, policy: CausalLM, engine: Engine, temperature: float, name: str, max_lag: int = 0) -> None:
-        """`max_lag`: policy versions that new completions may lie behind: 0 where each batch waits for the weights."""
+    def __init__(self, policy: CausalLM, engine: Engine, temperature: float, name: str, max_staleness: int = 0) -> None:
+        """`max_staleness`: policy versions that new completions may lie behind; 0: each batch waits for the weights."""
         self._policy, self._engine, self._temperature, self._name = policy, engine, temperature, name
-        self._max_lag, self._version = max_lag, 0
+        self._max_staleness, self._version = max_staleness, 0
         self.print = ""  # of the last load
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
@@ -128,7 +128,7 @@ class PolicyWatch:
     def check(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Replay a few of these samples, which were just written; metrics, or an error that names the version."""
         oldest = min((sample.versions[0] for sample in samples), default=self._version)
-        if oldest < self._version - self._max_lag:
+        if oldest < self._version - self._max_staleness:
             raise PolicyMismatch(
                 f"policy version {self._version} was loaded and the engine {self._name} still writes with version "
                 f"{oldest}; fix its load, or the version that its samples carry"
