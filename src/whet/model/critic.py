@@ -32,9 +32,9 @@ class Critic:
         """[A, D] -> [A], at least float32."""
         return self.head(states.to(self.head.weight.dtype))[:, 0]
 
-    def states(self, policy: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:
-        """[A, D], of its own trunk or the policy's."""
-        return states_before(self.trunk or policy, tokens, action)
+    def states(self, policy: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:
+        """[A, D], of its own trunk or the policy's; the policy's routers are told the experts of `replay`."""
+        return states_before(self.trunk or policy, tokens, action, replay if self.trunk is None else None)
 
     def modules(self) -> nn.ModuleDict:
         """What the critic's own optimizer trains, by name."""
