@@ -44,7 +44,7 @@ def mixture(name: str, dtype: torch.dtype = torch.float32):
     torch.manual_seed(0)
     kind, extra = MIXTURES[name]
     model = transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **extra)).to(dtype)
-    with torch.no_grad():  # weights of the default size leave the routers almost undecided, and the experts without effect
+    with torch.no_grad():  # or the routers hardly decide, and experts hardly matter
         for each in model.parameters():
             if each.ndim > 1:
                 each.mul_(6.0)

@@ -59,5 +59,5 @@ def replayed_share(chosen: Tensor, replay: Tensor | None) -> dict[str, float]:
     """The share of computed tokens whose experts were replayed; nothing without a replay."""
     if replay is None:
         return {}
-    computed, told = (chosen >= 0).all(-1).all(-1), (replay >= 0).all(-1).all(-1)
-    return {"replayed_tokens": float((told & computed).sum() / computed.sum().clamp(min=1))}
+    computed, replayed = (chosen >= 0).all(-1).all(-1), (replay >= 0).all(-1).all(-1)
+    return {"replayed_tokens": float((replayed & computed).sum() / computed.sum().clamp(min=1))}

@@ -85,8 +85,8 @@ def token_scores(
     for rows in token_micro_batches(batch, micro_batch_tokens, packs(model)):
         part = trimmed(batch.select(rows))
         width = part.tokens.shape[1]
-        told = None if replay is None else replay[rows][:, :width]
-        details = Details(replay=told, experts=chosen is not None)
+        part_replay = None if replay is None else replay[rows][:, :width]
+        details = Details(replay=part_replay, experts=chosen is not None)
         scores = token_logp(model, part.tokens, part.action, temperature, part.support, details)
         logp[rows, :width] = scores.logp.float().cpu()
         entropy[rows, :width] = scores.entropy.float().cpu()
@@ -109,8 +109,8 @@ def critic_values(
     values = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     for rows in token_micro_batches(batch, micro_batch_tokens, packs(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)), policy.device)
-        told = None if replay is None else replay[rows][:, : part.tokens.shape[1]]
-        each = critic.values(critic.states(policy, part.tokens, part.action, told)).float()
+        part_replay = None if replay is None else replay[rows][:, : part.tokens.shape[1]]
+        each = critic.values(critic.states(policy, part.tokens, part.action, part_replay)).float()
         placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
         values[rows, : placed.shape[1]] = placed.cpu()
     return values
