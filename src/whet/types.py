@@ -201,6 +201,7 @@ class Request:
     max_new_tokens: int | None = None  # of this completion; None: what the sampling says
     # the request of the same session that this one goes on from: `tokens` begins with its prompt and completion
     continues: int | None = None
+    drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on behind them
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,8 @@ class Sample:
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment measured in the episode
     # int8 or int16 [L, layers, k]: the experts that the sampler's routers chose; -1 unknown, as of a last token
     routed_experts: Tensor | None = None
+    # int32 [L], the policy version that chose each token, of others the oldest; None: one version wrote all of it
+    token_versions: Tensor | None = None
 
     def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
         return replace(self, parts=dict(parts), reward=reward)

@@ -220,7 +220,7 @@ def _tried(lm: CausalLM) -> Routers | str:
     tokens = (torch.arange(3, 15, device=lm.device) * 7 % lm.vocabulary).view(2, 6)
     probe = _Probe(num_experts)
     with _announced(lm.trunk, probe.inside), probe:
-        own = lm.hidden(tokens)
+        own = _hidden(lm, tokens)
     picked: dict[nn.Module, list[int]] = {}
     for module, count in probe.calls:
         picked.setdefault(module, []).append(count)
@@ -240,12 +240,12 @@ def _replay_gap(lm: CausalLM, of: Routers, tokens: Tensor, own: Tensor) -> str:
     try:
         walk = RoutingPass(of)
         with _hooked(lm.trunk, of, walk):
-            lm.hidden(tokens)
+            _hidden(lm, tokens)
         with _hooked(lm.trunk, of, RoutingPass(of, walk.chosen)):
-            same = lm.hidden(tokens)
+            same = _hidden(lm, tokens)
         moved = (walk.chosen.long() + 1) % of.num_experts
         with _hooked(lm.trunk, of, RoutingPass(of, moved)):
-            other = lm.hidden(tokens)
+            other = _hidden(lm, tokens)
     except Exception as failure:  # whatever a model stumbles over when it is told its experts, it trains without
         return f"the routers of {name} cannot be told their experts, {type(failure).__name__}: {failure}"
     apart, moved_by = (float((each - own).abs().max()) for each in (same, other))
@@ -255,6 +255,10 @@ def _replay_gap(lm: CausalLM, of: Routers, tokens: Tensor, own: Tensor) -> str:
     if apart > 0.1 * moved_by:
         return f"{name} gives other states when it is told the experts it chose"
     return ""
+
+
+def _hidden(lm: CausalLM, tokens: Tensor) -> Tensor:
+    return lm.one_pass(lambda: lm.hidden(tokens))
 
 
 @contextmanager

@@ -122,6 +122,8 @@ def _sample_tensors(sample: Sample) -> dict[str, Tensor]:
         tensors |= {"support_ids": sample.support.ids, "support_counts": sample.support.counts}
     if sample.routed_experts is not None:
         tensors["routed_experts"] = sample.routed_experts
+    if sample.token_versions is not None:
+        tensors["token_versions"] = sample.token_versions
     return {name: value.contiguous() for name, value in tensors.items()}
 
 
@@ -161,4 +163,5 @@ def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str
         role=state["role"],
         metrics=state["metrics"],
         routed_experts=tensors.get(f"{prefix}routed_experts"),
+        token_versions=tensors.get(f"{prefix}token_versions"),
     )
