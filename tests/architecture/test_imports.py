@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
+    "dist": ("types",),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),
