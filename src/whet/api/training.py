@@ -42,7 +42,7 @@ from whet.config.run_inputs import RunInputs
 from whet.config.width import stated_width
 from whet.importing import refuse_while_importing
 from whet.reward.journal import journal
-from whet.types import WhetError
+from whet.types import RunFailed, WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
@@ -220,11 +220,11 @@ def _run(
     from whet.workbench.workbench import note_version, record_effect, write_version
 
     started = time.time()
-    display, record, summary, first = None, None, {}, _FirstStep()
+    display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     try:
         inputs = files.begin()
         with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-            assembly = assemble(config, rewards)
+            assembly = opened.enter_context(contextlib.closing(assemble(config, rewards)))
         inputs = files.settle(assembly.parts, inputs)
         summary = _summary(config, assembly, folder, started, inputs)
         ledger = config.reward.ledger or None
@@ -259,6 +259,8 @@ def _run(
             elif files.is_new:  # a resume that is refused leaves the run as it was
                 discard(folder)
         raise
+    finally:
+        opened.close()  # before the report: processes elsewhere have nothing left to do
     with signals_wait(), _finishing(folder):
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
         if reward_hash:
@@ -296,7 +298,7 @@ def _break_off(
     in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
     """
     from whet.report import write_report
-    from whet.train.run import FolderLost, RunFailed
+    from whet.train.run import FolderLost
 
     is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
     if display is not None:

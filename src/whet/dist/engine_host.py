@@ -16,7 +16,7 @@ from whet.types import Request, Sampling
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPiece:
     """Completions as they are sent, and the seconds they took."""
 
     samples: list[Any]
@@ -35,8 +35,8 @@ class EngineHost:
             load_weights(self._policy.model, each)
         self._engine.load(self._policy.model.state_dict(), version)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Written:
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> WrittenPiece:
         started = time.monotonic()
         with torch.no_grad():
             samples = self._engine.generate(requests, sampling)
-        return Written(packed_samples(samples), time.monotonic() - started)
+        return WrittenPiece(packed_samples(samples), time.monotonic() - started)

@@ -81,7 +81,7 @@ class RayWorker:
         return RayCall(self._cluster, self, self._actor.call.remote(method, *arguments))
 
     def ask(self, method: str, *arguments: Any) -> RayCall:
-        return RayCall(self._cluster, self, self._actor.ask.remote(method, *arguments))
+        return RayCall(self._cluster, self, self._actor.call.options(concurrency_group="beside").remote(method, *arguments))
 
     def end(self) -> None:
         self._cluster.forget(self)
@@ -94,7 +94,7 @@ class _Begun:
         self.place = place
 
 
-class _Host:
+class _WorkerHost:
     """What runs in a worker's process."""
 
     def __init__(self, make: Callable[[], Any], folder: str, memory: int) -> None:
@@ -108,9 +108,6 @@ class _Host:
         if method == "begin":
             self._held = self._make()
             return _Begun(f"{platform.node()} (process {os.getpid()})")
-        return getattr(self._held, method)(*arguments)
-
-    def ask(self, method: str, *arguments: Any) -> Any:
         return getattr(self._held, method)(*arguments)
 
 
@@ -144,7 +141,7 @@ class RayCluster:
             "max_task_retries": 0,
             "scheduling_strategy": "SPREAD",
         }
-        host = ray.remote(concurrency_groups={"beside": 1})(_host_class()).options(**options)
+        host = ray.remote(concurrency_groups={"beside": 1})(_WorkerHost).options(**options)
         try:
             actor = host.remote(make, os.getcwd(), memory)
         except (TypeError, AttributeError, ValueError) as error:
@@ -183,18 +180,6 @@ class RayCluster:
             _ray().shutdown()
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _host_class() -> type:
-    """`_Host`, with `ask` in a thread of its own."""
-    ray = _ray()
-
-    class Host(_Host):
-        @ray.method(concurrency_group="beside")
-        def ask(self, method: str, *arguments: Any) -> Any:
-            return super().ask(method, *arguments)
-
-    return Host
 
 
 def open_cluster(address: str, *, cpus: int, gpus: float = 0.0) -> RayCluster:
@@ -275,7 +260,7 @@ def _connected(address: str) -> RayCluster:
 def _require_reachable(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise WhetError(f"scale.address={address}: expected auto, or host:port such as 10.0.0.1:6379")
+        raise WhetError(f"scale.address={address}: expected auto, or host:port such as localhost:6379")
     try:
         socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -351,15 +336,22 @@ def demo_cluster(nodes: int, cpus: int, port: int = 0) -> Iterator[tuple[str, An
     if port and not _is_free(port):
         raise WhetError(f"port {port} is in use on this machine; give another --port, or 0 for a free one")
     folder = tempfile.mkdtemp(prefix="whet-ray-")
-    quiet: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OWN_STORE // 2, "temp_dir": folder}
+    os.mkdir(os.path.join(folder, "ray"))
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = folder  # its address is noted there: `auto` of others must not find it
+    quiet: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OWN_STORE // 2}
     cluster = Cluster()
     try:
-        cluster.add_node(num_cpus=cpus, port=port or _free_port(), **quiet)
+        cluster.add_node(num_cpus=cpus, gcs_server_port=port or _free_port(), **quiet)
         for _ in range(nodes - 1):
             cluster.add_node(num_cpus=cpus, **quiet)
         yield cluster.address, cluster
     finally:
         cluster.shutdown()
+        if before is None:
+            os.environ.pop("RAY_TMPDIR", None)
+        else:
+            os.environ["RAY_TMPDIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from whet.dist.engine_host import Written
+from whet.dist.engine_host import WrittenPiece
 from whet.dist.sample_check import wrong_with
 from whet.dist.wire import packed_weights, unpacked_samples
-from whet.dist.workers import Call, Worker, WorkerLost, WorkerPool
+from whet.dist.workers import WorkerCall, Worker, WorkerLost, WorkerPool
 from whet.types import Request, RunFailed, Sample, Sampling
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _RemoteWorker:
     number: int
     worker: Worker
     counts: EngineCounts
-    call: Call | None = None  # that runs
+    call: WorkerCall | None = None  # that runs
     doing: Literal["start", "load", "write"] = "start"
     since: float = 0.0  # the call began
     piece: list[int] | None = None  # requests that it writes
@@ -129,7 +129,7 @@ class RemoteEngine:
         self,
         engine: _RemoteWorker,
         piece: Sequence[int],
-        written: Written,
+        written: WrittenPiece,
         requests: Sequence[Request],
         sampling: Sampling,
         samples: dict[int, Sample],
@@ -172,7 +172,7 @@ class RemoteEngine:
         while is_waiting() or not self._usable():
             self._next_results()
 
-    def _next_results(self) -> list[tuple[_RemoteWorker, list[int], Written]]:
+    def _next_results(self) -> list[tuple[_RemoteWorker, list[int], WrittenPiece]]:
         """Wait for calls; completions that came, each with its engine and its requests."""
         running = {id(each.call): each for each in self._usable() if each.call is not None}
         if not running:

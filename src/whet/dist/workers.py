@@ -10,7 +10,7 @@ class WorkerLost(Exception):
     """A worker process ended, does not answer, or failed in a way that another one need not; the message says why."""
 
 
-class Call(Protocol):
+class WorkerCall(Protocol):
     """A call of a worker's method that is on its way."""
 
     def result(self) -> Any:
@@ -32,11 +32,11 @@ class Worker(Protocol):
         """Machine and process, in words; known once the first call is finished."""
         ...
 
-    def call(self, method: str, *arguments: Any) -> Call:
+    def call(self, method: str, *arguments: Any) -> WorkerCall:
         """Begin a call; an argument that `WorkerPool.store` returned arrives as the value that was stored."""
         ...
 
-    def ask(self, method: str, *arguments: Any) -> Call:
+    def ask(self, method: str, *arguments: Any) -> WorkerCall:
         """The same, beside the call that is running; for short questions."""
         ...
 
@@ -56,7 +56,7 @@ class WorkerPool(Protocol):
         """Put a value where every worker can fetch it: it travels once to each machine. Kept as long as the result."""
         ...
 
-    def finished(self, calls: Sequence[Call], seconds: float) -> list[Call]:
+    def finished(self, calls: Sequence[WorkerCall], seconds: float) -> list[WorkerCall]:
         """The calls that are done; waits for the first, at most so long."""
         ...
 
