@@ -89,10 +89,13 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None)
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
+    engine: Engine
+    elsewhere = {}
     if cluster is None or isinstance(config, EvaluationConfig):
         engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
     else:
         engine = remote_engine(config, cluster, policy)
+        elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
@@ -105,7 +108,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None)
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
-        **({} if cluster is None else {"engines": f"{config.scale.engines} in processes of their own"}),
+        **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
         **played,
     }

@@ -83,11 +83,12 @@ def packed_sample(sample: Sample) -> tuple[dict[str, Any], Sample]:
             found[each.name] = value.detach().cpu().numpy()
         elif isinstance(value, Support):
             found[each.name] = (value.ids.cpu().numpy(), value.counts.cpu().numpy())
-    return found, replace(sample, **dict.fromkeys(found))
+    rest: dict[str, Any] = dict.fromkeys(found)
+    return found, replace(sample, **rest)
 
 
 def unpacked_sample(packed: tuple[dict[str, Any], Sample]) -> Sample:
-    found = {
+    found: dict[str, Any] = {
         name: Support(*map(_tensor, value)) if isinstance(value, tuple) else _tensor(value)
         for name, value in packed[0].items()
     }
