@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
     "dist": ("types", "protocols", "model"),
-    "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout"),
+    "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),
     "config": ("types", "hub", "data", "explain", "reward"),
