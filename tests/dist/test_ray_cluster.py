@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.dist.ray_cluster import demo_cluster, open_cluster, package_versions, require_room, require_same_versions
+from whet.dist.crew import package_versions
+from whet.dist.ray_cluster import demo_cluster, open_cluster, require_room, require_same_versions
 from whet.types import WhetError
 
 SMALL = {

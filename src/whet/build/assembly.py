@@ -19,6 +19,7 @@ from whet.build.rewards import (
 )
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
+from whet.dist.ranks import ALONE, Ranks
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
 from whet.types import Prompt
@@ -39,7 +40,7 @@ class Assembly:
     close: Callable[[], None] = lambda: None  # ends what the run started elsewhere
 
 
-def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     kind = kind_of(config)
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)

@@ -12,16 +12,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
+from whet.dist.crew import package_versions
 from whet.dist.workers import WorkerLost
 from whet.types import RunFailed, WhetError
 
 logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'whet[ray]'"
-PACKAGES = ("whet", "torch", "transformers", "ray")  # whose versions must be the same on every machine
 REACH_SECONDS = 5.0
 PROBE_SECONDS = 60.0  # for the first process on a machine to start and answer
 LEAST_STORE = 78 * 2**20  # bytes: less is refused by Ray
@@ -283,17 +282,6 @@ def require_room(resources: Mapping[str, float], cpus: int, gpus: float, address
                 f"{where} has {has:g} {name}s and the run needs {wanted:g}, one for each process; lower {keys}, or add "
                 "machines"
             )
-
-
-def package_versions() -> dict[str, str]:
-    """What must be the same everywhere, as it is installed here."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def require_same_versions(by_node: Mapping[str, Mapping[str, str]]) -> None:
