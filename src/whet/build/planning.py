@@ -46,8 +46,8 @@ def model_shape(name: str) -> ModelShape:
         return _hub_shape(name)
     known = (*NAMED, *builtin_models(), SMOLLM2)
     raise WhetError(
-        f"no model or shape is called {name[:100]!r}{did_you_mean(name.lower(), known)}; give a folder, a run, a hub id, "
-        "a size such as 7B, one of " + ", ".join(NAMED) + ", or hidden=4096,layers=32"
+        f"no model or shape is called {name[:100]!r}{did_you_mean(name.lower(), known)}; give a folder, a run, "
+        "a hub id, a size such as 7B, one of " + ", ".join(NAMED) + ", or hidden=4096,layers=32"
     )
 
 
@@ -199,8 +199,8 @@ def refuse_too_large(config: Config, device: Any) -> None:
     lighter = memory_plan(replace(plan.work, prompt_tokens=1), plan.devices)
     fix = f"add --set {plan.together.settings.replace(' ', ' --set ')}" if plan.together else "take a smaller model"
     raise WhetError(
-        f"{config.model.name} does not fit: {total / GIGA:.3g} GB before the first pass ({shown}; {lighter.total / GIGA:.3g} "
-        f"in all) and {room / GIGA:.3g} GB are free; {fix}; `whet plan` shows the arithmetic"
+        f"{config.model.name} does not fit: {total / GIGA:.3g} GB before the first pass ({shown}; "
+        f"{lighter.total / GIGA:.3g} in all) and {room / GIGA:.3g} GB are free; {fix}; `whet plan` shows the arithmetic"
     )
 
 

@@ -1,8 +1,10 @@
 """The memory of a run, copy by copy: what whet allocates, when it is alive, and the arithmetic behind each number.
 
 W width, F width of the MLP, H heads and K key heads of size D, V vocabulary, L layers; N weights, S tokens of a
-training pass, A of them with a loss. A run goes through three phases: completions are written (rollout), scored without a
-gradient (scores), learned from (train). What it needs is the largest of the three.
+training pass, A of them with a loss.
+
+A run goes through three phases: completions are written (rollout), scored without a gradient (scores), learned from
+(train). What it needs is the largest of the three.
 """
 
 from __future__ import annotations
