@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("types", "hub", "data", "explain", "reward"),
     "build": (
         *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "envs"),
-        *("train", "plan", "explain", "hub", "config"),
+        *("dist", "train", "plan", "explain", "hub", "config"),
     ),
     "evaluate": ("types", "protocols", "data", "metrics", "report", "reward", "rollout", "train", "config", "build"),
     "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
@@ -47,8 +47,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
-        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "train", "plan", "config"),
-        *("build", "evaluate", "workbench", "bench"),
+        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "dist", "train", "plan"),
+        *("config", "build", "evaluate", "workbench", "bench"),
     ),
     "pipeline": (
         *("types", "registry", "objective", "data", "model", "metrics", "report", "reward", "rollout"),
