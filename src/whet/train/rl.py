@@ -36,7 +36,6 @@ from whet.train.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
-from whet.train.run import RunFailed
 from whet.train.step_metrics import (
     collection_counts,
     critic_metrics,
@@ -59,7 +58,7 @@ from whet.train.update import (
     token_scores,
     update,
 )
-from whet.types import Group, Prompt, Sample, Sampling, StepReport, TokenBatch
+from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
 
 logger = logging.getLogger(__name__)
 
