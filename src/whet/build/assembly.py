@@ -19,6 +19,7 @@ from whet.build.rewards import (
 )
 from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
+from whet.dist.ranks import ALONE, Ranks
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
 
@@ -37,7 +38,7 @@ class Assembly:
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
 
 
-def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     kind = kind_of(config)
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)
@@ -46,13 +47,13 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Ass
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
-    runtime = load_runtime(config)
+    runtime = load_runtime(config, ranks)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
     evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
     decoding: dict[str, str] = {}
     if evaluated:
-        score = build_scorer(config, parts, failures)
+        score = build_scorer(config, parts, failures, ranks)
         sampling = sampling_from(config.sampling)
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
