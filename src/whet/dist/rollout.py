@@ -34,7 +34,7 @@ def whole_copy(policy: CausalLM) -> CausalLM:
     model.requires_grad_(False)
     model.eval()
     for layer in adapted_layers(model).values():
-        layer.__class__ = nn.Linear
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
         for name in ("base", *FACTORS):
             if hasattr(layer, name):
                 delattr(layer, name)
