@@ -87,6 +87,12 @@ class RunConfig(Section):
         idle = idle_data_keys(self.data)
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
+            idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
+        if not self.scale.uses_ray:
+            idle["scale.address"] = (
+                "has no effect: nothing is started there; give scale.engines, scale.reward_workers or scale.workers, "
+                "or drop it"
+            )
         return idle
 
     def check(self) -> None:
@@ -131,6 +137,11 @@ class PolicyConfig(RunConfig):
         if updates > rows:
             raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")
         _refuse_crowd("batch.prompts_per_step x batch.group_size", rows)
+        if self.batch.routing_replay == "trainer" and updates * self.batch.epochs_per_batch == 1:
+            raise WhetError(
+                "batch.routing_replay=trainer has no effect on a single update: it repeats the experts that the policy "
+                "chooses by itself; give batch.updates_per_step=2 or more, batch.routing_replay=sampler, or drop it"
+            )
 
 
 def _refuse_crowd(product: str, samples: int) -> None:

@@ -315,6 +315,11 @@ class BatchSection(Section):
     micro_batch_tokens: int = Field(
         16384, ge=1, le=2**40, description="tokens per forward and backward pass: affects memory, never the gradient"
     )
+    routing_replay: Literal["none", "sampler", "trainer"] = Field(
+        "none",
+        description="mixtures of experts: training uses the experts that the sampler chose (R3), or that the trainer "
+        "chose before the first update (R2)",
+    )
 
 
 class RowsSection(Section):
@@ -409,6 +414,11 @@ class ScaleSection(Section):
     timeout: float = Field(
         600.0, ge=1, le=86400, description="seconds without an answer after which a rank or an engine counts as lost"
     )
+
+    @property
+    def uses_ray(self) -> bool:
+        """True where the run starts processes through Ray."""
+        return self.workers > 1 or self.engines > 0 or self.reward_workers > 0
 
 
 class CriticSection(Section):

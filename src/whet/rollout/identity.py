@@ -59,6 +59,8 @@ def fingerprint(weights: Mapping[str, Any], dtype: torch.dtype | None = None) ->
 
 
 def _digest(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if hasattr(value, "to_local"):  # this rank's shard
+        value = value.to_local()
     if dtype is not None and value.is_floating_point():
         value = value.to(dtype)
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
@@ -121,7 +123,7 @@ class PolicyWatch:
         sent = fingerprint(weights, getattr(self._engine, "dtype", None))
         self._engine.load(weights, version)
         arrived = getattr(self._engine, "arrived", None)
-        if arrived is not None:
+        if arrived is not None and self._policy.gathering is None:  # of a policy in shards this rank has a part
             check_arrival(sent, arrived, version, self._name)
         self._version, self.print = version, combined(sent)
 
@@ -186,8 +188,11 @@ def replay(
     policy.model.eval()
     try:
         ours = token_logp(policy, batch.tokens, batch.action, temperature, batch.support).logp.float().cpu()
-        other = replace(policy, dtype=_other_precision(policy.dtype, dtype))
-        again = token_logp(other, batch.tokens, batch.action, temperature, batch.support, Details(packed=False)).logp
+        again = ours
+        if policy.gathering is None:  # weights in shards are gathered once; then a token's last digit is all there is
+            other = replace(policy, dtype=_other_precision(policy.dtype, dtype))
+            details = Details(packed=False)
+            again = token_logp(other, batch.tokens, batch.action, temperature, batch.support, details).logp
     finally:
         policy.model.train(was_training)
     coarse = min((policy.dtype, dtype or policy.dtype), key=lambda each: each.itemsize)

@@ -64,7 +64,7 @@ class TextTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Message], *, tokenize: bool = True, tools: Any = None, **_: Any
     ) -> Any:
-        kept = [dict(message) for message in messages]
+        kept: list[Message] = [dict(message) for message in messages]
         text = json.dumps([kept, list(tools or ())], ensure_ascii=False, default=str)
         if not tokenize:
             return text
@@ -146,9 +146,7 @@ class OpenAIEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         if sampling.stop_tokens:
-            raise WhetError(
-                "sampling.stop_tokens are tokens of a model that runs here; give sampling.stop for a server"
-            )
+            raise WhetError("sampling.stop_tokens are tokens of a model that runs here; give a server sampling.stop")
         stop = threading.Event()
         pool = ThreadPoolExecutor(max(1, min(self._concurrency, len(requests))), "whet-server")
         try:
@@ -156,8 +154,8 @@ class OpenAIEngine:
             written = [future.result() for future in futures]
         except Retryable as trouble:
             raise WhetError(
-                f"{WHO} at {self.server.base_url} did not answer in {self.server.retries + 1} attempts ({trouble}); see "
-                "whether it runs, or raise retries or timeout in sampling.engine_settings"
+                f"{WHO} at {self.server.base_url} did not answer in {self.server.retries + 1} attempts ({trouble}); "
+                "see whether it runs, or raise retries or timeout in sampling.engine_settings"
             ) from None
         except RefusedQuestion as refusal:
             raise WhetError(
