@@ -22,6 +22,8 @@ from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
+from whet.model.narrow import widen_vectors
+from whet.model.quantized import require_library
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
@@ -55,13 +57,16 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     check_environment(config)
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, torch.float32, str(device))
+    kept, kept_as = weights_choice(config, device, dtype)
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
     if (name := non_finite_weight(loaded.model)) is not None:
         raise WhetError(
             f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
         )
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
-    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
+    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
@@ -78,9 +83,28 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         "training path": str(fast_path(policy)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+        **({"weights": kept_as} if kept_as else {}),
         **played,
     }
     return Runtime(loaded, policy, engine, player, facts)
+
+
+def weights_choice(
+    config: Config | EvaluationConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.dtype, str]:
+    """How weights are kept, and what to say about it; `dtype` is that of the products."""
+    adapted = not isinstance(config, EvaluationConfig) and config.model.lora.rank > 0
+    key, asked = ("model.lora.base", config.model.lora.base) if adapted else ("model.weights", config.model.weights)
+    if asked == "auto":
+        asked = "bfloat16" if device.type == "cuda" and dtype == torch.bfloat16 else "float32"
+    if asked == "float32":
+        return torch.float32, ""
+    if dtype != torch.bfloat16:
+        raise WhetError(f"{key}={asked} needs products in bf16; give model.precision=bf16, or leave {key} away")
+    if asked == "4bit":
+        require_library()
+        return torch.bfloat16, "base in 4 bits, unpacked for every product"
+    return torch.bfloat16, "base in bfloat16, one copy" if adapted else "bfloat16, steps rounded at random"
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:
