@@ -60,6 +60,16 @@ class Session(Protocol):
         """No request will continue this one, which has been handed out: its keys and values may go."""
         ...
 
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Take over newer weights, in the middle of writing.
+
+        What is being written goes on under them, its keys and values computed anew from the prompt and what it has
+        written; its random stream goes on too, and log-probabilities stay those that each token was drawn with. A
+        sample that several versions wrote says which in `token_versions`. A request that is added after this is
+        written by these weights or newer ones. What is kept to be continued is read again.
+        """
+        ...
+
     def close(self) -> None: ...
 
 

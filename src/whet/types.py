@@ -201,6 +201,7 @@ class Request:
     max_new_tokens: int | None = None  # of this completion; None: what the sampling says
     # the request of the same session that this one goes on from: `tokens` begins with its prompt and completion
     continues: int | None = None
+    drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on behind them
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,8 @@ class Sample:
     episode: str = ""  # samples of a group that share it are branches of one episode
     role: str = ""  # whom the policy played, in self-play: rewards of one role are compared with each other
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment measured in the episode
+    # int32 [L], the policy version that chose each token, of others the oldest; None: one version wrote all of it
+    token_versions: Tensor | None = None
 
     def scored(self, parts: Mapping[str, float], reward: float | None) -> Sample:
         return replace(self, parts=dict(parts), reward=reward)

@@ -189,7 +189,7 @@ def test_padded_rows():
 @pytest.mark.parametrize("micro_batch_tokens", [1, 9, 13, 24, 10_000])
 def test_row_passes_hold_every_row_once_within_the_budget(packed, micro_batch_tokens):
     rows = encoded(5, 2, 9, 3, 3, 20, 4, 7)
-    parts = row_micro_batches(rows, micro_batch_tokens, packed)
+    parts = [[rows[number] for number in part] for part in row_micro_batches(rows, micro_batch_tokens, packed)]
     assert sorted(row.tokens for part in parts for row in part) == sorted(row.tokens for row in rows)
     for part in parts:
         size = sum(len(row.tokens) for row in part) if packed else len(part) * max(len(row.tokens) for row in part)
@@ -200,7 +200,8 @@ def test_row_passes_fill_their_budget():
     rows = encoded(5, 2, 9, 3)
 
     def lengths(micro_batch_tokens, packed):
-        return [[len(row.tokens) for row in part] for part in row_micro_batches(rows, micro_batch_tokens, packed)]
+        cut = row_micro_batches(rows, micro_batch_tokens, packed)
+        return [[len(rows[number].tokens) for number in part] for part in cut]
 
     assert lengths(10, packed=True) == [[2, 3, 5], [9]]
     assert lengths(10, packed=False) == [[2, 3], [5], [9]]

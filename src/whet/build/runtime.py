@@ -95,8 +95,16 @@ def weights_choice(
     """How weights are kept, and what to say about it; `dtype` is that of the products."""
     adapted = not isinstance(config, EvaluationConfig) and config.model.lora.rank > 0
     key, asked = ("model.lora.base", config.model.lora.base) if adapted else ("model.weights", config.model.weights)
+    states = "float32" if isinstance(config, EvaluationConfig) else config.optimizer.states
+    sharded = not isinstance(config, EvaluationConfig) and _has_ranks(config)
     if asked == "auto":
-        asked = "bfloat16" if device.type == "cuda" and dtype == torch.bfloat16 else "float32"
+        asked = "bfloat16" if device.type == "cuda" and dtype == torch.bfloat16 and not sharded else "float32"
+    if states == "int8":
+        require_library()
+    if sharded:
+        for name, value in ((key, asked), ("optimizer.states", states)):
+            if value != "float32":
+                raise WhetError(f"{name}={value} is for one device; leave it away, or train in one process")
     if asked == "float32":
         return torch.float32, ""
     if dtype != torch.bfloat16:
@@ -105,6 +113,11 @@ def weights_choice(
         require_library()
         return torch.bfloat16, "base in 4 bits, unpacked for every product"
     return torch.bfloat16, "base in bfloat16, one copy" if adapted else "bfloat16, steps rounded at random"
+
+
+def _has_ranks(config: Config) -> bool:
+    """Whether the model will lie in shards."""
+    return config.scale.workers > 1 or os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:

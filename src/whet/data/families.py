@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Family = tuple[Encoded, ...]  # S completions to one prompt
+IDLE: Family = (Encoded((0, 0), (False, True)),)  # for a pass that counts for nothing
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,11 @@ def _common(rows: Sequence[tuple[int, ...]]) -> int:
     """How many leading tokens all rows have in common."""
     together = zip(*rows, strict=False)
     return next((at for at, each in enumerate(together) if len(set(each)) > 1), min(map(len, rows)))
+
+
+def family_cost(family: Sequence[Encoded | ClassifierRow]) -> int:
+    """Tokens that are computed where a prompt is computed once."""
+    return _computed(family)
 
 
 def _widest(family: Sequence[Encoded | ClassifierRow]) -> int:

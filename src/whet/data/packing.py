@@ -256,7 +256,7 @@ def padded_rows(rows: Sequence[Encoded]) -> PaddedRows:
     return PaddedRows(torch.from_numpy(tokens), torch.from_numpy(action))
 
 
-def row_micro_batches(rows: Sequence[Encoded], micro_batch_tokens: int, packed: bool) -> list[list[Encoded]]:
-    """Rows cut into micro-batches of at most `micro_batch_tokens` tokens, padding counted where not packed."""
+def row_micro_batches(rows: Sequence[Encoded], micro_batch_tokens: int, packed: bool) -> list[list[int]]:
+    """Row numbers in micro-batches of at most `micro_batch_tokens` tokens, padding counted where not packed."""
     sizes = [BlockSize(1, len(row.tokens), len(row.tokens)) for row in rows]
-    return [[rows[number] for number in numbers] for numbers in micro_batches(sizes, micro_batch_tokens, packed)]
+    return micro_batches(sizes, micro_batch_tokens, packed)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,32 @@ from torch import Tensor, nn
 from whet.model.head import VocabularyHead
 
 Recompute = Literal["none", "wide", "layers"]
+T = TypeVar("T")
+
+
+class Gathering(Protocol):
+    """How a model whose weights lie in shards is run: what a pass reads is gathered for as long as it reads it.
+
+    All ranks make the same passes in the same order. What a function returns is a tensor or a tuple of them.
+    """
+
+    device: torch.device  # where passes are computed; shards may lie elsewhere
+    dtype: torch.dtype  # of the gathered weights of layers
+
+    def one_pass(self, work: Callable[[], T]) -> T:
+        """Run `work` with the weights outside of layers gathered. They stay so until the backward pass, if there is
+        one."""
+        ...
+
+    def hold(self, work: Callable[[], T]) -> T:
+        """As `one_pass`, and they stay gathered without a backward pass too, until `release`."""
+        ...
+
+    def release(self) -> None: ...
+
+    def one_layer(self, layer: nn.Module, work: Callable[..., T], *inputs: Tensor | None) -> T:
+        """Run `work(*inputs)` with the layer's weights gathered, in its backward pass too."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +58,19 @@ class CausalLM:
     takes_positions: bool
     dtype: torch.dtype = torch.float32  # of the matrix products; the weights keep their own
     recompute: Recompute = "none"  # what training computes a second time instead of keeping it
+    gathering: Gathering | None = None  # None: the weights are whole
+
+    def one_pass(self, work: Callable[[], T]) -> T:
+        """Run a forward pass, from tokens to what is made of the logits."""
+        return work() if self.gathering is None else self.gathering.one_pass(work)
+
+    def hold(self, work: Callable[[], T]) -> T:
+        """A pass after which logits are still asked for; `release` ends it."""
+        return work() if self.gathering is None else self.gathering.hold(work)
+
+    def release(self) -> None:
+        if self.gathering is not None:
+            self.gathering.release()
 
     def hidden(
         self,
@@ -76,7 +115,7 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return next(self.model.parameters()).device if self.gathering is None else self.gathering.device
 
 
 def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompute = "none") -> CausalLM:

@@ -36,6 +36,12 @@ class Critic:
         """[A, D], of its own trunk or the policy's."""
         return states_before(self.trunk or policy, tokens, action)
 
+    def state_values(self, policy: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:
+        """[A], of the states before the actions."""
+        if self.trunk is None:
+            return self.values(self.states(policy, tokens, action))
+        return self.trunk.one_pass(lambda: self.values(self.states(policy, tokens, action)))
+
     def modules(self) -> nn.ModuleDict:
         """What the critic's own optimizer trains, by name."""
         found = nn.ModuleDict({"head": self.head})

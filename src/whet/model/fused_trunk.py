@@ -39,10 +39,10 @@ from whet.model.block import (
     norm_weight,
     short_windows,
 )
-from whet.model.causal_lm import CausalLM
+from whet.model.causal_lm import CausalLM, Gathering
 from whet.model.fused_weights import NO_FACTORS, BlockFactors, FusedBlock, GroupFactors, continued, fused_weights
 from whet.model.layer_ops import NormGrad, Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
-from whet.model.lora import UnmergedLinear, layer_factors
+from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
 from whet.model.shared_prefix_attention import (
@@ -93,14 +93,43 @@ def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = Non
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     residual: tuple[Tensor, Tensor | None] = (x, None)
     again = lm.recompute == "layers" and torch.is_grad_enabled()
-    for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, x.dtype), strict=True)):
-        if keep is not None:
-            plan = replace(plan, keep=partial(keep, number))
-        residual = _run_layer(residual, block, plan, again)
+    if lm.gathering is not None:
+        residual = _gathered_states(lm, lm.gathering, stack, batch, x)
+    else:
+        for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, x.dtype), strict=True)):
+            if keep is not None:
+                plan = replace(plan, keep=partial(keep, number))
+            residual = _run_layer(residual, block, plan, again)
     x = residual[0] if residual[1] is None else residual[0] + residual[1]
     # several completions read the last state of their prompt: a lookup, whose backward pass sums in a fixed order
     states: Tensor = _Norm.apply(F.embedding(batch.states, x), stack.last_norm.weight, stack.sizes.epsilon)
     return states
+
+
+def _gathered_layer(
+    lm: CausalLM, block: Block, plan: Callable[..., _LayerPlan], x: Tensor, y: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """A layer whose weights were just gathered, in the precision of the products: they are used as they lie."""
+    again = lm.recompute == "layers" and torch.is_grad_enabled()
+    enter = tuple(each.weight.detach() for each in (block.query, block.key, block.value))
+    widen = (block.gate.weight.detach(), block.up.weight.detach())
+    output, down = block.output.weight.detach(), block.down.weight.detach()
+    own = plan(window=block.window, enter=enter, leave=output, widen=widen, narrow=down)
+    return _run_layer((x, y), block, own, again)
+
+
+def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batch: SharedPrefixBatch, x: Tensor) -> Any:
+    """The residual stream behind the last layer, in two parts."""
+    sizes = stack.sizes
+    plan = partial(
+        _LayerPlan, sizes.num_heads, sizes.num_key_heads, sizes.head_size, sizes.epsilon, sizes.scale,
+        min(gathering.dtype, x.dtype, key=lambda each: each.itemsize), stack.rotation(batch.position_ids[0]), batch,
+        keep_wide=lm.recompute == "none", factors=NO_FACTORS,
+    )  # fmt: skip
+    residual: tuple[Tensor, Tensor | None] = (x, None)
+    for block in stack.blocks:
+        residual = gathering.one_layer(block.module, partial(_gathered_layer, lm, block, plan), *residual)
+    return residual
 
 
 def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype) -> Iterator[_LayerPlan]:
@@ -159,6 +188,8 @@ def fused_refusal(lm: CausalLM) -> str:
     known = _REFUSALS.setdefault(lm.trunk, {})
     if lm.dtype not in known:
         known[lm.dtype] = _refusal(lm)
+    if lm.gathering is not None and not known[lm.dtype] and adapted_layers(lm.trunk):
+        return "adapters in shards are computed by the model's own layers"
     return known[lm.dtype]
 
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,15 @@ class LowRank:
         return self.alpha / self.rank
 
 
+@runtime_checkable
+class _Slices(Protocol):
+    """A tensor of which this rank has some rows (torch's DTensor, whose import costs a second)."""
+
+    def to_local(self) -> Tensor: ...
+
+    def full_tensor(self) -> Tensor: ...
+
+
 class AdaptedLinear(nn.Linear):
     """A linear layer whose weight is the base's plus the product of two factors; only the factors learn."""
 
@@ -64,7 +73,10 @@ class AdaptedLinear(nn.Linear):
     def merge(self) -> None:
         """Write the factors' product into the weight."""
         self.weight.copy_(self.base)
-        self.weight.addmm_(self.up, self.down, alpha=self.scale)
+        if isinstance(self.weight, _Slices):  # rows of weight and `up` lie on the same rank
+            self.weight.to_local().addmm_(self.up.to_local(), self.down.full_tensor(), alpha=self.scale)  # type: ignore
+        else:
+            self.weight.addmm_(self.up, self.down, alpha=self.scale)
 
     @torch.no_grad()
     def unmerge(self) -> None:

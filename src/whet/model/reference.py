@@ -34,6 +34,10 @@ class CopiedReference:
     def open(self) -> Iterator[CausalLM]:
         yield self._copy
 
+    def place(self, change: Callable[[CausalLM], CausalLM]) -> None:
+        """Keep the copy another way, such as in shards."""
+        self._copy = change(self._copy)
+
     @torch.no_grad()
     def follow(self, policy: CausalLM, kept: float) -> None:
         """reference <- kept * reference + (1 - kept) * policy."""
@@ -55,11 +59,11 @@ class ReloadedReference:
     """Read anew from its source whenever it is asked, and dropped again: slower, but no second copy while training."""
 
     def __init__(self, load: Callable[[], CausalLM]) -> None:
-        self._load = load
+        self.load = load
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
-        loaded = self._load()
+        loaded = self.load()
         loaded.model.eval()
         loaded.model.requires_grad_(False)
         yield loaded

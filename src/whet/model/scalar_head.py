@@ -54,10 +54,15 @@ class ScalarModel:
         column = torch.arange(wide.shape[1], device=tokens.device)
         opens = (column == shared.clamp(min=1)[:, None]) & after.any(-1, keepdim=True)
         action = after | opens
-        states = states_before(self.lm, wide, action)
-        # places, not flags: to count flags on a device is to wait for it
-        wanted = states[to_device(after[action].nonzero()[:, 0], states.device)]
-        return self.head(wanted.to(self.head.weight.dtype))
+
+        def scored_states() -> Tensor:
+            states = states_before(self.lm, wide, action)
+            # places, not flags: to count flags on a device is to wait for it
+            wanted = states[to_device(after[action].nonzero()[:, 0], states.device)]
+            found: Tensor = self.head(wanted.to(self.head.weight.dtype))
+            return found
+
+        return self.lm.one_pass(scored_states)
 
     def note_scales(self, scales: Sequence[tuple[float, float]] | None) -> None:
         """Write each head's centre and scale into what is saved; None once the weights have moved on."""

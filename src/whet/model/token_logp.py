@@ -59,7 +59,14 @@ def token_logp(
 
     Rows may be given on the CPU: then nothing here waits for the device, and the scores come on the device.
     """
-    details = details or Details()
+    chosen = details or Details()
+    return TokenScores(*lm.one_pass(lambda: _token_logp(lm, tokens, action, temperature, support, chosen)))
+
+
+def _token_logp(
+    lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, support: Tensor | None, details: Details
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The fields of `TokenScores`: a pass gives plain tensors."""
     device = lm.device
     batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
@@ -68,7 +75,7 @@ def token_logp(
     others = None
     if details.reference is not None:
         with torch.no_grad():
-            others = _states(details.reference, tokens, action, batch)
+            others = _reference_states(details.reference, tokens, action, batch)
     found: tuple[Tensor, ...]
     head = lm.head
     if isinstance(head, VocabularyHead) and not head.softcap and kept is None and not _wants_more(details):
@@ -83,7 +90,7 @@ def token_logp(
         mask = flags.reshape(*action.shape, *[1] * (values.ndim - 1)).expand_as(rows)
         return rows.masked_scatter(mask, values)
 
-    return TokenScores(
+    return (
         placed(found[0]),
         placed(found[1]),
         placed(found[2]) if details.num_top else None,
@@ -100,7 +107,7 @@ def packs(lm: CausalLM) -> bool:
 
 def states_before(lm: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
     """The trunk's hidden state before each action, in row order."""
-    return _states(lm, tokens, action, _packed_rows(lm, tokens, action))
+    return lm.one_pass(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action)))
 
 
 def _packed_rows(lm: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
@@ -122,6 +129,10 @@ def _states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBat
         return shared_prefix_states(lm, batch)
     tokens, action = tokens.to(lm.device), action.to(lm.device)
     return lm.hidden(tokens)[:, :-1][action[:, 1:]]
+
+
+def _reference_states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBatch | None) -> Tensor:
+    return lm.hold(lambda: _states(lm, tokens, action, batch))  # its logits come later, chunk by chunk
 
 
 def _wants_more(details: Details) -> bool:

@@ -44,10 +44,19 @@ class BufferBackend:
         # a device of its own runs ahead of us
         self.steps_per_look = 1 if self._device.type == "cpu" else STEPS_PER_LOOK
         shape = BatchShape(self.num_rows, self.num_slots, longest, self._budget, session is not None)
-        self._decoder = decoder.suited(shape)
+        self._decoder, self._num_steps = decoder.suited(shape), num_steps
         self._weights = self._decoder.gathered(num_steps)
         self._state = self._decoder.state(shape)
         self.log = TokenLog(self.num_rows, self._budget, job.stop.tokens, self._device)
+        self._forget()
+
+    def renew(self) -> None:
+        self._weights = self._decoder.gathered(self._num_steps)
+        self.log.close(range(self.num_rows))
+        self._forget()
+
+    def _forget(self) -> None:
+        """No row and no slot holds anything."""
         self._lengths = [0] * self.num_slots  # of the prompts in the slots
         # the step at which each row came in; of one that has read on, as if it had read token by token
         self._starts = [0] * self.num_rows

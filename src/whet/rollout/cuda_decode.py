@@ -173,6 +173,11 @@ class GraphBackend:
         self._in_session, self.most_members, self._growth = True, SESSION_MEMBERS, growth
         self._turns.longest_turn = 0
 
+    @torch.no_grad()
+    def renew(self) -> None:
+        self._weights.refresh()
+        self.log.close(range(len(self.log.last)))
+
     def close_session(self) -> None:
         self._in_session, self.most_members = False, MOST_MEMBERS
         self._release_large()

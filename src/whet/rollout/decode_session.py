@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
 from whet.model.causal_lm import CausalLM
-from whet.rollout.scheduler import DecodeBackend, DecodeCounts, DecodeScheduler, DrawnCompletion
+from whet.protocols import Engine
+from whet.rollout.scheduler import (
+    DecodeBackend,
+    DecodeCounts,
+    DecodeScheduler,
+    DrawnCompletion,
+    UnfinishedRow,
+    joined_support,
+)
 from whet.types import Request, Sample, Sampling, WhetError
 
-SamplesOf = Callable[[Sequence[DrawnCompletion]], list[Sample]]
+
+class SamplesOf(Protocol):
+    """Completions as samples; `version` of the policy wrote those that do not say otherwise."""
+
+    def __call__(self, written: Sequence[DrawnCompletion], *, version: int) -> list[Sample]: ...
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """A request whose writing newer weights have interrupted."""
+
+    request: Request  # as it was asked for
+    parts: tuple[tuple[int, UnfinishedRow], ...]  # with the policy versions that wrote them
 
 
 class DecodeSession:
-    """A `whet.protocols.Session` on a decode backend. It writes with the weights that the model had when it began."""
+    """A `whet.protocols.Session` on a decode backend.
+
+    It writes with the weights that the model had when it began, until `load` gives it newer ones.
+    """
 
     def __init__(
         self,
@@ -27,11 +52,16 @@ class DecodeSession:
         budget: int,
         context: int,
         inference: bool,
+        version: int,
+        take_weights: Callable[[Mapping[str, Any], int], None],
         give_back: Callable[[], None] | None = None,
     ) -> None:
         """`inference`: everything may run in torch's inference mode. `give_back` is called at the end."""
         self._lm, self._scheduler, self._backend, self._samples_of = lm, scheduler, backend, samples_of
         self._budget, self._context, self._inference, self._give_back = budget, context, inference, give_back
+        self._version, self._take_weights = version, take_weights
+        self._finished: list[DrawnCompletion] = []  # before newer weights came
+        self._unfinished: dict[int, _Unfinished] = {}
         self._was_training = lm.model.training
         self._is_open = True
         lm.model.eval()
@@ -46,15 +76,55 @@ class DecodeSession:
         self._scheduler.add(number, request)
 
     def advance(self) -> list[tuple[int, Sample]]:
-        if self._scheduler.is_idle:
-            return []
-        with torch.inference_mode() if self._inference else torch.no_grad(), self._backend.running():
-            written = self._scheduler.advance()
-        return [(each.number, sample) for each, sample in zip(written, self._samples_of(written), strict=True)]
+        written, self._finished = self._finished, []
+        if not self._scheduler.is_idle:
+            with self._mode(), self._backend.running():
+                written += [self._whole(each) for each in self._scheduler.advance()]
+        samples = self._samples_of(written, version=self._version)
+        return [(each.number, sample) for each, sample in zip(written, samples, strict=True)]
 
     @property
     def is_idle(self) -> bool:
-        return self._scheduler.is_idle
+        return self._scheduler.is_idle and not self._finished
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        with self._mode(), self._backend.running():
+            finished, interrupted = self._scheduler.interrupt()
+        self._finished += [self._stamped(self._whole(each)) for each in finished]
+        for each in interrupted:
+            if len(each.tokens):
+                known = self._unfinished.get(each.number, _Unfinished(each.request, ()))
+                self._unfinished[each.number] = replace(known, parts=(*known.parts, (self._version, each)))
+        self._take_weights(weights, version)
+        self._version = version
+        with self._mode():
+            self._backend.renew()
+        self._scheduler.resume(interrupted)
+
+    def _mode(self) -> AbstractContextManager[Any]:
+        return torch.inference_mode() if self._inference else torch.no_grad()
+
+    def _whole(self, written: DrawnCompletion) -> DrawnCompletion:
+        """A completion with the parts of it that earlier weights wrote."""
+        unfinished = self._unfinished.pop(written.number, None)
+        if unfinished is None:
+            return written
+        parts = [part for _, part in unfinished.parts]
+        versions = [torch.full((len(part.tokens),), version, dtype=torch.int32) for version, part in unfinished.parts]
+        return replace(
+            written,
+            request=unfinished.request,
+            tokens=torch.cat([*(part.tokens for part in parts), written.tokens]),
+            logp=torch.cat([*(part.logp for part in parts), written.logp]),
+            support=joined_support([*(part.support for part in parts), written.support]),
+            token_versions=torch.cat([*versions, torch.full((len(written.tokens),), self._version, dtype=torch.int32)]),
+        )
+
+    def _stamped(self, written: DrawnCompletion) -> DrawnCompletion:
+        """One that is handed out when the session has newer weights already."""
+        if written.token_versions is not None:
+            return written
+        return replace(written, token_versions=torch.full((len(written.tokens),), self._version, dtype=torch.int32))
 
     def release(self, number: int) -> None:
         self._scheduler.release(number)
@@ -85,8 +155,8 @@ def check_length(request: Request, budget: int, context: int) -> None:
 class RereadingSession:
     """A `whet.protocols.Session` that reads every conversation from its beginning in each turn."""
 
-    def __init__(self, generate: Callable[[Sequence[Request], Sampling], list[Sample]], sampling: Sampling) -> None:
-        self._generate, self._sampling = generate, sampling
+    def __init__(self, engine: Engine, sampling: Sampling) -> None:
+        self._engine, self._sampling = engine, sampling
         self._waiting: dict[int, Request] = {}
         self.counts = DecodeCounts()
 
@@ -96,7 +166,7 @@ class RereadingSession:
 
     def advance(self) -> list[tuple[int, Sample]]:
         waiting, self._waiting = self._waiting, {}
-        samples = self._generate(list(waiting.values()), self._sampling)
+        samples = self._engine.generate(list(waiting.values()), self._sampling)
         return list(zip(waiting, samples, strict=True))
 
     @property
@@ -105,6 +175,10 @@ class RereadingSession:
 
     def release(self, number: int) -> None:
         """Nothing is held."""
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Nothing is in the middle of being written between two calls."""
+        self._engine.load(weights, version)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -32,6 +32,7 @@ from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
 from whet.rollout.play import PlayNotes
+from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
 from whet.rollout.session import LateSession
 from whet.types import (
@@ -524,7 +525,7 @@ class _Play:
             versions=episode.versions or (0, 0),
             stop=reason,
             completion=policy[-1].text if policy else "",
-            support=_joined(episode.supports),
+            support=joined_support(episode.supports),
             steps=tuple((turn.stop - 1, turn.reward) for turn in policy if turn.reward is not None),
             turns=tuple(episode.turns),
             returned=_returned(episode, reason),
@@ -544,13 +545,6 @@ def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) 
 def _returned(episode: _Episode, reason: StopReason) -> float | None:
     """The sum of the environment's rewards. An episode that a limit ended has earned what it had until then."""
     return None if reason is StopReason.FAILED else episode.returned
-
-
-def _joined(supports: Sequence[Support | None]) -> Support | None:
-    known = [each for each in supports if each is not None]
-    if not known:
-        return None
-    return Support(torch.cat([each.ids for each in known]), torch.cat([each.counts for each in known]))
 
 
 def _text(message: Message) -> str:

@@ -212,6 +212,10 @@ class OwnCacheBackend:
         """The cache has one length for all rows: a conversation is read anew for every turn."""
         raise NotImplementedError
 
+    def renew(self) -> None:
+        """No session is opened on it, so nothing outlasts a change of the weights."""
+        raise NotImplementedError
+
     def seat(self, slots: Sequence[int | None]) -> None:
         """Every row has its prompt's keys in the cache."""
 

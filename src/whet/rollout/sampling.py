@@ -31,12 +31,18 @@ class Draw:
     kept: Tensor | None  # bool [B, V], the tokens that could be drawn; None: all, or nobody asked
 
 
-def uniforms(seeds: list[int], count: int) -> Tensor:
-    """float32 [B, count] in [0, 1): the random stream of each seed, by the splitmix64 generator (Steele 2014)."""
+def uniforms(seeds: list[int], count: int, skipped: list[int] | None = None) -> Tensor:
+    """float32 [B, count] in [0, 1): the random stream of each seed, by the splitmix64 generator (Steele 2014).
+
+    `skipped` numbers of each stream were used before.
+    """
     with np.errstate(over="ignore"):
         state = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)[:, None]
         state = _mixed(state)  # neighbouring seeds must not give shifted copies of one stream
-        state = state + np.arange(1, count + 1, dtype=np.uint64)[None] * np.uint64(0x9E3779B97F4A7C15)
+        place = np.arange(1, count + 1, dtype=np.uint64)[None]
+        if skipped is not None:
+            place = place + np.array(skipped, dtype=np.uint64)[:, None]
+        state = state + place * np.uint64(0x9E3779B97F4A7C15)
         bits = _mixed(state) >> np.uint64(40)
     return torch.from_numpy(bits.astype(np.float32) * np.float32(2.0**-24))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,19 @@ class DrawnCompletion:
     tokens: Tensor  # int64 [count]
     logp: Tensor  # float32 [count]
     stop: StopReason
+    support: Support | None
+    token_versions: Tensor | None = None  # int32 [count]; None: one policy version wrote all of it
+
+
+@dataclass(frozen=True)
+class UnfinishedRow:
+    """A request that is not finished, and what it has written so far."""
+
+    number: int
+    request: Request
+    prompt_length: int  # of the prompt that its row shares with others; the rest of its tokens is its own
+    tokens: Tensor  # int64 [count]; empty where it waited for a row
+    logp: Tensor  # float32 [count]
     support: Support | None
 
 
@@ -186,6 +199,10 @@ class DecodeBackend(Protocol):
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         """How many rows to go on with: fewer than `num_rows` if moving those that are busy together pays."""
+        ...
+
+    def renew(self) -> None:
+        """The model has other weights: whatever rows and slots hold counts no more. Of a session's backend only."""
         ...
 
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
@@ -452,10 +469,15 @@ class DecodeScheduler:
             if fits and known and request.tokens[: len(known)] == known:
                 self._continue(number, request, before)
                 return
-        length = len(request.tokens)
+        length = len(request.tokens) - request.drawn
         if request.continues is not None:
             self.counts.recomputed += 1
             length = self._prompt_lengths.get(request.continues, length)
+        self._begin(number, request, length)
+
+    def _begin(self, number: int, request: Request, length: int) -> None:
+        """Let a request wait for a row; the first `length` of its tokens are the prompt that rows may share."""
+        assert self._room is not None
         prompt, own = self._room
         if length > prompt or len(request.tokens) - length + self._budget_of(request) > own:
             length = min(len(request.tokens), prompt)
@@ -465,6 +487,72 @@ class DecodeScheduler:
                 f"session's room of {prompt} and {own}; open it with a larger growth, or lower max_new_tokens"
             )
         self._wait(number, request, self._prompt(request.tokens[:length]))
+
+    def interrupt(self) -> tuple[list[DrawnCompletion], list[UnfinishedRow]]:
+        """What is finished and was not handed out, and all that is not, in the order in which it shall go on.
+
+        Nothing is held afterwards: the next `resume` or `add` begins anew, with whatever weights there are then.
+        """
+        while self._looks:
+            self._leave(self._looks.popleft())
+        if self._num_writing:
+            self._leave(self._take_look(0))
+        finished = [written for part in self._handed_in for written in self._hand_out(part)]
+        self._handed_in.clear()
+        stopped = self._stop_writing()
+        for row in self._ready:
+            if row.request.continues is not None:
+                self._prompt_lengths[row.request.continues] = len(row.prompt.tokens)
+        for number, row in self._kept_rows.items():
+            self._prompt_lengths[number] = len(row.prompt.tokens)
+        nothing = torch.empty(0, dtype=torch.long), torch.empty(0), None
+        waiting = [
+            UnfinishedRow(row.number, row.request, len(row.prompt.tokens), *nothing)
+            for row in (*self._ready, *self._waiting)
+        ]
+        self._waiting.clear()
+        self._ready, self._rows, self._writing, self._num_writing = [], [], [], 0
+        self._prompts.clear()
+        self._kept_rows.clear()
+        self._slots = [None] * self._backend.num_slots
+        return finished, stopped + waiting
+
+    def resume(self, interrupted: Sequence[UnfinishedRow]) -> None:
+        """Go on with what was interrupted: rows read what they had written, and draw from there."""
+        for each in interrupted:
+            count = len(each.tokens)
+            request = each.request
+            if count:
+                request = replace(
+                    request,
+                    tokens=request.tokens + tuple(each.tokens.tolist()),
+                    max_new_tokens=self._budget_of(request) - count,
+                    continues=None,
+                    drawn=request.drawn + count,
+                )
+            self._begin(each.number, request, each.prompt_length)
+
+    def _stop_writing(self) -> list[UnfinishedRow]:
+        """The rows that are written, with what they have so far."""
+        rows = [row for row in self._writing if row is not None and row.is_writing]
+        if not rows:
+            return []
+        places = numbers_on(self._log.device, [row.place for row in rows])
+        counts = self._log.counts(places).tolist()
+        tokens, logp = (each.cpu() for each in self._log.written(places, max(counts)))
+        for row, count in zip(rows, counts, strict=True):
+            row.count, row.left = count, True
+        return [
+            UnfinishedRow(
+                row.number,
+                row.request,
+                len(row.prompt.tokens),
+                tokens[place, : row.count].clone(),
+                logp[place, : row.count].clone(),
+                support,
+            )
+            for place, (row, support) in enumerate(zip(rows, self._supports_of(rows), strict=True))
+        ]
 
     def release(self, number: int) -> None:
         """Nobody will continue this request: its row is free."""
@@ -665,7 +753,9 @@ class DecodeScheduler:
         device = self._log.device
         places = numbers_on(device, [row.place for row in rows])
         budgets = [row.budget for row in rows]
-        streams = to_device(uniforms([row.request.seed for row in rows], max(budgets)), device)
+        requests = [row.request for row in rows]
+        skipped = [request.drawn for request in requests] if any(request.drawn for request in requests) else None
+        streams = to_device(uniforms([request.seed for request in requests], max(budgets), skipped), device)
         self._log.open(places, streams, numbers_on(device, budgets))
         return places
 
@@ -774,11 +864,14 @@ class DecodeScheduler:
 
     def _stopped_at(self, row: _Occupant, fresh: np.ndarray, count: int) -> int | None:
         """How many of a row's tokens stand when a text or a sequence stops it, its newest tokens added."""
+        before = row.request.drawn  # a stop may have begun in what an interrupted request had written
+        if before and not row.tokens:
+            row.tokens = list(row.request.tokens[-before:])
         known = len(row.tokens)
-        row.tokens += fresh[: count - known].tolist()
+        row.tokens += fresh[: before + count - known].tolist()
         stopped_at = self._job.stop.stopped_at(row.tokens, known, self._job.sampling)
         by_token = stopped_at is not None and row.tokens[stopped_at - 1] in self._log.ends
-        return None if by_token else stopped_at
+        return None if by_token or stopped_at is None else stopped_at - before
 
     def _move_together(self, more: Sequence[_Occupant] = ()) -> None:
         """Those that are writing, and `more` that will, to the front, where computing the others costs too much."""
@@ -851,6 +944,14 @@ def _passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
         passes[-1].append(number)
         widest = width
     return passes
+
+
+def joined_support(supports: Sequence[Support | None]) -> Support | None:
+    """What could be drawn in the parts of one completion, one after the other."""
+    known = [each for each in supports if each is not None]
+    if not known:
+        return None
+    return Support(torch.cat([each.ids for each in known]), torch.cat([each.counts for each in known]))
 
 
 def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequence[int]) -> list[Support | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -45,6 +45,10 @@ class BatchSession:
 
     def release(self, number: int) -> None:
         """Nothing is kept between two batches."""
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Nothing is in the middle of being written between two calls."""
+        self._engine.load(weights, version)
 
     def close(self) -> None:
         self._waiting.clear()
@@ -95,6 +99,9 @@ class LateSession:
     def release(self, number: int) -> None:
         if self._session is not None:
             self._session.release(number)
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        (self._engine if self._session is None else self._session).load(weights, version)
 
     def close(self) -> None:
         self._waiting.clear()

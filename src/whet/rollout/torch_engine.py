@@ -33,7 +33,7 @@ from whet.types import Request, Sample, Sampling, SessionShape
 
 
 class TorchEngine:
-    """Generates with the model it is given; `load` only notes the policy's version."""
+    """Generates with the model it is given; `load` only notes the policy's version, unless the weights are its own."""
 
     def __init__(
         self,
@@ -44,9 +44,11 @@ class TorchEngine:
         context: int,
         rows_per_batch: int = 0,
         fast: bool = True,
+        owns_weights: bool = False,
     ) -> None:
         """`fast=False` keeps to the model's own forward and cache, whatever the model: slow, and always right.
 
+        `owns_weights`: the model is a copy that nobody trains, and `load` writes the policy's weights into it.
         `rows_per_batch` completions are written side by side; 0 is 1,024 on a GPU and 512 elsewhere.
         """
         self._lm = lm
@@ -61,7 +63,7 @@ class TorchEngine:
         self._graphs: GraphBackend | None = None
         self._kind_without_graphs = OWN_CACHE
         self._own_forward: OwnForward | None = None
-        self._fast = fast
+        self._fast, self._owns_weights = fast, owns_weights
         self._path: FastPath | None = None
 
     @property
@@ -122,6 +124,8 @@ class TorchEngine:
         return FastPath(self._own_forward.kind, "; ".join(each for each in (reason, self._own_forward.reason) if each))
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
+        if self._owns_weights:
+            self._lm.model.load_state_dict(weights)  # in place: decoders hold on to the parameters
         self._version = version
 
     @torch.no_grad()
@@ -142,7 +146,7 @@ class TorchEngine:
     def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | RereadingSession:
         """Room for conversations of this shape; `session_path` says how they are written.
 
-        The weights are those of now: a session is closed before they change.
+        The weights are those of now: a session is closed before they change, or told so by its own `load`.
         """
         self.decode_path  # noqa: B018  tried out once
         job = decode_job((), sampling, self._stop)
@@ -156,15 +160,17 @@ class TorchEngine:
             with torch.inference_mode() if inference else torch.no_grad():
                 backend = BufferBackend(self._decoder, job, self._rows_per_batch, shape)
         else:
-            return RereadingSession(self.generate, sampling)
+            return RereadingSession(self, sampling)
         return DecodeSession(
             self._lm,
             DecodeScheduler(backend, job, (shape.prompt_tokens, shape.growth)),
             backend,
-            partial(samples_of, tokenizer=self._tokenizer, version=self._version),
+            partial(samples_of, tokenizer=self._tokenizer),
             budget=sampling.max_new_tokens,
             context=self._context,
             inference=inference,
+            version=self._version,
+            take_weights=self.load,
             give_back=give_back,
         )
 
@@ -198,15 +204,20 @@ def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int)
     found = []
     for each, text in zip(written, texts, strict=True):
         start = len(each.request.tokens)
+        versions, oldest, newest = each.token_versions, version, version
+        if versions is not None:
+            oldest, newest = int(versions.min()), int(versions.max())
+            versions = None if oldest == newest else versions
         found.append(
             Sample(
                 tokens=torch.cat([long_tensor(each.request.tokens), each.tokens]),
                 action=torch.arange(start + len(each.tokens)) >= start,
                 behavior_logp=F.pad(each.logp, (start, 0)),
-                versions=(version, version),
+                versions=(oldest, newest),
                 stop=each.stop,
                 completion=text,
                 support=each.support,
+                token_versions=None if versions is None else F.pad(versions, (start, 0), value=oldest),
             )
         )
     return found

@@ -17,14 +17,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from whet.data.families import Family, family_micro_batches, family_rows
+from whet.data.families import IDLE, Family, family_cost, family_micro_batches, family_rows
 from whet.data.packing import PaddedRows
+from whet.dist.ranks import ALONE, Ranks
 from whet.model.causal_lm import CausalLM
 from whet.model.checkpoint import weights_digest
 from whet.model.head import VocabularyHead, chunk_rows, chunked_logp
 from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, packs, token_logp
+from whet.train.rows import rank_batches
 from whet.types import Encoded, WhetError
 
 RIVALS = 5  # likeliest tokens that one is drawn from, to stand against the token of a completion
@@ -46,10 +48,20 @@ def score_completions(
 ) -> CompletionScores:
     """One forward pass over whole families. `wanted` names the extras; `seeds` draw the rivals of each family."""
     rows = family_rows(families)
-    extras = wanted & EXTRAS
+    return CompletionScores(rows, *lm.one_pass(lambda: _scores(lm, rows, families, packed, wanted & EXTRAS, seeds)))
+
+
+def _scores(
+    lm: CausalLM,
+    rows: PaddedRows,
+    families: Sequence[Family],
+    packed: bool,
+    extras: frozenset[str],
+    seeds: Sequence[int],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     found = token_logp(lm, rows.tokens, rows.action, details=Details(packed=packed, states=bool(extras)))
     if not extras or found.states is None:
-        return CompletionScores(rows, found.logp)
+        return found.logp, None, None
     placed = to_device(rows.action, found.logp.device)
 
     def table(values: Tensor) -> Tensor:
@@ -60,7 +72,7 @@ def score_completions(
     if "rival_logp" in extras:
         own = rows.tokens[rows.action].to(lm.device)
         rival = table(_other_logp(lm, found.states, _rivals(lm, found.states, own, _draws(families, seeds))))
-    return CompletionScores(rows, found.logp, square, rival)
+    return found.logp, square, rival
 
 
 @torch.no_grad()
@@ -110,12 +122,19 @@ class ReferenceLogp(Protocol):
 
 @torch.no_grad()
 def families_logp(
-    lm: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool
+    lm: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool, ranks: Ranks = ALONE
 ) -> list[tuple[Tensor, ...]]:
     """As `ReferenceLogp.logp`, of any model."""
     packed = packed and packs(lm)
     found: dict[int, tuple[Tensor, ...]] = {}
-    for numbers in family_micro_batches(families, micro_batch_tokens, packed):
+
+    def cut(some: Sequence[Family]) -> list[list[int]]:
+        return family_micro_batches(some, micro_batch_tokens, packed)
+
+    for numbers in rank_batches(ranks, families, family_cost, cut):
+        if not numbers:
+            score_completions(lm, [IDLE], packed, frozenset())
+            continue
         scores = score_completions(lm, [families[number] for number in numbers], packed, frozenset())
         # the places are found on the host, so that nothing waits for the device
         action = scores.rows.action
@@ -123,6 +142,9 @@ def families_logp(
         completions = iter(scores.logp.float().flatten()[places].split(action.sum(-1).tolist()))
         for number in numbers:
             found[number] = tuple(next(completions) for _ in families[number])
+    if ranks.size > 1:
+        found = {number: tuple(each.cpu() for each in values) for number, values in found.items()}
+        found = {number: values for part in ranks.gather(found) for number, values in part.items()}
     return [found[number] for number in range(len(families))]
 
 
@@ -133,10 +155,11 @@ class LiveReference:
     reference: ReferencePolicy
     micro_batch_tokens: int
     packed: bool = True
+    ranks: Ranks = ALONE
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
         with self.reference.open() as lm:
-            return families_logp(lm, families, self.micro_batch_tokens, self.packed)
+            return families_logp(lm, families, self.micro_batch_tokens, self.packed, self.ranks)
 
     def follow(self, policy: CausalLM, kept: float) -> None:
         if not isinstance(self.reference, CopiedReference):
@@ -161,22 +184,30 @@ class StoredReference:
 
 
 def stored_reference(
-    policy: CausalLM, families: Sequence[Family], micro_batch_tokens: int, file: Path | None = None, packed: bool = True
+    policy: CausalLM,
+    families: Sequence[Family],
+    micro_batch_tokens: int,
+    file: Path | None = None,
+    packed: bool = True,
+    ranks: Ranks = ALONE,
 ) -> StoredReference:
-    """What the policy thinks of all rows now; read from `file` where it is there, else asked and written to it."""
+    """What the policy thinks of all rows now; read from `file` where it is there, else asked and written to it.
+
+    The policy's weights must be whole.
+    """
     rows = list(dict.fromkeys(row for family in families for row in family))
     fingerprint = {"model": f"{weights_digest(policy.model)} {policy.dtype}", "rows": _digest(rows)}
-    if file is not None and file.exists():
+    if file is not None and ranks.gather(file.exists())[0]:
         values = _read(file, fingerprint)
     else:
-        logp = families_logp(policy, families, micro_batch_tokens, packed)
+        logp = families_logp(policy, families, micro_batch_tokens, packed, ranks)
         by_key = {
             _key(row): values.cpu()
             for family, completions in zip(families, logp, strict=True)
             for row, values in zip(family, completions, strict=True)
         }
         values = torch.cat([by_key[_key(row)] for row in rows])
-        if file is not None:
+        if file is not None and ranks.is_first:
             _write(file, values, fingerprint)
     counts = [sum(row.action) for row in rows]
     return StoredReference(dict(zip(map(_key, rows), values.split(counts), strict=True)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.timer import PhaseTimer
 from whet.objective.preference.objective import PairObjective
 from whet.report.findings import Check
@@ -42,8 +43,9 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
         settings: PreferenceSettings,
         optimizer: OptimizerSettings,
         evaluator: Evaluator | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(models, objective, PreferenceDataset(()), settings, optimizer, evaluator)
+        super().__init__(models, objective, PreferenceDataset(()), settings, optimizer, evaluator, ranks)
         self._collector = collector
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:

@@ -15,8 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.data.families import Family, completion_family, family_micro_batches, fitting, mismatched_family
+from whet.data.families import (
+    IDLE,
+    Family,
+    completion_family,
+    family_cost,
+    family_micro_batches,
+    fitting,
+    mismatched_family,
+)
 from whet.data.prompts import LabelledCompletion, PreferencePair
+from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.preference import length_correlation
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
@@ -32,7 +41,7 @@ from whet.report.preference_health import beta_check
 from whet.train.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rows import RowTrainer, sum_micro_batches
+from whet.train.rows import RowTrainer, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # names of the metrics on eval rows: "accuracy" is that of completions to eval prompts
@@ -103,10 +112,13 @@ class PreferenceTrainer(RowTrainer):
         settings: PreferenceSettings,
         optimizer: OptimizerSettings,
         evaluator: Evaluator | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         _check(objective, models, dataset, settings.online)
         num_rows = max(len(dataset.rows), 1)
-        super().__init__(models.policy.model, models.tokenizer, optimizer, settings.steps, num_rows, settings.seed)
+        super().__init__(
+            models.policy.model, models.tokenizer, optimizer, settings.steps, num_rows, settings.seed, ranks
+        )
         self._models, self._objective, self._dataset, self._evaluator = models, objective, dataset, evaluator
         self._settings, self._packed = settings, settings.packed and packs(models.policy)
         self._has_margins = any(row.margin for row in dataset.rows)
@@ -154,9 +166,10 @@ class PreferenceTrainer(RowTrainer):
         sums = torch.zeros(4, dtype=torch.float64)
         for numbers in self._micro_batches(rows):
             scores = self._scores(context, numbers, frozenset(), 0)
-            batch, logp, _ = self._batch(context, numbers, scores)
-            sums += objective.anchor_sums(batch, logp).cpu()
-        return sums
+            if numbers:
+                batch, logp, _ = self._batch(context, numbers, scores)
+                sums += objective.anchor_sums(batch, logp).cpu()
+        return self._ranks.sum_tensor(sums)
 
     def _total_loss(self, context: _StepContext, step: int, learn: bool) -> dict[str, float]:
         """The loss and the metrics of all rows; the gradient is accumulated where `learn`."""
@@ -164,21 +177,30 @@ class PreferenceTrainer(RowTrainer):
         needs = context.objective.needs()
         for numbers in self._micro_batches(context.rows):
             scores = self._scores(context, numbers, needs, step)
+            if not numbers:
+                if learn:
+                    (0.0 * scores.logp.sum()).backward()
+                continue
             batch, logp, extras = self._batch(context, numbers, scores)
             loss = context.objective.loss(batch, logp, context.totals, extras)
             if learn:
                 loss.value.backward()
             done.append(Loss(loss.value.detach(), loss.sums))
-        metrics = sum_micro_batches(done)
+        metrics = sum_micro_batches(done, self._ranks)
         correlation = length_correlation(metrics)
         return metrics if correlation is None else {**metrics, "length_correlation": correlation}
 
     def _micro_batches(self, rows: Sequence[PreferenceRow]) -> list[list[int]]:
-        return family_micro_batches([row.family for row in rows], self._settings.micro_batch_tokens, self._packed)
+        def cut(some: Sequence[PreferenceRow]) -> list[list[int]]:
+            return family_micro_batches([row.family for row in some], self._settings.micro_batch_tokens, self._packed)
+
+        return rank_batches(self._ranks, rows, lambda row: family_cost(row.family), cut)
 
     def _scores(
         self, context: _StepContext, numbers: Sequence[int], wanted: frozenset[str], step: int
     ) -> CompletionScores:
+        if not numbers:
+            return score_completions(self._models.policy, [IDLE], self._packed, frozenset())
         families = [context.rows[number].family for number in numbers]
         seeds = [_seed(self._settings.seed, step, number) for number in numbers]
         return score_completions(self._models.policy, families, self._packed, wanted, seeds)

@@ -20,6 +20,7 @@ from whet.data.families import (
     ClassifierRow,
     classifier_batch,
     classifier_family,
+    family_cost,
     family_micro_batches,
     fitting,
     stepped_row,
@@ -27,6 +28,7 @@ from whet.data.families import (
 from whet.data.pairs import RankedCompletions
 from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.step_rows import LabelledSteps
+from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics, standardized
 from whet.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
 from whet.metrics.timer import PhaseTimer
@@ -37,9 +39,11 @@ from whet.model.token_logp import packs
 from whet.objective.policy import Loss
 from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rows import RowTrainer, sum_micro_batches
+from whet.train.rows import RowTrainer, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
+# tokens, which of them is scored, how many are shared: for a pass that counts for nothing
+IDLE_SCORED = (torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]]), torch.tensor([1]))
 HeadScores = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its places, of each head
 
 
@@ -153,9 +157,12 @@ class RewardModelTrainer(RowTrainer):
         dataset: RewardModelDataset,
         settings: RewardModelSettings,
         optimizer: OptimizerSettings,
+        ranks: Ranks = ALONE,
     ) -> None:
         _check(objective, dataset)
-        super().__init__(reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed)
+        super().__init__(
+            reward_model.model, tokenizer, optimizer, settings.steps, len(dataset.rows), settings.seed, ranks
+        )
         self._reward_model, self._objective, self._dataset, self._settings = reward_model, objective, dataset, settings
         self._packed = settings.packed and packs(reward_model.lm)
         self._has_margins = any(row.margin for row in dataset.rows)
@@ -171,8 +178,16 @@ class RewardModelTrainer(RowTrainer):
         """Loss and metrics of all rows, and the scores of each; the gradient is accumulated where `learn`."""
         totals = reward_totals(self._targets(rows))
         done: list[tuple[Loss, list[int], Tensor]] = []
-        families = [row.rows for row in rows]
-        for numbers in family_micro_batches(families, self._settings.micro_batch_tokens, self._packed):
+
+        def cut(some: Sequence[RewardModelRow]) -> list[list[int]]:
+            return family_micro_batches([row.rows for row in some], self._settings.micro_batch_tokens, self._packed)
+
+        for numbers in rank_batches(self._ranks, rows, lambda row: family_cost(row.rows), cut):
+            if not numbers:
+                idle = 0.0 * self._reward_model.scores(*IDLE_SCORED).sum()
+                if learn:
+                    idle.backward()
+                continue
             part = [rows[number] for number in numbers]
             batch = classifier_batch([row.rows for row in part])
             scores = self._reward_model.scores(batch.tokens, batch.scored, batch.shared)
@@ -180,12 +195,13 @@ class RewardModelTrainer(RowTrainer):
             if learn:
                 loss.value.backward()
             done.append((Loss(loss.value.detach(), loss.sums), numbers, scores.detach()))
-        metrics = sum_micro_batches([loss for loss, _, _ in done])
+        metrics = sum_micro_batches([loss for loss, _, _ in done], self._ranks)
         found: dict[int, list[list[float]]] = {}
         for _, numbers, scores in done:
             sizes = [sum(len(each.places) for each in rows[number].rows) for number in numbers]
             for each, values in zip(numbers, scores.cpu().split(sizes), strict=True):
                 found[each] = values.tolist()
+        found = {number: values for part in self._ranks.gather(found) for number, values in part.items()}
         return metrics, [found[number] for number in range(len(rows))]
 
     def _targets(self, rows: Sequence[RewardModelRow]) -> RankBatch | LabelBatch:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whet.data.packing import token_batch
 from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
+from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.distribution import reward_spread
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
@@ -98,13 +99,14 @@ class RLTrainer:
         settings: RLSettings,
         optimizer: OptimizerSettings,
         evaluator: Evaluator | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if "ref_logp" in objective.needs() and models.reference is None:
             raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
         if "value" in objective.needs() and models.critic is None:
             raise ValueError(f"the objective {objective.name} needs a critic and got none")
         self._models, self._objective, self._collector, self._settings = models, objective, collector, settings
-        self._evaluator, self._optimizer_settings = evaluator, optimizer
+        self._evaluator, self._optimizer_settings, self._ranks = evaluator, optimizer, ranks
         self._memory: Memory = {}
         self._version = 0
         self._train_state = TrainState(
@@ -115,6 +117,7 @@ class RLTrainer:
             optimizer.max_gradient_norm,
             models.critic,
             None if models.critic is None else adamw(models.critic.modules(), optimizer),
+            ranks,
         )
         needs_segments = "segment" in objective.needs()
         self._sentence_ends = sentence_ends(models.tokenizer, models.policy.vocabulary) if needs_segments else None
@@ -205,15 +208,15 @@ class RLTrainer:
         temperature, micro_batch_tokens = settings.sampling.temperature, settings.micro_batch_tokens
         if "ref_logp" in needs and models.reference is not None:
             with timer.phase("reference"), models.reference.open() as reference:
-                ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens).logp
+                ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
                 batch = replace(batch, ref_logp=ref_logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
         with timer.phase("train"):
             if ("old_logp" in needs and has_moved) or "entropy" in needs:
-                scores = token_scores(models.policy, batch, temperature, micro_batch_tokens)
+                scores = token_scores(models.policy, batch, temperature, micro_batch_tokens, self._ranks)
                 batch = replace(batch, old_logp=scores.logp if has_moved else None, entropy=scores.entropy)
             if models.critic is not None:
-                value = critic_values(models.critic, models.policy, batch, micro_batch_tokens)
+                value = critic_values(models.critic, models.policy, batch, micro_batch_tokens, self._ranks)
                 batch = replace(batch, value=value)
         return batch
 

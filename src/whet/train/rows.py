@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from whet.data.cursor import Cursor
+from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.timer import PhaseTimer
 from whet.objective.policy import Loss
 from whet.train.optimizer import (
@@ -25,14 +26,33 @@ from whet.train.run import RunFailed
 from whet.train.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
 from whet.types import StepReport
 
+Row = TypeVar("Row")
 
-def sum_micro_batches(losses: Sequence[Loss]) -> dict[str, float]:
+
+def rank_batches(
+    ranks: Ranks,
+    rows: Sequence[Row],
+    cost: Callable[[Row], float],
+    cut: Callable[[Sequence[Row]], list[list[int]]],
+) -> list[list[int]]:
+    """The row numbers of this rank's micro-batches; `cut` makes them of rows. Empty ones follow where another rank has
+    more: a sharded model makes the same passes everywhere."""
+    if ranks.size == 1:
+        return cut(rows)
+    mine = ranks.shares([cost(row) for row in rows])[ranks.rank]
+    found = [[mine[number] for number in numbers] for numbers in cut([rows[row] for row in mine])] if mine else []
+    return found + [[]] * (ranks.most(len(found)) - len(found))
+
+
+def sum_micro_batches(losses: Sequence[Loss], ranks: Ranks = ALONE) -> dict[str, float]:
     """Loss and metrics of a step from those of its micro-batches, read from the device at once."""
+    if not losses:
+        return ranks.sum({})
     named = [pair for loss in losses for pair in {**loss.sums, "loss": loss.value}.items()]
     totals: dict[str, float] = {}
     for (name, _), number in zip(named, torch.stack([value.detach() for _, value in named]).tolist(), strict=True):
         totals[name] = totals.get(name, 0.0) + number
-    return totals
+    return ranks.sum(totals)
 
 
 class RowTrainer:
@@ -41,9 +61,16 @@ class RowTrainer:
     ended_early: str | None = None  # such a run always takes all its steps
 
     def __init__(
-        self, model: Any, tokenizer: Any, optimizer: OptimizerSettings, steps: int, num_rows: int, seed: int
+        self,
+        model: Any,
+        tokenizer: Any,
+        optimizer: OptimizerSettings,
+        steps: int,
+        num_rows: int,
+        seed: int,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self._ranks = model, tokenizer, ranks
         self._optimizer_settings, self._steps = optimizer, steps
         self._optimizer = adamw(model, optimizer)
         self._cursor = Cursor(num_rows, seed)
@@ -74,7 +101,11 @@ class RowTrainer:
                 if not math.isfinite(metrics["loss"]):
                     raise NotFinite("the loss is not finite", "the weights diverged; lower optimizer.learning_rate")
                 norm = optimizer_step(
-                    self.model, self._optimizer, self._optimizer_settings.max_gradient_norm, self._check_gradients
+                    self.model,
+                    self._optimizer,
+                    self._optimizer_settings.max_gradient_norm,
+                    self._check_gradients,
+                    self._ranks,
                 )
             except UpdateRefused as error:
                 raise RunFailed(f"step {number}: {error}; the weights of the last checkpoint are untouched") from error

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.data.families import IDLE
 from whet.data.packing import padded_rows, row_micro_batches
+from whet.dist.ranks import ALONE, Ranks
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.token_logp import Details, packs, token_logp
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
-from whet.train.rows import RowTrainer
+from whet.train.rows import RowTrainer, rank_batches
 from whet.types import Encoded, Prompt, Sample, StepReport
 
 
@@ -40,8 +42,9 @@ class SFTTrainer(RowTrainer):
         optimizer: OptimizerSettings,
         eval_rows: Sequence[Encoded] = (),
         evaluator: Evaluator | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(policy.model, tokenizer, optimizer, settings.steps, len(rows), settings.seed)
+        super().__init__(policy.model, tokenizer, optimizer, settings.steps, len(rows), settings.seed, ranks)
         self._policy, self._rows, self._eval_rows, self._evaluator = policy, rows, eval_rows, evaluator
         self._settings, self._packed = settings, settings.packed and packs(policy)
 
@@ -54,14 +57,18 @@ class SFTTrainer(RowTrainer):
         trained = sum(sum(row.action) for row in rows)
         losses = []
         details = Details(packed=self._packed, coefficient=_equal_weights)
-        for micro_batch in row_micro_batches(rows, self._settings.micro_batch_tokens, self._packed):
-            batch = padded_rows(micro_batch)
+
+        def cut(some: Sequence[Encoded]) -> list[list[int]]:
+            return row_micro_batches(some, self._settings.micro_batch_tokens, self._packed)
+
+        for numbers in rank_batches(self._ranks, rows, lambda row: len(row.tokens), cut):
+            batch = padded_rows([rows[number] for number in numbers] or IDLE)
             scores = token_logp(self._policy, batch.tokens, batch.action, details=details)
-            loss = -scores.logp.double().sum() / max(trained, 1)
+            loss = -scores.logp.double().sum() / max(trained, 1) * (1.0 if numbers else 0.0)
             if learn:
                 loss.backward()
             losses.append(loss.detach())
-        return float(sum(losses))
+        return self._ranks.sum({"loss": float(sum(losses))})["loss"]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

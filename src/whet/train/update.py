@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.data.packing import token_micro_batches, trimmed
+from whet.dist.ranks import ALONE, Ranks
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.fused_weights import unchanged_weights
@@ -31,7 +32,7 @@ class UpdateRefused(Exception):
 
     def __init__(self, what: str, cause: str, rows: Sequence[int] = ()) -> None:
         super().__init__(f"{what}: {cause}")
-        self.rows = tuple(rows)
+        self.what, self.cause, self.rows = what, cause, tuple(rows)
 
 
 class NotFinite(UpdateRefused):
@@ -53,32 +54,72 @@ class TrainState:
     max_gradient_norm: float
     critic: Critic | None = None
     critic_optimizer: torch.optim.Optimizer | None = None
+    ranks: Ranks = ALONE
 
 
 @torch.no_grad()
-def token_scores(model: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int) -> TokenScores:
+def token_scores(
+    model: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int, ranks: Ranks = ALONE
+) -> TokenScores:
     """log-probability and entropy of every action token, micro-batch by micro-batch. No gradient."""
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
-    for rows in token_micro_batches(batch, micro_batch_tokens, packs(model)):
-        part = trimmed(batch.select(rows))
+    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
+        part = trimmed(batch.select(rows)) if rows else idle_row(batch)
         scores = token_logp(model, part.tokens, part.action, temperature, part.support)
-        width = scores.logp.shape[1]
-        logp[rows, :width] = scores.logp.float().cpu()
-        entropy[rows, :width] = scores.entropy.float().cpu()
-    return TokenScores(logp, entropy)
+        if rows:
+            width = scores.logp.shape[1]
+            logp[rows, :width] = scores.logp.float().cpu()
+            entropy[rows, :width] = scores.entropy.float().cpu()
+    return TokenScores(ranks.sum_tensor(logp), ranks.sum_tensor(entropy))
 
 
 @torch.no_grad()
-def critic_values(critic: Critic, policy: CausalLM, batch: TokenBatch, micro_batch_tokens: int) -> Tensor:
+def critic_values(
+    critic: Critic, policy: CausalLM, batch: TokenBatch, micro_batch_tokens: int, ranks: Ranks = ALONE
+) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
     values = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    for rows in token_micro_batches(batch, micro_batch_tokens, packs(critic.trunk or policy)):
-        part = moved(trimmed(batch.select(rows)), policy.device)
-        each = critic.values(critic.states(policy, part.tokens, part.action)).float()
+    for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(critic.trunk or policy)):
+        part = moved(trimmed(batch.select(rows)) if rows else idle_row(batch), policy.device)
+        each = critic.state_values(policy, part.tokens, part.action).float()
         placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
-        values[rows, : placed.shape[1]] = placed.cpu()
-    return values
+        if rows:
+            values[rows, : placed.shape[1]] = placed.cpu()
+    return ranks.sum_tensor(values)
+
+
+def rank_micro_batches(
+    ranks: Ranks, batch: TokenBatch, micro_batch_tokens: int, shared: bool, scored: Tensor | None = None
+) -> list[list[int]]:
+    """As `token_micro_batches`, of this rank's share of the rows. Empty ones follow where another rank has more: a
+    sharded model makes the same passes everywhere."""
+    if ranks.size == 1:
+        return token_micro_batches(batch, micro_batch_tokens, shared, scored)
+    wanted = batch.action if scored is None else scored
+    column = torch.arange(1, wanted.shape[1] + 1)
+    mine = ranks.shares((wanted * column).amax(-1).tolist(), batch.group.tolist())[ranks.rank]
+    found: list[list[int]] = []
+    if mine:
+        part = batch.select(mine)
+        for rows in token_micro_batches(part, micro_batch_tokens, shared, None if scored is None else scored[mine]):
+            found.append([mine[row] for row in rows])
+    return found + [[]] * (ranks.most(len(found)) - len(found))
+
+
+def idle_row(batch: TokenBatch) -> TokenBatch:
+    """A row of two tokens for a pass that counts for nothing."""
+    row = batch.select([0]).narrowed(2)
+    support = None if row.support is None else torch.full_like(row.support, -1)
+    if support is not None:
+        support[..., 0] = 0
+    return replace(
+        row,
+        tokens=torch.zeros_like(row.tokens),
+        action=torch.tensor([[False, True]]),
+        observed=None if row.observed is None else torch.zeros_like(row.observed),
+        support=support,
+    )
 
 
 # a mode that somebody switched off for the whole process (a reward's file, the caller) is not the training's
@@ -105,37 +146,46 @@ def update(
     scored = _scored_tokens(objective, batch)
     # on a device nothing here waits for it: the next micro-batch is on its way while this one is computed
     done: list[_MicroBatch] = []
+    ranks, apart = state.ranks, state.critic is not None and state.critic.trunk is not None
     with unchanged_weights():
-        for rows in token_micro_batches(batch, state.micro_batch_tokens, _shares_prompts(state, details), scored):
+        for rows in rank_micro_batches(ranks, batch, state.micro_batch_tokens, _shares_prompts(state, details), scored):
+            if not rows:
+                _idle_pass(state, objective, idle_row(batch), details, only_critic)
+                continue
             host = trimmed(batch.select(rows), scored[rows])
             part = moved(host, state.policy.device)
             requested = replace(
                 details, coefficient=_known_coefficient(objective, host, part, totals) if not only_critic else None
             )
-            scores = _scores(state, objective, host, requested)
+            with torch.set_grad_enabled(not (only_critic and apart)):
+                scores = _scores(state, objective, host, requested)
             losses = [] if only_critic else [objective.loss(part, scores.logp, totals, _extras(scores))]
             if state.critic is not None:
                 losses.append(objective.critic_loss(part, _critic_values(state, scores, part), totals))
-            differentiable = [loss.value for loss in losses if loss.value.requires_grad]
-            if differentiable:
-                torch.autograd.backward(differentiable)
+            _backward([_anchored(loss.value, scores, ranks) for loss in losses], apart)
             values = [loss.value.detach() for loss in losses]
             sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
             done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
+    if reference is not None:
+        reference.release()
     metrics: dict[str, float] = {"loss": 0.0}
+    refusal: NotFinite | None = None
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
     for micro_batch in done:
         total = math.fsum(float(value) for value in micro_batch.values)
         if not math.isfinite(total):
             part = moved(trimmed(batch.select(micro_batch.rows), scored[micro_batch.rows]), state.policy.device)
-            raise NotFinite("the loss is not finite", _cause(part, micro_batch.logp), micro_batch.rows)
+            refusal = refusal or NotFinite("the loss is not finite", _cause(part, micro_batch.logp), micro_batch.rows)
         width = micro_batch.logp.shape[1]
         logp[micro_batch.rows, :width] = micro_batch.logp.float().cpu()
         entropy[micro_batch.rows, :width] = micro_batch.entropy.float().cpu()
         metrics["loss"] += total
         for name, number in micro_batch.sums:
             metrics[name] = metrics.get(name, 0.0) + float(number)
+    agree_on(ranks, refusal)
+    metrics = ranks.sum(metrics)
+    logp, entropy = ranks.sum_tensor(logp), ranks.sum_tensor(entropy)
     if not only_critic and objective.control.ends_updates(metrics):
         for each in optimizers:
             each.zero_grad(set_to_none=True)
@@ -146,11 +196,51 @@ def update(
             state.optimizer,
             state.max_gradient_norm,
             lambda: _check_nothing_to_learn(state, objective, batch, totals, details),
+            ranks,
         )
     if state.critic is not None and state.critic_optimizer is not None:
         modules = state.critic.modules()
-        metrics["critic_gradient_norm"] = optimizer_step(modules, state.critic_optimizer, state.max_gradient_norm)
+        metrics["critic_gradient_norm"] = optimizer_step(
+            modules, state.critic_optimizer, state.max_gradient_norm, ranks=ranks
+        )
     return metrics, TokenScores(logp, entropy)
+
+
+def agree_on(ranks: Ranks, refusal: NotFinite | None) -> None:
+    """Raise on every rank what the first rank that has one refuses the update for."""
+    if ranks.size == 1:
+        if refusal is not None:
+            raise refusal
+        return
+    for each in ranks.gather(None if refusal is None else (refusal.what, refusal.cause, refusal.rows)):
+        if each is not None:
+            raise NotFinite(*each)
+
+
+def _backward(values: Sequence[Tensor], apart: bool) -> None:
+    """Of the policy's loss and the critic's. Graphs that have nothing in common are walked one after the other: ranks
+    that gather weights on the way must do so in the same order."""
+    differentiable = [value for value in values if value.requires_grad]
+    for each in reversed(differentiable) if apart else ([differentiable] if differentiable else []):
+        torch.autograd.backward(each)
+
+
+def _anchored(value: Tensor, scores: TokenScores, ranks: Ranks) -> Tensor:
+    """With other ranks every pass has its backward pass, also one whose loss is a constant."""
+    if ranks.size == 1 or value.requires_grad or not scores.logp.requires_grad:
+        return value
+    return value + 0.0 * scores.logp.sum()
+
+
+def _idle_pass(state: TrainState, objective: Objective, row: TokenBatch, details: Details, only_critic: bool) -> None:
+    """Forward and backward with the others, and nothing learned from it."""
+    apart = state.critic is not None and state.critic.trunk is not None
+    with torch.set_grad_enabled(not (only_critic and apart)):
+        scores = _scores(state, objective, row, details)
+    losses = [] if only_critic else [0.0 * scores.logp.sum()]
+    if state.critic is not None:
+        losses.append(0.0 * _critic_values(state, scores, moved(row, state.policy.device)).sum())
+    _backward(losses, apart)
 
 
 @dataclass(frozen=True)
@@ -222,8 +312,10 @@ def _extras(scores: TokenScores) -> Extras:
 def _critic_values(state: TrainState, scores: TokenScores, part: TokenBatch) -> Tensor:
     critic = state.critic
     assert critic is not None
-    states = critic.states(state.policy, part.tokens, part.action) if scores.states is None else scores.states
-    each = critic.values(states)
+    if scores.states is None:
+        each = critic.state_values(state.policy, part.tokens, part.action)
+    else:
+        each = critic.values(scores.states)
     return torch.zeros(part.tokens.shape, dtype=each.dtype, device=each.device).masked_scatter(part.action, each)
 
 
@@ -232,18 +324,17 @@ def optimizer_step(
     optimizer: torch.optim.Optimizer,
     max_gradient_norm: float,
     on_zero: Callable[[], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> float:
     """Check, clip and step; the gradient norm before clipping. `on_zero` may refuse a gradient of zero."""
     # checked first: clipping by a norm that is not a number would spread it over every gradient
-    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    norm = total_norm(model)
     size = float(norm)
     if not math.isfinite(size):
-        broken = [
-            name
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
-        ]
-        where = broken[0] if broken else "the norm itself overflowed"
+        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        broken = [name for name, each in gradients.items() if not torch.isfinite(_local(each)).all()]
+        found = [name for names in ranks.gather(broken) for name in names]
+        where = found[0] if found else "the norm itself overflowed"
         optimizer.zero_grad(set_to_none=True)
         raise NotFinite("the gradient is not finite", f"first seen in {where}; try a lower optimizer.learning_rate")
     if size == 0 and on_zero is not None:
@@ -252,6 +343,19 @@ def optimizer_step(
     optimizer.step()
     merge_adapters(model)
     return size
+
+
+def total_norm(model: nn.Module) -> Tensor:
+    """Of the gradient, over all shards."""
+    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
+
+
+def _local(value: Tensor) -> Tensor:
+    """What of a tensor lies on this rank."""
+    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return local
 
 
 def _check_nothing_to_learn(

@@ -1,0 +1,1 @@
+"""More than one process: ranks that share a step's work, and what travels between them."""

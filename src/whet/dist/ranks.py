@@ -1,0 +1,181 @@
+"""The processes of one run, and how they share its work.
+
+Every rank runs the same loop over the same whole batch. Work on rows is shared out, done, and gathered, so that what
+follows (advantages, filters, memory, the report) is computed everywhere from the same values in the same order. Sums
+are taken over gathered numbers in the order of the ranks: every rank holds the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from whet.types import WhetError
+
+T = TypeVar("T")
+
+UNEVEN = 1.2  # times the mean: a rank with more work than this is not worth keeping families together
+
+
+class OtherRankFailed(Exception):
+    """Another rank could not do its part; this one did. The message has that rank's own error."""
+
+    def __init__(self, rank: int, error: str) -> None:
+        super().__init__(f"rank {rank}: {error}")
+        self.rank, self.error = rank, error
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together. All methods but `shares` are for all ranks at once."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None  # of torch.distributed; None: all ranks
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank that owns the run's folder and speaks for it."""
+        return self.rank == 0
+
+    def gather(self, mine: T) -> list[T]:
+        """The objects of all ranks, in the order of the ranks."""
+        if self.size == 1:
+            return [mine]
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, mine, group=self.group)
+        return found
+
+    def all_of(self, work: Callable[[], T]) -> list[T]:
+        """What `work` gives on every rank. Where it raises on one, every rank raises: none is left waiting.
+
+        Only for work without collectives of its own.
+        """
+        if self.size == 1:
+            return [work()]
+        error: Exception | None = None
+        value: T | None = None
+        try:
+            value = work()
+        except Exception as raised:
+            error = raised
+        found = self.gather((None if error is None else _in_words(error), value))
+        if error is not None:
+            raise error
+        for rank, (said, _) in enumerate(found):
+            if said is not None:
+                raise OtherRankFailed(rank, said)
+        return [each for _, each in found]  # type: ignore[misc]
+
+    def any(self, flag: bool) -> bool:
+        return any(self.gather(bool(flag)))
+
+    def most(self, number: int) -> int:
+        return max(self.gather(number))
+
+    def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Each name's sum over the ranks, exactly rounded; a rank need not have every name."""
+        if self.size == 1:
+            return dict(numbers)
+        parts: dict[str, list[float]] = {}
+        for each in self.gather(dict(numbers)):
+            for name, number in each.items():
+                parts.setdefault(name, []).append(number)
+        return {name: _exact_sum(each) for name, each in parts.items()}
+
+    def sum_tensor(self, mine: Tensor) -> Tensor:
+        """The sum over the ranks; the same shape everywhere."""
+        if self.size == 1:
+            return mine
+        total = mine.clone()
+        torch.distributed.all_reduce(total, group=self.group)
+        return total
+
+    def shares(self, costs: Sequence[float], families: Sequence[Hashable] | None = None) -> list[list[int]]:
+        """Row numbers of each rank, ascending: about equal in cost. The same on every rank.
+
+        Rows of one family (a prompt that is computed once) stay together, unless that leaves a rank with much more.
+        """
+        if self.size == 1:
+            return [list(range(len(costs)))]
+        if families is not None:
+            units: dict[Hashable, list[int]] = {}
+            for row, family in enumerate(families):
+                units.setdefault(family, []).append(row)
+            shares, load = self._spread(list(units.values()), costs)
+            if load <= UNEVEN * sum(costs) / self.size:
+                return shares
+        return self._spread([[row] for row in range(len(costs))], costs)[0]
+
+    def _spread(self, units: Sequence[list[int]], costs: Sequence[float]) -> tuple[list[list[int]], float]:
+        """The dearest first, each to the rank with the least so far; and the largest load."""
+        price = [sum(costs[row] for row in rows) for rows in units]
+        shares: list[list[int]] = [[] for _ in range(self.size)]
+        loads = [0.0] * self.size
+        for unit in sorted(range(len(units)), key=lambda each: (-price[each], each)):
+            least = min(range(self.size), key=lambda rank: (loads[rank], len(shares[rank]), rank))
+            shares[least] += units[unit]
+            loads[least] += price[unit]
+        return [sorted(each) for each in shares], max(loads)
+
+    def spread(
+        self,
+        costs: Sequence[float],
+        work: Callable[[list[int]], Sequence[T]],
+        families: Sequence[Hashable] | None = None,
+    ) -> list[T]:
+        """Do the work on this rank's rows; the results of all rows, in their order.
+
+        `work` gets row numbers and gives one result for each. It must not talk to other ranks itself.
+        """
+        if self.size == 1:
+            return list(work(list(range(len(costs)))))
+        shares = self.shares(costs, families)
+        mine = shares[self.rank]
+        results: dict[int, T] = {}
+        for rows, found in zip(shares, self.all_of(lambda: list(work(mine)) if mine else []), strict=True):
+            results.update(zip(rows, found, strict=True))
+        return [results[row] for row in range(len(costs))]
+
+
+ALONE = Ranks()
+
+
+def joined_ranks(device: torch.device, timeout: float = 600.0) -> Ranks:
+    """The ranks that torchrun or Ray started, by RANK and WORLD_SIZE in the environment; `ALONE` without them."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    rank = os.environ.get("RANK", "0")
+    if not (size.isdigit() and rank.isdigit() and int(rank) < int(size)):
+        raise WhetError(f"RANK={rank} and WORLD_SIZE={size} do not fit; leave both unset, or start with torchrun")
+    if int(size) == 1:
+        return ALONE
+    if not torch.distributed.is_initialized():
+        cuda = device.type == "cuda"
+        if cuda:
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout)
+        )
+    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def leave_ranks() -> None:
+    """End what `joined_ranks` began."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if not isinstance(error, WhetError) else str(error)
+
+
+def _exact_sum(numbers: Sequence[float]) -> float:
+    """NaN and infinities stay what they are: `fsum` refuses opposite infinities."""
+    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
