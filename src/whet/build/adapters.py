@@ -15,7 +15,7 @@ from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.types import WhetError
 
 
-def add_configured_adapters(config: Config, model: Any, kept: torch.dtype) -> dict[str, str]:
+def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torch.float32) -> dict[str, str]:
     """Put adapters on the model where the config asks for them; the line about them for the run's facts.
 
     `kept` is how the weights were read: below float32 adapters are kept apart from them.

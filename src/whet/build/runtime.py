@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
+from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
+from whet.build.threads import thread_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
+from whet.dist.ray_cluster import RayCluster, open_cluster
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
@@ -34,8 +37,6 @@ from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.types import Prompt, Sampling, WhetError
 
-SMALL_MODEL = 2_000_000  # weights
-
 
 @dataclass(frozen=True)
 class Runtime:
@@ -46,6 +47,12 @@ class Runtime:
     engine: Engine
     player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
+    cluster: RayCluster | None = None  # that the run's workers live in
+
+    def close(self) -> None:
+        """End what the run started elsewhere."""
+        if self.cluster is not None:
+            self.cluster.close()
 
     @property
     def tokenizer(self) -> Any:
@@ -55,6 +62,25 @@ class Runtime:
 def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     check_environment(config)
+    cluster = None if isinstance(config, EvaluationConfig) else cluster_of(config)
+    try:
+        return _load_runtime(config, cluster)
+    except BaseException:
+        if cluster is not None:
+            cluster.close()
+        raise
+
+
+def cluster_of(config: Config) -> RayCluster | None:
+    """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
+    scale = config.scale
+    if not scale.engines:
+        return None
+    gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
+    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+
+
+def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     kept, kept_as = weights_choice(config, device, dtype)
@@ -69,7 +95,13 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
-    engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    engine: Engine
+    elsewhere = {}
+    if cluster is None or isinstance(config, EvaluationConfig):
+        engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    else:
+        engine = remote_engine(config, cluster, policy)
+        elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
@@ -82,11 +114,12 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
+        **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
         **({"weights": kept_as} if kept_as else {}),
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts)
+    return Runtime(loaded, policy, engine, player, facts, cluster)
 
 
 def weights_choice(
@@ -97,14 +130,21 @@ def weights_choice(
     key, asked = ("model.lora.base", config.model.lora.base) if adapted else ("model.weights", config.model.weights)
     states = "float32" if isinstance(config, EvaluationConfig) else config.optimizer.states
     sharded = not isinstance(config, EvaluationConfig) and _has_ranks(config)
+    copied = adapted and _engine_has_copy(config)
     if asked == "auto":
-        asked = "bfloat16" if device.type == "cuda" and dtype == torch.bfloat16 and not sharded else "float32"
+        narrow = device.type == "cuda" and dtype == torch.bfloat16 and not sharded and not copied
+        asked = "bfloat16" if narrow else "float32"
     if states == "int8":
         require_library()
     if sharded:
         for name, value in ((key, asked), ("optimizer.states", states)):
             if value != "float32":
                 raise WhetError(f"{name}={value} is for one device; leave it away, or train in one process")
+    if copied and asked != "float32":
+        raise WhetError(
+            f"{key}={asked} keeps adapters apart from the weights, and an engine that is sent weights would not get them; "
+            f"leave {key} away, or let the trainer's own process write (scale.engines=0, sampling.engine=torch)"
+        )
     if asked == "float32":
         return torch.float32, ""
     if dtype != torch.bfloat16:
@@ -113,6 +153,12 @@ def weights_choice(
         require_library()
         return torch.bfloat16, "base in 4 bits, unpacked for every product"
     return torch.bfloat16, "base in bfloat16, one copy" if adapted else "bfloat16, steps rounded at random"
+
+
+def _engine_has_copy(config: Config | EvaluationConfig) -> bool:
+    """Whether completions are written from weights that are handed over, not from the trainer's own."""
+    elsewhere = not isinstance(config, EvaluationConfig) and config.scale.engines > 0
+    return elsewhere or config.sampling.engine != "torch"
 
 
 def _has_ranks(config: Config) -> bool:
@@ -139,20 +185,6 @@ def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> Causal
             )
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy
-
-
-def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
-    """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if requested:
-        return requested, f"model.threads={requested}; {cores} usable cores"
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
-    if num_weights < SMALL_MODEL:
-        return 1, f"a model this small gains little from more; {cores} usable cores"
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
-    return cores, f"every usable core{busy}"
 
 
 def sampling_from(section: SamplingSection) -> Sampling:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.model.placement import laid_out_like
 from whet.train.narrow_adamw import NarrowAdamW
 
 
@@ -65,9 +66,11 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
-        # the fused optimizer keeps even the step count where the parameter is; the other one reads it
-        device = "cpu" if key == "step" and isinstance(optimizer, NarrowAdamW) else parameter.device
-        optimizer.state[parameter][key] = value.to(device).clone()
+        if key == "step" and isinstance(optimizer, NarrowAdamW):  # which reads it
+            optimizer.state[parameter][key] = value.cpu().clone()
+            continue
+        # the fused optimizer keeps even the step count where the parameter is
+        optimizer.state[parameter][key] = laid_out_like(value, parameter).clone()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
