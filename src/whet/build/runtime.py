@@ -142,7 +142,7 @@ def weights_choice(
                 raise WhetError(f"{name}={value} is for one device; leave it away, or train in one process")
     if copied and asked != "float32":
         raise WhetError(
-            f"{key}={asked} keeps adapters apart from the weights, and an engine that is sent weights would not get them; "
+            f"{key}={asked} keeps adapters apart from the weights, and an engine that is sent weights would lack them; "
             f"leave {key} away, or let the trainer's own process write (scale.engines=0, sampling.engine=torch)"
         )
     if asked == "float32":
