@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,18 +14,22 @@ from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
 from whet.build.threads import thread_choice
+from whet.build.weights import weights_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
+from whet.dist.ranks import ALONE, Ranks
 from whet.dist.ray_cluster import RayCluster, open_cluster
+from whet.dist.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer, WholeCopyEngine
+from whet.dist.shard import Sharding, sharding
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
+from whet.model.lora import adapted_layers
 from whet.model.narrow import widen_vectors
-from whet.model.quantized import require_library
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
@@ -48,6 +51,8 @@ class Runtime:
     player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
     cluster: RayCluster | None = None  # that the run's workers live in
+    ranks: Ranks = ALONE
+    shards: Sharding | None = None  # how models are cut before they learn; None: they stay whole
 
     def close(self) -> None:
         """End what the run started elsewhere."""
@@ -59,12 +64,13 @@ class Runtime:
         return self.loaded.tokenizer
 
 
-def load_runtime(config: Config | EvaluationConfig) -> Runtime:
+def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Runtime:
+    """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     check_environment(config)
-    cluster = None if isinstance(config, EvaluationConfig) else cluster_of(config)
+    cluster = None if isinstance(config, EvaluationConfig) or not ranks.is_first else cluster_of(config)
     try:
-        return _load_runtime(config, cluster)
+        return _load_runtime(config, cluster, ranks)
     except BaseException:
         if cluster is not None:
             cluster.close()
@@ -80,10 +86,10 @@ def cluster_of(config: Config) -> RayCluster | None:
     return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
 
 
-def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None) -> Runtime:
+def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
-    kept, kept_as = weights_choice(config, device, dtype)
+    kept, kept_as = weights_choice(config, device, dtype, ranks)
     loaded = load_model(config.model.name, kept, str(device))
     if kept.itemsize < 4:
         widen_vectors(loaded.model)
@@ -97,14 +103,19 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None)
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine: Engine
     elsewhere = {}
-    if cluster is None or isinstance(config, EvaluationConfig):
-        engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    if isinstance(config, EvaluationConfig) or not config.scale.engines:
+        engine = rank_engine(config, policy, loaded, ranks)
     else:
-        engine = remote_engine(config, cluster, policy)
+        remote = None if cluster is None else remote_engine(config, cluster, policy)
+        engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
+    shards = None
+    if ranks.size > 1:
+        player = FirstRankPlayer(player, ranks) if elsewhere else SharedPlayer(player, ranks)
+        shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
         **adapters,
@@ -113,57 +124,38 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None)
         **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
+        **({} if shards is None else rank_facts(policy, ranks, shards)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
         **({"weights": kept_as} if kept_as else {}),
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts, cluster)
+    return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
 
 
-def weights_choice(
-    config: Config | EvaluationConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.dtype, str]:
-    """How weights are kept, and what to say about it; `dtype` is that of the products."""
-    adapted = not isinstance(config, EvaluationConfig) and config.model.lora.rank > 0
-    key, asked = ("model.lora.base", config.model.lora.base) if adapted else ("model.weights", config.model.weights)
-    states = "float32" if isinstance(config, EvaluationConfig) else config.optimizer.states
-    sharded = not isinstance(config, EvaluationConfig) and _has_ranks(config)
-    copied = adapted and _engine_has_copy(config)
-    if asked == "auto":
-        narrow = device.type == "cuda" and dtype == torch.bfloat16 and not sharded and not copied
-        asked = "bfloat16" if narrow else "float32"
-    if states == "int8":
-        require_library()
-    if sharded:
-        for name, value in ((key, asked), ("optimizer.states", states)):
-            if value != "float32":
-                raise WhetError(f"{name}={value} is for one device; leave it away, or train in one process")
-    if copied and asked != "float32":
-        raise WhetError(
-            f"{key}={asked} keeps adapters apart from the weights, and an engine that is sent weights would lack them; "
-            f"leave {key} away, or let the trainer's own process write (scale.engines=0, sampling.engine=torch)"
+def rank_engine(
+    config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks = ALONE
+) -> Engine:
+    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+
+    def make(lm: CausalLM) -> Engine:
+        return build_engine(config.sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context)
+
+    return make(policy) if ranks.size == 1 else WholeCopyEngine(policy, make)
+
+
+def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, str]:
+    """How several ranks train, and which fast paths step aside for it."""
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    where = ", in CPU memory" if shards.offload else ""
+    facts = {"ranks": f"{ranks.size}, each with {size / ranks.size / 1e6:.1f}M of the weights{where} (FSDP2)"}
+    path = fast_path(policy)
+    if path.kind == "fused layers" and adapted_layers(policy.model):
+        facts["training path"] = (
+            "the model's own layers (adapters in shards; the fused layers step aside: docs/scale.md has what it costs)"
         )
-    if asked == "float32":
-        return torch.float32, ""
-    if dtype != torch.bfloat16:
-        raise WhetError(f"{key}={asked} needs products in bf16; give model.precision=bf16, or leave {key} away")
-    if asked == "4bit":
-        require_library()
-        return torch.bfloat16, "base in 4 bits, unpacked for every product"
-    return torch.bfloat16, "base in bfloat16, one copy" if adapted else "bfloat16, steps rounded at random"
-
-
-def _engine_has_copy(config: Config | EvaluationConfig) -> bool:
-    """Whether completions are written from weights that are handed over, not from the trainer's own."""
-    elsewhere = not isinstance(config, EvaluationConfig) and config.scale.engines > 0
-    return elsewhere or config.sampling.engine != "torch"
-
-
-def _has_ranks(config: Config) -> bool:
-    """Whether the model will lie in shards."""
-    return config.scale.workers > 1 or os.environ.get("WORLD_SIZE", "1") != "1"
+    return facts
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:
