@@ -21,7 +21,6 @@ from whet.build.rewards import (
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.dist.ranks import ALONE, Ranks
-from whet.dist.remote_engine import RemoteEngine
 from whet.dist.reward_workers import RewardWorkers
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
@@ -53,7 +52,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
-    runtime = load_runtime(config)
+    runtime = load_runtime(config, ranks)
     try:
         return _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
     except BaseException:
@@ -77,7 +76,7 @@ def _assembled(
     evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
     decoding: dict[str, str] = {}
     if evaluated:
-        score = build_scorer(config, scored, failures)
+        score = build_scorer(config, scored, failures, runtime.ranks)
         sampling = sampling_from(config.sampling)
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
@@ -111,7 +110,8 @@ def _assembled(
 
 def process_rows(engine: Any, workers: RewardWorkers | None) -> list[dict[str, Any]]:
     """What each process that the run started did: one row per engine and reward worker."""
-    found: list[Any] = [engine.counts] if isinstance(engine, RemoteEngine) else []
+    counts = getattr(engine, "counts", None)
+    found: list[Any] = [counts] if isinstance(counts, dict) else []
     return [
         {"process": name, "place": place, **asdict(counts)}
         for each in [*found, *([workers.counts] if workers is not None else [])]

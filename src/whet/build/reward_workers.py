@@ -26,9 +26,12 @@ def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardH
 def scored_elsewhere(
     config: Config, pool: WorkerPool | None, parts: Sequence[RewardPart]
 ) -> tuple[list[RewardPart], RewardWorkers | None, dict[str, str]]:
-    """The parts with rewards that workers score, the workers, and what the run's facts say of them."""
+    """The parts with rewards that workers score, the workers, and what the run's facts say of them.
+
+    Of several ranks the first one speaks to the workers, and all get the scores; `pool` is None on the others.
+    """
     count = config.scale.reward_workers
-    if pool is None or not count or not parts:
+    if not count or not parts:
         return list(parts), None, {}
     rewards = {part.name: part.resolved_reward for part in parts}
     sent = {name: each for name, each in rewards.items() if not stays_here(each) and steps_of(each) is None}
@@ -42,9 +45,12 @@ def scored_elsewhere(
     make = partial(reward_host, sent, config.sandbox.require)
 
     def start(number: int) -> Any:
+        assert pool is not None
         return pool.start(f"reward worker {number}", make, memory=memory)
 
-    workers = RewardWorkers(pool, start, count, memory=memory, timeout=config.scale.timeout)
+    workers = None
+    if pool is not None:
+        workers = RewardWorkers(pool, start, count, memory=memory, timeout=config.scale.timeout)
 
     def elsewhere(part: RewardPart) -> RewardPart:
         reward = part.resolved_reward

@@ -189,13 +189,15 @@ class RemoteReward:
     """A reward as the trainer calls it, scored by workers. They keep its time limit."""
 
     name: str
-    workers: RewardWorkers
+    workers: RewardWorkers | None  # None: another rank speaks to them
     timeout: float
     whole: bool
     deterministic: bool = True
     limits_itself: bool = True
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
+        if self.workers is None:
+            raise RuntimeError("only the first rank may ask the reward workers")
         found = self.workers.score(self.name, prompts, samples, self.timeout, self.whole)
         if any(found.failed):
             raise PartialFailure(found.latest, found.scores, found.failed)
