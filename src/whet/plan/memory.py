@@ -32,7 +32,7 @@ BLOCK = 64  # tokens that a prompt's place is rounded up to
 # Measured (benchmarks/plan_check.py).
 CONTEXT_BYTES = 0.6e9  # CUDA context, kernels and libraries, outside torch's allocator
 SLACK = 0.04  # of what the allocator hands out, held besides: rounding and gaps
-CPU_PROCESS = 0.45e9  # resident before a model is there: Python, torch, transformers
+CPU_PROCESS = 0.42e9  # resident before a model is there: Python, torch, transformers
 
 
 @dataclass(frozen=True)
