@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.build.kind import BuildInputs, TrainingKind
 from whet.build.kinds import kind_of
+from whet.build.planning import memory_facts, refuse_too_large, this_device
 from whet.build.prompts import load_prompts
 from whet.build.rewards import (
     bind_judges,
@@ -19,6 +20,7 @@ from whet.build.rewards import (
 )
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
+from whet.model import device_choice
 from whet.dist.ranks import ALONE, Ranks
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
@@ -49,9 +51,12 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
+    room = this_device(device_choice(config.model.device))
+    refuse_too_large(config, room, ranks.size)
     runtime = load_runtime(config)
     try:
-        return _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
+        found = _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
+        return replace(found, facts={**found.facts, **memory_facts(config, room, prompts or eval_prompts, ranks.size)})
     except BaseException:
         runtime.close()
         raise
