@@ -132,7 +132,7 @@ def test_shards_are_a_share():
     assert lines["sampler: a whole copy of the policy"] >= 2 * LARGE.weights and eight.fits and not one.fits
     assert 4 * eight.time.step < one.time.step and "8 ranks" in plan_text(eight)
     away = plan_for(replace(work, offload=True), devices("8x80GB"))
-    assert away.memory.total < eight.memory.total - 20e9
+    assert away.memory.total < eight.memory.total - 15e9
     apart = plan_for(replace(work, engines=4), devices("8x80GB"))
     assert not any(line.name.startswith("sampler") for line in apart.memory.lines) and apart.work.ranks == 4
     with pytest.raises(WhetError, match=r"scale\.engines is 8 and .* leave no device to train on"):

@@ -53,7 +53,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     eval_prompts = scorable_prompts(held_out, parts, config.data)
     room = this_device(device_choice(config.model.device))
     refuse_too_large(config, room, ranks.size)
-    runtime = load_runtime(config)
+    runtime = load_runtime(config, ranks)
     try:
         found = _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
         return replace(found, facts={**found.facts, **memory_facts(config, room, prompts or eval_prompts, ranks.size)})
@@ -77,7 +77,7 @@ def _assembled(
     evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
     decoding: dict[str, str] = {}
     if evaluated:
-        score = build_scorer(config, parts, failures)
+        score = build_scorer(config, parts, failures, runtime.ranks)
         sampling = sampling_from(config.sampling)
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
