@@ -20,8 +20,8 @@ from whet.build.rewards import (
 )
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
-from whet.model import device_choice
 from whet.dist.ranks import ALONE, Ranks
+from whet.model import device_choice
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
 from whet.types import Prompt

@@ -184,7 +184,7 @@ def device_plan(config: Config, room: Devices, prompt_tokens: int, ranks: int) -
         return None
     evals = config.eval.prompts if config.samples() else 0
     work = workload(config, shape, max(1, prompt_tokens), on_cpu=room.is_cpu, eval_prompts=evals)
-    return plan_for(work, replace(room, count=ranks))
+    return plan_for(work, replace(room, count=ranks + work.engines))
 
 
 def refuse_too_large(config: Config, room: Devices, ranks: int = 1) -> None:

@@ -167,8 +167,8 @@ def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
         return
     packed = shape.adapted_weights if work.kept == "4bit" else 0
     if packed:
-        size = 0.5 + 4 / 64  # one scale of four bytes for 64 numbers
-        yield MemoryLine(f"{whose}: base in 4 bits", size * packed, _times(packed, size))
+        bits = 0.5 + 4 / 64  # one scale of four bytes for 64 numbers
+        yield MemoryLine(f"{whose}: base in 4 bits", bits * packed, _times(packed, bits))
     yield MemoryLine(f"{whose}: weights, bf16, one copy", 2 * (count - packed), _times(count - packed, 2))
     head = 0 if work.on_cpu else shape.vocabulary_weights
     yield MemoryLine(f"{whose}: the head once more, fp16", 2 * head, _times(head, 2))
