@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from whet.build.kind import BuildInputs, TrainingKind
 from whet.build.kinds import kind_of
+from whet.build.planning import memory_facts, refuse_too_large, this_device
 from whet.build.prompts import load_prompts
 from whet.build.reward_workers import scored_elsewhere
 from whet.build.rewards import (
@@ -22,6 +23,7 @@ from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runt
 from whet.config.config import Config
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.reward_workers import RewardWorkers
+from whet.model import device_choice
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
 from whet.types import Prompt
@@ -52,9 +54,12 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
+    room = this_device(device_choice(config.model.device))
+    refuse_too_large(config, room, ranks.size)
     runtime = load_runtime(config, ranks)
     try:
-        return _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
+        found = _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
+        return replace(found, facts={**found.facts, **memory_facts(config, room, prompts or eval_prompts, ranks.size)})
     except BaseException:
         runtime.close()
         raise
