@@ -80,10 +80,10 @@ def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Run
 def cluster_of(config: Config) -> RayCluster | None:
     """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
     scale = config.scale
-    if not scale.engines:
+    if not scale.engines and not scale.reward_workers:
         return None
     gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
-    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+    return open_cluster(scale.address, cpus=scale.engines + scale.reward_workers, gpus=gpus)
 
 
 def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:

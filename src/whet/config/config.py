@@ -90,6 +90,8 @@ class RunConfig(Section):
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
+        if not self.scale.reward_workers:
+            idle["scale.reward_memory"] = "has no effect without scale.reward_workers; give some, or drop it"
         if not self.scale.uses_ray:
             idle["scale.address"] = (
                 "has no effect: nothing is started there; give scale.engines, scale.reward_workers or scale.workers, "

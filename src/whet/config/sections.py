@@ -405,6 +405,9 @@ class ScaleSection(Section):
     reward_workers: int = Field(
         0, ge=0, le=65536, description="processes that score completions; 0: the trainer ranks do"
     )
+    reward_memory: float = Field(
+        4.0, ge=0.25, le=65536, description="GiB that a reward worker may hold; one that holds more is started again"
+    )
     address: str = Field("", description="Ray cluster: auto, or host:port; empty: one that the run starts and ends")
     max_staleness: int = Field(
         0,
