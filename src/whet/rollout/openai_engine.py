@@ -83,7 +83,7 @@ class TextTokenizer:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _ServerText:
     """A server's answer to one request."""
 
     pieces: tuple[str, ...]
@@ -168,11 +168,11 @@ class OpenAIEngine:
             pool.shutdown(wait=False, cancel_futures=True)
         return [self._sample(request, each) for request, each in zip(requests, written, strict=True)]
 
-    def _written(self, request: Request, sampling: Sampling, stop: threading.Event) -> _Written:
+    def _written(self, request: Request, sampling: Sampling, stop: threading.Event) -> _ServerText:
         path, body = self._question(request, sampling)
         chat = path == "/chat/completions"
 
-        def read(content: bytes) -> _Written:
+        def read(content: bytes) -> _ServerText:
             return answer_of(content, chat)
 
         asks = {"logprobs": True if chat else 0} if self._logprobs else {}
@@ -210,7 +210,7 @@ class OpenAIEngine:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         return "/chat/completions", {**body, "messages": messages}
 
-    def _sample(self, request: Request, written: _Written) -> Sample:
+    def _sample(self, request: Request, written: _ServerText) -> Sample:
         pieces = [self.tokenizer.id_of(piece) for piece in written.pieces]
         logp = list(written.logp)
         if written.ended or not pieces:  # a sample has an action, also where nothing was written
@@ -227,7 +227,7 @@ class OpenAIEngine:
         )
 
 
-def answer_of(content: bytes, chat: bool) -> _Written:
+def answer_of(content: bytes, chat: bool) -> _ServerText:
     """A server's JSON as a completion; what is none may be tried again."""
     try:
         table = json.loads(content)
@@ -245,13 +245,13 @@ def answer_of(content: bytes, chat: bool) -> _Written:
         excerpt = one_line(content.decode("utf-8", "replace"))
         raise Retryable(f"an answer that is no completion: {excerpt!r}") from None
     if tokens and "".join(piece for piece, _ in tokens) == text:
-        return _Written(tuple(piece for piece, _ in tokens), tuple(logp for _, logp in tokens), ended)
+        return _ServerText(tuple(piece for piece, _ in tokens), tuple(logp for _, logp in tokens), ended)
     if ended and tokens and "".join(piece for piece, _ in tokens[:-1]) == text:  # the last one is its end
         pieces, logp = tuple(piece for piece, _ in tokens[:-1]), tuple(logp for _, logp in tokens[:-1])
-        return _Written(pieces, logp, ended, tokens[-1][1])
+        return _ServerText(pieces, logp, ended, tokens[-1][1])
     # a server counts the token that ends a completion
     pieces = cut(text, count - ended if isinstance(count, int) else -(-len(text) // CHARACTERS_PER_TOKEN))
-    return _Written(pieces, (math.nan,) * len(pieces), ended)
+    return _ServerText(pieces, (math.nan,) * len(pieces), ended)
 
 
 def _tokens_of(table: Any, chat: bool) -> list[tuple[str, float]]:
