@@ -194,8 +194,8 @@ class VLLMEngine:
         packed = [name for name, weight in policy.model.named_parameters() if not weight.is_floating_point()]
         if packed:
             raise WhetError(
-                f"sampling.engine=vllm is sent whole weights, and {packed[0]} is kept in fewer bits; train a model that "
-                "is not quantized, or give sampling.engine=torch"
+                f"sampling.engine=vllm is sent whole weights, and {packed[0]} is kept in fewer bits; train a model "
+                "that is not quantized, or give sampling.engine=torch"
             )
         self._on_gpu = policy.device.type != "cpu"
         self._sleeps, self._asleep = sleep and self._on_gpu, False
