@@ -41,9 +41,10 @@ def table(run: Run, left: int) -> str:
     summary: Mapping[str, Any] = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
     rows = [("process", "where", "did", "weights", "restarts")]
     for each in summary.get("processes", ()):
-        did = f"{each['samples']:,} completions scored"
         if "tokens" in each:
             did = f"{each['requests']:,} completions, {each['tokens']:,} tokens in {each['seconds']:.1f} s"
+        else:
+            did = f"{each['samples']:,} completions scored"
         fetched = f"{each['weight_bytes'] / 1e6:.1f} MB in {each['loads']} loads" if "loads" in each else ""
         rows.append((each["process"], each["place"], did, fetched, str(each["restarts"])))
     before, after = summary.get("before", {}), summary.get("after", {})

@@ -124,7 +124,7 @@ class _WorkerHost:
         if method == "begin":
             self._held = self._make()
             node = _ray().get_runtime_context().get_node_id()
-            return _Begun(f"{platform.node()} (process {os.getpid()})", (node, os.getpid()))
+            return _Begun(f"{platform.node()}/{node[:6]} (process {os.getpid()})", (node, os.getpid()))
         return getattr(self._held, method)(*arguments)
 
 
@@ -381,7 +381,7 @@ def demo_cluster(nodes: int, cpus: int, port: int = 0) -> Iterator[tuple[str, An
     before = os.environ.get("RAY_TMPDIR")
     os.environ["RAY_TMPDIR"] = folder  # its address is noted there: `auto` of others must not find it
     quiet: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OWN_STORE // 2}
-    cluster = Cluster()
+    cluster: Any = Cluster()
     try:
         cluster.add_node(num_cpus=cpus, gcs_server_port=port or _free_port(), **quiet)
         for _ in range(nodes - 1):
