@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
-    "dist": ("types", "model"),
+    "dist": ("types", "protocols", "model", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
     "advise": ("types", "explain"),

@@ -47,13 +47,13 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     prompts = scorable_prompts(load_prompts(config, evaluation=False) if draws else [], parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
-    runtime = load_runtime(config)
+    runtime = load_runtime(config, ranks)
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
     evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
     decoding: dict[str, str] = {}
     if evaluated:
-        score = build_scorer(config, parts, failures)
+        score = build_scorer(config, parts, failures, ranks)
         sampling = sampling_from(config.sampling)
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)

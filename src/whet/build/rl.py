@@ -25,6 +25,8 @@ from whet.build.rewards import (
 from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
 from whet.config.config import PolicyConfig, flattened
+from whet.dist.ranks import ALONE, Ranks
+from whet.dist.shard import sharded, sharded_critic, sharded_reference
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
@@ -90,27 +92,35 @@ def build_reward_at(
     """How completions are scored, by the share of the training that is done."""
     parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
     steps_scorer = step_scorer(parts)
-    scorer_at = build_scorer_at(config, parts, inputs.failures)
+    ranks = inputs.runtime.ranks
+    scorer_at = build_scorer_at(config, parts, inputs.failures, ranks)
     checks = build_checks(config, parts)
 
     def reward_at(progress: float) -> RewardContext:
         score = scorer_at(progress)
         if checks is not None:
-            score = partial(score_and_check, score=score, checks=checks)
+            score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
         if steps_scorer is not None and "step_reward" in objective.needs():
-            score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer)
-        noted = partial(take_notes, parts, checks)
+            score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
+        noted = partial(take_notes, parts, checks, ranks)
         return RewardContext(score, part_weights_at(config, parts, progress), noted)
 
     return reward_at
 
 
 def score_with_steps(
-    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, scorer: StepScorer, tokenizer: Any
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    *,
+    score: Score,
+    scorer: StepScorer,
+    tokenizer: Any,
+    ranks: Ranks = ALONE,
 ) -> list[Sample]:
     """Scored samples, with the scores of their steps on the tokens that end them."""
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return with_steps(prompts, score(prompts, samples), scorer, decode)
+    scored = score(prompts, samples)
+    return ranks.first(lambda: with_steps(prompts, scored, scorer, decode))
 
 
 def build_rl_trainer(
@@ -128,7 +138,12 @@ def build_rl_trainer(
         shared, start = config.critic.trunk == "shared", config.critic.start
         critic = critic_on(runtime.policy, shared=shared, start=start, tokenizer=runtime.tokenizer)
     reference = build_reference(config, runtime, objective) if "ref_logp" in needs else None
-    models = RLModels(runtime.policy, runtime.tokenizer, reference, critic, config.critic.learning_rate)
+    policy, shards = runtime.policy, runtime.shards
+    if shards is not None:
+        policy = sharded(policy, shards)
+        critic = None if critic is None else sharded_critic(critic, shards)
+        reference = None if reference is None else sharded_reference(reference, policy, shards)
+    models = RLModels(policy, runtime.tokenizer, reference, critic, config.critic.learning_rate)
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
@@ -144,7 +159,7 @@ def build_rl_trainer(
         batch.staleness,
         most_actions(config),
     )
-    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator)
+    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator, runtime.ranks)
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

@@ -17,11 +17,15 @@ from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, Poli
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
+from whet.dist.ranks import ALONE, Ranks
+from whet.dist.rollout import SharedPlayer, WholeCopyEngine
+from whet.dist.shard import Sharding, sharding
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
+from whet.model.lora import adapted_layers
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
@@ -44,13 +48,16 @@ class Runtime:
     engine: Engine
     player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
+    ranks: Ranks = ALONE
+    shards: Sharding | None = None  # how models are cut before they learn; None: they stay whole
 
     @property
     def tokenizer(self) -> Any:
         return self.loaded.tokenizer
 
 
-def load_runtime(config: Config | EvaluationConfig) -> Runtime:
+def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Runtime:
+    """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     check_environment(config)
     device = device_choice(config.model.device)
@@ -64,10 +71,14 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
-    engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    engine = rank_engine(config, policy, loaded, ranks)
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
+    shards = None
+    if ranks.size > 1:
+        player = SharedPlayer(player, ranks)
+        shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
         **adapters,
@@ -76,11 +87,39 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
+        **({} if shards is None else rank_facts(policy, ranks, shards)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts)
+    return Runtime(loaded, policy, engine, player, facts, ranks, shards)
+
+
+def rank_engine(
+    config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks = ALONE
+) -> Engine:
+    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+
+    def make(lm: CausalLM) -> Engine:
+        return build_engine(config.sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context)
+
+    return make(policy) if ranks.size == 1 else WholeCopyEngine(policy, make)
+
+
+def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, str]:
+    """How several ranks train, and which fast paths step aside for it."""
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    where = ", in CPU memory" if shards.offload else ""
+    facts = {
+        "ranks": f"{ranks.size}, each with {size / ranks.size / 1e6:.1f}M of the weights{where} (FSDP2) and a whole "
+        "copy to write completions with"
+    }
+    path = fast_path(policy)
+    if path.kind == "fused layers" and adapted_layers(policy.model):
+        facts["training path"] = (
+            "the model's own layers (adapters in shards; the fused layers step aside: docs/scale.md has what it costs)"
+        )
+    return facts
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:

@@ -135,14 +135,15 @@ class EpisodeRunner:
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
+        rows: Sequence[int] | None = None,
     ) -> list[list[Sample]]:
-        """`count` episodes to each prompt, prompt by prompt."""
+        """`count` episodes to each prompt, prompt by prompt; `rows` numbers the prompts for the seeds."""
         if not prompts:
             return []
         now = time.monotonic()
         episodes = [
-            _Episode(row * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
-            for row, prompt in enumerate(prompts)
+            _Episode(place * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
+            for place, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
             for number in range(count)
         ]
         turns = 1 if self._make is None else self._limits.max_turns
