@@ -45,9 +45,11 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
 
     crew = meet(launch)
     _silent = not launch.is_first
+    in_order = False
     try:
         yield crew
         crew.finish()
+        in_order = True
     except BaseException as error:
         with signals_wait():
             ended = explained(crew, error)
@@ -55,7 +57,7 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
             raise
         raise ended from error
     finally:
-        crew.leave()
+        crew.leave(in_order)
 
 
 def explained(crew: Crew | None, error: BaseException) -> BaseException:
@@ -195,6 +197,7 @@ def heard_in_log(folder: Path, crew: Crew | None, takes_streams: bool) -> Iterat
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     logging.getLogger("whet").addHandler(handler)
     logging.getLogger("whet").propagate = False
+    crew.heart.last_words = lambda cause: logging.getLogger("whet").warning("%s", cause)
     try:
         with _streams_in(path) if takes_streams else contextlib.nullcontext():
             yield

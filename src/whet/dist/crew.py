@@ -6,10 +6,13 @@ as soon as one rank is missing, and with NCCL nothing can interrupt it.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -80,7 +83,7 @@ class Crew:
 
     def __init__(self, launch: Launch, post: Post, timeout: float) -> None:
         self.launch, self._post, self._timeout = launch, post, timeout
-        self._has_group = False
+        self._has_group = self._uses_nccl = False
         self.heart = Heartbeat(post.another(), timeout)
         self.heart.start()
 
@@ -150,7 +153,7 @@ class Crew:
             world_size=self.launch.size,
             timeout=longest,
         )
-        self._has_group = True
+        self._has_group, self._uses_nccl = True, cuda
         return Ranks(self.launch.rank, self.launch.size)
 
     def fail(self, line: str) -> None:
@@ -171,11 +174,17 @@ class Crew:
         """All ranks have done their work: wait until the first has written the run's last files."""
         self.hand_out("finished")
 
-    def leave(self) -> None:
-        """End heartbeat and process group. The first rank goes last where it keeps the meeting point."""
+    def leave(self, in_order: bool = True) -> None:
+        """End heartbeat and process group. The first rank goes last where it keeps the meeting point.
+
+        `in_order`: all ranks are there. Without that NCCL may wait for them for ever: it is left to the process's end.
+        """
         self.heart.stop()
         if self._has_group and distributed.is_initialized():
-            distributed.destroy_process_group()
+            if in_order or not self._uses_nccl:
+                distributed.destroy_process_group()
+            else:
+                atexit.register(_end_at_once)
         try:
             self._post.put(f"left/{self.launch.rank}", "")
             if self.is_first and not self.launch.meets_elsewhere:
@@ -185,6 +194,13 @@ class Crew:
                     time.sleep(POLL)
         except RuntimeError:
             pass
+
+
+def _end_at_once() -> None:
+    """Without clearing away what other ranks would have to help with."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 class OtherRankEnded(Exception):
