@@ -201,8 +201,8 @@ def build_scorer(
 ) -> Score:
     """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
     alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
-    settings = {"timeout": config.reward.timeout, "on_error": failures or failure_policy(config)}
-    return partial(score, parts=alone, share=work_share(ranks), **settings)
+    policy, share = failures or failure_policy(config), work_share(ranks)
+    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=policy, share=share)
 
 
 def work_share(ranks: Ranks) -> Share | None:
@@ -217,8 +217,8 @@ def build_scorer_at(
     shared = in_shares(parts, _steps(config))
 
     def at(progress: float) -> Score:
-        settings = {"timeout": config.reward.timeout, "on_error": failures, "share": work_share(ranks)}
-        return partial(score, parts=shared, progress=progress, **settings)
+        seconds, share = config.reward.timeout, work_share(ranks)
+        return partial(score, parts=shared, timeout=seconds, on_error=failures, progress=progress, share=share)
 
     return at
 

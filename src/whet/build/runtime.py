@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +10,17 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
+from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
+from whet.build.threads import thread_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
 from whet.dist.ranks import ALONE, Ranks
-from whet.dist.rollout import SharedPlayer, WholeCopyEngine
+from whet.dist.ray_cluster import RayCluster, open_cluster
+from whet.dist.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer, WholeCopyEngine
 from whet.dist.shard import Sharding, sharding
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
@@ -36,8 +38,6 @@ from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.types import Prompt, Sampling, WhetError
 
-SMALL_MODEL = 2_000_000  # weights
-
 
 @dataclass(frozen=True)
 class Runtime:
@@ -48,8 +48,14 @@ class Runtime:
     engine: Engine
     player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
+    cluster: RayCluster | None = None  # that the run's workers live in
     ranks: Ranks = ALONE
     shards: Sharding | None = None  # how models are cut before they learn; None: they stay whole
+
+    def close(self) -> None:
+        """End what the run started elsewhere."""
+        if self.cluster is not None:
+            self.cluster.close()
 
     @property
     def tokenizer(self) -> Any:
@@ -60,6 +66,25 @@ def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Run
     """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     check_environment(config)
+    cluster = None if isinstance(config, EvaluationConfig) or not ranks.is_first else cluster_of(config)
+    try:
+        return _load_runtime(config, cluster, ranks)
+    except BaseException:
+        if cluster is not None:
+            cluster.close()
+        raise
+
+
+def cluster_of(config: Config) -> RayCluster | None:
+    """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
+    scale = config.scale
+    if not scale.engines:
+        return None
+    gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
+    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+
+
+def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
@@ -71,13 +96,20 @@ def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Run
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
-    engine = rank_engine(config, policy, loaded, ranks)
+    engine: Engine
+    elsewhere = {}
+    if isinstance(config, EvaluationConfig) or not config.scale.engines:
+        engine = rank_engine(config, policy, loaded, ranks)
+    else:
+        remote = None if cluster is None else remote_engine(config, cluster, policy)
+        engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
+        elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
     shards = None
     if ranks.size > 1:
-        player = SharedPlayer(player, ranks)
+        player = FirstRankPlayer(player, ranks) if elsewhere else SharedPlayer(player, ranks)
         shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
@@ -89,10 +121,11 @@ def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Run
         "training path": str(fast_path(policy)),
         **({} if shards is None else rank_facts(policy, ranks, shards)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
+        **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts, ranks, shards)
+    return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
 
 
 def rank_engine(
@@ -110,10 +143,7 @@ def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, st
     """How several ranks train, and which fast paths step aside for it."""
     size = sum(parameter.numel() for parameter in policy.model.parameters())
     where = ", in CPU memory" if shards.offload else ""
-    facts = {
-        "ranks": f"{ranks.size}, each with {size / ranks.size / 1e6:.1f}M of the weights{where} (FSDP2) and a whole "
-        "copy to write completions with"
-    }
+    facts = {"ranks": f"{ranks.size}, each with {size / ranks.size / 1e6:.1f}M of the weights{where} (FSDP2)"}
     path = fast_path(policy)
     if path.kind == "fused layers" and adapted_layers(policy.model):
         facts["training path"] = (
@@ -141,20 +171,6 @@ def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> Causal
             )
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy
-
-
-def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
-    """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if requested:
-        return requested, f"model.threads={requested}; {cores} usable cores"
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
-    if num_weights < SMALL_MODEL:
-        return 1, f"a model this small gains little from more; {cores} usable cores"
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
-    return cores, f"every usable core{busy}"
 
 
 def sampling_from(section: SamplingSection) -> Sampling:

@@ -34,7 +34,7 @@ def whole_copy(policy: CausalLM) -> CausalLM:
     model.requires_grad_(False)
     model.eval()
     for layer in adapted_layers(model).values():
-        layer.__class__ = nn.Linear
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
         for name in ("base", *FACTORS):
             if hasattr(layer, name):
                 delattr(layer, name)
@@ -73,6 +73,60 @@ class WholeCopyEngine:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._engine, name)
+
+
+class FirstRankEngine:
+    """Engines elsewhere, to which the first rank alone speaks. `load` gathers the weights, on all ranks at once."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        """None on the other ranks."""
+        self._engine = engine
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        if self._engine is None:
+            raise RuntimeError("only the first rank may ask engines elsewhere")
+        return self._engine.generate(requests, sampling)
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        gathered = {}
+        for name, value in weights.items():
+            one = whole(value)
+            if self._engine is not None:
+                gathered[name] = one
+        if self._engine is not None:
+            self._engine.load(gathered, version)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self._engine is None:
+            raise AttributeError(name)
+        return getattr(self._engine, name)
+
+
+class FirstRankPlayer:
+    """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
+
+    def __init__(self, player: Player, ranks: Ranks) -> None:
+        self._player, self._ranks = player, ranks
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        prompt_tokens: Sequence[tuple[int, ...]],
+        count: int,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+        rows: Sequence[int] | None = None,
+    ) -> list[list[Sample]]:
+        return self._ranks.first(lambda: self._player.play(prompts, prompt_tokens, count, sampling, seed, rows))
+
+    def take_notes(self) -> PlayNotes:
+        return self._ranks.first(self._player.take_notes)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._player, name)
 
 
 class SharedPlayer:
