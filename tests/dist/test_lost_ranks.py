@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from launching import HERE, end, free_port, run_calls, said, start_ranks
+from launching import HERE, end, free_port, said, start_ranks
 
 TIMEOUT = 6  # seconds, scale.timeout
 # on a busy machine a process may take its time to notice; it must not take the timeout once more
@@ -26,11 +26,7 @@ SETTINGS = [
     *("--set", "eval.prompts=0", "--set", "data.count=20"),
 ]
 COMMAND = [sys.executable, "-m", "whet", "train", "grpo", "--folder", "run", *SETTINGS]
-
-
-@pytest.fixture
-def place(tmp_path) -> Iterator[Path]:
-    yield tmp_path
+RESUME = [sys.executable, "-m", "whet", "resume", "run"]
 
 
 def wait_for(happened: Callable[[], object], seconds: float = 240) -> None:
@@ -57,8 +53,11 @@ def last_checkpoint(folder: Path) -> str:
     return sorted((folder / "run" / "checkpoints").glob("step-*"))[-1].name
 
 
-def test_a_killed_and_a_stopped_rank_end_the_run_and_a_signal_stops_all_at_one_step(tmp_path):
-    """One run per ending, begun with the one before: the first two break off, the third is told to stop."""
+def num_lines(folder: Path) -> int:
+    return len((folder / "run" / "metrics.jsonl").read_text().splitlines())
+
+
+def test_a_killed_rank_ends_the_run_and_a_signal_to_one_rank_stops_all_at_one_step(tmp_path):
     ranks = start_ranks(2, COMMAND, tmp_path)
     try:
         wait_for(lambda: has_checkpoint(tmp_path) or ranks[0].poll() is not None)
@@ -69,15 +68,33 @@ def test_a_killed_and_a_stopped_rank_end_the_run_and_a_signal_stops_all_at_one_s
     line = said(tmp_path, 0).splitlines()[-1]
     assert codes == [1, -signal.SIGKILL], said(tmp_path, 0)
     assert line.startswith("whet: rank 1: it is gone without a word (killed, "), said(tmp_path, 0)
-    assert f"goes on from {last_checkpoint(tmp_path)}" in line
+    assert f"`whet resume run` goes on from {last_checkpoint(tmp_path)}" in line
     assert run_of(tmp_path)["status"] == "failed"
     assert "rank 1: it is gone" in run_of(tmp_path)["error"]
 
-    resume = [sys.executable, "-m", "whet", "resume", "run"]
-    ranks = start_ranks(2, resume, tmp_path)
-    steps = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    port, before = free_port(), num_lines(tmp_path)
+    ranks = start_ranks(2, RESUME, tmp_path, port)
     try:
-        wait_for(lambda: len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) > steps + 1)
+        wait_for(lambda: num_lines(tmp_path) > before + 1)
+        ranks[1].send_signal(signal.SIGTERM)  # to one rank alone
+        codes = ended(ranks, 60 + SLACK)
+    finally:
+        end(ranks)
+    assert codes == [130, 130], said(tmp_path, 0) + said(tmp_path, 1)
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert run_of(tmp_path)["status"] == "interrupted"
+    assert last_checkpoint(tmp_path) == f"step-{last:06d}"
+    assert said(tmp_path, 1) == ""
+    with socket.socket() as place:  # nobody keeps the port
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", port))
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_ends_the_run_after_the_timeout(tmp_path):
+    ranks = start_ranks(2, COMMAND, tmp_path)
+    try:
+        wait_for(lambda: has_checkpoint(tmp_path) or ranks[0].poll() is not None)
         os.kill(ranks[1].pid, signal.SIGSTOP)
         began = time.monotonic()
         assert ranks[0].wait(TIMEOUT + SLACK) == 1, said(tmp_path, 0)
@@ -92,45 +109,20 @@ def test_a_killed_and_a_stopped_rank_end_the_run_and_a_signal_stops_all_at_one_s
     assert said(tmp_path, 1) == ""
     assert (tmp_path / "run" / "rank-1.log").read_text()
 
-    port = free_port()
-    ranks = start_ranks(2, resume, tmp_path, port)
-    steps = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    try:
-        wait_for(lambda: len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) > steps + 1)
-        ranks[1].send_signal(signal.SIGTERM)  # to one rank alone
-        codes = ended(ranks, 60 + SLACK)
-    finally:
-        end(ranks)
-    assert codes == [130, 130], said(tmp_path, 0) + said(tmp_path, 1)
-    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    assert run_of(tmp_path)["status"] == "interrupted"
-    assert last_checkpoint(tmp_path) == f"step-{last:06d}"
-    with socket.socket() as place:  # nobody keeps the port
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(("127.0.0.1", port))
-
 
 REWARDS = '''
 import os, time
-
-def raising(prompt, completion):
-    if os.environ["RANK"] == "1":
-        raise {error}
-    return 1.0
 
 def hanging(prompt, completion):
     while os.environ["RANK"] == "1":
         time.sleep(0.5)
     return float(len(completion) % 2)
-
-def deciding(prompt, completion):
-    return 1.0 if os.environ["RANK"] == "1" else 0.0
 '''
 
 
 @pytest.mark.slow
 def test_a_rank_whose_reward_never_answers_is_named_with_the_place(tmp_path):
-    (tmp_path / "rewards.py").write_text(REWARDS.replace("{error}", "ValueError('x')"))
+    (tmp_path / "rewards.py").write_text(REWARDS)
     command = [*COMMAND, "--reward", "rewards.py:hanging", "--set", "reward.timeout=0"]
     ranks = start_ranks(2, command, tmp_path)
     try:
@@ -147,8 +139,6 @@ def test_a_rank_whose_reward_never_answers_is_named_with_the_place(tmp_path):
 def test_a_rank_that_raises_is_heard_through_the_first(tmp_path):
     code = (
         "import os, whet\n"
-        "class Break:\n"
-        "    def stepped(self, report, samples): pass\n"
         "import whet.train.rl as rl\n"
         "step = rl.RLTrainer.step\n"
         "def broken(self, number, timer):\n"

@@ -215,7 +215,7 @@ def heard_in_log(folder: Path, crew: Crew | None, takes_streams: bool) -> Iterat
 
 @contextlib.contextmanager
 def _streams_in(path: Path) -> Iterator[None]:
-    """Standard output and error of the process, C code's too, in a file."""
+    """Standard output and error of the process, C code's too, in a file; after an error until the process ends."""
     streams = (sys.stdout, sys.stderr)
     kept = {number: os.dup(number) for number in (1, 2)}
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -225,11 +225,10 @@ def _streams_in(path: Path) -> Iterator[None]:
         for number in kept:
             os.dup2(file, number)
         yield
-    finally:
         for stream in streams:
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+            stream.flush()
         for number, was in kept.items():
             os.dup2(was, number)
-            os.close(was)
-        os.close(file)
+    finally:
+        for descriptor in (file, *kept.values()):
+            os.close(descriptor)
