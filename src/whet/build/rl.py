@@ -30,6 +30,7 @@ from whet.dist.shard import sharded, sharded_critic, sharded_reference
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
+from whet.model.experts import routing_refusal
 from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward import RewardPart, step_scorer, with_steps
@@ -137,6 +138,7 @@ def build_rl_trainer(
     if "value" in needs:
         shared, start = config.critic.trunk == "shared", config.critic.start
         critic = critic_on(runtime.policy, shared=shared, start=start, tokenizer=runtime.tokenizer)
+    check_replay(config, runtime)
     reference = build_reference(config, runtime, objective) if "ref_logp" in needs else None
     policy, shards = runtime.policy, runtime.shards
     if shards is not None:
@@ -158,8 +160,21 @@ def build_rl_trainer(
         batch.epochs_per_batch,
         batch.staleness,
         most_actions(config),
+        batch.routing_replay,
     )
     return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator, runtime.ranks)
+
+
+def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
+    """Refuse a replay of experts where there are none to replay, or none that anybody notes."""
+    source = config.batch.routing_replay
+    if source == "none":
+        return
+    if refusal := routing_refusal(runtime.policy):
+        raise WhetError(f"batch.routing_replay={source}: {refusal}; drop it")
+    unrecorded = getattr(runtime.engine, "unrecorded_experts", None)  # an engine of one's own need not have it
+    if source == "sampler" and unrecorded is not None and (reason := unrecorded()):
+        raise WhetError(f"batch.routing_replay=sampler: {reason}; give batch.routing_replay=trainer, or drop it")
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

@@ -137,6 +137,11 @@ class PolicyConfig(RunConfig):
         if updates > rows:
             raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")
         _refuse_crowd("batch.prompts_per_step x batch.group_size", rows)
+        if self.batch.routing_replay == "trainer" and updates * self.batch.epochs_per_batch == 1:
+            raise WhetError(
+                "batch.routing_replay=trainer has no effect on a single update: it repeats the experts that the policy "
+                "chooses by itself; give batch.updates_per_step=2 or more, batch.routing_replay=sampler, or drop it"
+            )
 
 
 def _refuse_crowd(product: str, samples: int) -> None:

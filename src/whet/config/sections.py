@@ -312,6 +312,11 @@ class BatchSection(Section):
     micro_batch_tokens: int = Field(
         16384, ge=1, le=2**40, description="tokens per forward and backward pass: affects memory, never the gradient"
     )
+    routing_replay: Literal["none", "sampler", "trainer"] = Field(
+        "none",
+        description="mixtures of experts: training uses the experts that the sampler chose (R3), or that the trainer "
+        "chose before the first update (R2)",
+    )
 
 
 class RowsSection(Section):

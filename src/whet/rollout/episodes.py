@@ -31,6 +31,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
+from whet.rollout.expert_log import joined_experts
 from whet.rollout.play import PlayNotes
 from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
@@ -79,6 +80,7 @@ class _Episode:
     tokens: list[int] = field(default_factory=list)
     logp: list[Tensor] = field(default_factory=list)
     supports: list[Support | None] = field(default_factory=list)
+    experts: list[Tensor | None] = field(default_factory=list)
     versions: tuple[int, int] | None = None
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -426,6 +428,7 @@ class _Play:
         episode.tokens += fresh
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append(sample.support)
+        episode.experts.append(sample.routed_experts)
         oldest, newest = episode.versions or sample.versions
         episode.versions = (min(oldest, sample.versions[0]), max(newest, sample.versions[1]))
         episode.last = sample
@@ -533,6 +536,7 @@ class _Play:
             episode=episode.name,
             role=episode.role,
             metrics=dict(episode.metrics),
+            routed_experts=joined_experts(episode.experts),
         )
 
 

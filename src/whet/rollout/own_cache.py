@@ -230,6 +230,9 @@ class OwnCacheBackend:
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         return num_busy
 
+    def experts(self, row: int, slot: int, prompt: int, own: int) -> None:
+        """Not noted."""
+
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         self._reader.keep(torch.tensor(rows, device=self._lm.device))
         self._num_busy = len(rows)
