@@ -32,11 +32,12 @@ def agreeing() -> None:
         print("raised", error)
     crew.leave()
     crews.package_versions = lambda: {"torch": f"2.{LAUNCH.rank}"}
+    crew = meet(LAUNCH, 60)
     try:
-        meet(LAUNCH, 60)
+        crew.agree_on_packages()
     except WhetError as error:
         print("raised", error)
-    crews.package_versions = lambda: {}
+    crew.leave()
     crew = meet(LAUNCH, 60)
     if LAUNCH.rank == 1:
         crew.fail("the tape is torn")
@@ -51,6 +52,7 @@ def agreeing() -> None:
 def standing_still() -> None:
     """Rank 1 is gone while the main thread of rank 0 is in a call that nothing interrupts."""
     crew = meet(LAUNCH, 2)
+    crew.exchange("names", "")
     crew.note("in step 7")
     time.sleep(1)
     if LAUNCH.rank == 1:

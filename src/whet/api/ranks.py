@@ -15,7 +15,7 @@ from whet.api.ending import one_line_of, signals_wait, write_traceback
 from whet.api.inputs import saved_start
 from whet.config.config import Config, PolicyConfig, config_values, flattened
 from whet.config.run_folder import claimed_folder
-from whet.dist.launch import Launch, rank_device, refuse_idle_ranks
+from whet.dist.launch import Launch, launched, rank_device, refuse_idle_ranks
 from whet.dist.ranks import OtherRankFailed, Ranks
 from whet.types import WhetError
 
@@ -34,6 +34,13 @@ def is_silent() -> bool:
     return _silent
 
 
+def refuse_ranks(what: str) -> None:
+    """Raise under a launcher of several processes, where each would do all of it on its own."""
+    size = launched().size
+    if size > 1:
+        raise WhetError(f"{what} runs in one process, and {size} were started; start it without torchrun")
+
+
 @contextlib.contextmanager
 def crew_of(launch: Launch) -> Iterator[Crew | None]:
     """The ranks of this run, met and of one version; None for one process. They hear of every way to end."""
@@ -47,6 +54,7 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
     _silent = not launch.is_first
     in_order = False
     try:
+        crew.agree_on_packages()
         yield crew
         crew.finish()
         in_order = True
@@ -96,6 +104,8 @@ def _is_of_collective(error: BaseException) -> bool:
 def check_ranks(config: Config, launch: Launch) -> None:
     """Raise where these settings cannot work on so many ranks, before anything is made or loaded."""
     size, scale = launch.size, config.scale
+    if size == 1:
+        return
     if scale.workers not in (1, size):
         raise WhetError(
             f"scale.workers={scale.workers} and {size} ranks were started; leave it away under torchrun, or start one "

@@ -36,18 +36,12 @@ _runs = 0
 
 
 def meet(launch: Launch, patience: float = PATIENCE) -> Crew:
-    """Wait for the other ranks; an error where the meeting point cannot be had, or the packages are not the same."""
+    """The other ranks, where they meet; an error where that place cannot be had."""
     global _runs
     store = _meeting_point(launch, patience)
     _runs += 1  # of this process: every rank counts the same
     post = Post(store, f"whet/{launch.attempt}/{_runs}/", launch.rank, launch.size)
-    crew = Crew(launch, post, patience)
-    try:
-        crew.agree("versions", package_versions(), "install the same packages everywhere")
-    except BaseException:
-        crew.leave()
-        raise
-    return crew
+    return Crew(launch, post, patience)
 
 
 def _meeting_point(launch: Launch, patience: float) -> Any:
@@ -120,6 +114,10 @@ class Crew:
         verdict = self.hand_out(f"{name}/verdict", verdict)
         if verdict:
             raise WhetError(verdict)
+
+    def agree_on_packages(self) -> None:
+        """Raise, everywhere, unless all ranks run the same packages."""
+        self.agree("versions", package_versions(), "install the same packages everywhere")
 
     def _wait_for(self, name: str) -> str:
         """A text that another rank is about to give, unless it ends before."""
