@@ -14,6 +14,7 @@ from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
 from whet.build.threads import thread_choice
+from whet.build.weights import weights_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
@@ -29,6 +30,7 @@ from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
 from whet.model.lora import adapted_layers
+from whet.model.narrow import widen_vectors
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
@@ -79,16 +81,19 @@ def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Run
 def cluster_of(config: Config) -> RayCluster | None:
     """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
     scale = config.scale
-    if not scale.engines:
+    if not scale.engines and not scale.reward_workers:
         return None
     gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
-    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+    return open_cluster(scale.address, cpus=scale.engines + scale.reward_workers, gpus=gpus)
 
 
 def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, torch.float32, str(device))
+    kept, kept_as = weights_choice(config, device, dtype, ranks)
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
     if (name := non_finite_weight(loaded.model)) is not None:
         raise WhetError(
             f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
@@ -96,7 +101,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
     if apart := agree_on_weights(ranks, loaded.model):
         raise WhetError(apart)
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
-    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
+    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine: Engine
@@ -126,6 +131,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+        **({"weights": kept_as} if kept_as else {}),
         **played,
     }
     return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
