@@ -31,7 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "moved reference": ("grpo", {**RL, "objective": {"kl": "k3", "reference": {"kind": "ema", "decay": 0.5}}}),
     "critic": ("ppo", RL),
     "adapters": ("grpo", {**RL, "model": {"lora": {"rank": 4}}, "objective": {"kl": "k3"}}),
-    "stale completions": ("grpo", {**RL, "batch": {**RL["batch"], "staleness": 1}}),
+    "stale completions": (
+        "grpo",
+        {**RL, "batch": {**RL["batch"], "staleness": 1}, "objective": {"mismatch": "truncate"}},
+    ),
     "rows": ("sft", ROWS),
     "pairs": ("dpo", {**ROWS, "objective": {"reference": {"kind": "ema", "decay": 0.5}}}),
     "reward model": ("bradley_terry", {key: each for key, each in ROWS.items() if key != "sampling"}),
