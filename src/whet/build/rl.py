@@ -35,6 +35,7 @@ from whet.objective import Objective, RunSetting, check_setting, description, pr
 from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.identity import PolicyWatch, shares_weights
 from whet.rollout.prompt_order import PromptOrder
 from whet.train.evaluate import Evaluator
 from whet.train.rl import RLModels, RLSettings, RLTrainer
@@ -149,7 +150,11 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    collector = RolloutCollector(runtime.engine, dataset, reward_at, spec, order, batch.staleness, runtime.player)
+    engine = runtime.engine
+    watch = None
+    if not shares_weights(engine):
+        watch = PolicyWatch(policy, engine, sampling.temperature, config.sampling.engine, config.scale.max_staleness)
+    collector = RolloutCollector(engine, dataset, reward_at, spec, order, batch.staleness, runtime.player, watch)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
