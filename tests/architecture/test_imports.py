@@ -38,7 +38,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("types", "hub", "data", "explain", "reward"),
     "build": (
         *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "envs"),
-        *("train", "config"),
+        *("dist", "train", "config"),
     ),
     "evaluate": ("types", "protocols", "data", "metrics", "report", "reward", "rollout", "train", "config", "build"),
     "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
-        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "train", "config"),
+        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "dist", "train", "config"),
         *("build", "evaluate", "workbench", "bench"),
     ),
     "pipeline": (

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -137,23 +137,27 @@ if not said:
 
 
 @contextlib.contextmanager
-def watched(folder: Path) -> Iterator[None]:
-    """Have somebody who says it, should this process be ended inside the block."""
+def watched(folder: Path) -> Iterator[Callable[[], None]]:
+    """Have somebody who says it, should this process be ended inside the block; unless what it yields is called."""
     try:
         reading, writing = os.pipe()
     except OSError:
-        yield
+        yield lambda: None
         return
+
+    def let_go() -> None:
+        with contextlib.suppress(OSError):
+            os.write(writing, b".")
+
     watcher = None
     try:
         command = [sys.executable, "-I", "-S", "-c", WATCHER, str(folder), str(folder / JOURNAL), str(os.getpid())]
         with contextlib.suppress(OSError):  # no process to spare: then nobody watches
             watcher = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL)
         os.close(reading)
-        yield
+        yield let_go
     finally:
-        with contextlib.suppress(OSError):
-            os.write(writing, b".")
+        let_go()
         os.close(writing)
         if watcher is not None:
             watcher.wait()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,17 @@ from whet.api.inputs import (
     reward_parts,
     reward_section,
     rows_in_memory,
-    saved_start,
+)
+from whet.api.ranks import (
+    agree_on_config,
+    agree_on_inputs,
+    check_ranks,
+    claimed_by_first,
+    connected,
+    crew_of,
+    explained,
+    heard_in_log,
+    seen_folder,
 )
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
@@ -32,7 +42,6 @@ from whet.config.run_folder import (
     EVAL_ROWS,
     ROWS,
     START,
-    claimed_folder,
     discard,
     locked,
     read_config,
@@ -40,13 +49,15 @@ from whet.config.run_folder import (
 )
 from whet.config.run_inputs import RunInputs
 from whet.config.width import stated_width
+from whet.dist.launch import launched
 from whet.importing import refuse_while_importing
 from whet.reward.journal import journal
 from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
-    from whet.train.run import TrainingResult
+    from whet.dist.crew import Crew
+    from whet.train.run import LoopSettings, TrainingResult
     from whet.types import StepReport
 
 TRL_ARGUMENTS = {"train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward", "args": "config"}
@@ -85,7 +96,7 @@ def train(
     beside the console; `console=False` silences that.
     """
     refuse_while_importing("whet.train")
-    refuse_several_processes()
+    launch = launched()
     for name in settings.keys() & TRL_ARGUMENTS.keys():
         raise WhetError(f"whet.train has no argument {name!r}; in whet it is {TRL_ARGUMENTS[name]}=...")
     check_callbacks(callbacks)
@@ -102,16 +113,17 @@ def train(
     if parts is not None:
         layer["reward"] = reward_section(parts)
     layer = merged(layer, environment_section(env, tools, agent))
-    base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
-    width = stated_width(model.config) if model is not None and model_name(model) is None else None
-    resolved_config = resolved(method, base, layer, width=width)
-    with (
-        claimed_folder(resolved_config, rows, eval_rows) as (folder, claimed),
-        saved_start(claimed, folder, model, tokenizer) as final,
-    ):
-        named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
-        files = RunFiles(final, folder, command)
-        return _run(final, folder, callbacks, console, None, files, None if named else made_rewards(parts))
+    with crew_of(launch) as crew:
+        base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
+        width = stated_width(model.config) if model is not None and model_name(model) is None else None
+        resolved_config = resolved(method, base, layer, width=width)
+        check_ranks(resolved_config, launch)
+        with claimed_by_first(crew, resolved_config, rows, eval_rows, model, tokenizer) as (final, folder):
+            named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
+            files = RunFiles(final, folder, command)
+            rewards = None if named else made_rewards(parts)
+            with heard_in_log(folder, crew, takes_streams=bool(command)):
+                return _run(final, folder, callbacks, console, None, files, rewards, crew)
 
 
 def resume(
@@ -135,26 +147,52 @@ def resume(
     refused, unless `accept_changes` is true; then the run notes what changed. `reward` is for a run whose reward was
     given from Python and is in no file; weights stay those of the run. `env` and `tools` likewise.
     """
+    refuse_while_importing("whet.resume")
+    check_callbacks(callbacks)
+    path = folder.folder if isinstance(folder, Run) else Path(folder)
+    with crew_of(launched()) as crew:
+        environment_section(env, tools, None)  # what is in no file is found by its name again
+        config = read_config(path)
+        refuse_resume_of_0_1(path)
+        given = merged({} if steps is None else {"steps": steps}, settings or {})
+        if given:
+            config = with_settings(config, given)
+        unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
+        if reward is None and unreachable:
+            name = unreachable[0].removeprefix(FROM_PYTHON)
+            raise WhetError(
+                f"{path}: its reward {name!r} was given from Python and is in no file; "
+                "resume it there: whet.resume(folder, reward=...)"
+            )
+        if crew is not None:
+            check_ranks(config, crew.launch)
+            agree_on_config(crew, config)
+        with _chosen_checkpoint(crew, path, config, checkpoint, "steps" in given) as (chosen, done):
+            parts = reward_parts(reward)
+            if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
+                known = zip(parts, config.reward.parts, strict=True)
+                parts = [(name, was.weight, each) for (name, _, each), was in known]
+            inputs = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
+            with heard_in_log(path, crew, takes_streams=bool(command)):
+                return _run(config, path, callbacks, console, chosen, inputs, made_rewards(parts), crew)
+
+
+@contextlib.contextmanager
+def _chosen_checkpoint(
+    crew: Crew | None, path: Path, config: Config, checkpoint: str | None, is_longer: bool
+) -> Iterator[tuple[Path | None, int]]:
+    """The checkpoint to go on from and its step; chosen by the first rank, which keeps others out of the folder.
+
+    `is_longer`: another number of steps was asked for.
+    """
     from whet.model import checkpoint_step, complete_checkpoints, verify_checkpoint
     from whet.report.record import is_finished
 
-    refuse_while_importing("whet.resume")
-    refuse_several_processes()
-    check_callbacks(callbacks)
-    path = folder.folder if isinstance(folder, Run) else Path(folder)
-    environment_section(env, tools, None)  # what is in no file is found by its name again
-    config = read_config(path)
-    refuse_resume_of_0_1(path)
-    given = merged({} if steps is None else {"steps": steps}, settings or {})
-    if given:
-        config = with_settings(config, given)
-    unreachable = [part.reward for part in config.reward.parts if part.reward.startswith(FROM_PYTHON)]
-    if reward is None and unreachable:
-        name = unreachable[0].removeprefix(FROM_PYTHON)
-        raise WhetError(
-            f"{path}: its reward {name!r} was given from Python and is in no file; "
-            "resume it there: whet.resume(folder, reward=...)"
-        )
+    if crew is not None and not crew.is_first:
+        name = crew.hand_out("checkpoint")
+        chosen = seen_folder(str(path)) / "checkpoints" / name if name else None
+        yield chosen, 0 if chosen is None else checkpoint_step(chosen)
+        return
     with locked(path):
         found = complete_checkpoints(path / "checkpoints")
         chosen = found[-1] if found else None
@@ -166,7 +204,7 @@ def resume(
         if chosen is not None:
             verify_checkpoint(chosen)
             done = checkpoint_step(chosen)
-            if "steps" in given and config.steps <= done:
+            if is_longer and config.steps <= done:
                 raise WhetError(f"{path} is at step {done} already; give --steps a larger total")
             # a run killed between its last step and its report still has that to write
             if done >= config.steps and is_finished(path):
@@ -174,21 +212,9 @@ def resume(
                     f"{path}: nothing to do, all {config.steps} steps are done; to train on, "
                     f"`whet resume {path} --steps {2 * config.steps}`"
                 )
-        parts = reward_parts(reward)
-        if parts is not None and not isinstance(reward, Mapping) and len(parts) == len(config.reward.parts):
-            parts = [(name, was.weight, each) for (name, _, each), was in zip(parts, config.reward.parts, strict=True)]
-        inputs = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
-        return _run(config, path, callbacks, console, chosen, inputs, made_rewards(parts))
-
-
-def refuse_several_processes() -> None:
-    """Raise under a launcher of several processes: each would train the same run on its own."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size.isdigit() and int(size) > 1:
-        raise WhetError(
-            f"WORLD_SIZE is {size}: whet trains in one process, and {size} would train the same run each on its own; "
-            "start it without torchrun"
-        )
+        if crew is not None:
+            crew.hand_out("checkpoint", chosen.name if chosen is not None else "")
+        yield chosen, done
 
 
 @contextlib.contextmanager
@@ -211,21 +237,27 @@ def _run(
     checkpoint: Path | None,
     files: RunFiles,
     rewards: Any,
+    crew: Crew | None = None,
 ) -> Run:
     import torch
 
     from whet.build.assembly import assemble
     from whet.report import RunRecorder, write_report
-    from whet.train.run import LoopSettings, notify, run_training
+    from whet.train.run import notify, run_training
     from whet.workbench.workbench import note_version, record_effect, write_version
+
+    if crew is not None and not crew.is_first:
+        return _run_silently(config, folder, checkpoint, rewards, crew)
 
     started = time.time()
     display, record, summary, first = None, None, {}, _FirstStep()
     try:
         inputs = files.begin()
+        ranks = connected(crew, config)
         with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-            assembly = assemble(config, rewards)
+            assembly = assemble(config, rewards, ranks)
         inputs = files.settle(assembly.parts, inputs)
+        agree_on_inputs(crew, config, assembly)
         summary = _summary(config, assembly, folder, started, inputs)
         ledger = config.reward.ledger or None
         version = write_version(folder, assembly.parts) if assembly.parts else None
@@ -235,13 +267,13 @@ def _run(
         display = _display() if console else None
         reviewers = _reviewers(config, folder, reward_hash)
         everyone = [first, *([display] if display is not None else []), *callbacks, *reviewers]
-        kept = config.report
-        schedule = LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints)
         start_up = time.time() - started
-        with watched(folder), journal(folder):
+        with watched(folder) as let_go, journal(folder):
+            if crew is not None:
+                crew.heart.last_words = _last_words(folder, record, summary, let_go)
             outcome = run_training(
                 assembly.trainer,
-                schedule,
+                _schedule(config),
                 folder,
                 record,
                 everyone,
@@ -250,15 +282,20 @@ def _run(
                 precision=assembly.precision,
                 also_saved=assembly.also_saved,
                 identity=inputs.identity,
+                ranks=ranks,
+                note=crew.note if crew is not None else None,
             )
-    except BaseException as error:
-        _name_folder(error, folder)
+    except BaseException as raised:
+        _name_folder(raised, folder)
         with signals_wait():
+            error = explained(crew, raised)
             if record is not None:
                 _break_off(error, folder, record, summary, display, is_untouched=files.is_new and not first.done)
             elif files.is_new:  # a resume that is refused leaves the run as it was
                 discard(folder)
-        raise
+        if error is raised:
+            raise
+        raise error from raised
     with signals_wait(), _finishing(folder):
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
         if reward_hash:
@@ -268,6 +305,58 @@ def _run(
         next_command = _next_command(config, folder, outcome)
         notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": next_command})
     return Run(folder)
+
+
+def _schedule(config: Config) -> LoopSettings:
+    from whet.train.run import LoopSettings
+
+    kept = config.report
+    return LoopSettings(config.steps, config.eval.every, kept.save_every, kept.keep_checkpoints)
+
+
+def _run_silently(config: Config, folder: Path, checkpoint: Path | None, rewards: Any, crew: Crew) -> Run:
+    """The part of a rank that is not the first: the same steps, and nothing written but its share of checkpoints."""
+    import torch
+
+    from whet.build.assembly import assemble
+    from whet.report.record import SilentRecorder
+    from whet.train.run import run_training
+
+    ranks = connected(crew, config)
+    with uncollected(), torch.inference_mode(False), torch.enable_grad():
+        assembly = assemble(config, rewards, ranks)
+    agree_on_inputs(crew, config, assembly)
+    run_training(
+        assembly.trainer,
+        _schedule(config),
+        folder,
+        SilentRecorder(folder),
+        (),
+        {},
+        checkpoint=checkpoint,
+        precision=assembly.precision,
+        also_saved=assembly.also_saved,
+        ranks=ranks,
+        note=crew.note,
+    )
+    return Run(folder)
+
+
+def _last_words(
+    folder: Path, record: Any, summary: Mapping[str, Any], let_go: Callable[[], None]
+) -> Callable[[str], None]:
+    """What is left to do where another rank is lost and the main thread cannot be interrupted."""
+    from whet.report import write_report
+
+    def say(cause: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            record.finished({**summary, "status": "failed", "finished": time.time(), "error": cause})
+        with contextlib.suppress(OSError, WhetError):
+            write_report(folder)
+        let_go()
+        print(f"whet: {cause}; {going_on(folder)}", file=sys.stderr, flush=True)
+
+    return say
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from whet.build.rewards import (
 )
 from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
+from whet.dist.ranks import ALONE, Ranks
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
 
@@ -37,7 +38,7 @@ class Assembly:
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
 
 
-def assemble(config: Config, rewards: Sequence[RewardPart] | None = None) -> Assembly:
+def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
     """Build everything; every mistake in the config or the data surfaces here, before the first step."""
     kind = kind_of(config)
     draws, evaluates = kind.draws_completions(config), kind.scores_eval_prompts(config)

@@ -95,7 +95,8 @@ def main() -> None:
         code, line = _ending(error)
     for number in (signal.SIGINT, *heeded):  # from here on nothing is left to lose
         signal.signal(number, signal.SIG_IGN)
-    if line:
+    ranks = sys.modules.get("whet.api.ranks")
+    if line and not (ranks and ranks.is_silent()):
         _print_error(f"whet: {_one_line(line)}")
     _leave(code)
 

@@ -23,6 +23,7 @@ REWARD = "reward"
 FREE = (
     "steps", "folder", "report", "eval.every", "batch.micro_batch_tokens", "model.threads", "model.device",
     "model.recompute", "reward.ledger", "reward.timeout", "reward.on_error", "reward.most_failures",
+    "scale.workers", "scale.engines", "scale.reward_workers", "scale.address", "scale.offload", "scale.timeout",
 )  # fmt: skip
 # settings that name what has a digest: where it lies does not matter
 PLACES = {"data.source": "data", "eval.source": "eval data", "model.name": "model", "preference.store": ""}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from whet.model.lora import AdaptedLinear, adapted_layers
 from whet.types import WhetError
@@ -22,14 +24,12 @@ TASKS = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"
 HEAD = "score"  # of a reward model: trained in full, so it travels with the adapter
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the factors of an adapted model, and of a reward model its head; nothing for a model without adapters."""
-    from safetensors.torch import save_file
-
+def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The factors of an adapted model, and of a reward model its head, by their names in a file."""
     layers = adapted_layers(model)
     if not layers:
-        return
-    tensors = {
+        return {}
+    tensors: dict[str, Tensor] = {
         f"{PREFIX}{name}.{saved}": getattr(layer, factor)
         for name, layer in layers.items()
         for factor, saved in NAMES.items()
@@ -37,6 +37,17 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     head = getattr(model, HEAD, None)
     if head is not None:
         tensors |= {f"{PREFIX}{HEAD}.{name}": value for name, value in head.state_dict().items()}
+    return tensors
+
+
+def save_adapter(model: PreTrainedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write the adapter; nothing for a model without. `tensors` are its own, gathered where they lie in shards."""
+    from safetensors.torch import save_file
+
+    layers = adapted_layers(model)
+    if not layers:
+        return
+    tensors = adapter_tensors(model) if tensors is None else tensors
     folder.mkdir()
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, str(folder / WEIGHTS))
     text = json.dumps(_description(model, layers), indent=1, sort_keys=True)
@@ -60,6 +71,19 @@ def _description(model: PreTrainedModel, layers: dict[str, AdaptedLinear]) -> di
         "modules_to_save": [HEAD] if hasattr(model, HEAD) else None,
         "inference_mode": True,
     }
+
+
+def stored_factors(model: PreTrainedModel, checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's factors by the names of the model's parameters; none for a model without adapters."""
+    from safetensors.torch import load_file
+
+    layers = adapted_layers(model)
+    file = checkpoint / FOLDER / WEIGHTS
+    if not layers or not file.is_file():
+        return {}
+    stored = load_file(str(file))
+    found = {f"{name}.{factor}": f"{PREFIX}{name}.{saved}" for name in layers for factor, saved in NAMES.items()}
+    return {name: stored[place] for name, place in found.items() if place in stored}
 
 
 @torch.no_grad()

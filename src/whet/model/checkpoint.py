@@ -227,14 +227,18 @@ def damage_fix(path: Path) -> str:
 
 def load_checkpoint(path: Path, model: PreTrainedModel) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Put a verified checkpoint's weights into the model, in place and byte for byte; its tensors and state."""
-    from safetensors.torch import load_file
-
     verify_checkpoint(path)
     copy_weights(stored_weights(path, model), model, path)
     load_adapter(model, path)
+    return load_tensors(path), checkpoint_state(path)
+
+
+def load_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The named sets of tensors in a checkpoint that was verified."""
+    from safetensors.torch import load_file
+
     names = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["tensors"]
-    tensors = {name: load_file(str(path / tensors_file(name))) for name in names}
-    return tensors, checkpoint_state(path)
+    return {name: load_file(str(path / tensors_file(name))) for name in names}
 
 
 def checkpoint_state(path: Path) -> dict[str, Any]:

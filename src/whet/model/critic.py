@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import adapter_factors
+from whet.model.placement import laid_out_like
 from whet.model.pretrained import first_line, quiet_transformers
 from whet.model.token_logp import states_before
 from whet.types import WhetError
@@ -55,7 +56,11 @@ class Critic:
         return {name: value.detach().cpu().contiguous() for name, value in values.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        self.modules().load_state_dict(dict(tensors))
+        modules = self.modules()
+        places: dict[str, Tensor] = {**dict(modules.named_parameters()), **dict(modules.named_buffers())}
+        modules.load_state_dict(
+            {name: laid_out_like(value, places[name]) if name in places else value for name, value in tensors.items()}
+        )
 
 
 def critic_on(policy: CausalLM, *, shared: bool, start: str = "", tokenizer: Any = None) -> Critic:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import adapters_off
+from whet.model.placement import fill
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,7 +53,7 @@ class CopiedReference:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         for name, parameter in self._copy.model.named_parameters():
-            parameter.copy_(tensors[name])
+            fill(parameter, tensors[name])
 
 
 class ReloadedReference:

@@ -174,6 +174,25 @@ class RunRecorder:
         return self._digests[name]
 
 
+class SilentRecorder(RunRecorder):
+    """Of a rank that is not the first: it writes nothing."""
+
+    def started(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        pass
+
+    def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> None:
+        pass
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def position(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+
 def step_line(report: StepReport) -> dict[str, Any]:
     """A step as written to metrics.jsonl. Inner keys are sorted: equal runs write equal bytes."""
     return {

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from whet.model.placement import laid_out_like
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
@@ -64,7 +66,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
         # the fused optimizer keeps even the step count where the parameter is
-        optimizer.state[parameter][key] = value.to(parameter.device).clone()
+        optimizer.state[parameter][key] = laid_out_like(value, parameter).clone()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

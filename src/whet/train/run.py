@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from whet.dist.agreement import agree_on_step
+from whet.dist.ranks import ALONE, Ranks
+from whet.dist.sharded_checkpoint import is_sharded, load_sharded, save_sharded
 from whet.metrics.timer import PhaseTimer
 from whet.model.checkpoint import (
     checkpoint_step,
@@ -147,13 +150,18 @@ def run_training(
     precision: str = "fp32",
     also_saved: Mapping[str, Stateful] | None = None,
     identity: str = "",
+    ranks: Ranks = ALONE,
+    note: Callable[[str], object] | None = None,
 ) -> TrainingResult:
     """Run the remaining steps. `checkpoint` is where to go on from; without one the run starts at step 1.
 
     `also_saved` is what checkpoints hold besides the trainer, by name; `identity` is what they say whose they are.
+    Of several ranks the first alone writes records and is listened to by callbacks; `note` hears what this rank does.
     """
     checkpoints, others = folder / "checkpoints", dict(also_saved or {})
-    progress = _restored(trainer, folder, checkpoint, others)
+    progress = _restored(trainer, folder, checkpoint, others, ranks)
+    ranks.gather(None)  # the first rank has cut the logs back
+    note = note or _ignore
     lines = read_metrics(folder)
     history: ThinnedLog[StepReport] = ThinnedLog()  # of a long run: a check must not cost more with every step
     for earlier in step_reports(lines):
@@ -163,6 +171,7 @@ def run_training(
     notify(everyone, "started", summary)
 
     def evaluate(step: int) -> None:
+        note(f"evaluating after step {step}")
         _check_weights(trainer.model, step, folder)
         timer = PhaseTimer()
         with timer.phase("evaluate"), _memory_in_words(f"the evaluation at step {step}", folder):
@@ -175,6 +184,7 @@ def run_training(
             notify(everyone, "evaluated", step, "eval", result, timer.seconds["evaluate"])
 
     def save(step: int) -> None:
+        note(f"saving step {step}")
         _refuse_lost(record, step)
         timer = PhaseTimer()
         with timer.phase("save"):
@@ -186,19 +196,26 @@ def run_training(
                 "logs": record.position(),
                 "identity": identity,
             }
-            path = save_checkpoint(checkpoints, step, trainer.model, trainer.tokenizer, trainer.tensors(), state)
-            prune_checkpoints(checkpoints, settings.keep_checkpoints)
+            content = (trainer.model, trainer.tokenizer, trainer.tensors(), state)
+            if ranks.size == 1:
+                path = save_checkpoint(checkpoints, step, *content)
+            else:
+                path = save_sharded(ranks, checkpoints, step, *content)
+            if ranks.is_first:
+                prune_checkpoints(checkpoints, settings.keep_checkpoints)
         _add(spent, timer.seconds)
         notify(everyone, "saved", step, path)
 
-    remove_leftovers(checkpoints)
-    prune_checkpoints(checkpoints, settings.keep_checkpoints)  # a kill may have come between a save and its pruning
+    if ranks.is_first:
+        remove_leftovers(checkpoints)
+        prune_checkpoints(checkpoints, settings.keep_checkpoints)  # a kill may have come between a save and its pruning
     if progress.evaluated_at < 0:
         evaluate(0)
     saved = progress.step if checkpoint is not None else -1
     with _graceful_stop() as stopping:
         for step in range(progress.step + 1, (settings.steps if trainer.ended_early is None else progress.step) + 1):
             timer = PhaseTimer()
+            note(f"in step {step}")
             with _memory_in_words(f"step {step}", folder):
                 report, samples = trainer.step(step, timer)
             report = replace(
@@ -211,12 +228,16 @@ def run_training(
             _refuse_lost(record, step)
             notify(everyone, "stepped", report, samples)
             done = step == settings.steps or trainer.ended_early is not None
+            stops, disagreement = agree_on_step(ranks, trainer.model, report, samples, stopping.is_set())
+            if disagreement:
+                raise RunFailed(disagreement)
             if done or (settings.eval_every and step % settings.eval_every == 0):
                 evaluate(step)
-            if done or stopping.is_set() or step % settings.save_every == 0:
+            if done or stops or step % settings.save_every == 0:
                 save(step)
                 saved = step
-            if done or stopping.is_set():
+            # several ranks stop together: a signal that came to one meanwhile counts at the next step
+            if done or stops or (ranks.size == 1 and stopping.is_set()):
                 break
     if saved != progress.step:  # the signal came after its step had been looked at
         save(progress.step)
@@ -261,15 +282,27 @@ def _result(progress: _Progress, steps: int, ended: str | None, spent: Mapping[s
     return TrainingResult(status, progress.step, before, progress.after, spent, progress.tokens, ended or "")
 
 
-def _restored(trainer: Trainer, folder: Path, checkpoint: Path | None, others: Mapping[str, Stateful]) -> _Progress:
+def _ignore(text: str) -> None:
+    pass
+
+
+def _restored(
+    trainer: Trainer, folder: Path, checkpoint: Path | None, others: Mapping[str, Stateful], ranks: Ranks
+) -> _Progress:
     if checkpoint is None:
-        cut_back(folder, {})
+        if ranks.is_first:
+            cut_back(folder, {})
         return _Progress()
-    tensors, state = load_checkpoint(checkpoint, trainer.model)
+    if ranks.size == 1 and not is_sharded(checkpoint):
+        tensors, state = load_checkpoint(checkpoint, trainer.model)
+    else:
+        tensors, state = load_sharded(ranks, checkpoint, trainer.model)
     trainer.restore(state["trainer"], tensors)
     for name, saved in state["also"].items():
         if name in others:  # a reward that was taken out has nothing to restore
             others[name].restore(saved)
+    if not ranks.is_first:
+        return _Progress(**state["run"])
     cut_back(folder, state["logs"])
     # newer ones belong to the lines just cut off: pruning would take them for the newest, and so would a resume
     for path in complete_checkpoints(checkpoint.parent):
