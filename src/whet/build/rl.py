@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from whet.build.adapters import first_policy
+from whet.build.ahead import session_ahead
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.player import most_actions
 from whet.build.prompts import data_summary
@@ -32,8 +34,10 @@ from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
-from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.ahead import AsyncCollector, check_ahead
+from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
 from whet.rollout.prompt_order import PromptOrder
+from whet.rollout.window import GroupWindow
 from whet.train.evaluate import Evaluator
 from whet.train.rl import RLModels, RLSettings, RLTrainer
 from whet.types import Prompt, Sample, WhetError
@@ -48,10 +52,11 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
         batch.group_size,
         batch.updates_per_step * batch.epochs_per_batch,
         len(parts),
-        batch.staleness,
+        batch.staleness or config.scale.max_staleness,
         step_scorer(parts) is not None,
         config.steps,
         not config.env.is_single,
+        "scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
     )
     check_setting(objective, setting, changes)
     if config.model.reference == "reload" and objective.reference.name != "frozen":
@@ -133,7 +138,7 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    collector = RolloutCollector(runtime.engine, dataset, reward_at, spec, order, batch.staleness, runtime.player)
+    collector = build_collector(config, runtime, dataset, reward_at, spec, order)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
@@ -141,10 +146,31 @@ def build_rl_trainer(
         sampling,
         config.seed,
         batch.epochs_per_batch,
-        batch.staleness,
+        batch.staleness or config.scale.max_staleness,
         most_actions(config),
     )
     return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator)
+
+
+def build_collector(
+    config: PolicyConfig,
+    runtime: Runtime,
+    dataset: PromptDataset,
+    reward_at: Callable[[float], RewardContext],
+    spec: RolloutSpec,
+    order: PromptOrder,
+) -> Collector:
+    """Each step waits for its own completions, or they are written while the trainer trains."""
+    scale, engine = config.scale, runtime.engine
+    if not scale.max_staleness:
+        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player)
+    check_ahead(spec)
+    window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
+    session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
+    weights = runtime.policy.model.state_dict
+    collector = AsyncCollector(session, dataset, reward_at, spec, order, window, weights, runtime.engine)
+    weakref.finalize(collector, session.close)
+    return collector
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

@@ -85,6 +85,11 @@ class RunConfig(Section):
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
+        if self.kind != "policy":
+            idle |= dict.fromkeys(
+                ("scale.max_staleness", "scale.window"),
+                f"has no effect: {self.method} draws no completions that could be behind; drop it",
+            )
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
         return idle
@@ -120,6 +125,11 @@ class PolicyConfig(RunConfig):
         idle = super().idle()
         if not self.trains_critic():
             idle["critic"] = f"has no effect: {self.method} trains no critic; drop it"
+        if self.scale.max_staleness < 2:
+            idle["scale.window"] = (
+                f"has no effect with scale.max_staleness={self.scale.max_staleness}: no group may be passed; give "
+                "scale.max_staleness=2 or more, or drop it"
+            )
         return idle
 
     def check(self) -> None:
@@ -131,6 +141,27 @@ class PolicyConfig(RunConfig):
         if updates > rows:
             raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")
         _refuse_crowd("batch.prompts_per_step x batch.group_size", rows)
+        if self.scale.max_staleness:
+            self._check_ahead()
+
+    def _check_ahead(self) -> None:
+        """Refuse what does not go with completions that are written while the trainer trains."""
+        scale = self.scale
+        if self.batch.staleness:
+            raise WhetError(
+                f"batch.staleness={self.batch.staleness} makes every step that far behind, and "
+                f"scale.max_staleness={scale.max_staleness} at most that far; give one of the two"
+            )
+        if not self.env.is_single:
+            raise WhetError(
+                "scale.max_staleness: the turns of an episode wait for its environment, which answers in the trainer's "
+                "process while it collects; give scale.max_staleness=0 with env, or env=single"
+            )
+        if scale.workers > 1:
+            raise WhetError(
+                f"scale.max_staleness: each of {scale.workers} ranks would take the groups that were finished first "
+                "for itself, and they must train on the same ones; give scale.workers=1, or scale.max_staleness=0"
+            )
 
 
 def _refuse_crowd(product: str, samples: int) -> None:

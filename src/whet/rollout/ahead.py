@@ -45,6 +45,20 @@ class _Asked:
     samples: dict[int, Sample] = field(default_factory=dict)  # that are finished, by their place in the group
 
 
+def check_ahead(spec: RolloutSpec) -> None:
+    """Refuse what a session in the background cannot draw."""
+    if spec.greedy:
+        raise WhetError(
+            "scale.max_staleness: a greedy baseline draws a second completion at temperature 0, and a session has "
+            "one temperature; give another objective.baseline, or scale.max_staleness=0"
+        )
+    if spec.keep.grows:
+        raise WhetError(
+            "scale.max_staleness: objective.keep draws more completions to prompts of an earlier round, which "
+            "would be of several ages; give another objective.keep, or scale.max_staleness=0"
+        )
+
+
 class AsyncCollector:
     """Collects the groups of one step after another from a session that is always ahead."""
 
@@ -59,16 +73,7 @@ class AsyncCollector:
         weights: Callable[[], Mapping[str, Any]],  # the policy's, before the first step
         engine: Engine | None = None,  # another one that follows the policy's versions, of evaluations
     ) -> None:
-        if spec.greedy:
-            raise WhetError(
-                "scale.max_staleness: a greedy baseline draws a second completion at temperature 0, and a session has "
-                "one temperature; give another objective.baseline, or scale.max_staleness=0"
-            )
-        if spec.keep.grows:
-            raise WhetError(
-                "scale.max_staleness: objective.keep draws more completions to prompts of an earlier round, which "
-                "would be of several ages; give another objective.keep, or scale.max_staleness=0"
-            )
+        check_ahead(spec)
         self._session, self._dataset, self._reward_at, self._spec = session, dataset, reward_at, spec
         self._order, self._window, self._weights, self._engine = order, window, weights, engine
         self._version: int | None = None  # of the session's weights

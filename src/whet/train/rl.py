@@ -22,7 +22,7 @@ from whet.model.critic import Critic
 from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.objective import Memory, Objective, step_totals
 from whet.rollout.buffer import RolloutBatch
-from whet.rollout.collect import RolloutCollector, outcomes_of
+from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import (
@@ -95,7 +95,7 @@ class RLTrainer:
         self,
         models: RLModels,
         objective: Objective,
-        collector: RolloutCollector,
+        collector: Collector,
         settings: RLSettings,
         optimizer: OptimizerSettings,
         evaluator: Evaluator | None = None,
