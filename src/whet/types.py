@@ -20,6 +20,10 @@ class WhetError(Exception):
     """A mistake the user can fix: one line that names what was given, what was expected and the fix."""
 
 
+class RunFailed(Exception):
+    """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that a mistyped one probably means; case does not count."""
     by_lower = {each.lower(): each for each in known}

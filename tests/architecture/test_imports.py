@@ -31,14 +31,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
-    "dist": ("types", "model"),
+    "dist": ("types", "protocols", "model"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
-    "advise": ("types", "explain"),
+    "plan": ("types", "report"),
+    "advise": ("types", "explain", "plan"),
     "config": ("types", "hub", "data", "explain", "reward"),
     "build": (
         *("types", "registry", "protocols", "objective", "data", "model", "sandbox", "reward", "rollout", "envs"),
-        *("dist", "train", "config"),
+        *("dist", "train", "plan", "explain", "hub", "config"),
     ),
     "evaluate": ("types", "protocols", "data", "metrics", "report", "reward", "rollout", "train", "config", "build"),
     "label": ("types", "protocols", "data", "model", "metrics", "reward", "rollout", "config", "build"),
@@ -46,8 +47,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bench": ("types", "objective", "metrics", "report", "rollout", "train", "config", "build"),
     # runs are started through the Python API; nothing above this line knows that there are runs of runs
     "api": (
-        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "dist", "train", "config"),
-        *("build", "evaluate", "workbench", "bench"),
+        *("types", "importing", "protocols", "data", "model", "report", "reward", "envs", "dist", "train", "plan"),
+        *("config", "build", "evaluate", "workbench", "bench"),
     ),
     "pipeline": (
         *("types", "registry", "objective", "data", "model", "metrics", "report", "reward", "rollout"),
@@ -58,7 +59,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("config", "build", "api", "pipeline"),
     ),
     "cli": (
-        *("types", "registry", "report", "reward", "explain", "advise", "config"),
+        *("types", "registry", "report", "reward", "explain", "plan", "advise", "config"),
         *("evaluate", "label", "workbench", "bench", "api", "pipeline", "experiments", "__init__"),
     ),
     "__main__": ("cli",),

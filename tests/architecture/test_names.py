@@ -27,6 +27,7 @@ NAMED_HERE = ("objective/presets/", "advise/", "config/names.py")  # the last: w
 EXAMPLES_HERE = (
     "cli/__init__.py",
     "cli/train.py",
+    "cli/plan.py",
     "cli/runs.py",
     "cli/text.py",
     "__init__.py",

@@ -8,7 +8,8 @@ import pytest
 import whet
 from whet.build import runtime
 from whet.build.assembly import assemble
-from whet.build.runtime import load_runtime, thread_choice
+from whet.build.runtime import load_runtime
+from whet.build.threads import thread_choice
 from whet.config.config import resolved, resolved_evaluation
 from whet.model.block import NotDescribed
 from whet.types import WhetError

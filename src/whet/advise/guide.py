@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from whet.advise.footprint import REFERENCES, MemoryEstimate, fits, memory_estimate
+from whet.advise.footprint import Footprint, MemoryEstimate, fits, memory_estimate
 from whet.explain import catalogue
 from whet.explain.catalogue import Method, MethodKind
+from whet.plan.workload import REFERENCES
 from whet.types import WhetError, did_you_mean
 
 SIGNALS = ("verifiable", "preferences", "labels", "demonstrations", "reward_model")
@@ -275,7 +276,7 @@ def advice(situation: Situation) -> Advice:
     chosen = next((method for method in trainable if _fits(situation, method) is not False), trainable[0])
     others = [method for method in (*rule.ranking, *rule.also) if method != chosen]
     command, rehearsal = _commands(situation, chosen)
-    size, needs = situation.model_billions, _needs(situation, chosen)
+    footprint = _footprint(situation, chosen)
     return Advice(
         recommendation=chosen,
         title=_title(chosen),
@@ -285,7 +286,7 @@ def advice(situation: Situation) -> Advice:
             Alternative(each, _title(each), rule.when.get(each, GUIDE[each][1]), each in available) for each in others
         ),
         warnings=(*_run_warnings(situation, chosen), *_data_warnings(situation, chosen)),
-        memory=None if size is None else memory_estimate(size, situation.memory_gigabytes, needs),
+        memory=None if footprint is None else memory_estimate(footprint),
         command=command,
         rehearsal=rehearsal,
     )
@@ -310,8 +311,22 @@ def _needs(situation: Situation, method: str) -> frozenset[str]:
     return needs | {"ref_logp"} if situation.signal == "reward_model" else needs
 
 
+def _footprint(situation: Situation, method: str) -> Footprint | None:
+    """None where the model's size was not given."""
+    if situation.model_billions is None:
+        return None
+    return Footprint(
+        situation.model_billions,
+        situation.memory_gigabytes,
+        _needs(situation, method),
+        _is(method, "policy"),
+        situation.completion_tokens,
+    )
+
+
 def _fits(situation: Situation, method: str) -> bool | None:
-    return fits(situation.model_billions, situation.memory_gigabytes, _needs(situation, method))
+    footprint = _footprint(situation, method)
+    return None if footprint is None else fits(footprint)
 
 
 def _reasons(situation: Situation, ranking: tuple[str, ...], chosen: str) -> Iterator[str]:

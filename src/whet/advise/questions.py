@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from whet.advise.footprint import span
 from whet.advise.guide import FILES, GOALS, Advice, Situation
 from whet.types import WhetError
 
@@ -150,7 +149,7 @@ def advice_text(situation: Situation, advice: Advice) -> str:
     lines += _section("Rather, when", others)
     lines += _section("Mind", advice.warnings)
     if advice.memory is not None:
-        total = f"{span(advice.memory.low, advice.memory.high)} in all; {advice.memory.verdict}"
+        total = f"{advice.memory.gigabytes:.3g} GB in all; {advice.memory.verdict}"
         lines += _section("Memory", (*advice.memory.parts, total))
     lines += ["", "Run, with your own model and files:", f"  {advice.command}"]
     if advice.rehearsal is not None:

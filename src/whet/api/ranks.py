@@ -61,7 +61,7 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
 def explained(crew: Crew | None, error: BaseException) -> BaseException:
     """The error that ends this rank: another rank's, where that is the reason; the others are told of it."""
     from whet.dist.crew import OtherRankEnded
-    from whet.train.run import RunFailed
+    from whet.types import RunFailed
 
     if crew is None or getattr(error, "is_explained", False):
         return error

@@ -52,7 +52,7 @@ from whet.config.width import stated_width
 from whet.dist.launch import launched
 from whet.importing import refuse_while_importing
 from whet.reward.journal import journal
-from whet.types import WhetError
+from whet.types import RunFailed, WhetError
 
 if TYPE_CHECKING:
     from whet.build.assembly import Assembly
@@ -250,12 +250,12 @@ def _run(
         return _run_silently(config, folder, checkpoint, rewards, crew)
 
     started = time.time()
-    display, record, summary, first = None, None, {}, _FirstStep()
+    display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     try:
         inputs = files.begin()
         ranks = connected(crew, config)
         with uncollected(), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-            assembly = assemble(config, rewards, ranks)
+            assembly = opened.enter_context(contextlib.closing(assemble(config, rewards, ranks)))
         inputs = files.settle(assembly.parts, inputs)
         agree_on_inputs(crew, config, assembly)
         summary = _summary(config, assembly, folder, started, inputs)
@@ -296,6 +296,8 @@ def _run(
         if error is raised:
             raise
         raise error from raised
+    finally:
+        opened.close()  # before the report: processes elsewhere have nothing left to do
     with signals_wait(), _finishing(folder):
         ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
         if reward_hash:
@@ -385,7 +387,7 @@ def _break_off(
     in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
     """
     from whet.report import write_report
-    from whet.train.run import FolderLost, RunFailed
+    from whet.train.run import FolderLost
 
     is_expected = isinstance(error, WhetError | RunFailed | KeyboardInterrupt)
     if display is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.build.kind import BuildInputs
+from whet.build.kind import BuildInputs, TrainingKind
 from whet.build.kinds import kind_of
 from whet.build.prompts import load_prompts
 from whet.build.rewards import (
@@ -17,11 +17,12 @@ from whet.build.rewards import (
     sandbox_summary,
     scorable_prompts,
 )
-from whet.build.runtime import build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
+from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.dist.ranks import ALONE, Ranks
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
+from whet.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Assembly:
     parts: tuple[RewardPart, ...] = ()
     also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
+    close: Callable[[], None] = lambda: None  # ends what the run started elsewhere
 
 
 def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
@@ -48,6 +50,23 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
     runtime = load_runtime(config)
+    try:
+        return _assembled(config, kind, runtime, parts, prompts, eval_prompts, title, objective)
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _assembled(
+    config: Config,
+    kind: TrainingKind,
+    runtime: Runtime,
+    parts: Sequence[RewardPart],
+    prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    title: str,
+    objective: list[str],
+) -> Assembly:
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
     failures = failure_policy(config)
     evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
@@ -70,4 +89,6 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
     also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
     precision = str(runtime.policy.dtype)
-    return Assembly(built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size)
+    return Assembly(
+        built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size, runtime.close
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +10,15 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
+from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
+from whet.build.threads import thread_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
+from whet.dist.ray_cluster import RayCluster, open_cluster
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
@@ -32,8 +34,6 @@ from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
 from whet.types import Prompt, Sampling, WhetError
 
-SMALL_MODEL = 2_000_000  # weights
-
 
 @dataclass(frozen=True)
 class Runtime:
@@ -44,6 +44,12 @@ class Runtime:
     engine: Engine
     player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
+    cluster: RayCluster | None = None  # that the run's workers live in
+
+    def close(self) -> None:
+        """End what the run started elsewhere."""
+        if self.cluster is not None:
+            self.cluster.close()
 
     @property
     def tokenizer(self) -> Any:
@@ -53,6 +59,25 @@ class Runtime:
 def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     check_environment(config)
+    cluster = None if isinstance(config, EvaluationConfig) else cluster_of(config)
+    try:
+        return _load_runtime(config, cluster)
+    except BaseException:
+        if cluster is not None:
+            cluster.close()
+        raise
+
+
+def cluster_of(config: Config) -> RayCluster | None:
+    """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
+    scale = config.scale
+    if not scale.engines:
+        return None
+    gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
+    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+
+
+def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
     loaded = load_model(config.model.name, torch.float32, str(device))
@@ -64,7 +89,13 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
-    engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    engine: Engine
+    elsewhere = {}
+    if cluster is None or isinstance(config, EvaluationConfig):
+        engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    else:
+        engine = remote_engine(config, cluster, policy)
+        elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
@@ -77,10 +108,11 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
+        **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts)
+    return Runtime(loaded, policy, engine, player, facts, cluster)
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:
@@ -102,20 +134,6 @@ def build_policy(model: Any, dtype: torch.dtype, recompute: Recompute) -> Causal
             )
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy
-
-
-def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
-    """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if requested:
-        return requested, f"model.threads={requested}; {cores} usable cores"
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
-    if num_weights < SMALL_MODEL:
-        return 1, f"a model this small gains little from more; {cores} usable cores"
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
-    return cores, f"every usable core{busy}"
 
 
 def sampling_from(section: SamplingSection) -> Sampling:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from whet import __version__
-from whet.cli import bench, evaluate, runs, serve, text, train
+from whet.cli import bench, evaluate, plan, runs, serve, text, train
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
 from whet.cli.pipeline import pipeline_app
@@ -47,7 +47,7 @@ app.add_typer(label_app)
 app.add_typer(reward_app)
 app.add_typer(study_app)
 for _commands in (
-    *(train.commands, evaluate.commands, runs.commands, text.commands, bench.commands, serve.commands),
+    *(train.commands, evaluate.commands, runs.commands, text.commands, bench.commands, plan.commands, serve.commands),
     pipeline_app,
 ):
     app.registered_commands += _commands.registered_commands
@@ -107,7 +107,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _ending(error: BaseException) -> tuple[int, str]:
     """The exit code of a command that ended in an error, and its one line."""
-    from whet.types import WhetError
+    from whet.types import RunFailed, WhetError
 
     if isinstance(error, Interruption) and error.__cause__ is not None:
         error = error.__cause__
@@ -121,9 +121,7 @@ def _ending(error: BaseException) -> tuple[int, str]:
         return _misused(error)
     if isinstance(error, typer.Abort):
         return 1, "aborted"
-    # a run that failed has imported its trainer; a typo must not pay for that
-    trainer = sys.modules.get("whet.train.run")
-    if isinstance(error, WhetError) or (trainer and isinstance(error, trainer.RunFailed)):
+    if isinstance(error, WhetError | RunFailed):
         return 2 if isinstance(error, WhetError) else 1, "; ".join([str(error), *notes])
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever came upon the path first
         return 2, f"{error.filename}: the name is too long for this file system; give a shorter one"

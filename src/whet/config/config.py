@@ -92,6 +92,12 @@ class RunConfig(Section):
             )
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
+            idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
+        if not self.scale.uses_ray:
+            idle["scale.address"] = (
+                "has no effect: nothing is started there; give scale.engines, scale.reward_workers or scale.workers, "
+                "or drop it"
+            )
         return idle
 
     def check(self) -> None:

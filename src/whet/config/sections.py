@@ -407,6 +407,11 @@ class ScaleSection(Section):
         600.0, ge=1, le=86400, description="seconds without an answer after which a rank or an engine counts as lost"
     )
 
+    @property
+    def uses_ray(self) -> bool:
+        """True where the run starts processes through Ray."""
+        return self.workers > 1 or self.engines > 0 or self.reward_workers > 0
+
 
 class CriticSection(Section):
     trunk: Literal["own", "shared"] = Field("own", description="its own trunk, or a head on the policy's")

@@ -381,7 +381,7 @@ def _link(folder: Path, run: str) -> str:
 
 def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
     """Train or go on; what to say of it, and the complaint of a run that failed."""
-    from whet.train.run import RunFailed
+    from whet.types import RunFailed
 
     line = ProgressLine(entry.name, sys.stdout)
     try:

@@ -27,9 +27,8 @@ from whet.train.preference import (
     PreferenceSettings,
     PreferenceTrainer,
 )
-from whet.train.run import RunFailed
 from whet.train.step_metrics import group_counts, mean_rewards, uniform_share
-from whet.types import Encoded, Group, Prompt, Sample, StepReport
+from whet.types import Encoded, Group, Prompt, RunFailed, Sample, StepReport
 
 
 class OnlinePreferenceTrainer(PreferenceTrainer):

@@ -33,7 +33,6 @@ from whet.train.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
-from whet.train.run import RunFailed
 from whet.train.step_metrics import (
     collection_counts,
     critic_metrics,
@@ -48,7 +47,7 @@ from whet.train.step_metrics import (
     uniform_share,
 )
 from whet.train.update import TrainState, UpdateRefused, critic_values, token_scores, update
-from whet.types import Group, Prompt, Sample, Sampling, StepReport, TokenBatch
+from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from whet.train.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
-from whet.train.run import RunFailed
 from whet.train.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
-from whet.types import StepReport
+from whet.types import RunFailed, StepReport
 
 Row = TypeVar("Row")
 

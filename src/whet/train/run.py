@@ -36,11 +36,7 @@ from whet.model.finite import non_finite_weight
 from whet.report.health import diagnosis
 from whet.report.record import RunRecorder, cut_back, eval_records, read_metrics, step_reports
 from whet.report.thinning import ThinnedLog
-from whet.types import Prompt, Sample, StepReport
-
-
-class RunFailed(Exception):
-    """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
+from whet.types import Prompt, RunFailed, Sample, StepReport
 
 
 class FolderLost(RunFailed):

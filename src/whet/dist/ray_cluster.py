@@ -1,0 +1,380 @@
+"""Ray, and nothing but Ray: a cluster to run on, workers as actors, the object store."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from whet.dist.crew import package_versions
+from whet.dist.workers import WorkerLost
+from whet.types import RunFailed, WhetError
+
+logger = logging.getLogger(__name__)
+
+INSTALL = "pip install 'whet[ray]'"
+REACH_SECONDS = 5.0
+PROBE_SECONDS = 60.0  # for the first process on a machine to start and answer
+LEAST_STORE = 78 * 2**20  # bytes: less is refused by Ray
+OWN_STORE = 512 * 2**20  # bytes of the store of a cluster that the run starts
+WATCH_SECONDS = 0.2
+OUT_OF_MEMORY = "it held more than its memory limit"
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise WhetError(f"scale needs Ray, which is not installed; {INSTALL}") from error
+    return ray
+
+
+class RayCall:
+    def __init__(self, cluster: RayCluster, worker: RayWorker, reference: Any) -> None:
+        self._cluster, self._worker, self.reference = cluster, worker, reference
+
+    def result(self) -> Any:
+        ray = _ray()
+        errors = ray.exceptions
+        try:
+            value = ray.get(self.reference)
+        except errors.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, BaseException) else error
+            if isinstance(cause, WhetError | RunFailed):
+                raise cause from None
+            if isinstance(cause, MemoryError) and OUT_OF_MEMORY in str(cause):
+                raise WorkerLost(str(cause)) from None
+            raise WorkerLost(f"{type(cause).__name__}: {_first_line(cause)}") from error
+        except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
+            raise RunFailed(_full_store(error)) from error
+        except errors.OutOfMemoryError as error:
+            raise WorkerLost(f"Ray ended it, because its machine ran out of memory: {_first_line(error)}") from error
+        except errors.RayError as error:
+            raise WorkerLost(_death(error)) from error
+        if isinstance(value, _Begun):
+            self._worker.place = value.place
+            return "begun"
+        return value
+
+
+class RayWorker:
+    """An actor. It is made when `begin` is called: what goes wrong then is told like any other error."""
+
+    def __init__(self, cluster: RayCluster, name: str, actor: Any) -> None:
+        self._cluster, self._name, self._actor = cluster, name, actor
+        self.place = "a machine that is not known yet"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def call(self, method: str, *arguments: Any) -> RayCall:
+        return RayCall(self._cluster, self, self._actor.call.remote(method, *arguments))
+
+    def ask(self, method: str, *arguments: Any) -> RayCall:
+        return RayCall(self._cluster, self, self._actor.call.options(concurrency_group="beside").remote(method, *arguments))
+
+    def end(self) -> None:
+        self._cluster.forget(self)
+        with contextlib.suppress(Exception):
+            _ray().kill(self._actor, no_restart=True)
+
+
+class _Begun:
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+
+class _WorkerHost:
+    """What runs in a worker's process."""
+
+    def __init__(self, make: Callable[[], Any], folder: str, memory: int) -> None:
+        self._make, self._memory, self._held = make, memory, None
+        with contextlib.suppress(OSError):
+            os.chdir(folder)  # files are named as the run's process sees them
+        if memory:
+            threading.Thread(target=_watch_memory, args=(memory,), daemon=True).start()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if method == "begin":
+            self._held = self._make()
+            return _Begun(f"{platform.node()} (process {os.getpid()})")
+        return getattr(self._held, method)(*arguments)
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _watch_memory(limit: int) -> None:
+    while True:
+        time.sleep(WATCH_SECONDS)
+        if resident_bytes() > limit:
+            os._exit(1)
+
+
+class RayCluster:
+    """A `whet.dist.workers.WorkerPool`."""
+
+    def __init__(self, *, is_own: bool, folder: str | None = None) -> None:
+        self._is_own, self._folder = is_own, folder
+        self._workers: list[RayWorker] = []
+        self._is_open = True
+
+    def start(self, name: str, make: Callable[[], Any], *, gpus: float = 0.0, memory: int = 0) -> RayWorker:
+        ray = _ray()
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        host = ray.remote(concurrency_groups={"beside": 1})(_WorkerHost).options(**options)
+        try:
+            actor = host.remote(make, os.getcwd(), memory)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise WhetError(
+                f"{name} cannot be sent to another process ({_first_line(error)}); give it by the name of a file"
+            ) from error
+        worker = RayWorker(self, name, actor)
+        self._workers.append(worker)
+        return worker
+
+    def forget(self, worker: RayWorker) -> None:
+        self._workers = [each for each in self._workers if each is not worker]
+
+    def store(self, value: Any) -> Any:
+        ray = _ray()
+        try:
+            return ray.put(value)
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise RunFailed(_full_store(error)) from error
+
+    def finished(self, calls: Sequence[Any], seconds: float) -> list[Any]:
+        by_reference = {each.reference: each for each in calls}
+        if not by_reference:
+            return []
+        done, _ = _ray().wait(list(by_reference), num_returns=1, timeout=seconds, fetch_local=False)
+        more, _ = _ray().wait(list(by_reference), num_returns=len(by_reference), timeout=0, fetch_local=False)
+        return [by_reference[each] for each in dict.fromkeys([*done, *more])]
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        for worker in list(self._workers):
+            worker.end()
+        if self._is_own:
+            _ray().shutdown()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def open_cluster(address: str, *, cpus: int, gpus: float = 0.0) -> RayCluster:
+    """A cluster with room for so many processes, checked before anything is started there.
+
+    An empty address starts one on this machine, for this process alone.
+    """
+    ray = _ray()
+    if ray.is_initialized():  # a rank that Ray has started, or a program that uses Ray itself
+        cluster = RayCluster(is_own=False)
+    elif not address:
+        cluster = _own_cluster(cpus)
+    else:
+        cluster = _connected(address)
+    try:
+        require_room(ray.cluster_resources(), cpus, gpus, address)
+        if len(alive := [node for node in ray.nodes() if node["Alive"]]) > 1:
+            require_same_versions(_versions_by_node(alive))
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _settings() -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def _quiet() -> None:
+    """Ray prints deaths of workers by itself, over the console: the run tells them in its own lines."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray._private import worker
+
+        worker.print_to_stdstream = lambda *_: None
+
+
+def _own_cluster(cpus: int) -> RayCluster:
+    _settings()
+    folder = tempfile.mkdtemp(prefix="whet-ray-")
+    _quiet()
+    _ray().init(
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OWN_STORE,
+        _temp_dir=folder,
+    )
+    return RayCluster(is_own=True, folder=folder)
+
+
+def _connected(address: str) -> RayCluster:
+    _settings()
+    ray = _ray()
+    if "://" in address:
+        raise WhetError(f"scale.address={address}: give auto, or host:port of the head (as in `ray start --address`)")
+    if address != "auto":
+        _require_reachable(address)
+    _quiet()
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise WhetError(
+            f"scale.address={address}: no Ray cluster answers ({_first_line(error)}); start one with `ray start --head`, "
+            "or drop scale.address"
+        ) from error
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        said = " ".join(str(error).split())
+        raise WhetError(
+            f"scale.address={address}: its Ray or Python is another one than here ({said}); install the same versions"
+        ) from error
+    return RayCluster(is_own=True)
+
+
+def _require_reachable(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise WhetError(f"scale.address={address}: expected auto, or host:port such as localhost:6379")
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise WhetError(
+            f"scale.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head "
+            f"--port={port}`, correct the address, or drop scale.address"
+        ) from error
+
+
+def require_room(resources: Mapping[str, float], cpus: int, gpus: float, address: str) -> None:
+    """Refuse a cluster that can never hold so many processes: Ray would wait for ever."""
+    where = f"the Ray cluster at {address}" if address else "this machine"
+    for name, wanted, keys in (
+        ("CPU", float(cpus), "scale.engines, scale.reward_workers and scale.workers"),
+        ("GPU", gpus, "scale.engines and scale.workers"),
+    ):
+        has = resources.get(name, 0.0)
+        if wanted > has:
+            raise WhetError(
+                f"{where} has {has:g} {name}s and the run needs {wanted:g}, one for each process; lower {keys}, or add "
+                "machines"
+            )
+
+
+def require_same_versions(by_node: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse machines whose packages differ from those here: they would train something else, or break later."""
+    own = package_versions()
+    for node, versions in by_node.items():
+        different = [f"{name} {versions.get(name)} (here {own[name]})" for name in own if versions.get(name) != own[name]]
+        if different:
+            raise WhetError(f"the machine {node} has {', '.join(different)}; install the same versions on every machine")
+
+
+def _versions_by_node(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    ray = _ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    asked = {}
+    for node in nodes:
+        on_it = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(package_versions).options(scheduling_strategy=on_it)
+        asked[task.remote()] = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    found = {}
+    for reference, name in asked.items():
+        try:
+            found[name] = ray.get(reference, timeout=PROBE_SECONDS)
+        except ray.exceptions.RayError as error:
+            raise WhetError(
+                f"the machine {name} of the Ray cluster does not run whet ({_first_line(error)}); install the same "
+                "packages there, or take it out of the cluster"
+            ) from error
+    return found
+
+
+@contextlib.contextmanager
+def demo_cluster(nodes: int, cpus: int, port: int = 0) -> Iterator[tuple[str, Any]]:
+    """Several Ray nodes on this machine, each as good as a machine of its own: (address, cluster)."""
+    _settings()
+    _ray()
+    from ray.cluster_utils import Cluster
+
+    if port and not _is_free(port):
+        raise WhetError(f"port {port} is in use on this machine; give another --port, or 0 for a free one")
+    folder = tempfile.mkdtemp(prefix="whet-ray-")
+    os.mkdir(os.path.join(folder, "ray"))
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = folder  # its address is noted there: `auto` of others must not find it
+    quiet: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OWN_STORE // 2}
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=cpus, gcs_server_port=port or _free_port(), **quiet)
+        for _ in range(nodes - 1):
+            cluster.add_node(num_cpus=cpus, **quiet)
+        yield cluster.address, cluster
+    finally:
+        cluster.shutdown()
+        if before is None:
+            os.environ.pop("RAY_TMPDIR", None)
+        else:
+            os.environ["RAY_TMPDIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _full_store(error: BaseException) -> str:
+    return (
+        f"Ray's object store is full, and so is the disk it spills to ({_first_line(error)}); free disk space in Ray's "
+        "temporary folder, or start the cluster with a larger --object-store-memory, then resume the run"
+    )
+
+
+def _death(error: BaseException) -> str:
+    """Why an actor is gone, without Ray's advice."""
+    text = " ".join(str(error).split())
+    for mark in ("Worker exit detail: ", "The actor is dead because "):
+        _, found, rest = text.partition(mark)
+        if found:
+            return f"its process ended: {rest.split('. Some common causes')[0].split(' Some common causes')[0]}"
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -1,0 +1,334 @@
+"""The memory of a run, copy by copy: what whet allocates, when it is alive, and the arithmetic behind each number.
+
+W width, F width of the MLP, H heads and K key heads of size D, V vocabulary, L layers; N weights, S tokens of a
+training pass, A of them with a loss.
+
+A run goes through three phases: completions are written (rollout), scored without a gradient (scores), learned from
+(train). What it needs is the largest of the three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from whet.plan.machines import GIGA, Devices
+from whet.plan.workload import Workload
+
+Phase = Literal["rollout", "scores", "train"]
+PHASES: tuple[Phase, ...] = ("rollout", "scores", "train")
+
+# Constants of the code that allocates; a test holds them together.
+CHUNK_ELEMENTS = 1 << 23  # whet.model.head: logits of a chunk, times 8 on a device, times 3 with its kernels
+DEVICE_CHUNKS, KERNEL_CHUNKS = 8, 3
+PREFILL_TOKENS = 1 << 14  # whet.rollout.scheduler
+GPU_ROWS, CPU_ROWS = 1024, 512  # whet.rollout.torch_engine: completions side by side
+SMALLEST = 16  # whet.rollout.cuda_decode
+KEPT_SHARE, USED_SHARE = 1 / 16, 0.6
+BLOCK = 64  # tokens that a prompt's place is rounded up to
+
+# Measured (benchmarks/plan_check.py).
+CONTEXT_BYTES = 0.6e9  # CUDA context, kernels and libraries, outside torch's allocator
+SLACK = 0.04  # of what the allocator hands out, held besides: rounding and gaps
+CPU_PROCESS = 0.45e9  # resident before a model is there: Python, torch, transformers
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """One thing in memory."""
+
+    name: str
+    bytes: float
+    formula: str  # with the numbers in it
+    phases: tuple[Phase, ...] = PHASES
+
+    @property
+    def gigabytes(self) -> float:
+        return self.bytes / GIGA
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Of one device."""
+
+    lines: tuple[MemoryLine, ...]
+    rows: int  # completions written side by side; 0: none are
+    wanted_rows: int
+    budget: float  # bytes that a device has
+
+    def of(self, phase: Phase) -> float:
+        """Bytes that torch allocates in a phase."""
+        return sum(line.bytes for line in self.lines if phase in line.phases)
+
+    @property
+    def allocated(self) -> float:
+        """The peak of what torch allocates."""
+        return max(self.of(phase) for phase in PHASES)
+
+    @property
+    def peak_phase(self) -> Phase:
+        return max(PHASES, key=self.of)
+
+    @property
+    def outside(self) -> float:
+        """Beside the tensors: the allocator's gaps and the context of CUDA."""
+        return self._outside
+
+    _outside: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Bytes that the device must have."""
+        return self.allocated + self.outside
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.budget
+
+
+def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
+    """The plan for one of the devices."""
+    lines = [*_weights(work), *_others(work), *_training(work), *_scoring(work)]
+    standing = sum(line.bytes for line in lines if line.phases == PHASES)
+    wanted, rows = 0, 0
+    if work.samples:
+        wanted = _wanted_rows(work)
+        rows = wanted if work.on_cpu else _rows_that_fit(work, wanted, devices.memory - CONTEXT_BYTES - standing)
+        lines += _sampler(work, rows, devices.memory)
+    plan = MemoryPlan(tuple(line for line in lines if line.bytes > 0), rows, wanted, devices.memory)
+    outside = CPU_PROCESS if work.on_cpu else CONTEXT_BYTES + SLACK * plan.allocated
+    return MemoryPlan(plan.lines, rows, wanted, devices.memory, outside)
+
+
+def _millions(count: float) -> str:
+    return f"{count / 1e6:,.1f}M"
+
+
+def _times(count: float, size: float, what: str = "weights") -> str:
+    return f"{_millions(count)} {what} x {size:g} bytes"
+
+
+def _weights(work: Workload) -> Iterator[MemoryLine]:
+    """The policy's own copies."""
+    shape, trained = work.shape, work.trained_weights
+    yield MemoryLine("policy: weights, fp32", 4 * shape.weights, _times(shape.weights, 4))
+    if work.lora_rank:
+        adapted = shape.adapted_weights
+        yield MemoryLine("policy: frozen base under the adapters, bf16", 2 * adapted, _times(adapted, 2))
+    yield from _products_copy(work, "policy", work.samples)
+    kind = f"adapters of rank {work.lora_rank}" if work.lora_rank else "policy"
+    if work.lora_rank:
+        yield MemoryLine(f"{kind}: weights, fp32, and a copy for the products", 6 * trained, _times(trained, 6))
+    yield MemoryLine(f"{kind}: gradients, fp32", 4 * trained, _times(trained, 4))
+    yield MemoryLine(f"{kind}: AdamW's two moments, fp32", 8 * trained, f"{_times(trained, 8)} (4 + 4)")
+
+
+def _products_copy(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
+    """Weights side by side in the type of the products: training below fp32 and the sampler of a GPU read them."""
+    count = work.shape.weights
+    if work.compute == "bf16":
+        yield MemoryLine(f"{whose}: copy for the products, bf16", 2 * count, _times(count, 2))
+    elif samples and not work.on_cpu and whose == "policy":
+        yield MemoryLine(f"{whose}: copy for the sampler, fp32", 4 * count, _times(count, 4))
+
+
+def _others(work: Workload) -> Iterator[MemoryLine]:
+    """Reference, critic and reward model."""
+    shape, count = work.shape, work.shape.weights
+    if work.needs_reference and not work.lora_rank and work.reference != "stored":
+        phases: tuple[Phase, ...] = PHASES if work.reference == "memory" else ("scores",)
+        read = "" if work.reference == "memory" else ", read at every step"
+        yield MemoryLine(f"reference: frozen copy, fp32{read}", 4 * count, _times(count, 4), phases)
+        for line in _products_copy(work, "reference", False):
+            yield MemoryLine(line.name, line.bytes, line.formula, phases)
+    if work.has_critic and work.critic == "own":
+        learns = work.trained_weights if work.lora_rank else count - (0 if shape.tied else shape.vocabulary_weights)
+        yield MemoryLine("critic: weights, fp32", 4 * count, _times(count, 4))
+        if work.lora_rank:
+            yield MemoryLine(
+                "critic: frozen base under its adapters, bf16", 2 * shape.adapted_weights, "as the policy's"
+            )
+        yield from _products_copy(work, "critic", False)
+        yield MemoryLine("critic: gradients, fp32", 4 * learns, _times(learns, 4))
+        yield MemoryLine("critic: AdamW's two moments, fp32", 8 * learns, f"{_times(learns, 8)} (4 + 4)")
+    if work.reward_model is not None:
+        size = 4 if work.on_cpu else 2
+        held = work.reward_model.weights
+        yield MemoryLine(f"reward model ({work.reward_model.name})", size * held, _times(held, size))
+
+
+def _product_bytes(work: Workload) -> int:
+    return 2 if work.compute == "bf16" else 4
+
+
+def kept_per_token(work: Workload) -> tuple[float, str]:
+    """Bytes that one layer keeps of a token for the backward pass, and how they come about."""
+    shape, size = work.shape, _product_bytes(work)
+    width, heads = shape.hidden, shape.heads * shape.head_size
+    side_by_side = (shape.heads + 2 * shape.key_heads) * shape.head_size
+    if work.recompute == "layers":
+        return (4 + size) * width, f"{4 + size} W"
+    total: float = 8 * width + size * heads + size * side_by_side + 4 * shape.heads
+    words = f"8 W + {size} H D + {size} (H + 2 K) D + 4 H"
+    if shape.head_norms:
+        total, words = total + size * side_by_side, f"{words} + {size} (H + 2 K) D for the norms of heads"
+    if work.on_cpu:  # attention without kernels for ragged rows keeps padded copies of its inputs and its output
+        total, words = total + 2 * size * (heads + side_by_side), f"{words} + {2 * size} (2 H + 2 K) D for padded rows"
+    if work.recompute == "none":
+        total, words = total + 2 * size * shape.inner, f"{words} + {2 * size} F"
+    return total, words
+
+
+def _layer_backward(work: Workload) -> tuple[float, str]:
+    """Bytes at work while one layer's gradient is computed."""
+    shape, size = work.shape, _product_bytes(work)
+    side_by_side = (shape.heads + 2 * shape.key_heads) * shape.head_size
+    wide = 5 if work.recompute != "none" else 3
+    token = wide * size * shape.inner + size * (shape.heads * shape.head_size + side_by_side)
+    token += (12 + 5 * size) * shape.hidden
+    again = 0.0
+    if work.recompute == "layers":
+        again, _ = kept_per_token(_kept_wide(work))
+    grads = 0 if work.lora_rank else 4 * shape.layer_weights
+    found = work.pass_tokens * (token + again) + grads
+    words = f"S ({wide * size} F + {size} (2 H + 2 K) D + {12 + 5 * size} W) + 4 bytes x a layer's weights"
+    return found, words
+
+
+def _kept_wide(work: Workload) -> Workload:
+    from dataclasses import replace
+
+    return replace(work, recompute="wide")
+
+
+def chunk_rows(work: Workload) -> int:
+    """Tokens whose logits are built at a time."""
+    rows = max(1, CHUNK_ELEMENTS * (1 if work.on_cpu else DEVICE_CHUNKS) // work.shape.vocabulary)
+    return rows if work.on_cpu else rows * KERNEL_CHUNKS
+
+
+def _head(work: Workload, learns: bool) -> Iterator[tuple[str, float, str]]:
+    """The vocabulary head on A states: (what, bytes, formula)."""
+    shape, size = work.shape, _product_bytes(work)
+    rows = min(work.pass_actions, chunk_rows(work))
+    copies = 1 + learns if size == 2 and not work.on_cpu else int(size == 2)
+    shares = 2 if work.on_cpu else 1
+    trains = learns and not work.lora_rank
+    weight = shape.vocabulary_weights
+    chunk = shares * size * rows * shape.vocabulary
+    buffers = size * copies * weight + (4 + (size if size == 2 else 0)) * weight * trains
+    yield "head: a chunk of logits", chunk, f"{rows:,} tokens x V x {shares * size} bytes"
+    if buffers:
+        words = [f"{copies} copies of the weight x {size} bytes"] if copies else []
+        words += ["its gradient x 4 bytes, and one product"] if trains else []
+        yield "head: weight and gradient", buffers, f"V W x ({' + '.join(words)})"
+    states = (8 + 4 * learns + copies * size) * work.pass_actions * shape.hidden
+    yield "head: states and their gradients", states, f"A W x {8 + 4 * learns + copies * size} bytes"
+
+
+def _training(work: Workload) -> Iterator[MemoryLine]:
+    shape, tokens = work.shape, work.pass_tokens
+    kept, words = kept_per_token(work)
+    formula = f"S = {tokens:,} tokens x L = {shape.layers} x ({words} = {kept:,.0f} bytes)"
+    yield MemoryLine(f"activations, recompute={work.recompute}", tokens * shape.layers * kept, formula, ("train",))
+    if work.has_critic and work.critic == "own":
+        yield MemoryLine("critic: activations", tokens * shape.layers * kept, "as the policy's", ("train",))
+    head = list(_head(work, learns=True)) if work.has_head else []
+    layer, layer_words = _layer_backward(work)
+    waiting = 4 * shape.vocabulary_weights if shape.tied and work.has_head and not work.lora_rank else 0
+    if sum(size for _, size, _ in head) >= layer + waiting:
+        for name, size, words in head:
+            yield MemoryLine(name, size, words, ("train",))
+    else:
+        yield MemoryLine("backward pass of a layer", layer, layer_words, ("train",))
+        yield MemoryLine("gradient of the tied head, waiting for the embedding's", waiting, "V W x 4 bytes", ("train",))
+
+
+def _forward(work: Workload, tokens: float) -> tuple[float, str]:
+    """Bytes at work in a forward pass that keeps nothing."""
+    shape, size = work.shape, _product_bytes(work)
+    token = (12 + 4 * size) * shape.hidden + size * (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
+    token += 3 * size * shape.inner
+    words = f"{tokens:,.0f} tokens x ({12 + 4 * size} W + {size} (2 H + 2 K) D + {3 * size} F = {token:,} bytes)"
+    return tokens * token, words
+
+
+def _scoring(work: Workload) -> Iterator[MemoryLine]:
+    """Passes without a gradient: the reference, the policy as it was, the critic's values."""
+    if not (work.needs_reference or work.has_critic or work.updates > 1):
+        return
+    forward, words = _forward(work, work.pass_tokens)
+    head = list(_head(work, learns=False))
+    if sum(size for _, size, _ in head) > forward:
+        for name, size, words in head:
+            yield MemoryLine(name, size, words, ("scores",))
+    else:
+        yield MemoryLine("forward pass, nothing kept", forward, words, ("scores",))
+
+
+def _requests(work: Workload) -> int:
+    return max(work.prompts_per_step * work.group_size if work.draws else 0, work.eval_prompts, 1)
+
+
+def _wanted_rows(work: Workload) -> int:
+    if work.on_cpu:
+        return min(CPU_ROWS, _requests(work))
+    return min(GPU_ROWS, ceil(_requests(work) / SMALLEST) * SMALLEST)
+
+
+def _bytes_per_token(work: Workload) -> int:
+    return work.shape.cache_width * _product_bytes(work)
+
+
+def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
+    """As the sampler decides: as many as take six tenths of what is free, at least those of the smallest graph."""
+    group = min(work.group_size if work.draws else 1, 32)
+    share = work.prompt_tokens / group
+    prompt = max((2 if group > 1 else 1.125) * share, min(8 * share, work.completion_tokens))
+    logits = 2 * work.shape.vocabulary * _product_bytes(work)
+    each = _bytes_per_token(work) * (work.completion_tokens + prompt) + logits
+    fitting = int(USED_SHARE * max(free, 0) / each) // SMALLEST * SMALLEST
+    return max(SMALLEST, min(rows, fitting))
+
+
+def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
+    shape, size = work.shape, _product_bytes(work)
+    each, budget = _bytes_per_token(work), work.completion_tokens
+    group = min(work.group_size if work.draws else 1, 32, rows)
+    num_prompts = ceil(_requests(work) / group)
+    longest = ceil(work.prompt_tokens / BLOCK) * BLOCK
+    at_once = ceil(rows / group)
+    if work.on_cpu:
+        slots, longest = min(num_prompts, rows, 2 * at_once + 1), work.prompt_tokens
+    else:
+        least = int((2 if group > 1 else 1.125) * at_once) + 1
+        slots = min(num_prompts, max(least, min(8 * at_once, rows * budget // longest)))
+    own, prompts = rows * budget * each, slots * longest * each
+    stays = not work.on_cpu and own + prompts <= KEPT_SHARE * memory
+    phases: tuple[Phase, ...] = PHASES if stays else ("rollout",)
+    per_token = f"L = {shape.layers} x 2 x K D = {shape.key_heads * shape.head_size} x {size} bytes = {each:,}"
+    yield MemoryLine(
+        "sampler: keys and values of completions", own, f"{rows} rows x {budget} tokens x ({per_token})", phases
+    )
+    yield MemoryLine(
+        "sampler: keys and values of prompts", prompts, f"{slots} prompts x {longest} tokens x {each:,}", phases
+    )
+    log = rows * (budget + 1) * 16 + slots * shape.vocabulary * 4
+    if work.on_cpu:
+        copy = 4 * (shape.trunk_weights if work.compute == "fp32" else 0)
+        yield MemoryLine("sampler: weights of the layers side by side, fp32", copy, _times(copy / 4, 4), phases)
+        draws = 2 * 4 * rows * shape.vocabulary
+        yield MemoryLine("sampler: logits and their distribution", draws, f"{rows} rows x V x 8 bytes", ("rollout",))
+        return
+    graph = size * (4 * shape.hidden + 3 * shape.inner + shape.vocabulary) + 4 * shape.hidden
+    graph += size * (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
+    words = f"{rows} rows x (V x {size} + W x {4 * size + 4} + F x {3 * size} + ...) and a log"
+    yield MemoryLine("sampler: buffers of the CUDA graphs", rows * graph + log, words, phases)
+    prefill, prefill_words = _forward(work, min(PREFILL_TOKENS, slots * work.prompt_tokens))
+    draw = 8 * rows * shape.vocabulary
+    if prefill > draw:
+        yield MemoryLine("sampler: a pass over prompts", prefill, prefill_words, ("rollout",))
+    else:
+        yield MemoryLine("sampler: the first tokens", draw, f"{rows} rows x V x 8 bytes", ("rollout",))
