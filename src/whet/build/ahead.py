@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
-from whet.build.runtime import Runtime, thread_choice
+from whet.build.runtime import Runtime
+from whet.build.threads import thread_choice
 from whet.config.config import PolicyConfig
 from whet.dist.background import ProcessSession
 from whet.model import device_choice, dtype_choice, load_model
@@ -19,7 +20,8 @@ from whet.rollout.ahead import BackgroundSession
 from whet.rollout.engines import build_engine
 from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
-from whet.types import Sampling, SessionShape
+from whet.rollout.window import GroupWindow
+from whet.types import Sampling, SessionShape, WhetError
 
 
 def session_ahead(
@@ -35,8 +37,21 @@ def session_ahead(
     elsewhere = getattr(runtime.engine, "background_session", None)
     if elsewhere is not None:  # of engines that are in processes of their own already
         return elsewhere(sampling, shape)
+    if config.scale.engines:
+        raise WhetError(
+            f"scale.max_staleness: {type(runtime.engine).__name__} writes batch by batch and not in the background; "
+            "give scale.engines=0 (one engine in a process of its own, without Ray), or scale.max_staleness=0"
+        )
     make = partial(open_session_ahead, config, sampling, shape)
     return ProcessSession(make, runtime.policy.model.state_dict(), config.scale.timeout)
+
+
+def ahead_fact(config: PolicyConfig) -> str:
+    """What is written while the trainer trains, in words."""
+    batch, scale = config.batch, config.scale
+    window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)
+    passed = f"a slow one may be passed {window.passes} times" if window.passes else "in strict order"
+    return f"at most {scale.max_staleness} versions behind; {window.capacity} groups in flight, {passed}"
 
 
 def open_session_ahead(config: PolicyConfig, sampling: Sampling, shape: SessionShape) -> Session:

@@ -89,6 +89,9 @@ def _assembled(
     remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
     also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
     precision = str(runtime.policy.dtype)
-    return Assembly(
-        built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size, runtime.close
-    )
+
+    def close() -> None:
+        built.close()
+        runtime.close()
+
+    return Assembly(built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size, close)

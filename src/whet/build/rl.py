@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from whet.build.adapters import first_policy
-from whet.build.ahead import session_ahead
+from whet.build.ahead import ahead_fact, session_ahead
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.player import most_actions
 from whet.build.prompts import data_summary
@@ -86,7 +85,9 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
         **column_facts(prompts, inputs.eval_prompts),
         "reward": reward_summary(inputs.parts),
     }
-    return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts}, sampling_fact(sampling, tokens))
+    ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
+    facts = {**decode_facts(runtime, sampling, tokens), **facts, **ahead}
+    return Built(trainer, facts, sampling_fact(sampling, tokens), close=trainer.close)
 
 
 def build_reward_at(
@@ -168,9 +169,7 @@ def build_collector(
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
     session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
     weights = runtime.policy.model.state_dict
-    collector = AsyncCollector(session, dataset, reward_at, spec, order, window, weights, runtime.engine)
-    weakref.finalize(collector, session.close)
-    return collector
+    return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, runtime.engine)
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

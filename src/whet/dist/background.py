@@ -31,16 +31,16 @@ class EngineLost(WhetError):
     """The process or thread that writes has ended, or is silent; the message says why."""
 
 
-class _Number(Protocol):
+class _IdleSeconds(Protocol):
     value: float
 
 
-class _Clock:
+class _ThreadIdle:
     def __init__(self) -> None:
         self.value = 0.0
 
 
-def write_on(session: Session, commands: Any, results: Any, idle: _Number, goes_on: Callable[[], bool]) -> None:
+def write_on(session: Session, commands: Any, results: Any, idle: _IdleSeconds, goes_on: Callable[[], bool]) -> None:
     """Do what the commands say and write, until one says "close" or the run is gone."""
     while goes_on():
         began = time.monotonic()
@@ -69,7 +69,7 @@ def write_on(session: Session, commands: Any, results: Any, idle: _Number, goes_
 class _Front:
     """What threads and processes have in common: numbers that are out, and results that come in."""
 
-    def __init__(self, commands: Any, results: Any, idle: _Number) -> None:
+    def __init__(self, commands: Any, results: Any, idle: _IdleSeconds) -> None:
         self._commands, self._results, self._idle = commands, results, idle
         self._out: set[int] = set()
         self._is_open = True
@@ -122,7 +122,7 @@ class ThreadSession(_Front):
     """A session that a thread of this process advances. Its engine has weights of its own."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(queue.Queue(), queue.Queue(), _Clock())
+        super().__init__(queue.Queue(), queue.Queue(), _ThreadIdle())
         self._session = session
         self._thread = threading.Thread(target=self._run, name="whet rollouts", daemon=True)
         self._thread.start()
@@ -238,7 +238,7 @@ def _serve(
     taken: Any,
     commands: Any,
     results: Any,
-    idle: _Number,
+    idle: _IdleSeconds,
     parent: int,
 ) -> None:
     import signal

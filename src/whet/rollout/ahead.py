@@ -38,7 +38,7 @@ class BackgroundSession(Session, Protocol):
 
 
 @dataclass
-class _Asked:
+class _GroupAsked:
     """A group whose completions were asked for."""
 
     row: int  # of its prompt
@@ -77,7 +77,7 @@ class AsyncCollector:
         self._session, self._dataset, self._reward_at, self._spec = session, dataset, reward_at, spec
         self._order, self._window, self._weights, self._engine = order, window, weights, engine
         self._version: int | None = None  # of the session's weights
-        self._asked: dict[int, _Asked] = {}  # by the number of the group
+        self._asked: dict[int, _GroupAsked] = {}  # by the number of the group
         self._idle_before = 0.0
         self._passed = 0  # times that a group was taken before an older one, in this step
 
@@ -146,7 +146,7 @@ class AsyncCollector:
         while self._window.room > 0:
             (row,) = self._order.take(1)
             number = self._window.admit()
-            self._asked[number] = _Asked(row)
+            self._asked[number] = _GroupAsked(row)
             self._ask(number)
 
     def _ask(self, number: int) -> None:
@@ -165,7 +165,7 @@ class AsyncCollector:
             if len(self._asked[number].samples) == self._spec.group_size:
                 self._window.finish(number)
 
-    def _take(self, count: int) -> list[_Asked]:
+    def _take(self, count: int) -> list[_GroupAsked]:
         """So many groups, in the order in which they were asked for."""
         taken: list[int] = []
         while len(taken) < count:
@@ -178,7 +178,7 @@ class AsyncCollector:
                 taken.append(found.number)
         return [self._asked.pop(number) for number in sorted(taken)]
 
-    def _scored(self, taken: Sequence[_Asked], reward: RewardContext) -> list[Group]:
+    def _scored(self, taken: Sequence[_GroupAsked], reward: RewardContext) -> list[Group]:
         prompts = [self._dataset.prompts[each.row] for each in taken]
         samples = [[each.samples[index] for index in range(self._spec.group_size)] for each in taken]
         return score_groups(prompts, samples, reward.score)
@@ -225,7 +225,7 @@ class AsyncCollector:
             )
         self._order.restore(state["order"])
         self._window.restore([tuple(each) for each in state["window"]["queue"]], state["window"]["next"])
-        self._asked = {number: _Asked(row) for number, row in state["rows"]}
+        self._asked = {number: _GroupAsked(row) for number, row in state["rows"]}
         ready = RolloutBuffer()
         ready.restore(state["ready"], tensors, self._dataset.prompts)
         saved = ready.take().groups

@@ -277,6 +277,10 @@ class RLTrainer:
     def evaluate(self) -> dict[str, float]:
         return {} if self._evaluator is None else self._evaluator.metrics()
 
+    def close(self) -> None:
+        """End what writes completions in the background."""
+        self._collector.close()
+
     def state(self) -> dict[str, Any]:
         return {"collector": self._collector.state(), "memory": dict(self._memory), "version": self._version}
 
