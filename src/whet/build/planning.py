@@ -15,14 +15,15 @@ from whet.config.config import Config, PolicyConfig, PreferenceConfig, RewardMod
 from whet.explain import catalogue
 from whet.hub import hub_file
 from whet.plan.machines import CARDS, GIGA, Devices
-from whet.plan.memory import PHASES, memory_plan
+from whet.plan.memory import PHASES
 from whet.plan.plan import Plan, plan_for
 from whet.plan.shapes import NAMED, ModelShape, folder_shape, named_shape, shape_from_config
 from whet.plan.workload import Recompute, Workload
-from whet.types import WhetError, did_you_mean
+from whet.types import Prompt, WhetError, did_you_mean
 
 SMOLLM2 = "smollm2"
 UNKNOWN_PROMPT = 512  # tokens that are planned for where nobody said
+MOST_READ = 10_000  # prompts that are looked at for the longest
 
 
 def model_shape(name: str) -> ModelShape:
@@ -104,6 +105,8 @@ def workload(
         "lora_rank": model.lora.rank,
         "reference": model.reference,
         "reward_model": _reward_model(config),
+        "engines": config.scale.engines,
+        "offload": config.scale.offload,
         "on_cpu": on_cpu,
     }
     if isinstance(config, PolicyConfig):
@@ -173,38 +176,41 @@ def free_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
 
 
-def device_plan(config: Config, device: Any, prompt_tokens: int = 1) -> Plan | None:
+def device_plan(config: Config, room: Devices, prompt_tokens: int, ranks: int) -> Plan | None:
     """The plan of this run on this device; None for a model whose shape cannot be told without reading it."""
     try:
-        shape = model_shape(config.model.name)
+        shape = replace(model_shape(config.model.name), context=0)  # rows that are too long are told by the run
     except WhetError:  # what is wrong with the model is told when it is loaded
         return None
     evals = config.eval.prompts if config.samples() else 0
-    shape = replace(shape, context=0)  # rows that are too long are told by the run, with the prompt's name
-    work = workload(config, shape, max(1, prompt_tokens), on_cpu=device.type == "cpu", eval_prompts=evals)
-    return plan_for(work, this_device(device))
+    work = workload(config, shape, max(1, prompt_tokens), on_cpu=room.is_cpu, eval_prompts=evals)
+    return plan_for(work, replace(room, count=ranks + work.engines))
 
 
-def refuse_too_large(config: Config, device: Any) -> None:
+def refuse_too_large(config: Config, room: Devices, ranks: int = 1) -> None:
     """Raise where weights and their training state alone exceed the device: it would be found out minutes later."""
-    plan = device_plan(config, device)
+    plan = device_plan(config, room, 1, ranks)
     if plan is None:
         return
     standing = [line for line in plan.memory.lines if line.phases == PHASES and not line.name.startswith("sampler")]
-    total, room = sum(line.bytes for line in standing), plan.devices.memory
-    if total <= room:
+    total = sum(line.bytes for line in standing)
+    if total <= room.memory:
         return
-    largest = sorted(standing, key=lambda line: -line.bytes)
-    shown = ", ".join(f"{line.name} {line.gigabytes:.3g}" for line in largest)
-    lighter = memory_plan(replace(plan.work, prompt_tokens=1), plan.devices)
-    fix = f"add --set {plan.together.settings.replace(' ', ' --set ')}" if plan.together else "take a smaller model"
+    shown = ", ".join(f"{line.name} {line.gigabytes:.3g}" for line in sorted(standing, key=lambda line: -line.bytes))
+    fix = f"add {plan.together.flags}" if plan.together else "take a smaller model or more devices"
     raise WhetError(
-        f"{config.model.name} does not fit: {total / GIGA:.3g} GB before the first pass ({shown}; "
-        f"{lighter.total / GIGA:.3g} in all) and {room / GIGA:.3g} GB are free; {fix}; `whet plan` shows the arithmetic"
+        f"{config.model.name} does not fit: {total / GIGA:.3g} GB before the first pass and {room.memory / GIGA:.3g} "
+        f"GB are free; {fix}; the plan: {shown}; `whet plan` shows all of it"
     )
 
 
-def memory_warning(config: Config, device: Any, prompt_tokens: int) -> str:
-    """One line where the plan says that the run will not fit; empty where it will."""
-    plan = device_plan(config, device, prompt_tokens)
-    return "" if plan is None or plan.fits else f"the plan says: {plan.verdict}"
+def memory_facts(config: Config, room: Devices, prompts: Sequence[Prompt], ranks: int = 1) -> dict[str, str]:
+    """One line for the run's facts where the plan says that it will not fit; nothing where it will."""
+    longest = max((_characters(prompt) for prompt in prompts[:MOST_READ]), default=4 * UNKNOWN_PROMPT)
+    plan = device_plan(config, room, longest // 4, ranks)
+    return {} if plan is None or plan.fits else {"memory": f"the plan says: {plan.verdict}"}
+
+
+def _characters(prompt: Prompt) -> int:
+    """About four to a token."""
+    return sum(len(str(message.get("content", ""))) for message in prompt.messages) or len(prompt.text or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,12 +37,15 @@ from whet.data import LabelledCompletion, PreferencePair, Row
 from whet.data.pairs import labelled_completions_from, preferences_from
 from whet.data.shapes import holds_completion, holds_pair, holds_steps
 from whet.data.tasks.contrast import task_labelled, task_preferences
+from whet.dist.rollout import SharedPlayer
+from whet.dist.shard import sharded, sharded_reference
 from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.reward import RewardPart
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
+from whet.rollout.episodes import EpisodeRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.train.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.train.online_preference import OnlinePreferenceTrainer
@@ -93,7 +97,9 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     dataset = PreferenceDataset(rows, eval_rows)
     optimizer = optimizer_settings(config)
     with naming_source(source):  # labels of one kind only
-        trainer = PreferenceTrainer(models, objective, dataset, _settings(config), optimizer, inputs.evaluator)
+        trainer = PreferenceTrainer(
+            models, objective, dataset, _settings(config), optimizer, inputs.evaluator, inputs.runtime.ranks
+        )
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.family])
@@ -103,7 +109,9 @@ def _build_offline(config: PreferenceConfig, inputs: BuildInputs) -> Built:
 def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
     """The trainer on completions of the policy's own."""
     objective, sampling, runtime = preference_objective(config), sampling_from(config.sampling), inputs.runtime
-    reward = RewardContext(build_scorer(config, inputs.parts, inputs.failures), {}, partial(take_notes, inputs.parts))
+    ranks = runtime.ranks
+    score = build_scorer(config, inputs.parts, inputs.failures, ranks)
+    reward = RewardContext(score, {}, partial(take_notes, inputs.parts, None, ranks))
     prompts, tokens = fitting_prompts(runtime, inputs.prompts, sampling, config.data)
     collector = RolloutCollector(
         runtime.engine,
@@ -111,10 +119,11 @@ def _build_online(config: PreferenceConfig, inputs: BuildInputs) -> Built:
         lambda progress: reward,
         RolloutSpec(config.batch.rows_per_step, config.preference.online, sampling, greedy=False, keep=Everything()),
         PromptOrder(len(prompts), config.seed),
+        player=None if ranks.size == 1 else SharedPlayer(EpisodeRunner(runtime.engine), ranks),
     )
     models = _models(config, inputs, objective, ())
     settings, optimizer = _settings(config), optimizer_settings(config)
-    trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator)
+    trainer = OnlinePreferenceTrainer(models, objective, collector, settings, optimizer, inputs.evaluator, ranks)
     data = data_summary(config, prompts, inputs.eval_prompts)
     facts = decode_facts(runtime, sampling, tokens)
     return Built(
@@ -139,7 +148,7 @@ def _settings(config: PreferenceConfig) -> PreferenceSettings:
 def _models(
     config: PreferenceConfig, inputs: BuildInputs, objective: PairObjective, rows: Sequence[PreferenceRow]
 ) -> PreferenceModels:
-    policy, batch, section = inputs.runtime.policy, config.batch, config.preference
+    policy, batch, section, ranks = inputs.runtime.policy, config.batch, config.preference, inputs.runtime.ranks
     reference: ReferenceLogp | None = None
     if "ref_logp" not in objective.needs():
         if section.reference_logp == "stored":
@@ -147,10 +156,15 @@ def _models(
     elif section.reference_logp == "stored":
         file = Path(section.store) if section.store else None
         families = [row.family for row in rows]
-        reference = stored_reference(policy, families, batch.micro_batch_tokens, file, batch.packed)
+        reference = stored_reference(policy, families, batch.micro_batch_tokens, file, batch.packed, ranks)
     else:
         first = first_policy(config, policy, objective.reference.name)
-        reference = LiveReference(first, batch.micro_batch_tokens, batch.packed)
+        reference = LiveReference(first, batch.micro_batch_tokens, batch.packed, ranks)
+    shards = inputs.runtime.shards
+    if shards is not None:
+        policy = sharded(policy, shards)
+        if isinstance(reference, LiveReference):
+            reference = replace(reference, reference=sharded_reference(reference.reference, policy, shards))
     return PreferenceModels(policy, inputs.runtime.tokenizer, reference)
 
 

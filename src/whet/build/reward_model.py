@@ -27,6 +27,7 @@ from whet.data.pairs import RankedCompletions, labelled_completions_from, prefer
 from whet.data.shapes import holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.step_rows import LABELS, LabelledSteps, common_separator, outcomes_from, stepped_from
 from whet.data.tasks.contrast import STEP, task_labelled, task_rankings, task_stepped
+from whet.dist.shard import sharded_scalar_model
 from whet.model.scalar_head import Kind
 from whet.objective.preference import LabelLoss, RankLoss
 from whet.objective.preference.reward_model import AllPairs, PlackettLuce
@@ -89,13 +90,16 @@ def build_reward_model_run(config: RewardModelConfig, inputs: BuildInputs) -> Bu
     reward_model = build_reward_model(policy, tokenizer, [*rows, *eval_rows], kind, config.seed, heads)
     if learns == "steps":
         setattr(reward_model.model.config, SEPARATOR, separator)
+    shards, ranks = inputs.runtime.shards, inputs.runtime.ranks
+    if shards is not None:
+        reward_model = sharded_scalar_model(reward_model, shards)
     rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.reward_model.bootstrap else rows
     settings = RewardModelSettings(
         config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed
     )
     with naming_source(source, too_long_note(dropped) if dropped else ""):
         dataset, optimizer = RewardModelDataset(rows, eval_rows), optimizer_settings(config)
-        trainer = RewardModelTrainer(reward_model, tokenizer, _loss(config), dataset, settings, optimizer)
+        trainer = RewardModelTrainer(reward_model, tokenizer, _loss(config), dataset, settings, optimizer, ranks)
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([each.tokens for row in rows for each in row.rows])

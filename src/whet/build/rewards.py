@@ -14,6 +14,8 @@ from whet.config.sections import DataSection, RewardPartSection, RewardSection
 from whet.data.chat import prompt_tokens
 from whet.data.tasks import TASKS
 from whet.data.usable import without
+from whet.dist.ranks import ALONE, Ranks
+from whet.dist.rollout import shared_work
 from whet.objective import Objective
 from whet.protocols import Engine, Reward
 from whet.reward import (
@@ -39,6 +41,7 @@ from whet.reward.judge import check_company, engine_ask
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
 from whet.reward.row_check import Unscorable, require_scorable
+from whet.reward.score import Share
 from whet.rollout.collect import Score
 from whet.sandbox import active_protections, require_isolation, shared_sandbox
 from whet.sandbox.requirement import isolation_summary, tell_isolation
@@ -191,19 +194,31 @@ def scorable_prompts(prompts: Sequence[Prompt], parts: Sequence[RewardPart], dat
 
 
 def build_scorer(
-    config: Config | EvaluationConfig, parts: Sequence[RewardPart], failures: Failures | None = None
+    config: Config | EvaluationConfig,
+    parts: Sequence[RewardPart],
+    failures: Failures | None = None,
+    ranks: Ranks = ALONE,
 ) -> Score:
     """Scores as they stand at the end of training. Nothing is normalised: an exam's completions have no company."""
     alone = [replace(part, normalise="off") for part in in_shares(parts, _steps(config))]
-    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=failures or failure_policy(config))
+    policy, share = failures or failure_policy(config), work_share(ranks)
+    return partial(score, parts=alone, timeout=config.reward.timeout, on_error=policy, share=share)
 
 
-def build_scorer_at(config: Config, parts: Sequence[RewardPart], failures: Failures) -> Callable[[float], Score]:
+def work_share(ranks: Ranks) -> Share | None:
+    """Who judges which sample; None: this process all of them."""
+    return None if ranks.size == 1 else shared_work(ranks)
+
+
+def build_scorer_at(
+    config: Config, parts: Sequence[RewardPart], failures: Failures, ranks: Ranks = ALONE
+) -> Callable[[float], Score]:
     """share of the training done -> how completions are scored then."""
     shared = in_shares(parts, _steps(config))
 
     def at(progress: float) -> Score:
-        return partial(score, parts=shared, timeout=config.reward.timeout, on_error=failures, progress=progress)
+        seconds, share = config.reward.timeout, work_share(ranks)
+        return partial(score, parts=shared, timeout=seconds, on_error=failures, progress=progress, share=share)
 
     return at
 
@@ -233,16 +248,22 @@ def build_checks(config: Config, parts: Sequence[RewardPart]) -> RewardChecks | 
 
 
 def score_and_check(
-    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, checks: RewardChecks
+    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, checks: RewardChecks, ranks: Ranks = ALONE
 ) -> list[Sample]:
     """Scored samples; the checks look at some of them and change none."""
     scored = score(prompts, samples)
-    checks(prompts, scored)
+    ranks.first(lambda: checks(prompts, scored))
     return scored
 
 
-def take_notes(parts: Sequence[RewardPart], checks: RewardChecks | None = None) -> dict[str, float]:
+def take_notes(
+    parts: Sequence[RewardPart], checks: RewardChecks | None = None, ranks: Ranks = ALONE
+) -> dict[str, float]:
     """What rewards and their checks noticed since they were last asked, such as how far members were apart."""
+    return ranks.first(lambda: _own_notes(parts, checks))
+
+
+def _own_notes(parts: Sequence[RewardPart], checks: RewardChecks | None) -> dict[str, float]:
     found: dict[str, float] = checks.take_notes() if checks is not None else {}
     for part in parts:
         take: Callable[[], dict[str, float]] = getattr(part.reward, "take_notes", dict)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from whet.build.adapters import first_policy
 from whet.build.ahead import ahead_fact, session_ahead
 from whet.build.kind import BuildInputs, Built, TrainingKind
@@ -26,9 +24,13 @@ from whet.build.rewards import (
 from whet.build.rows import column_facts
 from whet.build.runtime import Runtime, decode_facts, fitting_prompts, optimizer_settings, sampling_fact, sampling_from
 from whet.config.config import PolicyConfig, flattened
+from whet.dist.ranks import ALONE, Ranks
+from whet.dist.shard import sharded, sharded_critic, sharded_reference
 from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
+from whet.model.experts import routing_refusal
+from whet.model.narrow import widen_vectors
 from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward import RewardPart, step_scorer, with_steps
@@ -96,27 +98,35 @@ def build_reward_at(
     """How completions are scored, by the share of the training that is done."""
     parts, tokenizer = inputs.parts, inputs.runtime.tokenizer
     steps_scorer = step_scorer(parts)
-    scorer_at = build_scorer_at(config, parts, inputs.failures)
+    ranks = inputs.runtime.ranks
+    scorer_at = build_scorer_at(config, parts, inputs.failures, ranks)
     checks = build_checks(config, parts)
 
     def reward_at(progress: float) -> RewardContext:
         score = scorer_at(progress)
         if checks is not None:
-            score = partial(score_and_check, score=score, checks=checks)
+            score = partial(score_and_check, score=score, checks=checks, ranks=ranks)
         if steps_scorer is not None and "step_reward" in objective.needs():
-            score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer)
-        noted = partial(take_notes, parts, checks)
+            score = partial(score_with_steps, score=score, scorer=steps_scorer, tokenizer=tokenizer, ranks=ranks)
+        noted = partial(take_notes, parts, checks, ranks)
         return RewardContext(score, part_weights_at(config, parts, progress), noted)
 
     return reward_at
 
 
 def score_with_steps(
-    prompts: Sequence[Prompt], samples: Sequence[Sample], *, score: Score, scorer: StepScorer, tokenizer: Any
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    *,
+    score: Score,
+    scorer: StepScorer,
+    tokenizer: Any,
+    ranks: Ranks = ALONE,
 ) -> list[Sample]:
     """Scored samples, with the scores of their steps on the tokens that end them."""
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return with_steps(prompts, score(prompts, samples), scorer, decode)
+    scored = score(prompts, samples)
+    return ranks.first(lambda: with_steps(prompts, scored, scorer, decode))
 
 
 def build_rl_trainer(
@@ -133,8 +143,14 @@ def build_rl_trainer(
     if "value" in needs:
         shared, start = config.critic.trunk == "shared", config.critic.start
         critic = critic_on(runtime.policy, shared=shared, start=start, tokenizer=runtime.tokenizer)
+    check_replay(config, runtime)
     reference = build_reference(config, runtime, objective) if "ref_logp" in needs else None
-    models = RLModels(runtime.policy, runtime.tokenizer, reference, critic, config.critic.learning_rate)
+    policy, shards = runtime.policy, runtime.shards
+    if shards is not None:
+        policy = sharded(policy, shards)
+        critic = None if critic is None else sharded_critic(critic, shards)
+        reference = None if reference is None else sharded_reference(reference, policy, shards)
+    models = RLModels(policy, runtime.tokenizer, reference, critic, config.critic.learning_rate)
     spec = RolloutSpec(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
@@ -149,8 +165,21 @@ def build_rl_trainer(
         batch.epochs_per_batch,
         batch.staleness or config.scale.max_staleness,
         most_actions(config),
+        batch.routing_replay,
     )
-    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator)
+    return RLTrainer(models, objective, collector, settings, optimizer_settings(config), evaluator, runtime.ranks)
+
+
+def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
+    """Refuse a replay of experts where there are none to replay, or none that anybody notes."""
+    source = config.batch.routing_replay
+    if source == "none":
+        return
+    if refusal := routing_refusal(runtime.policy):
+        raise WhetError(f"batch.routing_replay={source}: {refusal}; drop it")
+    unrecorded = getattr(runtime.engine, "unrecorded_experts", None)  # an engine of one's own need not have it
+    if source == "sampler" and unrecorded is not None and (reason := unrecorded()):
+        raise WhetError(f"batch.routing_replay=sampler: {reason}; give batch.routing_replay=trainer, or drop it")
 
 
 def build_collector(
@@ -176,10 +205,13 @@ def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective
     """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
     if config.model.reference == "memory":
         return first_policy(config, runtime.policy, objective.reference.name, objective.needs())
-    device = runtime.policy.device
+    device, kept = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
 
     def load() -> CausalLM:
-        return causal_lm(load_model(config.model.name, torch.float32, str(device)).model, runtime.policy.dtype)
+        model = load_model(config.model.name, kept, str(device)).model
+        if kept.itemsize < 4:
+            widen_vectors(model)
+        return causal_lm(model, runtime.policy.dtype)
 
     return ReloadedReference(load)
 

@@ -14,16 +14,22 @@ from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
 from whet.build.threads import thread_choice
+from whet.build.weights import weights_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
+from whet.dist.ranks import ALONE, Ranks
 from whet.dist.ray_cluster import RayCluster, open_cluster
+from whet.dist.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer, WholeCopyEngine
+from whet.dist.shard import Sharding, sharding
 from whet.model import LoadedModel, device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
+from whet.model.lora import adapted_layers
+from whet.model.narrow import widen_vectors
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
@@ -45,6 +51,8 @@ class Runtime:
     player: Player  # of episodes; without an environment each is one completion
     facts: Mapping[str, str]
     cluster: RayCluster | None = None  # that the run's workers live in
+    ranks: Ranks = ALONE
+    shards: Sharding | None = None  # how models are cut before they learn; None: they stay whole
 
     def close(self) -> None:
         """End what the run started elsewhere."""
@@ -56,12 +64,13 @@ class Runtime:
         return self.loaded.tokenizer
 
 
-def load_runtime(config: Config | EvaluationConfig) -> Runtime:
+def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Runtime:
+    """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
     lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
     check_environment(config)
-    cluster = None if isinstance(config, EvaluationConfig) else cluster_of(config)
+    cluster = None if isinstance(config, EvaluationConfig) or not ranks.is_first else cluster_of(config)
     try:
-        return _load_runtime(config, cluster)
+        return _load_runtime(config, cluster, ranks)
     except BaseException:
         if cluster is not None:
             cluster.close()
@@ -71,34 +80,42 @@ def load_runtime(config: Config | EvaluationConfig) -> Runtime:
 def cluster_of(config: Config) -> RayCluster | None:
     """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
     scale = config.scale
-    if not scale.engines:
+    if not scale.engines and not scale.reward_workers:
         return None
     gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
-    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+    return open_cluster(scale.address, cpus=scale.engines + scale.reward_workers, gpus=gpus)
 
 
-def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None) -> Runtime:
+def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, torch.float32, str(device))
+    kept, kept_as = weights_choice(config, device, dtype, ranks)
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
     if (name := non_finite_weight(loaded.model)) is not None:
         raise WhetError(
             f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
         )
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
-    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
+    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine: Engine
     elsewhere = {}
-    if cluster is None or isinstance(config, EvaluationConfig):
-        engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    if isinstance(config, EvaluationConfig) or not config.scale.engines:
+        engine = rank_engine(config, policy, loaded, ranks)
     else:
-        engine = remote_engine(config, cluster, policy)
+        remote = None if cluster is None else remote_engine(config, cluster, policy)
+        engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)
     torch.set_num_threads(threads)
     player, played = build_player(config, engine, loaded)
+    shards = None
+    if ranks.size > 1:
+        player = FirstRankPlayer(player, ranks) if elsewhere else SharedPlayer(player, ranks)
+        shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
     facts = {
         "model": f"{config.model.name} ({size / 1e6:.1f}M weights)",
         **adapters,
@@ -107,12 +124,38 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None)
         **({"context": f"{loaded.context} tokens ({loaded.context_reason})"} if loaded.context_reason else {}),
         **({"training noise": noise} if noise else {}),
         "training path": str(fast_path(policy)),
+        **({} if shards is None else rank_facts(policy, ranks, shards)),
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+        **({"weights": kept_as} if kept_as else {}),
         **played,
     }
-    return Runtime(loaded, policy, engine, player, facts, cluster)
+    return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
+
+
+def rank_engine(
+    config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks = ALONE
+) -> Engine:
+    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+
+    def make(lm: CausalLM) -> Engine:
+        return build_engine(config.sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context)
+
+    return make(policy) if ranks.size == 1 else WholeCopyEngine(policy, make)
+
+
+def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, str]:
+    """How several ranks train, and which fast paths step aside for it."""
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    where = ", in CPU memory" if shards.offload else ""
+    facts = {"ranks": f"{ranks.size}, each with {size / ranks.size / 1e6:.1f}M of the weights{where} (FSDP2)"}
+    path = fast_path(policy)
+    if path.kind == "fused layers" and adapted_layers(policy.model):
+        facts["training path"] = (
+            "the model's own layers (adapters in shards; the fused layers step aside: docs/scale.md has what it costs)"
+        )
+    return facts
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:

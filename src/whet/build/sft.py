@@ -12,6 +12,7 @@ from whet.build.runtime import optimizer_settings, rows_fact
 from whet.config.config import SFTConfig
 from whet.data import check_context, demonstration_tokens, demonstrations_from
 from whet.data.tasks import Task, demonstrations
+from whet.dist.shard import sharded
 from whet.model import LoadedModel
 from whet.reward import RewardPart
 from whet.train.sft import SFTSettings, SFTTrainer
@@ -57,14 +58,16 @@ def build_sft(config: SFTConfig, inputs: BuildInputs) -> Built:
     dropped = too_long + eval_too_long
     batch = config.batch
     settings = SFTSettings(config.steps, batch.rows_per_step, batch.micro_batch_tokens, batch.packed, config.seed)
+    runtime = inputs.runtime
     trainer = SFTTrainer(
-        inputs.runtime.policy,
+        runtime.policy if runtime.shards is None else sharded(runtime.policy, runtime.shards),
         loaded.tokenizer,
         encoded,
         settings,
         optimizer_settings(config),
         eval_encoded,
         inputs.evaluator,
+        runtime.ranks,
     )
     phrases = [data_summary(config, (), inputs.eval_prompts), *left_out_phrases(rows, eval_rows)]
     phrases += [f"{dropped} left out: too long for the context"] if dropped else []

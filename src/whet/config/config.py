@@ -90,9 +90,13 @@ class RunConfig(Section):
                 ("scale.max_staleness", "scale.window"),
                 f"has no effect: {self.method} draws no completions that could be behind; drop it",
             )
+        if self.model.lora.rank:
+            idle["model.weights"] = "has no effect with model.lora: the weights are frozen; give model.lora.base"
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
+        if not self.scale.reward_workers:
+            idle["scale.reward_memory"] = "has no effect without scale.reward_workers; give some, or drop it"
         if not self.scale.uses_ray:
             idle["scale.address"] = (
                 "has no effect: nothing is started there; give scale.engines, scale.reward_workers or scale.workers, "
@@ -147,6 +151,11 @@ class PolicyConfig(RunConfig):
         if updates > rows:
             raise WhetError(f"batch.updates_per_step is {updates} but a step has {rows} samples; lower it")
         _refuse_crowd("batch.prompts_per_step x batch.group_size", rows)
+        if self.batch.routing_replay == "trainer" and updates * self.batch.epochs_per_batch == 1:
+            raise WhetError(
+                "batch.routing_replay=trainer has no effect on a single update: it repeats the experts that the policy "
+                "chooses by itself; give batch.updates_per_step=2 or more, batch.routing_replay=sampler, or drop it"
+            )
         if self.scale.max_staleness:
             self._check_ahead()
 
@@ -162,6 +171,11 @@ class PolicyConfig(RunConfig):
             raise WhetError(
                 "scale.max_staleness: the turns of an episode wait for its environment, which answers in the trainer's "
                 "process while it collects; give scale.max_staleness=0 with env, or env=single"
+            )
+        if self.batch.routing_replay == "sampler":
+            raise WhetError(
+                "scale.max_staleness: a completion that goes on under newer weights was routed by several policies, and "
+                "the experts of its first part are not kept; give batch.routing_replay=none, or scale.max_staleness=0"
             )
         if scale.workers > 1:
             raise WhetError(

@@ -57,6 +57,7 @@ def token_batch(
         reward=torch.tensor(rewards, dtype=wide),
         behavior_logp=padded([sample.behavior_logp for sample in samples]),
         support=_supports(samples, width),
+        routed_experts=_routed_experts(samples, width),
         parts=torch.tensor([[_number(each.parts.get(name)) for name in names] for each in samples], dtype=wide)
         if names
         else None,
@@ -165,6 +166,18 @@ def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
         pieces = sample.support.ids.split(sample.support.counts.tolist())
         for position, ids in zip(positions, pieces, strict=True):
             rows[row, position, : len(ids)] = ids
+    return rows
+
+
+def _routed_experts(samples: Sequence[Sample], width: int) -> Tensor | None:
+    """The sampler's experts, -1 behind a row's last token and in rows of which none are known."""
+    known = [sample.routed_experts for sample in samples if sample.routed_experts is not None]
+    if not known:
+        return None
+    rows = known[0].new_full((len(samples), width, *known[0].shape[1:]), -1)
+    for row, sample in zip(rows, samples, strict=True):
+        if sample.routed_experts is not None:
+            row[: len(sample.routed_experts)] = sample.routed_experts
     return rows
 
 

@@ -74,8 +74,12 @@ class Ranks:
                 raise OtherRankFailed(rank, said)
         return [each for _, each in found]  # type: ignore[misc]
 
-    def any(self, flag: bool) -> bool:
-        return any(self.gather(bool(flag)))
+    def first(self, work: Callable[[], T]) -> T:
+        """What `work` gives on the first rank, which alone does it. Where it raises, every rank raises."""
+        if self.size == 1:
+            return work()
+        found: list[Any] = self.all_of(lambda: work() if self.is_first else None)
+        return found[0]
 
     def most(self, number: int) -> int:
         return max(self.gather(number))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import logging
 import os
 import platform
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from whet.dist.crew import package_versions
@@ -79,9 +83,6 @@ class RayWorker:
     def call(self, method: str, *arguments: Any) -> RayCall:
         return RayCall(self._cluster, self, self._actor.call.remote(method, *arguments))
 
-    def ask(self, method: str, *arguments: Any) -> RayCall:
-        return RayCall(self._cluster, self, self._actor.call.options(concurrency_group="beside").remote(method, *arguments))
-
     def end(self) -> None:
         self._cluster.forget(self)
         with contextlib.suppress(Exception):
@@ -133,6 +134,7 @@ class RayCluster:
 
     def start(self, name: str, make: Callable[[], Any], *, gpus: float = 0.0, memory: int = 0) -> RayWorker:
         ray = _ray()
+        _send_by_value(make)
         options: dict[str, Any] = {
             "num_cpus": 1,
             "num_gpus": gpus,
@@ -140,7 +142,7 @@ class RayCluster:
             "max_task_retries": 0,
             "scheduling_strategy": "SPREAD",
         }
-        host = ray.remote(concurrency_groups={"beside": 1})(_WorkerHost).options(**options)
+        host = ray.remote(_WorkerHost).options(**options)
         try:
             actor = host.remote(make, os.getcwd(), memory)
         except (TypeError, AttributeError, ValueError) as error:
@@ -201,6 +203,38 @@ def open_cluster(address: str, *, cpus: int, gpus: float = 0.0) -> RayCluster:
         cluster.close()
         raise
     return cluster
+
+
+def _send_by_value(value: Any) -> None:
+    """Functions of files that no machine can import by their name, such as rewards of a file.py, travel as code."""
+    from ray import cloudpickle
+
+    for module in _modules_of(value):
+        try:
+            found = importlib.util.find_spec(module.__name__)
+        except (ImportError, ValueError, AttributeError):
+            found = None
+        if found is None and module.__name__ != "__main__":
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _modules_of(value: Any, depth: int = 6) -> Iterator[Any]:
+    """The modules that functions and classes inside of a value come from."""
+    module = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
+    if module is not None:
+        yield module
+    if depth:
+        inner: list[Any] = []
+        if isinstance(value, functools.partial):
+            inner = [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, Mapping):
+            inner = list(value.values())
+        elif isinstance(value, list | tuple):
+            inner = list(value)[:64]
+        elif is_dataclass(value) and not isinstance(value, type):
+            inner = [getattr(value, each.name, None) for each in fields(value)]
+        for each in inner:
+            yield from _modules_of(each, depth - 1)
 
 
 def _settings() -> None:

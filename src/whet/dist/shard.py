@@ -156,12 +156,23 @@ def _shard_bases(model: nn.Module, mesh: DeviceMesh) -> None:
         layer.base = distribute_tensor(layer.base, mesh)
 
 
+class _TrunkAndHead(nn.Module):
+    """A critic as one module: a dictionary of modules has no forward to hook into."""
+
+    def __init__(self, trunk: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+
 def sharded_critic(critic: Critic, sharding: Sharding) -> Critic:
     """A trunk of its own with its head, or the head alone."""
     if critic.trunk is None:
         sharding.wrap(critic.head, None, keep=True)
         return critic
-    return replace(critic, trunk=sharded(critic.trunk, sharding, critic.modules()))
+    return replace(critic, trunk=sharded(critic.trunk, sharding, _TrunkAndHead(critic.trunk.trunk, critic.head)))
 
 
 def sharded_scalar_model(made: ScalarModel, sharding: Sharding) -> ScalarModel:

@@ -36,10 +36,6 @@ class Worker(Protocol):
         """Begin a call; an argument that `WorkerPool.store` returned arrives as the value that was stored."""
         ...
 
-    def ask(self, method: str, *arguments: Any) -> WorkerCall:
-        """The same, beside the call that is running; for short questions."""
-        ...
-
     def end(self) -> None:
         """Kill the process."""
         ...

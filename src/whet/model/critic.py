@@ -33,14 +33,14 @@ class Critic:
         """[A, D] -> [A], at least float32."""
         return self.head(states.to(self.head.weight.dtype))[:, 0]
 
-    def states(self, policy: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:
-        """[A, D], of its own trunk or the policy's."""
-        return states_before(self.trunk or policy, tokens, action)
+    def states(self, policy: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:
+        """[A, D], of its own trunk or the policy's; the policy's routers are told the experts of `replay`."""
+        return states_before(self.trunk or policy, tokens, action, replay if self.trunk is None else None)
 
-    def state_values(self, policy: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:
+    def state_values(self, policy: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:
         """[A], of the states before the actions."""
         if self.trunk is None:
-            return self.values(self.states(policy, tokens, action))
+            return self.values(self.states(policy, tokens, action, replay))
         return self.trunk.one_pass(lambda: self.values(self.states(policy, tokens, action)))
 
     def modules(self) -> nn.ModuleDict:

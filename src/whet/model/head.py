@@ -152,7 +152,11 @@ class _ChunkedLogp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, targets, norm, promised, kept = ctx.saved_tensors
         if promised is not None:
-            return (*ctx.gradients.scaled(_common_factor(grad, promised)), None, None)
+            gradients, ctx.gradients = (
+                ctx.gradients,
+                None,
+            )  # whoever holds the loss would hold these, as large as the weight
+            return (*gradients.scaled(_common_factor(grad, promised)), None, None)
         chunks = _Chunks(states, weight, bias, ctx.plan)
         gradients = _Gradients(ctx.needs_input_grad, states, weight, bias)
         kernels = _kernels(states)

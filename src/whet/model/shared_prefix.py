@@ -131,6 +131,15 @@ class SharedPrefixBatch:
                 place[completion.row, completion.first + inside] = completion.start + inside
         return to_device(torch.from_numpy(place), self.tokens.device)
 
+    def computed(self, rows: int, width: int) -> Tensor:
+        """bool [rows, width]: the tokens that are not left out."""
+        kept = np.zeros((rows, width), np.bool_)
+        for root in self.roots:
+            kept[list(root.rows), : root.length] = True
+            for completion in root.completions:
+                kept[completion.row, completion.first : completion.first + completion.length] = True
+        return to_device(torch.from_numpy(kept), self.tokens.device)
+
     @cached_property
     def layout(self) -> PaddedLayout:
         """Made when it is first asked for: ragged kernels do without."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from whet.model.causal_lm import CausalLM
+from whet.model.experts import UNKNOWN, routers, routing
 from whet.model.fused_trunk import fused_states, fused_works
 from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_logp
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch, to_device
@@ -33,6 +34,8 @@ class Details:
     states: bool = False  # the hidden states, for a critic on the same trunk
     packed: bool = True  # False: always padded rows
     coefficient: Coefficient | None = None  # how much each token will count, where known: saves a product
+    replay: Tensor | None = None  # int [N, T, layers, k], experts for the routers; -1: their own choice
+    experts: bool = False  # the experts that the routers chose, where the model has routers
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class TokenScores:
     chose_top: Tensor | None = None  # bool [N, T], the chosen token is the likeliest
     divergence: Tensor | None = None  # [N, T], KL(policy, reference), with gradient
     states: Tensor | None = None  # [A, D], what the trunk knew before each action, in row order, with gradient
+    experts: Tensor | None = None  # int [N, T, layers, k], the routers' own choice; -1 for tokens that predict nothing
 
 
 def token_logp(
@@ -65,13 +69,13 @@ def token_logp(
 
 def _token_logp(
     lm: CausalLM, tokens: Tensor, action: Tensor, temperature: float, support: Tensor | None, details: Details
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]:
     """The fields of `TokenScores`: a pass gives plain tensors."""
     device = lm.device
     batch = _packed_rows(lm, tokens, action) if details.packed else None
     targets = to_device(tokens[:, 1:][action[:, 1:]], device)
     kept = None if support is None else support[:, 1:][action[:, 1:]].to(device)
-    states = _states(lm, tokens, action, batch)
+    states, experts = _routed_states(lm, tokens, action, batch, details)
     others = None
     if details.reference is not None:
         with torch.no_grad():
@@ -97,6 +101,7 @@ def _token_logp(
         placed(found[3]) if details.num_top else None,
         placed(found[4]) if others is not None else None,
         states if details.states else None,
+        experts,
     )
 
 
@@ -105,9 +110,10 @@ def packs(lm: CausalLM) -> bool:
     return fused_works(lm) or shared_prefix_works(lm)
 
 
-def states_before(lm: CausalLM, tokens: Tensor, action: Tensor) -> Tensor:  # [A, D]
-    """The trunk's hidden state before each action, in row order."""
-    return lm.one_pass(lambda: _states(lm, tokens, action, _packed_rows(lm, tokens, action)))
+def states_before(lm: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:  # [A, D]
+    """The trunk's hidden state before each action, in row order; `replay` as in `Details`."""
+    details = Details(replay=replay)
+    return lm.one_pass(lambda: _routed_states(lm, tokens, action, _packed_rows(lm, tokens, action), details)[0])
 
 
 def _packed_rows(lm: CausalLM, tokens: Tensor, action: Tensor) -> SharedPrefixBatch | None:
@@ -129,6 +135,31 @@ def _states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBat
         return shared_prefix_states(lm, batch)
     tokens, action = tokens.to(lm.device), action.to(lm.device)
     return lm.hidden(tokens)[:, :-1][action[:, 1:]]
+
+
+def _routed_states(
+    lm: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBatch | None, details: Details
+) -> tuple[Tensor, Tensor | None]:
+    """The states, and the routers' own choice [N, T, layers, k] where it is wanted."""
+    of = routers(lm) if details.experts or details.replay is not None else None
+    if of is None:
+        if details.replay is not None:
+            raise ValueError("experts to replay, and no routers that could be told")
+        return _states(lm, tokens, action, batch), None
+    num_rows, width = tokens.shape
+    replay = None
+    if details.replay is not None:
+        replay = to_device(details.replay, lm.device).flatten(0, 1)
+        if batch is not None:  # of a prompt that rows share, the experts of its first row
+            replay = replay[batch.sources(width)]
+    with routing(lm, replay) as walk:
+        states = _states(lm, tokens, action, batch)
+    if not details.experts:
+        return states, None
+    if batch is None:
+        return states, walk.chosen.unflatten(0, (num_rows, width))
+    placed = walk.chosen[batch.places(num_rows, width)]
+    return states, placed.masked_fill_(~batch.computed(num_rows, width)[..., None, None], UNKNOWN)
 
 
 def _reference_states(lm: CausalLM, tokens: Tensor, action: Tensor, batch: SharedPrefixBatch | None) -> Tensor:

@@ -32,7 +32,7 @@ BLOCK = 64  # tokens that a prompt's place is rounded up to
 # Measured (benchmarks/plan_check.py).
 CONTEXT_BYTES = 0.6e9  # CUDA context, kernels and libraries, outside torch's allocator
 SLACK = 0.04  # of what the allocator hands out, held besides: rounding and gaps
-CPU_PROCESS = 0.45e9  # resident before a model is there: Python, torch, transformers
+CPU_PROCESS = 0.42e9  # resident before a model is there: Python, torch, transformers
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MemoryPlan:
 
 def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     """The plan for one of the devices."""
-    lines = [*_weights(work), *_others(work), *_training(work), *_scoring(work)]
+    lines = [*_weights(work), *_others(work), *_gathered(work), *_training(work), *_scoring(work)]
     standing = sum(line.bytes for line in lines if line.phases == PHASES)
     wanted, rows = 0, 0
     if work.samples:
@@ -112,26 +112,78 @@ def _times(count: float, size: float, what: str = "weights") -> str:
 
 def _weights(work: Workload) -> Iterator[MemoryLine]:
     """The policy's own copies."""
-    shape, trained = work.shape, work.trained_weights
-    yield MemoryLine("policy: weights, fp32", 4 * shape.weights, _times(shape.weights, 4))
-    if work.lora_rank:
-        adapted = shape.adapted_weights
-        yield MemoryLine("policy: frozen base under the adapters, bf16", 2 * adapted, _times(adapted, 2))
-    yield from _products_copy(work, "policy", work.samples)
+    yield from _model(work, "policy", work.samples)
+    trained = work.trained_weights
     kind = f"adapters of rank {work.lora_rank}" if work.lora_rank else "policy"
     if work.lora_rank:
         yield MemoryLine(f"{kind}: weights, fp32, and a copy for the products", 6 * trained, _times(trained, 6))
-    yield MemoryLine(f"{kind}: gradients, fp32", 4 * trained, _times(trained, 4))
-    yield MemoryLine(f"{kind}: AdamW's two moments, fp32", 8 * trained, f"{_times(trained, 8)} (4 + 4)")
+    yield from _states(work, kind, trained)
 
 
-def _products_copy(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
-    """Weights side by side in the type of the products: training below fp32 and the sampler of a GPU read them."""
-    count = work.shape.weights
-    if work.compute == "bf16":
-        yield MemoryLine(f"{whose}: copy for the products, bf16", 2 * count, _times(count, 2))
-    elif samples and not work.on_cpu and whose == "policy":
-        yield MemoryLine(f"{whose}: copy for the sampler, fp32", 4 * count, _times(count, 4))
+def _shards(work: Workload) -> tuple[float, str]:
+    """What of a weight and its states lies on one device, and how to say it."""
+    if work.ranks == 1:
+        return 1.0, ""
+    return (0.0, " (offloaded)") if work.offload else (1 / work.ranks, f" / {work.ranks} ranks")
+
+
+def _gathered(work: Workload) -> Iterator[MemoryLine]:
+    """Of a model in shards: layers while they are computed, what stands around them for a whole pass, and the sampler's
+    whole copy."""
+    if work.ranks == 1:
+        return
+    shape, size = work.shape, _product_bytes(work)
+    around = (1 if shape.tied else 2) * shape.vocabulary_weights
+    layers = 2 * size * shape.layer_weights
+    yield MemoryLine("two layers, gathered", layers, _times(2 * shape.layer_weights, size), ("scores", "train"))
+    yield MemoryLine("embedding and head, gathered, fp32", 4 * around, _times(around, 4), ("scores", "train"))
+    if not work.lora_rank:
+        yield MemoryLine("their gradient before it is summed, fp32", 4 * around, _times(around, 4), ("train",))
+    if work.samples:
+        trunk = shape.trunk_weights
+        found = size * trunk + (4 + (2 if size == 2 else 0)) * around
+        words = f"{_times(trunk, size)} + {_times(around, 6 if size == 2 else 4)} of embedding and head"
+        yield MemoryLine("sampler: a whole copy of the policy", found, words)
+
+
+def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
+    """Weights as they are kept, and what the products read: the same where that is bf16, else a copy."""
+    shape, count = work.shape, work.shape.weights
+    if work.ranks > 1:
+        share, said = _shards(work)
+        size = 4 if work.kept == "float32" else 2
+        name = "fp32" if size == 4 else "bf16"
+        yield MemoryLine(f"{whose}: weights in shards, {name}", size * share * count, _times(count, size) + said)
+        return
+    if work.kept == "float32":
+        yield MemoryLine(f"{whose}: weights, fp32", 4 * count, _times(count, 4))
+        if work.lora_rank:
+            adapted, size = shape.adapted_weights, 4 if work.on_cpu else 2
+            yield MemoryLine(f"{whose}: what the adapters stand on", size * adapted, _times(adapted, size))
+        if work.compute == "bf16":
+            yield MemoryLine(f"{whose}: copy for the products, bf16", 2 * count, _times(count, 2))
+        elif samples and not work.on_cpu:
+            yield MemoryLine(f"{whose}: copy for the sampler, fp32", 4 * count, _times(count, 4))
+        return
+    packed = shape.adapted_weights if work.kept == "4bit" else 0
+    if packed:
+        bits = 0.5 + 4 / 64  # one scale of four bytes for 64 numbers
+        yield MemoryLine(f"{whose}: base in 4 bits", bits * packed, _times(packed, bits))
+    yield MemoryLine(f"{whose}: weights, bf16, one copy", 2 * (count - packed), _times(count - packed, 2))
+    head = 0 if work.on_cpu else shape.vocabulary_weights
+    yield MemoryLine(f"{whose}: the head once more, fp16", 2 * head, _times(head, 2))
+
+
+def _states(work: Workload, whose: str, trained: int) -> Iterator[MemoryLine]:
+    """What learning adds: gradients as the weights are kept, and AdamW's moments."""
+    narrow = work.weights == "bfloat16" and not work.lora_rank
+    size, name = (2, "bf16") if narrow else (4, "fp32")
+    share, said = _shards(work)
+    yield MemoryLine(f"{whose}: gradients, {name}", size * share * trained, _times(trained, size) + said)
+    each, kind = 8.0, "fp32"
+    if work.moments == "int8":
+        each, kind = 2 + 8 / 256, "int8"  # two bytes, and two scales of four bytes for 256 numbers
+    yield MemoryLine(f"{whose}: AdamW's two moments, {kind}", each * share * trained, _times(trained, each) + said)
 
 
 def _others(work: Workload) -> Iterator[MemoryLine]:
@@ -140,19 +192,12 @@ def _others(work: Workload) -> Iterator[MemoryLine]:
     if work.needs_reference and not work.lora_rank and work.reference != "stored":
         phases: tuple[Phase, ...] = PHASES if work.reference == "memory" else ("scores",)
         read = "" if work.reference == "memory" else ", read at every step"
-        yield MemoryLine(f"reference: frozen copy, fp32{read}", 4 * count, _times(count, 4), phases)
-        for line in _products_copy(work, "reference", False):
+        for line in _model(work, f"reference{read}", False):
             yield MemoryLine(line.name, line.bytes, line.formula, phases)
     if work.has_critic and work.critic == "own":
         learns = work.trained_weights if work.lora_rank else count - (0 if shape.tied else shape.vocabulary_weights)
-        yield MemoryLine("critic: weights, fp32", 4 * count, _times(count, 4))
-        if work.lora_rank:
-            yield MemoryLine(
-                "critic: frozen base under its adapters, bf16", 2 * shape.adapted_weights, "as the policy's"
-            )
-        yield from _products_copy(work, "critic", False)
-        yield MemoryLine("critic: gradients, fp32", 4 * learns, _times(learns, 4))
-        yield MemoryLine("critic: AdamW's two moments, fp32", 8 * learns, f"{_times(learns, 8)} (4 + 4)")
+        yield from _model(work, "critic", False)
+        yield from _states(work, "critic", learns)
     if work.reward_model is not None:
         size = 4 if work.on_cpu else 2
         held = work.reward_model.weights
@@ -191,7 +236,7 @@ def _layer_backward(work: Workload) -> tuple[float, str]:
     again = 0.0
     if work.recompute == "layers":
         again, _ = kept_per_token(_kept_wide(work))
-    grads = 0 if work.lora_rank else 4 * shape.layer_weights
+    grads = 0 if work.lora_rank else (2 if work.weights == "bfloat16" else 4) * shape.layer_weights
     found = work.pass_tokens * (token + again) + grads
     words = f"S ({wide * size} F + {size} (2 H + 2 K) D + {12 + 5 * size} W) + 4 bytes x a layer's weights"
     return found, words
@@ -269,7 +314,9 @@ def _scoring(work: Workload) -> Iterator[MemoryLine]:
 
 
 def _requests(work: Workload) -> int:
-    return max(work.prompts_per_step * work.group_size if work.draws else 0, work.eval_prompts, 1)
+    """Completions that a rank writes at a time."""
+    drawn = work.prompts_per_rank * work.group_size if work.draws else 0
+    return max(drawn, -(-work.eval_prompts // work.ranks), 1)
 
 
 def _wanted_rows(work: Workload) -> int:

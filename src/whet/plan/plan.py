@@ -10,6 +10,7 @@ from whet.plan.machines import GIGA, Devices
 from whet.plan.memory import PHASES, MemoryPlan, Phase, memory_plan
 from whet.plan.seconds import TimePlan, time_plan
 from whet.plan.workload import Workload
+from whet.types import WhetError
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,12 @@ Change = tuple[str, Callable[[Workload], Workload], str]
 
 
 def plan_for(work: Workload, devices: Devices) -> Plan:
-    """The plan, with suggestions tried one by one."""
+    """The plan, with suggestions tried one by one. Every device is a trainer rank, engines of their own apart."""
+    if work.engines >= devices.count and work.engines:
+        raise WhetError(
+            f"scale.engines is {work.engines} and {devices} leave no device to train on; give fewer, or more devices"
+        )
+    work = replace(work, ranks=devices.count - work.engines, samples=work.samples and not work.engines)
     memory = memory_plan(work, devices)
     found = []
     for settings, change, price in _changes(work):
@@ -99,6 +105,13 @@ def _changes(work: Workload) -> Iterator[Change]:
             )
     if work.recompute != "layers":
         yield "model.recompute=layers", lambda each: replace(each, recompute="layers"), "a third of the training time"
+    if work.ranks > 1 and not work.offload:
+        yield "scale.offload=true", lambda each: replace(each, offload=True), "shards travel to the device and back"
+    if not work.lora_rank and work.moments == "float32" and not work.on_cpu and work.ranks == 1:
+        yield "optimizer.states=int8", lambda each: replace(each, moments="int8"), "moments of 8 bits, by bitsandbytes"
+    narrow = work.compute == "bf16" and not work.on_cpu and work.ranks == 1
+    if not work.lora_rank and work.weights == "float32" and narrow:
+        yield "model.weights=bfloat16", lambda each: replace(each, weights="bfloat16"), "steps are rounded at random"
     if not work.lora_rank:
         yield "model.lora=16", lambda each: replace(each, lora_rank=16, reference="memory"), "only adapters learn"
 
@@ -240,5 +253,7 @@ def _time_lines(time: TimePlan) -> list[str]:
         return [f"seconds per step: {time.said}"]
     lines = ["seconds per step"]
     lines += [f"  {each.seconds:8.2f}  {each.name}: {each.formula}" for each in time.phases]
-    lines += [f"  {time.step:8.2f}  in all, on one device, every completion at its longest"]
+    lines += [
+        f"  {time.step:8.2f}  in all, every completion at its longest; what ranks say to each other is not counted"
+    ]
     return [*lines, f"rates: {time.said}", f"  {', '.join(time.sources)}"]

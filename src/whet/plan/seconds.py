@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whet.plan.machines import Devices
 from whet.plan.measured import SOURCES, rates, rollout_seconds, scoring_seconds, training_seconds
@@ -35,9 +35,16 @@ class TimePlan:
 def time_plan(work: Workload, devices: Devices, memory: MemoryPlan) -> TimePlan:
     if work.on_cpu:
         return TimePlan((), "a CPU's rates are its own: `whet bench` measures them", ())
-    known, shape, rollout = rates(devices), work.shape, work.rollout
+    known, shape = rates(devices), work.shape
+    rollout = replace(work.rollout, num_prompts=work.prompts_per_rank)  # of one rank: the others do theirs meanwhile
     phases = []
-    if work.draws:
+    if work.draws and work.engines:
+        written = replace(work.rollout, num_prompts=-(-work.prompts_per_step // work.engines))
+        rows = min(1024, written.num_sequences)
+        seconds = rollout_seconds(shape, written, rows, known)
+        formula = f"{work.engines} engines, {rows} rows at a time each; less where they write ahead"
+        phases.append(Duration("rollout", seconds, formula))
+    elif work.draws:
         rows = max(1, min(memory.rows, rollout.num_sequences))
         seconds = rollout_seconds(shape, rollout, rows, known)
         formula = f"{rollout.written:,} tokens, {rows} rows at a time: {rollout.written / seconds:,.0f} tokens/s"

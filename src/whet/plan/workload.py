@@ -34,10 +34,16 @@ class Workload:
     has_head: bool = True  # log-probabilities are trained on; a reward model has a head of one number
     compute: Literal["bf16", "fp32"] = "bf16"  # of the products
     recompute: Recompute = "wide"
+    weights: Literal["float32", "bfloat16"] = "float32"  # as they are kept and learn
+    moments: Literal["float32", "int8"] = "float32"  # of AdamW
     lora_rank: int = 0
+    base: Literal["float32", "bfloat16", "4bit"] = "bfloat16"  # that adapters stand on
     reference: Literal["memory", "reload", "stored"] = "memory"
     critic: Literal["own", "shared"] = "own"
     reward_model: ModelShape | None = None
+    ranks: int = 1  # that each hold a shard and write their share of the completions
+    engines: int = 0  # devices that only write; 0: the ranks do
+    offload: bool = False  # shards and moments in CPU memory
     on_cpu: bool = False
 
     def __post_init__(self) -> None:
@@ -64,16 +70,20 @@ class Workload:
         return "value" in self.needs
 
     @property
+    def prompts_per_rank(self) -> int:
+        return -(-self.prompts_per_step // self.ranks)
+
+    @property
     def pass_tokens(self) -> int:
         """Tokens that the largest training pass computes; rows that share a prompt stay together where they fit."""
         own = max(self.completion_tokens - 1, 0)  # nothing is predicted from a row's last token
         most, prompt = self.micro_batch_tokens, self.prompt_tokens
-        step = self.prompts_per_step * (prompt + self.group_size * own)
+        step = self.prompts_per_rank * (prompt + self.group_size * own)
         if not self.full_rows:
             return min(step, max(most, prompt + own))
         rows = self.group_size if prompt + self.group_size * own <= most else max(1, (most - prompt) // max(own, 1))
         block = prompt + min(rows, self.group_size) * own
-        blocks = self.prompts_per_step * -(-self.group_size // max(1, min(rows, self.group_size)))
+        blocks = self.prompts_per_rank * -(-self.group_size // max(1, min(rows, self.group_size)))
         return min(step, block * max(1, min(blocks, most // block)))
 
     @property
@@ -81,6 +91,11 @@ class Workload:
         """Of them, those that reach the vocabulary head."""
         row = self.prompt_tokens + self.group_size * self.completion_tokens
         return max(1, round(self.pass_tokens * self.group_size * self.completion_tokens / row))
+
+    @property
+    def kept(self) -> Literal["float32", "bfloat16", "4bit"]:
+        """How matrices are kept: as the base of adapters, or as they learn."""
+        return self.base if self.lora_rank else self.weights
 
     @property
     def trained_weights(self) -> int:

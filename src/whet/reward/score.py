@@ -11,7 +11,8 @@ import functools
 import logging
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from whet.importing import error_text, place, positions
@@ -135,6 +136,7 @@ def score(
     on_error: OnError | Failures = "tolerate",
     *,
     progress: float = 1.0,
+    share: Share | None = None,
 ) -> list[Sample]:
     """The samples with `parts` (raw scores) and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
 
@@ -142,7 +144,7 @@ def score(
     batched functions and rewards of your own. A part that is None or excluded makes the sample unscorable:
     reward None. A reward with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the
     share of the training done, for weights that change. A `Failures` remembers from call to call; a bare policy
-    counts this call alone.
+    counts this call alone. `share` may have some of the work done elsewhere.
     """
     if len(prompts) != len(samples):
         raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
@@ -153,8 +155,15 @@ def score(
     # an episode whose environment failed has nothing to be judged by
     judged = [number for number, sample in enumerate(samples) if sample.stop is not StopReason.FAILED]
     if len(judged) < len(samples):
-        return _scored_without_failed(prompts, samples, judged, parts, timeout, on_error, progress)
-    by_part = {part.name: _part_scores(part.resolved_reward, prompts, samples, timeout, failures) for part in parts}
+        scored = [sample.scored({}, None) for sample in samples]
+        chosen, theirs = [samples[number] for number in judged], [prompts[number] for number in judged]
+        some = score(theirs, chosen, parts, timeout, on_error, progress=progress, share=share)
+        for number, sample in zip(judged, some, strict=True):
+            scored[number] = sample
+        return scored
+    by_part = {
+        part.name: _part_scores(part.resolved_reward, prompts, samples, timeout, failures, share) for part in parts
+    }
     totals = combined(by_part, parts, progress, [prompt.id for prompt in prompts])
     scored = [
         sample.scored({name: one for name, scores in by_part.items() if (one := scores[i]) is not None}, totals[i])
@@ -163,23 +172,6 @@ def score(
     excess = failures.excess() or _nothing_scored(prompts, scored, failures)
     if excess is not None:
         raise TooManyFailures(excess, scored)
-    return scored
-
-
-def _scored_without_failed(
-    prompts: Sequence[Prompt],
-    samples: Sequence[Sample],
-    judged: Sequence[int],
-    parts: Sequence[RewardPart],
-    timeout: float,
-    on_error: OnError | Failures,
-    progress: float,
-) -> list[Sample]:
-    scored = [sample.scored({}, None) for sample in samples]
-    chosen = [samples[number] for number in judged]
-    some = score([prompts[number] for number in judged], chosen, parts, timeout, on_error, progress=progress)
-    for number, sample in zip(judged, some, strict=True):
-        scored[number] = sample
     return scored
 
 
@@ -200,16 +192,53 @@ def num_unscorable(samples: Iterable[Sample]) -> int:
 
 
 def _part_scores(
-    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, failures: Failures
+    reward: Reward,
+    prompts: Sequence[Prompt],
+    samples: Sequence[Sample],
+    timeout: float,
+    failures: Failures,
+    share: Share | None = None,
 ) -> list[float | None]:
     if not samples:
         return []
+
+    def work(rows: list[int]) -> list[_Judged]:
+        chosen, theirs = [samples[row] for row in rows], [prompts[row] for row in rows]
+        return _judged(reward, theirs, chosen, timeout, failures.on_error)
+
+    # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
+    families = [prompt.id for prompt in prompts] if isinstance(reward, PerSample) else None
+    judged = work(list(range(len(samples)))) if share is None else share(families, len(samples), work)
+    caught = [each.failure for each in judged if each.failure]
+    failures.note(reward.name, [each.failed for each in judged], caught[-1] if caught else None)
+    if caught:
+        failed = sum(each.failed for each in judged)
+        logger.warning(
+            "reward %r failed on %d of %d samples, left out; first: %s", reward.name, failed, len(samples), caught[0]
+        )
+    return [each.score for each in judged]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a reward said of one sample."""
+
+    score: float | None
+    failed: bool = False
+    failure: str = ""  # in words, on the first sample of the call that failed
+
+
+Share = Callable[[Sequence[Hashable] | None, int, Callable[[list[int]], list[_Judged]]], list[_Judged]]
+"""(the family of each sample; None: all belong together, how many, what to do with some of them) -> of all samples."""
+
+
+def _judged(
+    reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample], timeout: float, on_error: OnError
+) -> list[_Judged]:
     if getattr(reward, "limits_itself", False):
         timeout = LONGEST_SECONDS
     size = 1 if isinstance(reward, PerSample) else len(samples)
-    scores: list[float | None] = []
-    failed: list[bool] = []
-    caught: list[RewardFailure] = []
+    found: list[_Judged] = []
     with user_code(f"reward {reward.name!r}", tell=not _is_built_in(reward)), remarks(reward.name):
         _prepare(reward)
         with watchdog(timeout) as renew_watchdog:
@@ -217,24 +246,14 @@ def _part_scores(
                 call = slice(start, start + size)
                 renew_watchdog()
                 try:
-                    scores += _call_scores(reward, prompts[call], samples[call], timeout)
-                    failed += [False] * size
+                    found += map(_Judged, _call_scores(reward, prompts[call], samples[call], timeout))
                 except RewardFailure as failure:
-                    if failures.on_error == "stop":
+                    if on_error == "stop":
                         raise
-                    scores += failure.scores if isinstance(failure, PartialFailure) else [None] * size
-                    failed += failure.failed if isinstance(failure, PartialFailure) else [True] * size
-                    caught.append(failure)
-    failures.note(reward.name, failed, str(caught[-1]) if caught else None)
-    if caught:
-        logger.warning(
-            "reward %r failed on %d of %d samples, left out; first: %s",
-            reward.name,
-            sum(failed),
-            len(samples),
-            caught[0],
-        )
-    return scores
+                    scores = failure.scores if isinstance(failure, PartialFailure) else [None] * size
+                    failed = failure.failed if isinstance(failure, PartialFailure) else [True] * size
+                    found += map(_Judged, scores, failed, [str(failure), *[""] * (size - 1)])
+    return found
 
 
 def _is_built_in(reward: Reward) -> bool:

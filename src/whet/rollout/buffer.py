@@ -120,6 +120,8 @@ def _sample_tensors(sample: Sample) -> dict[str, Tensor]:
     tensors = {"tokens": sample.tokens, "action": sample.action, "behavior_logp": sample.behavior_logp}
     if sample.support is not None:
         tensors |= {"support_ids": sample.support.ids, "support_counts": sample.support.counts}
+    if sample.routed_experts is not None:
+        tensors["routed_experts"] = sample.routed_experts
     if sample.token_versions is not None:
         tensors["token_versions"] = sample.token_versions
     return {name: value.contiguous() for name, value in tensors.items()}
@@ -160,5 +162,6 @@ def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str
         episode=state["episode"],
         role=state["role"],
         metrics=state["metrics"],
+        routed_experts=tensors.get(f"{prefix}routed_experts"),
         token_versions=tensors.get(f"{prefix}token_versions"),
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 from whet.model.decode_state import BatchShape
+from whet.model.experts import RoutingPass, routers, routing
 from whet.model.hooked_decode import HookedDecoder
 from whet.model.shared_prefix import long_tensor
+from whet.rollout.expert_log import ExpertLog
 from whet.rollout.sampling import Draw, draw
 from whet.rollout.scheduler import DecodeJob, TokenLog
 from whet.types import SessionShape
@@ -29,6 +31,7 @@ class BufferBackend:
     most_members: int | None = None
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int, session: SessionShape | None = None) -> None:
+        """Of a mixture of experts, the experts of every token are noted."""
         self._sampling, self._device = job.sampling, decoder.lm.device
         if session is not None:
             self._budget, longest = session.growth, session.prompt_tokens
@@ -48,6 +51,10 @@ class BufferBackend:
         self._weights = self._decoder.gathered(num_steps)
         self._state = self._decoder.state(shape)
         self.log = TokenLog(self.num_rows, self._budget, job.stop.tokens, self._device)
+        of = routers(decoder.lm)
+        widths = (longest, self._budget)
+        self._experts = None if of is None else ExpertLog(of, self.num_rows, self.num_slots, widths, self._device)
+        self._routing: RoutingPass | None = None
         self._forget()
 
     def renew(self) -> None:
@@ -65,7 +72,8 @@ class BufferBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with self._decoder.running(self._weights):
+        watched = nullcontext() if self._experts is None else routing(self._decoder.lm)
+        with self._decoder.running(self._weights), watched as self._routing:
             yield
 
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
@@ -76,6 +84,8 @@ class BufferBackend:
         tokens = long_tensor([prompt + (0,) * (width - len(prompt)) for prompt in prompts])
         lengths = list(map(len, prompts))
         self._decoder.prefill(tokens, lengths, slots, self._state)
+        if self._experts is not None and self._routing is not None:
+            self._experts.prefill(slots, self._routing.chosen)
         for slot, length in zip(slots, lengths, strict=True):
             self._lengths[slot] = length
 
@@ -100,7 +110,10 @@ class BufferBackend:
         prompt_width = max(self._lengths[slot] for slot in slots)
         extension = self._state.begin_extension(rows, slots, starts, lengths, prompt_width)
         tokens = long_tensor([chunk + (0,) * (width - len(chunk)) for chunk in chunks])
-        return self._decoder.extend(tokens, extension, self._state)
+        logits = self._decoder.extend(tokens, extension, self._state)
+        if self._experts is not None and self._routing is not None:
+            self._experts.extend(rows, starts, lengths, self._routing.chosen)
+        return logits
 
     def seat(self, slots: Sequence[int | None]) -> None:
         lengths = {self._lengths[slot] for slot in slots if slot is not None}
@@ -117,6 +130,8 @@ class BufferBackend:
         state.completion_width = min(self._step - self._oldest + 1, self._budget)
         rows = slice(0, state.rows)
         logits = self._decoder.step(self.log.last[rows], state)
+        if self._experts is not None and self._routing is not None:
+            self._experts.step(state.count[rows], self._routing.chosen)
         state.count[rows].add_(1).clamp_(max=self._budget - 1)
         self._step += 1
         drawn = draw(logits, self.log.uniform(rows), self._sampling, spend=True)
@@ -135,7 +150,12 @@ class BufferBackend:
         """Own places of a row that hold something, at most."""
         return self._waits_with.get(row, min(self._step - self._starts[row], self._budget))
 
+    def experts(self, row: int, slot: int, prompt: int, own: int) -> Tensor | None:
+        return None if self._experts is None else self._experts.sample(row, slot, prompt, own)
+
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        if self._experts is not None:
+            self._experts.keep(rows, slots)
         moved = [place for place, held in enumerate(rows) if place != held]
         if moved:
             width = max(self._places(rows[place]) for place in moved)

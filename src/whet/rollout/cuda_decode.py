@@ -356,6 +356,9 @@ class GraphBackend:
         row, slot = sizes.nonzero(as_tuple=True)
         return KeptTokens(row, at[row, slot], sizes[row, slot].long(), ids)
 
+    def experts(self, row: int, slot: int, prompt: int, own: int) -> None:
+        """No mixture of experts is captured."""
+
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         pays = not num_waiting and num_busy <= self._active // 2 and self._active > SMALLEST
         return min(num_rows, _rounded(num_busy)) if pays else num_rows

@@ -31,6 +31,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.rollout.answers import BadAnswer, opening_of, reward_of, step_result_of
 from whet.rollout.calls import CallPool
+from whet.rollout.expert_log import joined_experts
 from whet.rollout.play import PlayNotes
 from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
@@ -79,6 +80,7 @@ class _Episode:
     tokens: list[int] = field(default_factory=list)
     logp: list[Tensor] = field(default_factory=list)
     supports: list[Support | None] = field(default_factory=list)
+    experts: list[Tensor | None] = field(default_factory=list)
     versions: tuple[int, int] | None = None
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -135,14 +137,15 @@ class EpisodeRunner:
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
+        rows: Sequence[int] | None = None,
     ) -> list[list[Sample]]:
-        """`count` episodes to each prompt, prompt by prompt."""
+        """`count` episodes to each prompt, prompt by prompt; `rows` numbers the prompts for the seeds."""
         if not prompts:
             return []
         now = time.monotonic()
         episodes = [
-            _Episode(row * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
-            for row, prompt in enumerate(prompts)
+            _Episode(place * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
+            for place, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
             for number in range(count)
         ]
         turns = 1 if self._make is None else self._limits.max_turns
@@ -425,6 +428,7 @@ class _Play:
         episode.tokens += fresh
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append(sample.support)
+        episode.experts.append(sample.routed_experts)
         oldest, newest = episode.versions or sample.versions
         episode.versions = (min(oldest, sample.versions[0]), max(newest, sample.versions[1]))
         episode.last = sample
@@ -532,6 +536,7 @@ class _Play:
             episode=episode.name,
             role=episode.role,
             metrics=dict(episode.metrics),
+            routed_experts=joined_experts(episode.experts),
         )
 
 

@@ -40,8 +40,12 @@ class Player(Protocol):
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
+        rows: Sequence[int] | None = None,
     ) -> list[list[Sample]]:
-        """The samples of `count` episodes to each prompt, prompt by prompt; an episode may leave several."""
+        """The samples of `count` episodes to each prompt, prompt by prompt; an episode may leave several.
+
+        `rows` numbers the prompts among all that are played at once, here and elsewhere: seeds depend on it.
+        """
         ...
 
     def take_notes(self) -> PlayNotes:

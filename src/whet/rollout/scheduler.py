@@ -40,6 +40,7 @@ class DrawnCompletion:
     stop: StopReason
     support: Support | None
     token_versions: Tensor | None = None  # int32 [count]; None: one policy version wrote all of it
+    experts: Tensor | None = None  # [prompt and count, layers, k]
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ class Completions:
     count: list[int]
     stop: list[StopReason]
     support: list[Support | None]
+    experts: list[Tensor | None]  # [prompt and count, layers, k] each
 
     def written(self, number: int, request: Request) -> DrawnCompletion:
         count = self.count[number]
         tokens, logp = self.tokens[number, :count], self.logp[number, :count]
-        return DrawnCompletion(number, request, tokens, logp, self.stop[number], self.support[number])
+        stop, support, experts = self.stop[number], self.support[number], self.experts[number]
+        return DrawnCompletion(number, request, tokens, logp, stop, support, experts=experts)
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,11 @@ class DecodeBackend(Protocol):
 
     def take_kept(self, rows: int) -> KeptTokens | None:
         """What the first rows could have drawn since the last time, where `step` does not say."""
+        ...
+
+    def experts(self, row: int, slot: int, prompt: int, own: int) -> Tensor | None:
+        """[prompt + own, layers, k], on the host: the experts of a row with so many tokens, -1 for its last, which it
+        has drawn and not read; None where they are not noted."""
         ...
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
@@ -382,6 +390,7 @@ class _Occupant:
     stopped_early: bool = False  # by something besides an end token
     first_part: int = 0  # of what was kept of the support, the first that may be its own
     conversation: tuple[int, ...] = ()  # prompt and completion, when they have been handed out
+    experts: Tensor | None = None  # of prompt and completion, when it has left
 
     @property
     def is_writing(self) -> bool:
@@ -668,7 +677,8 @@ class DecodeScheduler:
         stop = [self._stop_of(row, token) for row, token in zip(rows, final, strict=True)]
         behind = torch.arange(tokens.shape[1])[None] >= count[:, None]
         tokens, logp = tokens.masked_fill_(behind, 0), logp.masked_fill_(behind, 0)
-        return Completions(tokens, logp, counts, stop, _supports(self._support, range(len(rows)), counts))
+        supports = _supports(self._support, range(len(rows)), counts)
+        return Completions(tokens, logp, counts, stop, supports, [row.experts for row in rows])
 
     def _stop_of(self, row: _Occupant, last: int) -> StopReason:
         if row.stopped_early:
@@ -684,7 +694,9 @@ class DecodeScheduler:
             completion, scores = tokens[number, : row.count].clone(), logp[number, : row.count].clone()
             row.conversation = row.request.tokens + tuple(completion.tolist())
             stop = self._stop_of(row, row.conversation[-1])
-            found.append(DrawnCompletion(row.number, row.request, completion, scores, stop, part.support[number]))
+            support = part.support[number]
+            drawn = DrawnCompletion(row.number, row.request, completion, scores, stop, support, experts=row.experts)
+            found.append(drawn)
         return found
 
     def _note(self, drawn: Draw | None, rows: Sequence[_Occupant | None]) -> None:
@@ -844,6 +856,10 @@ class DecodeScheduler:
                 gone.append(row)
         if not gone:
             return
+        for row in gone:
+            prompt = len(row.prompt.tokens)
+            own = len(row.request.tokens) - prompt + row.count
+            row.experts = self._backend.experts(row.place, _slot(row), prompt, own)
         self._num_writing -= len(gone)
         rows = numbers_on(self._log.device, [row.place for row in gone])
         width = self._width if self._room is None else max(row.count for row in gone)

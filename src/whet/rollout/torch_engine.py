@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from whet.model.block import NotDescribed
 from whet.model.causal_lm import CausalLM
+from whet.model.experts import routing_refusal
 from whet.model.fast_path import FastPath
 from whet.model.fused_decode import fused_decoder
 from whet.model.hooked_decode import HookedDecoder, hooked_decoder
@@ -123,6 +124,15 @@ class TorchEngine:
         self._own_forward = own_forward(self._lm)
         return FastPath(self._own_forward.kind, "; ".join(each for each in (reason, self._own_forward.reason) if each))
 
+    def unrecorded_experts(self) -> str:
+        """Why samples do not say which experts wrote them; empty where they do."""
+        if refusal := routing_refusal(self._lm):
+            return refusal
+        path = self.decode_path
+        if self._decoder is None or self._graphs is not None:
+            return f"the sampler's experts are noted on whet's buffers only, and this model is decoded by {path}"
+        return ""
+
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         if self._owns_weights:
             self._lm.model.load_state_dict(weights)  # in place: decoders hold on to the parameters
@@ -217,6 +227,7 @@ def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int)
                 stop=each.stop,
                 completion=text,
                 support=each.support,
+                routed_experts=each.experts,
                 token_versions=None if versions is None else F.pad(versions, (start, 0), value=oldest),
             )
         )
@@ -257,4 +268,5 @@ def _joined(parts: Sequence[Completions], groups: Sequence[Sequence[int]]) -> Co
         ordered([part.count for part in parts]),
         ordered([part.stop for part in parts]),
         ordered([part.support for part in parts]),
+        ordered([part.experts for part in parts]),
     )

@@ -19,12 +19,15 @@ from whet.metrics.distribution import reward_spread
 from whet.metrics.timer import PhaseTimer
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
+from whet.model.experts import Routers, routers
 from whet.model.reference import CopiedReference, ReferencePolicy
+from whet.model.token_logp import TokenScores
 from whet.objective import Memory, Objective, step_totals
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
 from whet.train.evaluate import Evaluator
+from whet.train.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
 from whet.train.optimizer import (
     OptimizerSettings,
     adamw,
@@ -46,7 +49,15 @@ from whet.train.step_metrics import (
     sampler_metrics,
     uniform_share,
 )
-from whet.train.update import TrainState, UpdateRefused, critic_values, token_scores, update
+from whet.train.update import (
+    RoutingReplay,
+    TrainState,
+    UpdateRefused,
+    critic_values,
+    replayed_experts,
+    token_scores,
+    update,
+)
 from whet.types import Group, Prompt, RunFailed, Sample, Sampling, StepReport, TokenBatch
 
 logger = logging.getLogger(__name__)
@@ -65,6 +76,7 @@ class RLSettings:
     epochs_per_batch: int = 1
     staleness: int = 0  # policy versions that completions are behind
     most_actions: int = 0  # tokens that the policy may write in an episode; 0: one completion's
+    routing_replay: RoutingReplay = "none"
 
     @property
     def max_new_tokens(self) -> int:
@@ -117,7 +129,9 @@ class RLTrainer:
             models.critic,
             None if models.critic is None else adamw(models.critic.modules(), optimizer),
             ranks,
+            settings.routing_replay,
         )
+        self._routers = routers(models.policy)
         needs_segments = "segment" in objective.needs()
         self._sentence_ends = sentence_ends(models.tokenizer, models.policy.vocabulary) if needs_segments else None
         models.policy.model.train()
@@ -194,6 +208,11 @@ class RLTrainer:
 
     def _pack(self, groups: Sequence[Group], part_weights: Mapping[str, float]) -> TokenBatch:
         batch = token_batch(groups, part_weights or None, self._settings.max_new_tokens, self._objective.needs())
+        if self._settings.routing_replay == "sampler" and batch.routed_experts is None:
+            raise RunFailed(
+                "batch.routing_replay=sampler: the engine's samples do not say which experts wrote them "
+                "(Sample.routed_experts); let the engine return them, or give batch.routing_replay=trainer"
+            )
         if self._sentence_ends is None:
             return batch
         samples = [sample for group in groups for sample in group.samples]
@@ -210,12 +229,16 @@ class RLTrainer:
                 ref_logp = token_scores(reference, batch, temperature, micro_batch_tokens, self._ranks).logp
                 batch = replace(batch, ref_logp=ref_logp)
         has_moved = settings.updates > 1 or settings.staleness > 0
+        replay = batch.routed_experts if settings.routing_replay == "sampler" else None
         with timer.phase("train"):
-            if ("old_logp" in needs and has_moved) or "entropy" in needs:
-                scores = token_scores(models.policy, batch, temperature, micro_batch_tokens, self._ranks)
+            if ("old_logp" in needs and has_moved) or "entropy" in needs or settings.routing_replay == "trainer":
+                scores = token_scores(
+                    models.policy, batch, temperature, micro_batch_tokens, self._ranks, replay, has_moved
+                )
                 batch = replace(batch, old_logp=scores.logp if has_moved else None, entropy=scores.entropy)
+                batch = replace(batch, old_experts=scores.experts)
             if models.critic is not None:
-                value = critic_values(models.critic, models.policy, batch, micro_batch_tokens, self._ranks)
+                value = critic_values(models.critic, models.policy, batch, micro_batch_tokens, self._ranks, replay)
                 batch = replace(batch, value=value)
         return batch
 
@@ -225,6 +248,7 @@ class RLTrainer:
         objective = self._objective.tuned(self._memory)
         only_critic = number <= objective.value.warmup
         updates: list[dict[str, float]] = []
+        experts = _ExpertUse(self._routers, self._settings.routing_replay)
         for rows in self._minibatches(batch.num_sequences, number):
             minibatch = batch.select(rows)
             totals = step_totals(minibatch, self._settings.max_new_tokens)
@@ -237,11 +261,12 @@ class RLTrainer:
                 raise RunFailed(_failure(number, error, groups, rows)) from error
             if not updates:  # before the first update the policy is the one that sampled
                 metrics.update(sampler_metrics(minibatch, scores, self._settings.staleness > 0))
+            experts.add(minibatch, scores)
             if "ended" in metrics and updates:
                 break
             updates.append(metrics)
         means = {name: fmean([each[name] for each in updates if name in each]) for name in updates[0]}
-        means["updates"] = float(len(updates))
+        means |= {"updates": float(len(updates)), **experts.metrics()}
         if not only_critic:
             self._memory = self._objective.learned(self._memory, {**means, **updates[-1]}, batch.num_sequences)
         return means
@@ -312,6 +337,31 @@ class RLTrainer:
             restore_optimizer(models.critic.modules(), critic_optimizer, tensors["critic_optimizer"])
         if "reference" in tensors and isinstance(models.reference, CopiedReference):
             models.reference.restore(tensors["reference"])
+
+
+class _ExpertUse:
+    """What a step's updates do with the experts of a mixture; nothing of a model without."""
+
+    def __init__(self, of: Routers | None, replay: RoutingReplay) -> None:
+        self._of, self._replay = of, replay
+        self._counts: Tensor | None = None
+        self._metrics: dict[str, float] = {}
+
+    def add(self, batch: TokenBatch, scores: TokenScores) -> None:
+        """One update, with what its pass chose: before the first, the policy is the one the batch began with."""
+        if self._of is None or scores.experts is None:
+            return
+        replay = replayed_experts(batch, self._replay)
+        counts = expert_counts(used_experts(scores.experts, replay), self._of.num_experts)
+        if self._counts is None:
+            self._counts = torch.zeros_like(counts)
+            self._metrics |= drift_metrics("router_drift", batch.routed_experts, scores.experts)
+            self._metrics |= replayed_share(scores.experts, replay)
+        self._counts += counts
+        self._metrics |= drift_metrics("router_shift", batch.old_experts, scores.experts)
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics if self._counts is None else {**self._metrics, **load_metrics(self._counts)}
 
 
 def minibatches(num_rows: int, count: int, seed: int, step: int, epoch: int = 0) -> list[list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from whet.data.packing import token_micro_batches, trimmed
 from whet.dist.ranks import ALONE, Ranks
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
+from whet.model.experts import UNKNOWN, routers
 from whet.model.fused_weights import unchanged_weights
 from whet.model.head import Coefficient
 from whet.model.lora import merge_adapters
@@ -24,6 +26,9 @@ from whet.model.token_logp import Details, TokenScores, packs, token_logp
 from whet.objective import Objective
 from whet.types import Extras, TokenBatch, Totals
 
+# whose experts the routers are told in the trainer's passes: nobody's, the sampler's, or those of the pass before the
+# first update of the batch
+RoutingReplay = Literal["none", "sampler", "trainer"]
 LEAST_DOUBT = 1e-3  # the policy may be so sure of a token that its gradient vanishes in the weights' precision
 
 
@@ -55,34 +60,73 @@ class TrainState:
     critic: Critic | None = None
     critic_optimizer: torch.optim.Optimizer | None = None
     ranks: Ranks = ALONE
+    routing_replay: RoutingReplay = "none"
+
+
+def replayed_experts(batch: TokenBatch, source: RoutingReplay) -> Tensor | None:
+    """[N, T, layers, k], the experts that the policy's routers are told; None where they choose by themselves."""
+    return {"none": None, "sampler": batch.routed_experts, "trainer": batch.old_experts}[source]
 
 
 @torch.no_grad()
 def token_scores(
-    model: CausalLM, batch: TokenBatch, temperature: float, micro_batch_tokens: int, ranks: Ranks = ALONE
+    model: CausalLM,
+    batch: TokenBatch,
+    temperature: float,
+    micro_batch_tokens: int,
+    ranks: Ranks = ALONE,
+    replay: Tensor | None = None,
+    experts: bool = False,
 ) -> TokenScores:
-    """log-probability and entropy of every action token, micro-batch by micro-batch. No gradient."""
+    """log-probability and entropy of every action token, micro-batch by micro-batch. No gradient.
+
+    `replay` and `experts` as in `whet.model.token_logp.Details`.
+    """
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
+    chosen = _no_experts(model, batch) if experts else None
     for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(model)):
         part = trimmed(batch.select(rows)) if rows else idle_row(batch)
-        scores = token_logp(model, part.tokens, part.action, temperature, part.support)
+        width = part.tokens.shape[1]
+        part_replay = None if replay is None or not rows else replay[rows][:, :width]
+        details = Details(replay=part_replay, experts=chosen is not None)
+        scores = token_logp(model, part.tokens, part.action, temperature, part.support, details)
         if rows:
-            width = scores.logp.shape[1]
             logp[rows, :width] = scores.logp.float().cpu()
             entropy[rows, :width] = scores.entropy.float().cpu()
-    return TokenScores(ranks.sum_tensor(logp), ranks.sum_tensor(entropy))
+        if rows and chosen is not None and scores.experts is not None:
+            chosen[rows, :width] = scores.experts.cpu()
+    return TokenScores(ranks.sum_tensor(logp), ranks.sum_tensor(entropy), experts=_joined_experts(ranks, chosen))
+
+
+def _no_experts(model: CausalLM, batch: TokenBatch) -> Tensor | None:
+    """A table of experts in which nothing is known yet; None for a model without routers."""
+    of = routers(model)
+    return None if of is None else of.unknown(*batch.tokens.shape)
+
+
+def _joined_experts(ranks: Ranks, mine: Tensor | None) -> Tensor | None:
+    """The tables of all ranks, each of which knows the tokens of its own rows."""
+    if mine is None or ranks.size == 1:
+        return mine
+    return (ranks.sum_tensor(mine.int() - UNKNOWN) + UNKNOWN).to(mine.dtype)
 
 
 @torch.no_grad()
 def critic_values(
-    critic: Critic, policy: CausalLM, batch: TokenBatch, micro_batch_tokens: int, ranks: Ranks = ALONE
+    critic: Critic,
+    policy: CausalLM,
+    batch: TokenBatch,
+    micro_batch_tokens: int,
+    ranks: Ranks = ALONE,
+    replay: Tensor | None = None,
 ) -> Tensor:
     """The critic's value of the state before every action: [N, T]."""
     values = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     for rows in rank_micro_batches(ranks, batch, micro_batch_tokens, packs(critic.trunk or policy)):
         part = moved(trimmed(batch.select(rows)) if rows else idle_row(batch), policy.device)
-        each = critic.state_values(policy, part.tokens, part.action).float()
+        part_replay = None if replay is None or not rows else replay[rows][:, : part.tokens.shape[1]]
+        each = critic.state_values(policy, part.tokens, part.action, part_replay).float()
         placed = torch.zeros(part.tokens.shape, device=policy.device).masked_scatter(part.action, each)
         if rows:
             values[rows, : placed.shape[1]] = placed.cpu()
@@ -165,13 +209,14 @@ def update(
             _backward([_anchored(loss.value, scores, ranks) for loss in losses], apart)
             values = [loss.value.detach() for loss in losses]
             sums = [(name, number) for loss in losses for name, number in loss.sums.items()]
-            done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums))
+            done.append(_MicroBatch(rows, scores.logp.detach(), scores.entropy.detach(), values, sums, scores.experts))
     if reference is not None:
         reference.release()
     metrics: dict[str, float] = {"loss": 0.0}
     refusal: NotFinite | None = None
     logp = torch.zeros(batch.tokens.shape, dtype=torch.float32)
     entropy = torch.zeros_like(logp)
+    experts = _no_experts(state.policy, batch)
     for micro_batch in done:
         total = math.fsum(float(value) for value in micro_batch.values)
         if not math.isfinite(total):
@@ -180,16 +225,19 @@ def update(
         width = micro_batch.logp.shape[1]
         logp[micro_batch.rows, :width] = micro_batch.logp.float().cpu()
         entropy[micro_batch.rows, :width] = micro_batch.entropy.float().cpu()
+        if experts is not None and micro_batch.experts is not None:
+            experts[micro_batch.rows, :width] = micro_batch.experts.cpu()
         metrics["loss"] += total
         for name, number in micro_batch.sums:
             metrics[name] = metrics.get(name, 0.0) + float(number)
     agree_on(ranks, refusal)
     metrics = ranks.sum(metrics)
     logp, entropy = ranks.sum_tensor(logp), ranks.sum_tensor(entropy)
+    experts = _joined_experts(ranks, experts)
     if not only_critic and objective.control.ends_updates(metrics):
         for each in optimizers:
             each.zero_grad(set_to_none=True)
-        return {**metrics, "ended": 1.0}, TokenScores(logp, entropy)
+        return {**metrics, "ended": 1.0}, TokenScores(logp, entropy, experts=experts)
     if not only_critic:
         metrics["gradient_norm"] = optimizer_step(
             state.policy.model,
@@ -203,7 +251,7 @@ def update(
         metrics["critic_gradient_norm"] = optimizer_step(
             modules, state.critic_optimizer, state.max_gradient_norm, ranks=ranks
         )
-    return metrics, TokenScores(logp, entropy)
+    return metrics, TokenScores(logp, entropy, experts=experts)
 
 
 def agree_on(ranks: Ranks, refusal: NotFinite | None) -> None:
@@ -252,6 +300,7 @@ class _MicroBatch:
     entropy: Tensor
     values: list[Tensor]  # [] each, of its losses
     sums: list[tuple[str, Tensor]]
+    experts: Tensor | None  # [n, T, layers, k]
 
 
 def _scored_tokens(objective: Objective, batch: TokenBatch) -> Tensor:
@@ -265,6 +314,7 @@ def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: 
     """Of the actions, under the distribution that was sampled from; and of what an environment wrote, where the loss
     looks at it, under the model's own: in the same pass where the two distributions are one, else in a second."""
     scored = _scored_tokens(objective, host)
+    details = replace(details, replay=replayed_experts(host, state.routing_replay), experts=True)
     if scored is host.action:
         return token_logp(state.policy, host.tokens, host.action, state.temperature, host.support, details)
     if state.temperature == 1 and host.support is None:
@@ -275,7 +325,7 @@ def _scores(state: TrainState, objective: Objective, host: TokenBatch, details: 
     acted = token_logp(
         state.policy, host.tokens, host.action, state.temperature, host.support, replace(details, coefficient=None)
     )
-    read = token_logp(state.policy, host.tokens, scored & ~host.action)
+    read = token_logp(state.policy, host.tokens, scored & ~host.action, details=Details(replay=details.replay))
     return replace(acted, logp=acted.logp + read.logp)
 
 
@@ -401,8 +451,10 @@ def _check_nothing_to_learn(
 
 
 def moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    """The batch on the device."""
-    return batch if device.type == "cpu" else batch.mapped(lambda value: to_device(value, device))
+    """The batch on the device, without the experts: no objective looks at them."""
+    if device.type == "cpu":
+        return batch
+    return replace(batch, routed_experts=None, old_experts=None).mapped(lambda value: to_device(value, device))
 
 
 def _cause(batch: TokenBatch, logp: Tensor) -> str:

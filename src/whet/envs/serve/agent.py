@@ -108,11 +108,12 @@ class AgentRunner:
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
+        rows: Sequence[int] | None = None,
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
         episodes = [
-            self._episode(prompt, prompt_tokens[row], row * count + number, number, (*seed, row, number))
-            for row, prompt in enumerate(prompts)
+            self._episode(prompt, prompt_tokens[place], place * count + number, number, (*seed, row, number))
+            for place, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
             for number in range(count)
         ]
         if not episodes:

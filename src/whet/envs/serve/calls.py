@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from whet.envs.serve.wire import ReportedReward, message_key
+from whet.rollout.expert_log import joined_experts
 from whet.types import Message, Sample, StopReason, Support, Turn
 
 
@@ -153,7 +154,7 @@ class CallRecord:
         action, logp = torch.zeros(len(tokens), dtype=torch.bool), torch.zeros(len(tokens))
         first = len(path[0].prompt)
         turns = [Turn("prompt", str(decode(list(path[0].prompt))), 0, first)]
-        supports, versions = [], []
+        supports, versions, experts = [], [], []
         for call in path:
             written = call.sample
             assert written is not None
@@ -163,6 +164,7 @@ class CallRecord:
             action[start:end] = True
             logp[start:end] = written.behavior_logp[start:]
             supports.append(written.support)
+            experts.append(written.routed_experts)
             versions.append(written.versions)
             counts = {"tool_calls": call.calls_tools, "malformed_calls": call.malformed}
             turns += call.observed
@@ -188,6 +190,7 @@ class CallRecord:
             episode=self.name,
             role=leaf.role,
             metrics=dict(self.metrics),
+            routed_experts=joined_experts(experts),
         )
 
 

@@ -1,0 +1,334 @@
+"""The planner beside real peaks: training steps of many configurations, each in a process of its own.
+
+    python benchmarks/plan_check.py --results                    # one GPU: results/plan_check.json
+    python benchmarks/plan_check.py --cpu --results              # results/plan_check_cpu.json
+    python benchmarks/plan_check.py --only 1.5b-grpo,7b-lora     # some of them
+    python benchmarks/plan_check.py --tiny                       # the GPU's list, tiny, on a CPU: does it run?
+
+Weights are random, of a real model's shape, made on the device. A configuration runs two steps of the loop's own
+trainer; its peak is torch's (allocated, reserved) on a GPU and the resident memory of the process on a CPU. `ratio` is
+plan over peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from results_file import add_results_flag, write_results
+
+GIB = 2**30
+GPU_SHAPES = {
+    "0.5b": "qwen2.5-0.5b",
+    "1.5b": "qwen2.5-1.5b",
+    "3b": "qwen2.5-3b",
+    "7b": "qwen2.5-7b",
+    "135m": "smollm2-135m",
+}
+NO_KL = {"objective": {"kl": "none"}}
+
+
+def case(
+    shape: str, method: str, rows: tuple[int, int], tokens: tuple[int, int], pack: int, **settings: Any
+) -> dict[str, Any]:
+    """`rows`: prompts and group, or rows and 1; `tokens`: prompt and completion."""
+    return {"shape": shape, "method": method, "rows": rows, "tokens": tokens, "pack": pack, "settings": settings}
+
+
+def model(**values: Any) -> dict[str, Any]:
+    return {"model": values}
+
+
+# name: what is run
+GPU: dict[str, dict[str, Any]] = {
+    "135m-grpo": case("135m", "grpo", (32, 8), (128, 512), 20480, **NO_KL),
+    "135m-grpo-none": case("135m", "grpo", (32, 8), (128, 512), 40960, **NO_KL, **model(recompute="none")),
+    "0.5b-grpo-reference": case("0.5b", "grpo", (16, 8), (256, 512), 16384),
+    "0.5b-ppo": case("0.5b", "ppo", (16, 4), (256, 256), 16384),
+    "1.5b-grpo": case("1.5b", "grpo", (8, 8), (128, 512), 16384, **NO_KL),
+    "1.5b-grpo-none": case("1.5b", "grpo", (8, 8), (128, 512), 16384, **NO_KL, **model(recompute="none")),
+    "1.5b-grpo-layers-long": case("1.5b", "grpo", (4, 8), (512, 3584), 32768, **NO_KL, **model(recompute="layers")),
+    "1.5b-grpo-long-prompts": case("1.5b", "grpo", (8, 8), (4096, 256), 16384, **NO_KL),
+    "1.5b-ppo": case("1.5b", "ppo", (8, 8), (128, 256), 8192),
+    "1.5b-lora": case("1.5b", "grpo", (8, 8), (128, 512), 16384, **model(lora=16)),
+    "1.5b-sft-ragged": case("1.5b", "sft", (64, 1), (128, 1920), 16384),
+    "1.5b-dpo": case("1.5b", "dpo", (32, 2), (256, 256), 16384),
+    "3b-sft": case("3b", "sft", (32, 1), (256, 768), 8192),
+    "7b-lora": case("7b", "grpo", (8, 8), (128, 256), 8192, **model(lora=16)),
+    "7b-lora-sft-layers-long": case("7b", "sft", (4, 1), (512, 7680), 16384, **model(lora=16, recompute="layers")),
+    "7b-sft-bfloat16": case("7b", "sft", (16, 1), (128, 896), 4096, **model(weights="bfloat16")),
+}
+CPU: dict[str, dict[str, Any]] = {
+    "words-grpo": case("words", "grpo", (8, 8), (64, 192), 16384, **NO_KL),
+    "words-grpo-reference": case("words", "grpo", (8, 8), (64, 192), 4096),
+    "words-ppo": case("words", "ppo", (8, 4), (64, 128), 4096),
+    "wide-sft": case("wide", "sft", (16, 1), (64, 448), 8192),
+    "wide-sft-layers": case("wide", "sft", (16, 1), (64, 448), 8192, **model(recompute="layers")),
+    "wide-dpo": case("wide", "dpo", (8, 2), (64, 192), 4096),
+    "wide-lora": case("wide", "grpo", (4, 8), (64, 128), 4096, **model(lora=16)),
+}
+CPU_SHAPES = {
+    "words": "hidden=256,layers=4,heads=8,kv_heads=4,head_dim=32,inner=688,vocab=49152",
+    "wide": "hidden=768,layers=8,heads=12,kv_heads=4,head_dim=64,inner=2048,vocab=32000",
+}
+TINY = "hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,inner=128,vocab=512"
+
+
+def chosen_shape(name: str, tiny: bool) -> Any:
+    from whet.plan.shapes import named_shape
+
+    found = named_shape(TINY if tiny else {**GPU_SHAPES, **CPU_SHAPES}[name])
+    assert found is not None
+    return replace(found, context=16384)
+
+
+def random_load(shape: Any) -> Any:
+    """In place of `load_model`: a model of this shape with random weights, on the device at once."""
+
+    def load(name: str, dtype: Any, device: str) -> Any:
+        import torch
+        from bench_models import tokenizer_of
+        from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+        from whet.model import LoadedModel
+
+        tokenizer = tokenizer_of(shape.vocabulary)
+        family = Qwen2Config if shape.bias else LlamaConfig
+        config = family(
+            hidden_size=shape.hidden, intermediate_size=shape.inner, num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads, vocab_size=shape.vocabulary,
+            max_position_embeddings=shape.context, tie_word_embeddings=shape.tied, head_dim=shape.head_size,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        with torch.device(device):
+            made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        made.eval()
+        return LoadedModel(made, tokenizer, "random", (), shape.context)
+
+    return load
+
+
+def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
+    """The loop's own trainer on random tokens."""
+    import torch
+
+    from whet.bench.benchmark import bench_trainer, random_prompts, unending
+    from whet.build.adapters import first_policy
+    from whet.build.preference import preference_objective
+    from whet.build.runtime import optimizer_settings
+    from whet.report.speed import RolloutShape
+    from whet.train.completion_logp import LiveReference
+    from whet.train.preference import (
+        PreferenceDataset,
+        PreferenceModels,
+        PreferenceRow,
+        PreferenceSettings,
+        PreferenceTrainer,
+    )
+    from whet.train.sft import SFTSettings, SFTTrainer
+    from whet.types import Encoded
+
+    (count, group), (prompt, completion), pack = asked["rows"], asked["tokens"], asked["pack"]
+    stream = torch.Generator().manual_seed(0)
+    vocabulary = runtime.policy.vocabulary
+
+    def tokens(size: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, vocabulary, (size,), generator=stream).tolist())
+
+    def row(start: tuple[int, ...], size: int) -> Encoded:
+        return Encoded(start + tokens(size), (False,) * len(start) + (True,) * size)
+
+    policy, tokenizer, optimizer = runtime.policy, runtime.tokenizer, optimizer_settings(config)
+    if asked["method"] == "sft":
+        least = max(1, completion // 4) if asked["ragged"] else completion
+        sizes = torch.randint(least, completion + 1, (4 * count,), generator=stream).tolist()
+        rows = [row(tokens(prompt), size) for size in sizes]
+        return SFTTrainer(policy, tokenizer, rows, SFTSettings(1000, count, pack, True, 0), optimizer)
+    if asked["method"] == "dpo":
+        starts = [tokens(prompt) for _ in range(2 * count)]
+        pairs = [PreferenceRow((row(start, completion), row(start, completion))) for start in starts]
+        objective = preference_objective(config)
+        reference = LiveReference(first_policy(config, policy, objective.reference.name), pack)
+        models = PreferenceModels(policy, tokenizer, reference)
+        settings = PreferenceSettings(1000, count, pack, True, 0)
+        return PreferenceTrainer(models, objective, PreferenceDataset(pairs), settings, optimizer)
+    shape = RolloutShape(count, group, prompt, completion)
+    return bench_trainer(config, unending(runtime), random_prompts(runtime, shape, 0))
+
+
+def run_config(asked: Mapping[str, Any], device: str) -> Any:
+    """The config of the run, as `whet train` would have it."""
+    from whet.config.config import merged, resolved
+
+    (count, group), (_, completion) = asked["rows"], asked["tokens"]
+    batch: dict[str, Any] = {"micro_batch_tokens": asked["pack"]}
+    policy = asked["method"] in ("grpo", "ppo")
+    batch |= {"prompts_per_step": count, "group_size": group} if policy else {"rows_per_step": count}
+    base = {
+        "model": {"name": "random/model", "device": device},
+        "batch": batch,
+        "eval": {"prompts": 0},
+        "sampling": {"max_new_tokens": completion},
+        "optimizer": {"learning_rate": 1e-6},
+    }
+    return resolved(asked["method"], merged(base, asked["settings"]), width=1024)
+
+
+def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str, Any]:
+    """Two steps, and the plan for them."""
+    import torch
+
+    import whet.build.runtime as runtime_module
+    from whet.bench import meter
+    from whet.bench.benchmark import begin_peak, peak_memory, synchronize
+    from whet.build.planning import workload
+    from whet.metrics.timer import PhaseTimer
+    from whet.plan.machines import CARDS, Devices
+    from whet.plan.plan import plan_for
+
+    device = torch.device(device_name)
+    on_cpu = device.type == "cpu"
+    before = meter.resident_bytes()
+    config = run_config(asked, device_name)
+    runtime_module.load_model = random_load(shape)
+    begun = time.perf_counter()
+    runtime = runtime_module.load_runtime(config)
+    trainer = trainer_for(config, runtime, asked)
+    made = time.perf_counter() - begun
+    begin_peak(device)
+    seconds: dict[str, float] = {}
+    for number in (1, 2):
+        timer = PhaseTimer()
+        begun = time.perf_counter()
+        trainer.step(number, timer)
+        synchronize(device)
+        seconds = {"step": time.perf_counter() - begun, **timer.seconds}
+    peak = peak_memory(device)
+    found: dict[str, Any] = {"made_s": made, "seconds": seconds, "path": runtime.facts["training path"]}
+    if on_cpu:
+        room = Devices(1, 64e9, is_cpu=True)
+        found |= {"peak_GiB": peak / GIB, "before_GiB": before / GIB}
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.max_memory_reserved(device)
+        card = CARDS["h200"] if "H200" in torch.cuda.get_device_name(device) else None
+        room = Devices(1, float(total), card)
+        found |= {
+            "peak_GiB": peak / GIB,
+            "reserved_GiB": reserved / GIB,
+            "outside_GiB": (total - free - torch.cuda.memory_reserved(device)) / GIB,
+        }
+    prompt, _ = asked["tokens"]
+    work = replace(workload(config, shape, prompt, on_cpu=on_cpu), full_rows=not asked["ragged"])
+    plan = plan_for(work, room)
+    planned = plan.memory.total if on_cpu else plan.memory.allocated
+    found |= {
+        "plan_GiB": planned / GIB,
+        "plan_device_GiB": plan.memory.total / GIB,
+        "ratio": planned / peak,
+        "phase": plan.memory.peak_phase,
+        "plan_seconds": {each.name: each.seconds for each in plan.time.phases},
+        "weights_M": shape.weights / 1e6,
+        "lines": {line.name: line.bytes / GIB for line in plan.memory.lines},
+        "by_phase": {phase: plan.memory.of(phase) / GIB for phase in ("rollout", "scores", "train")},
+    }
+    return found
+
+
+def described(asked: Mapping[str, Any]) -> str:
+    (count, group), (prompt, completion) = asked["rows"], asked["tokens"]
+    rows = f"{count} x {group}" if group > 1 else f"{count} rows"
+    return f"{rows}, {prompt} + {'up to ' if asked['ragged'] else ''}{completion}, passes of {asked['pack']}"
+
+
+def cases(tiny: bool, cpu: bool) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, asked in (CPU if cpu else GPU).items():
+        (count, group), tokens = asked["rows"], asked["tokens"]
+        small = {"rows": (min(count, 4), min(group, 2)), "tokens": tuple(min(each, 16) for each in tokens), "pack": 64}
+        found[name] = {**asked, **(small if tiny else {}), "ragged": name.endswith("ragged")}
+    return found
+
+
+def supported(asked: Mapping[str, Any]) -> bool:
+    """Settings that this version has not yet are left out, and said."""
+    from whet.config.sections import ModelSection
+
+    return set(asked["settings"].get("model", {})) <= set(ModelSection.model_fields)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names, with commas between them")
+    parser.add_argument("--cpu", action="store_true", help="the list for a CPU")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, on a CPU")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds after which no further one is started")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    on_cpu = "--cpu" in sys.argv or "--tiny" in sys.argv
+    add_results_flag(parser, "plan_check_cpu" if on_cpu else "plan_check")
+    chosen = parser.parse_args()
+    every = cases(chosen.tiny, chosen.cpu)
+    names = [each for each in chosen.only.split(",") if each] or list(every)
+    unknown = [each for each in names if each not in every]
+    if unknown:
+        raise SystemExit(f"--only {unknown[0]}: give some of {', '.join(every)}, with commas between them")
+    if chosen.one:
+        asked = every[chosen.one]
+        found = measured(asked, chosen_shape(asked["shape"], chosen.tiny), "cpu" if on_cpu else "cuda")
+        print(f"FOUND {json.dumps(found)}")
+        return
+    begun, results = time.monotonic(), {}
+    for name in names:
+        if not supported(every[name]):
+            print(f"{name:26} left out: this version has not all of its settings", flush=True)
+            continue
+        if time.monotonic() - begun > chosen.limit:
+            print(f"{name:26} left out: {chosen.limit:.0f} seconds are over", flush=True)
+            continue
+        results[name] = one_in_a_process(name, chosen, on_cpu) | {"what": described(every[name])}
+        print(line_of(name, results[name]), flush=True)
+    ratios = [each["ratio"] for each in results.values() if "ratio" in each]
+    worst = max((abs(each - 1) for each in ratios), default=0.0)
+    within = sum(abs(each - 1) <= 0.1 for each in ratios)
+    print(f"{within} of {len(ratios)} within 10%, the worst {worst:.1%}; {time.monotonic() - begun:.0f} s")
+    if chosen.results:
+        summary = {"count": len(ratios), "within_10": within, "worst": worst}
+        write_results(chosen.results, {"cases": results, "summary": summary})
+
+
+def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dict[str, Any]:
+    flags = [each for each, given in (("--cpu", chosen.cpu), ("--tiny", chosen.tiny)) if given]
+    command = [sys.executable, str(Path(__file__).resolve()), "--one", name, *flags]
+    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    said = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    if done.returncode or not said:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return {"failed": last[:300]}
+    found: dict[str, Any] = json.loads(said[-1].removeprefix("FOUND "))
+    return found
+
+
+def line_of(name: str, found: Mapping[str, Any]) -> str:
+    if "failed" in found:
+        return f"{name:26} failed: {found['failed']}"
+    reserved = f", reserved {found['reserved_GiB']:.2f}" if "reserved_GiB" in found else ""
+    return (
+        f"{name:26} plan {found['plan_GiB']:7.2f} GiB, peak {found['peak_GiB']:7.2f}{reserved}, "
+        f"ratio {found['ratio']:.3f} "
+        f"({found['phase']}); step {found['seconds']['step']:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
