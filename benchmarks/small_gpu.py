@@ -113,7 +113,7 @@ def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: a
     cap = chosen.gigabytes * 1e9
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), torch.cuda.current_device())
     begin_peak(device)
     start = time.perf_counter()
     machine = machine_for(part, device, chosen.tiny)
@@ -132,7 +132,7 @@ def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: a
     }
     if device.type == "cuda":
         found["peak_reserved_GB"] = torch.cuda.max_memory_reserved(device) / 1e9
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
     return found
 
 

@@ -37,6 +37,7 @@ from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.rollout.ahead import AsyncCollector, check_ahead
 from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.identity import PolicyWatch, shares_weights
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.window import GroupWindow
 from whet.train.evaluate import Evaluator
@@ -192,13 +193,16 @@ def build_collector(
 ) -> Collector:
     """Each step waits for its own completions, or they are written while the trainer trains."""
     scale, engine = config.scale, runtime.engine
+    policy, temperature, name = runtime.policy, spec.sampling.temperature, config.sampling.engine
     if not scale.max_staleness:
-        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player)
+        watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
+        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
     check_ahead(spec)
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
     session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
-    weights = runtime.policy.model.state_dict
-    return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, runtime.engine)
+    watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
+    weights = policy.model.state_dict
+    return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

@@ -175,7 +175,8 @@ class PolicyConfig(RunConfig):
         if self.batch.routing_replay == "sampler":
             raise WhetError(
                 "scale.max_staleness: a completion that goes on under newer weights was routed by several policies, "
-                "and the experts of its first part are not kept; give batch.routing_replay=none, or scale.max_staleness=0"
+                "and the experts of its first part are not kept; give batch.routing_replay=none or "
+                "scale.max_staleness=0"
             )
         if scale.workers > 1:
             raise WhetError(

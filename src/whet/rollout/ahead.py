@@ -18,6 +18,7 @@ from whet.metrics.timer import PhaseTimer
 from whet.protocols import Engine, Session
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutSpec, outcomes_of, score_groups
+from whet.rollout.identity import PolicyWatch
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.seed import request_seed
 from whet.rollout.window import GroupWindow
@@ -72,7 +73,9 @@ class AsyncCollector:
         window: GroupWindow,
         weights: Callable[[], Mapping[str, Any]],  # the policy's, before the first step
         engine: Engine | None = None,  # another one that follows the policy's versions, of evaluations
+        watch: PolicyWatch | None = None,  # of the session's weights
     ) -> None:
+        self._watch = watch
         check_ahead(spec)
         self._session, self._dataset, self._reward_at, self._spec = session, dataset, reward_at, spec
         self._order, self._window, self._weights, self._engine = order, window, weights, engine
@@ -114,7 +117,12 @@ class AsyncCollector:
                 else:
                     self._window.reject()
         self._order.record(visited)
+        checked: Mapping[str, float] = {}
+        if self._watch is not None:
+            with timer.phase("train"):  # a pass of the trainer
+                checked = self._watch.check([sample for _, group in kept for sample in group.samples])
         notes = {
+            **checked,
             **reward.take_notes(),
             **self._age([group for _, group in kept]),
             "groups_waiting": float(depth),
@@ -127,7 +135,7 @@ class AsyncCollector:
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """A step is over: its groups make room for new ones, which the new weights write."""
         self._take_in(self._session.finished())
-        self._session.load(weights, version)
+        (self._watch or self._session).load(weights, version)
         if self._engine is not None:
             self._engine.load(weights, version)
         restored = self._version is None
