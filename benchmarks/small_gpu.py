@@ -1,6 +1,6 @@
 """What fits a GPU of 24 GB: real GRPO steps under a cap on the device's memory, and what the savings cost.
 
-    python benchmarks/small_gpu.py --results       # results/small_gpu.json; under four minutes on an H200
+    python benchmarks/small_gpu.py --results       # results/gpu_small.json; under four minutes on an H200
     python benchmarks/small_gpu.py --tiny          # the same code on a CPU in seconds: does it run?
 
 Weights are random, of a real model's shape, made on the device in the type they are kept in. `lora_7b`, `full_1.5b` and
@@ -113,7 +113,7 @@ def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: a
     cap = chosen.gigabytes * 1e9
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), torch.cuda.current_device())
     begin_peak(device)
     start = time.perf_counter()
     machine = machine_for(part, device, chosen.tiny)
@@ -132,7 +132,7 @@ def capped_part(part: Part, shape: RolloutShape, device: torch.device, chosen: a
     }
     if device.type == "cuda":
         found["peak_reserved_GB"] = torch.cuda.max_memory_reserved(device) / 1e9
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
     return found
 
 
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--completion-tokens", type=int, default=512)
     parser.add_argument("--tiny", action="store_true", help="tiny models and lengths")
     parser.add_argument("--out", type=Path, help="write the values as JSON there as well")
-    add_results_flag(parser, "small_gpu")
+    add_results_flag(parser, "gpu_small")
     chosen = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape = RolloutShape(chosen.prompts, chosen.group, chosen.prompt_tokens, chosen.completion_tokens)

@@ -181,7 +181,10 @@ class SamplingSection(Section):
     stop_tokens: tuple[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], ...] = Field(
         (), max_length=1000, description="sequences of token ids that end a completion"
     )
-    engine: str = Field("torch", description="what writes the completions: torch, or an engine that was registered")
+    engine: str = Field(
+        "torch", description="what writes the completions: torch, vllm, openai, or an engine that was registered"
+    )
+    engine_settings: Table = Field({}, description="settings of the engine, by name; docs/engines.md has them")
 
 
 class RewardPartSection(Section):

@@ -68,6 +68,11 @@ class TorchEngine:
         self._path: FastPath | None = None
 
     @property
+    def shares_weights(self) -> bool:
+        """True where the model is the one that is trained."""
+        return not self._owns_weights
+
+    @property
     def uses_graphs(self) -> bool:
         """True where completions are written by CUDA graphs."""
         return self._graphs is not None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whet.model.placement import laid_out_like
 from whet.train.narrow_adamw import NarrowAdamW
+from whet.types import WhetError
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,14 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
-        if key == "step" and isinstance(optimizer, NarrowAdamW):  # which reads it
-            optimizer.state[parameter][key] = value.cpu().clone()
+        if isinstance(optimizer, NarrowAdamW):  # its moments are flat, and it reads the step count
+            optimizer.state[parameter][key] = value.reshape(-1).to(parameter.device).clone() if value.ndim else value
             continue
+        if value.dtype == torch.uint8 or (value.ndim and value.numel() != parameter.numel()):
+            raise WhetError("the checkpoint's moments are of 8 bits; resume it with optimizer.states=int8")
         # the fused optimizer keeps even the step count where the parameter is
-        optimizer.state[parameter][key] = laid_out_like(value, parameter).clone()
+        placed = value.reshape(parameter.shape) if value.ndim else value
+        optimizer.state[parameter][key] = laid_out_like(placed, parameter).clone()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
