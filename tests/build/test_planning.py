@@ -41,9 +41,7 @@ def test_the_way_out_is_named(large):
         refuse_too_large(config, Devices(1, 100e9))
     refuse_too_large(config, Devices(1, 100e9), ranks=8)  # a shard each
     refuse_too_large(resolved("grpo", {"model": {"name": large, "lora": 16}}, TINY), Devices(1, 100e9))
-    refuse_too_large(
-        resolved("grpo", {"model": {"name": "owner/model"}}, TINY), Devices(1, 1e6)
-    )  # told later
+    refuse_too_large(resolved("grpo", {"model": {"name": "owner/model"}}, TINY), Devices(1, 1e6))  # told later
 
 
 def test_a_run_that_will_not_fit_says_so_and_starts(tmp_path, monkeypatch):
