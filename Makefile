@@ -3,10 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint install clean
+# make cluster-demo: ranks, engines and reward workers on a Ray cluster of two nodes.
+.PHONY: demo cluster-demo test lint install clean
 
 demo: .venv/installed
 	$(BIN)/whet train grpo
+
+cluster-demo: .venv/installed
+	$(PIP) install -q -c constraints.txt -e '.[ray]'
+	$(BIN)/whet cluster-demo
 
 test: .venv/developing lint
 	$(BIN)/python -m pytest -n auto

@@ -80,8 +80,10 @@ def words_of(text: str, vocabulary: int) -> str:
     return " ".join(f"w{zlib.crc32(piece.encode()) % count}" for piece in PIECE.findall(text)) or "w0"
 
 
-def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: str = "cpu", seed: int = 0) -> Any:
-    """A model of this shape with random weights."""
+def random_model(
+    family: str, settings: dict[str, Any], tokenizer: Any, device: str = "cpu", seed: int = 0, dtype: str = "float32"
+) -> Any:
+    """A model of this shape with random weights, made on the device in their dtype."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
@@ -94,27 +96,48 @@ def random_model(family: str, settings: dict[str, Any], tokenizer: Any, device: 
     }
     torch.manual_seed(seed)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(kind(**values, **ends), dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(kind(**values, **ends), dtype=getattr(torch, dtype))
 
 
 def random_machine(
-    family: str, settings: dict[str, Any], device: Any, precision: str, recompute: str = "auto", rank: int = 0
+    family: str,
+    settings: dict[str, Any],
+    device: Any,
+    precision: str,
+    recompute: str = "auto",
+    rank: int = 0,
+    kept: str = "auto",
 ) -> Any:
-    """A runtime around a random model: fp32 masters, matrix products in `precision`, completions that never end.
+    """A runtime around a random model: matrix products in `precision`, completions that never end.
 
-    With a rank only adapters of it learn.
+    With a rank only adapters of it learn. Weights are `kept` in float32, bfloat16 or, under adapters, 4bit; auto is
+    what a run would choose.
     """
+    import torch
+
     from whet.build.runtime import Runtime, build_policy, recompute_choice
     from whet.model import LoadedModel, dtype_choice
-    from whet.model.lora import LowRank, add_adapters
+    from whet.model.lora import LowRank, adapter_factors, add_adapters, merge_adapters
+    from whet.model.narrow import widen_vectors
+    from whet.model.quantized import pack_four_bits
     from whet.rollout.episodes import EpisodeRunner
     from whet.rollout.torch_engine import TorchEngine
 
     tokenizer = tokenizer_of(settings["vocab_size"])
-    model = random_model(family, settings, tokenizer, str(device))
-    if rank:
-        add_adapters(model, LowRank(rank, 2.0 * rank))
     dtype, why = dtype_choice(precision, device)
+    if kept == "auto":
+        kept = "bfloat16" if rank and device.type == "cuda" and dtype == torch.bfloat16 else "float32"
+    wide = kept == "float32"
+    model = random_model(family, settings, tokenizer, str(device), dtype="float32" if wide else "bfloat16")
+    if not wide:
+        widen_vectors(model)
+    if rank:
+        pack = pack_four_bits if kept == "4bit" else None
+        add_adapters(model, LowRank(rank, 2.0 * rank), merged=wide, pack=pack)
+        for name, factor in adapter_factors(model).items():
+            if name.endswith(".up"):  # as after some training: at zero an adapter that is forgotten would not show
+                torch.nn.init.normal_(factor, 0.0, 0.01)
+        merge_adapters(model)
     policy = build_policy(model, dtype, recompute_choice(recompute, device))
     context = model.config.max_position_embeddings
     weights = sum(each.numel() for each in model.parameters())

@@ -17,7 +17,12 @@ class Engine(Protocol):
     function, called once per run as `maker(policy, tokenizer, end_tokens, context=context)`: the `CausalLM` that is
     trained (`policy.model` is its torch module, and `policy.logits(policy.hidden(tokens))` its output), the model's
     tokenizer, the ids that end a completion, and the most tokens that prompt and completion may have together. The
-    policy has its first weights by then; an engine that copies them gets the later ones by `load`.
+    policy has its first weights by then; an engine that copies them gets the later ones by `load`. What
+    `sampling.engine_settings` has is given to `maker` too, by name.
+
+    An engine may say more about itself: `shares_weights = True` where it computes with the policy's own tensors;
+    else its completions are checked (`whet.rollout.identity`) by the `dtype` it computes in, and by `arrived`, the
+    `whet.rollout.identity.fingerprint` of what it received last. `updates = False` where it takes no weights at all.
     """
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:

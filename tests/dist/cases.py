@@ -345,29 +345,41 @@ def other_shapes(world: World) -> dict[str, Gradients]:
         state = TrainState(each, still(each.model), 1.0, 60, NO_LIMIT, ranks=world.ranks)
         update(state, objective, batch, step_totals(batch, 16))
         found[f"fused float32 {recompute}"] = gradients(each.model)
+    # the model's own layers, computed again in the backward pass
+    each = world.model(replace(causal_lm(tiny()), recompute="layers"))
+    each.model.train()
+    state = TrainState(each, still(each.model), 1.0, 60, NO_LIMIT, ranks=world.ranks)
+    update(state, objective, batch, step_totals(batch, 16))
+    found["own layers recomputed"] = gradients(each.model)
     return {**untied, **found}
 
 
-def all_gradients(world: World) -> dict[str, Gradients]:
+# of every way that rows and weights are read, one
+SOME = ("grpo", "ppo", "gspo", "echo", "simko", "lambda_grpo", "vapo")
+SOME_PAIRS = ("dpo", "kto", "orpo", "bco")
+
+
+def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:
+    """Of every preset, or of some."""
     return {
-        **policies(world, list(PRESETS)),
+        **policies(world, list(PRESETS) if every else SOME),
         **warmup(world),
         **adapters(world),
-        **preferences(world, list(PAIR_PRESETS)),
+        **preferences(world, list(PAIR_PRESETS) if every else SOME_PAIRS),
         **demonstrations(world),
         **reward_models(world),
         **other_shapes(world),
     }
 
 
-def main(mode: str, file: str) -> None:
+def main(mode: str, file: str, every: str = "every") -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     ranks = joined_ranks(device, timeout=120)
     shards = sharding(ranks, device)
     if mode != "even":
         ranks = Uneven(ranks.rank, ranks.size, empty=mode == "empty")
-    found = all_gradients(World(ranks, shards))
+    found = all_gradients(World(ranks, shards), every == "every")
     if ranks.is_first:
         torch.save(found, file)
     leave_ranks()

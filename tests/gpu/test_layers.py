@@ -97,6 +97,34 @@ def test_trunk(family, precision, recompute):
         assert gap < (1e-4 if precision == "fp32" else 6e-2), name
 
 
+def test_a_models_own_layers_may_be_computed_again():
+    import transformers
+
+    from whet.model.causal_lm import causal_lm
+    from whet.model.shared_prefix import shared_prefix_batch
+    from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        "llama", vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).cuda().train()
+    lm = causal_lm(model, torch.bfloat16)
+    batch = shared_prefix_batch(*trial_rows(97, lm.device))
+    gradients = []
+    for again in (False, True):
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.zero_grad(set_to_none=True)
+        found = shared_prefix_states(lm, batch)
+        (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, kept in gradients[0].items():
+        torch.testing.assert_close(kept, gradients[1][name], rtol=1e-3, atol=1e-3 * float(kept.abs().max()))
+
+
 def ragged_rows(groups):
     """Rows of prompts with completions of the given lengths: [(prompt, [completion, ...]), ...]."""
     stream = torch.Generator().manual_seed(1)

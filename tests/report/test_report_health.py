@@ -177,6 +177,19 @@ def test_sampler_gap_depends_on_the_dtype(gap: float, dtype: str, fires: bool) -
     assert ("sampler gap" in names(history(2, sampler_gap=gap), dtype)) == fires
 
 
+@pytest.mark.parametrize(
+    ("metrics", "fires"),
+    [
+        ({"router_drift_layers": 0.1}, True),
+        ({"router_drift_layers": 0.01}, False),
+        ({"router_drift_layers": 0.1, "replayed_tokens": 1.0}, False),
+        ({"router_drift_layers": 0.1, "staleness": 0.02}, False),
+    ],
+)
+def test_routers_that_drift_apart_unreplayed(metrics, fires):
+    assert ("router drift" in names(history(2, **metrics))) == fires
+
+
 def test_not_a_number() -> None:
     (sentence,) = diagnosis(history(1, loss=math.nan))
     assert sentence.startswith("not a number: loss of step 1 is not a number")

@@ -14,6 +14,7 @@ import whet.model
 from tests.rollout.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
+from whet.model.lora import LowRank, adapter_factors, add_adapters
 from whet.rollout import cuda_decode
 from whet.rollout.cuda_decode import GraphBackend
 from whet.rollout.sampling import draw, kept_tokens, uniforms
@@ -123,13 +124,18 @@ class Numbers:
         return "".join(f"<{token}>" for token in tokens)
 
 
-def engines(ends=(7,), **settings):
-    """One on graphs, and a plain one."""
+def engines(ends=(7,), adapters=False, **settings):
+    """One on graphs, and a plain one; with adapters beside their base."""
     torch.manual_seed(0)
     lm = causal_lm(transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL)).eval())
     with torch.no_grad():
         for parameter in lm.model.parameters():
             parameter.copy_(3 * parameter if parameter.ndim > 1 else parameter)
+    if adapters:
+        add_adapters(lm.model, LowRank(3, 6.0), merged=False)
+        for name, factor in adapter_factors(lm.model).items():
+            if name.endswith(".up"):
+                torch.nn.init.normal_(factor, 0, 0.2)
     fast = TorchEngine(lm, Numbers(), ends, context=512, **settings)
     fast.decode_path  # noqa: B018  tried out, before it is given another
     fast._graphs = GraphBackend(lm, StopRule(torch.tensor(sorted(ends)), Numbers().decode), 512)
@@ -137,10 +143,12 @@ def engines(ends=(7,), **settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"top_k": 5, "keeps_support": True, "stop": ("1><", "3>")}], ids=["plain", "support"]
+    ("settings", "adapters"),
+    [({}, False), ({"top_k": 5, "keeps_support": True, "stop": ("1><", "3>")}, False), ({}, True)],
+    ids=["plain", "support", "adapters"],
 )
-def test_completions_are_those_of_the_plain_engine(no_device, settings):
-    fast, plain = engines(rows_per_batch=16)
+def test_completions_are_those_of_the_plain_engine(no_device, settings, adapters):
+    fast, plain = engines(rows_per_batch=16, adapters=adapters)
     requests = [
         Request(tokens, 10 * number + copy)
         for number, tokens in enumerate(prompts_of(3, 9, 300, 20, vocabulary=61))
@@ -154,9 +162,10 @@ def test_completions_are_those_of_the_plain_engine(no_device, settings):
             assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)
 
 
-def test_a_row_reads_on_behind_what_it_keeps(no_device):
+@pytest.mark.parametrize("adapters", [False, True])
+def test_a_row_reads_on_behind_what_it_keeps(no_device, adapters):
     """By hand: three rows write, two change places, one waits while another writes on, all read on."""
-    fast, _ = engines(ends=())
+    fast, _ = engines(ends=(), adapters=adapters)
     backend, model = fast._graphs, fast._lm.model
     prompts = prompts_of(5, 300, vocabulary=61)
     slots, texts, seeds = [0, 1, 1], [list(prompts[0]), list(prompts[1]), list(prompts[1])], [50, 51, 52]

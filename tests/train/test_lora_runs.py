@@ -130,7 +130,7 @@ def test_a_run_is_a_whole_model(tmp_path):
         (
             "grpo",
             {"model": {"lora": {"alpha": 8}}},
-            r"alpha and target_modules have no effect at rank 0; give",
+            r"alpha, target_modules and base have no effect at rank 0; give",
         ),
         ("grpo", {"model": {"lora": -1}}, r"model.lora.rank is -1: input should be greater than or equal to 0"),
         ("grpo", {"model": {"lora": "ten"}}, r"model.lora.rank is 'ten': input should be a valid integer"),

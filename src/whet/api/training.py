@@ -35,6 +35,7 @@ from whet.api.ranks import (
     heard_in_log,
     seen_folder,
 )
+from whet.api.ray_ranks import run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.config.config import FROM_PYTHON, Config, merged, read_toml, resolved
@@ -49,7 +50,7 @@ from whet.config.run_folder import (
 )
 from whet.config.run_inputs import RunInputs
 from whet.config.width import stated_width
-from whet.dist.launch import launched
+from whet.dist.launch import Launch, launched
 from whet.importing import refuse_while_importing
 from whet.reward.journal import journal
 from whet.types import RunFailed, WhetError
@@ -117,6 +118,13 @@ def train(
         base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
         resolved_config = resolved(method, base, layer, width=width)
+        if launch.size == 1 and resolved_config.scale.workers > 1:
+            given = {
+                **{"method": method, "model": model, "tokenizer": tokenizer, "data": data, "eval_data": eval_data},
+                **{"reward": reward, "env": env, "tools": tools, "agent": agent, "config": base, "command": command},
+                **settings,
+            }
+            return _train_on_ray(resolved_config, train, given, callbacks, console)
         check_ranks(resolved_config, launch)
         with claimed_by_first(crew, resolved_config, rows, eval_rows, model, tokenizer) as (final, folder):
             named = parts is not None and all(isinstance(each, str) for _, _, each in parts)
@@ -164,6 +172,12 @@ def resume(
                 f"{path}: its reward {name!r} was given from Python and is in no file; "
                 "resume it there: whet.resume(folder, reward=...)"
             )
+        if crew is None and config.scale.workers > 1:
+            asked = {
+                **{"folder": path, "steps": steps, "checkpoint": checkpoint, "reward": reward, "env": env},
+                **{"tools": tools, "settings": settings, "accept_changes": accept_changes, "command": command},
+            }
+            return _train_on_ray(config, resume, asked, callbacks, console)
         if crew is not None:
             check_ranks(config, crew.launch)
             agree_on_config(crew, config)
@@ -175,6 +189,14 @@ def resume(
             inputs = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, given))
             with heard_in_log(path, crew, takes_streams=bool(command)):
                 return _run(config, path, callbacks, console, chosen, inputs, made_rewards(parts), crew)
+
+
+def _train_on_ray(
+    config: Config, entry: Callable[..., Run], arguments: Mapping[str, Any], callbacks: Sequence[Any], console: bool
+) -> Run:
+    """The same call in ranks that Ray starts; refused here where it cannot work on so many."""
+    check_ranks(config, Launch(size=config.scale.workers))
+    return Run(run_on_ray(config, entry, arguments, callbacks, _display() if console else None))
 
 
 @contextlib.contextmanager
@@ -251,6 +273,7 @@ def _run(
 
     started = time.time()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
+    assembly: Assembly | None = None
     try:
         inputs = files.begin()
         ranks = connected(crew, config)
@@ -297,9 +320,11 @@ def _run(
             raise
         raise error from raised
     finally:
+        processes = _processes(assembly)
         opened.close()  # before the report: processes elsewhere have nothing left to do
     with signals_wait(), _finishing(folder):
-        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model)}
+        assert assembly is not None
+        ending = {**_ending(outcome, start_up), "memory": _peak_memory(assembly.trainer.model), **processes}
         if reward_hash:
             record_effect(folder, reward_hash, ledger)
         report = write_report(folder, {**summary, **ending})
@@ -408,6 +433,12 @@ def _break_off(
         record.finished({**summary, "status": status, "finished": time.time(), "error": line or repr(error)})
     with contextlib.suppress(OSError, WhetError):
         write_report(folder)
+
+
+def _processes(assembly: Assembly | None) -> dict[str, Any]:
+    """What each process that the run started elsewhere did, for its summary."""
+    rows = assembly.elsewhere() if assembly is not None else []
+    return {"processes": rows} if rows else {}
 
 
 class _FirstStep:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import torch
+
 from whet.config.config import Config
 from whet.model.causal_lm import CausalLM
 from whet.model.lora import LowRank, adapter_factors, add_adapters, unadapted_experts
+from whet.model.quantized import pack_four_bits
 from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.types import WhetError
 
 
-def add_configured_adapters(config: Config, model: Any) -> dict[str, str]:
-    """Put adapters on the model where the config asks for them; the line about them for the run's facts."""
+def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torch.float32) -> dict[str, str]:
+    """Put adapters on the model where the config asks for them; the line about them for the run's facts.
+
+    `kept` is how the weights were read: below float32 adapters are kept apart from them.
+    """
     lora = config.model.lora
     if not lora.rank:
         return {}
@@ -21,7 +27,12 @@ def add_configured_adapters(config: Config, model: Any) -> dict[str, str]:
         raise WhetError(
             "model.reference=reload has no effect with model.lora: the adapters are switched off for it; drop it"
         )
-    layers = add_adapters(model, LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed))
+    layers = add_adapters(
+        model,
+        LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed),
+        merged=kept == torch.float32,
+        pack=pack_four_bits if lora.base == "4bit" else None,
+    )
     learned = sum(each.numel() for each in adapter_factors(model).values())
     experts = unadapted_experts(model)
     left = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from whet.build.kind import BuildInputs, TrainingKind
 from whet.build.kinds import kind_of
 from whet.build.planning import memory_facts, refuse_too_large, this_device
 from whet.build.prompts import load_prompts
+from whet.build.reward_workers import scored_elsewhere
 from whet.build.rewards import (
     bind_judges,
     build_reward_parts,
@@ -21,6 +22,7 @@ from whet.build.rewards import (
 from whet.build.runtime import Runtime, build_evaluator, decode_facts, load_runtime, sampling_from, settings_facts
 from whet.config.config import Config
 from whet.dist.ranks import ALONE, Ranks
+from whet.dist.reward_workers import RewardWorkers
 from whet.model import device_choice
 from whet.reward import RewardPart
 from whet.train.run import Stateful, Trainer
@@ -40,6 +42,7 @@ class Assembly:
     also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
     close: Callable[[], None] = lambda: None  # ends what the run started elsewhere
+    elsewhere: Callable[[], list[dict[str, Any]]] = list  # what each process of the run did so far
 
 
 def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
@@ -73,20 +76,22 @@ def _assembled(
     objective: list[str],
 ) -> Assembly:
     parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
+    scored, workers, scorers = scored_elsewhere(config, runtime.cluster, parts)
     failures = failure_policy(config)
     evaluator, evaluated = None, eval_prompts[: config.eval.prompts] if parts else []
     decoding: dict[str, str] = {}
     if evaluated:
-        score = build_scorer(config, parts, failures, runtime.ranks)
+        score = build_scorer(config, scored, failures, runtime.ranks)
         sampling = sampling_from(config.sampling)
         evaluator = build_evaluator(runtime, evaluated, sampling, score, config.data, config.eval.by)
         decoding = decode_facts(runtime, sampling, evaluator.prompt_tokens)
-    built = kind.build(config, BuildInputs(runtime, parts, failures, prompts, eval_prompts, evaluator))
+    built = kind.build(config, BuildInputs(runtime, scored, failures, prompts, eval_prompts, evaluator))
     facts = {
         **runtime.facts,
         **decoding,
         **built.facts,
         **sandbox_summary(parts),
+        **scorers,
         **settings_facts(config),
         **built.lengths,
     }
@@ -95,5 +100,25 @@ def _assembled(
     also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
     precision = str(runtime.policy.dtype)
     return Assembly(
-        built.trainer, title, objective, facts, precision, tuple(parts), also_saved, eval_size, runtime.close
+        built.trainer,
+        title,
+        objective,
+        facts,
+        precision,
+        tuple(parts),
+        also_saved,
+        eval_size,
+        runtime.close,
+        lambda: process_rows(runtime.engine, workers),
     )
+
+
+def process_rows(engine: Any, workers: RewardWorkers | None) -> list[dict[str, Any]]:
+    """What each process that the run started did: one row per engine and reward worker."""
+    counts = getattr(engine, "counts", None)
+    found: list[Any] = [counts] if isinstance(counts, dict) else []
+    return [
+        {"process": name, "place": place, **asdict(counts)}
+        for each in [*found, *([workers.counts] if workers is not None else [])]
+        for name, (place, counts) in each.items()
+    ]

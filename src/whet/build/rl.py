@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from whet.build.adapters import first_policy
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.player import most_actions
@@ -31,11 +29,13 @@ from whet.model import load_model
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.critic import critic_on
 from whet.model.experts import routing_refusal
+from whet.model.narrow import widen_vectors
 from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.identity import PolicyWatch, shares_weights
 from whet.rollout.prompt_order import PromptOrder
 from whet.train.evaluate import Evaluator
 from whet.train.rl import RLModels, RLSettings, RLTrainer
@@ -150,7 +150,11 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    collector = RolloutCollector(runtime.engine, dataset, reward_at, spec, order, batch.staleness, runtime.player)
+    engine = runtime.engine
+    watch = None
+    if not shares_weights(engine):
+        watch = PolicyWatch(policy, engine, sampling.temperature, config.sampling.engine, config.scale.max_staleness)
+    collector = RolloutCollector(engine, dataset, reward_at, spec, order, batch.staleness, runtime.player, watch)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
@@ -181,10 +185,13 @@ def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective
     """The policy before the first step: a copy in memory, what adapters stand on, or its source to read again."""
     if config.model.reference == "memory":
         return first_policy(config, runtime.policy, objective.reference.name, objective.needs())
-    device = runtime.policy.device
+    device, kept = runtime.policy.device, next(runtime.policy.model.parameters()).dtype
 
     def load() -> CausalLM:
-        return causal_lm(load_model(config.model.name, torch.float32, str(device)).model, runtime.policy.dtype)
+        model = load_model(config.model.name, kept, str(device)).model
+        if kept.itemsize < 4:
+            widen_vectors(model)
+        return causal_lm(model, runtime.policy.dtype)
 
     return ReloadedReference(load)
 

@@ -14,6 +14,7 @@ from whet.build.engines import remote_engine
 from whet.build.player import build_player, check_environment
 from whet.build.rows import encodable
 from whet.build.threads import thread_choice
+from whet.build.weights import weights_choice
 from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
@@ -27,12 +28,15 @@ from whet.model.causal_lm import CausalLM, Recompute, causal_lm
 from whet.model.fast_path import fast_path
 from whet.model.finite import non_finite_weight
 from whet.model.fused_trunk import fused_works
+from whet.model.load import UNKNOWN_CONTEXT
 from whet.model.lora import adapted_layers
+from whet.model.narrow import widen_vectors
 from whet.model.train_noise import switch_off_noise
 from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
 from whet.rollout.engines import build_engine
+from whet.rollout.openai_engine import TextTokenizer
 from whet.rollout.play import Player
 from whet.train.evaluate import Evaluator
 from whet.train.optimizer import OptimizerSettings
@@ -64,7 +68,9 @@ class Runtime:
 
 def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Runtime:
     """The policy is whole here, on every rank: what stands on it is built first, then each kind shards what learns."""
-    lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
+    maker = lookup("engine", config.sampling.engine)  # an unknown name is refused before a model is read
+    if not getattr(maker, "updates", True):
+        return server_runtime(config)
     check_environment(config)
     cluster = None if isinstance(config, EvaluationConfig) or not ranks.is_first else cluster_of(config)
     try:
@@ -78,22 +84,25 @@ def load_runtime(config: Config | EvaluationConfig, ranks: Ranks = ALONE) -> Run
 def cluster_of(config: Config) -> RayCluster | None:
     """The cluster with room for what the run starts, or None; one that cannot be had is told before a model is read."""
     scale = config.scale
-    if not scale.engines:
+    if not scale.engines and not scale.reward_workers:
         return None
     gpus = scale.engines if device_choice(config.model.device).type == "cuda" else 0
-    return open_cluster(scale.address, cpus=scale.engines, gpus=gpus)
+    return open_cluster(scale.address, cpus=scale.engines + scale.reward_workers, gpus=gpus)
 
 
 def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None, ranks: Ranks) -> Runtime:
     device = device_choice(config.model.device)
     dtype, why = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, torch.float32, str(device))
+    kept, kept_as = weights_choice(config, device, dtype, ranks)
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
     if (name := non_finite_weight(loaded.model)) is not None:
         raise WhetError(
             f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
         )
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
-    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model)
+    adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))
     noise = "" if isinstance(config, EvaluationConfig) else switch_off_noise(policy)
     engine: Engine
@@ -123,6 +132,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         **({} if config.sampling.engine == "torch" else {"engine": config.sampling.engine}),
         **elsewhere,
         "dtype": f"{str(dtype).removeprefix('torch.')} ({why})",
+        **({"weights": kept_as} if kept_as else {}),
         **played,
     }
     return Runtime(loaded, policy, engine, player, facts, cluster, ranks, shards)
@@ -134,7 +144,10 @@ def rank_engine(
     """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
 
     def make(lm: CausalLM) -> Engine:
-        return build_engine(config.sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context)
+        sampling = config.sampling
+        return build_engine(
+            sampling.engine, lm, loaded.tokenizer, loaded.end_tokens, loaded.context, sampling.engine_settings
+        )
 
     return make(policy) if ranks.size == 1 else WholeCopyEngine(policy, make)
 
@@ -150,6 +163,29 @@ def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, st
             "the model's own layers (adapters in shards; the fused layers step aside: docs/scale.md has what it costs)"
         )
     return facts
+
+
+def server_runtime(config: Config | EvaluationConfig) -> Runtime:
+    """For an engine that is a server: nothing is read here, and nothing can be trained."""
+    name = config.sampling.engine
+    if not isinstance(config, EvaluationConfig):
+        raise WhetError(
+            f"sampling.engine={name} asks a server, whose weights cannot be trained: use it with whet eval, sample and "
+            "label, and train with sampling.engine=torch or vllm"
+        )
+    if not config.env.is_single:
+        raise WhetError(
+            f"sampling.engine={name} takes no environment or tools: episodes need the tokens of a model that runs here"
+        )
+    nothing: Any = None
+    tokenizer: Any = TextTokenizer()
+    ends = (TextTokenizer.eos_token_id,)
+    settings = {"model": config.model.name, **config.sampling.engine_settings}
+    engine = build_engine(name, nothing, tokenizer, ends, UNKNOWN_CONTEXT, settings)
+    source = f"{settings['model']} at {settings.get('base_url', 'a server')}"
+    loaded = LoadedModel(nothing, tokenizer, source, ends, UNKNOWN_CONTEXT)
+    player, _ = build_player(config, engine, loaded)
+    return Runtime(loaded, nothing, engine, player, {"model": source, "engine": f"{name}: no weights are sent to it"})
 
 
 def recompute_choice(requested: str, device: torch.device) -> Recompute:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from whet import __version__
-from whet.cli import bench, evaluate, plan, runs, serve, text, train
+from whet.cli import bench, cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
 from whet.cli.pipeline import pipeline_app
@@ -47,7 +47,16 @@ app.add_typer(label_app)
 app.add_typer(reward_app)
 app.add_typer(study_app)
 for _commands in (
-    *(train.commands, evaluate.commands, runs.commands, text.commands, bench.commands, plan.commands, serve.commands),
+    *(
+        train.commands,
+        evaluate.commands,
+        runs.commands,
+        text.commands,
+        bench.commands,
+        plan.commands,
+        serve.commands,
+        cluster.commands,
+    ),
     pipeline_app,
 ):
     app.registered_commands += _commands.registered_commands

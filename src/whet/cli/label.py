@@ -124,6 +124,61 @@ def steps(
     typer.echo(_summary(report.record(), spec.rollouts))
 
 
+@label_app.command()
+def completions(
+    model: Annotated[str, typer.Argument(help="Writes the completions: a model or a run folder.")] = "whetstone",
+    data: Prompts = None,
+    count: Annotated[int, typer.Option("--count", min=1, max=MOST_ROWS, help="Prompts.")] = 200,
+    each: Annotated[int, typer.Option("--each", min=1, max=MOST_SAMPLES, help="Completions per prompt.")] = 1,
+    out: Out = "completions.jsonl",
+    reward: Rewards = None,
+    at_least: Annotated[
+        float | None, typer.Option("--at-least", callback=finite, help="Keep completions with this score or more.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of everything random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Write completions to imitate, by a model or by a server; `whet train sft` reads the file.
+
+    Examples:
+
+      whet label completions --data task:arithmetic --at-least 1 --out teacher.jsonl
+
+      whet label completions NAME --data prompts.jsonl --set sampling.engine=openai --set
+      sampling.engine_settings.base_url=http://localhost:8000/v1
+
+    Completions that the token budget cut off are left out. Run the same command again to continue a file.
+    """
+    from whet import api
+    from whet.config.config import from_settings, merged
+    from whet.label.completions import CompletionSpec, write_completions
+    from whet.types import WhetError
+
+    if reward and at_least is None:
+        raise WhetError("--reward has no effect without --at-least; say from which score a completion is kept")
+    values = merged(from_settings(settings or []), {"seed": seed})
+    if reward:
+        values = merged(values, {"reward": {"parts": [{"reward": name} for name in reward]}})
+    config = api.evaluation_config(model, data, values)
+    line = _Line()
+    try:
+        report = write_completions(config, CompletionSpec(Path(out), count, each, at_least), line.show).record()
+    except KeyboardInterrupt:
+        line.close()
+        typer.echo(f"whet: interrupted; run the same command again to continue {out}", err=True)
+        raise typer.Exit(130) from None
+    line.close()
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(report, indent=2))
+        return
+    left = f", {report['left_out']} left out" if report["left_out"] else ""
+    typer.echo(f"{report['file']}: {report['completions']} completions{left}, {report['tokens']:,} tokens")
+    typer.echo(f"  next     whet train sft --data {report['file']}")
+
+
 class _Line:
     """One line that is written over on a terminal; now and then a new one elsewhere."""
 

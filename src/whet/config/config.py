@@ -85,9 +85,13 @@ class RunConfig(Section):
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
+        if self.model.lora.rank:
+            idle["model.weights"] = "has no effect with model.lora: the weights are frozen; give model.lora.base"
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
+        if not self.scale.reward_workers:
+            idle["scale.reward_memory"] = "has no effect without scale.reward_workers; give some, or drop it"
         if not self.scale.uses_ray:
             idle["scale.address"] = (
                 "has no effect: nothing is started there; give scale.engines, scale.reward_workers or scale.workers, "

@@ -92,11 +92,16 @@ class LoraSection(Section):
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
         (), description="linear layers that get an adapter, such as q_proj,v_proj; empty: all"
     )
+    base: Literal["auto", "float32", "bfloat16", "4bit"] = Field(
+        "auto", description="how the frozen base is kept; auto: bfloat16 where products run in bf16 on a GPU"
+    )
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
-        if not self.rank and (self.alpha != 32.0 or self.target_modules):
-            raise ValueError("alpha and target_modules have no effect at rank 0; give model.lora.rank, such as 16")
+        if not self.rank and (self.alpha != 32.0 or self.target_modules or self.base != "auto"):
+            raise ValueError(
+                "alpha, target_modules and base have no effect at rank 0; give model.lora.rank, such as 16"
+            )
         return self
 
 
@@ -113,7 +118,10 @@ class ModelSection(Section):
     name: str = Field("whetstone", description="built-in name, local folder, .gguf file, smollm2 or hub id")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="precision of the matrix products; weights stay fp32"
+        "auto", description="precision of the matrix products; weights are kept as model.weights says"
+    )
+    weights: Literal["float32", "bfloat16"] = Field(
+        "float32", description="how weights are kept and trained; bfloat16 is a sixth of the memory, rounded at random"
     )
     recompute: Literal["auto", "none", "wide", "layers"] = Field(
         "auto",
@@ -173,7 +181,10 @@ class SamplingSection(Section):
     stop_tokens: tuple[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], ...] = Field(
         (), max_length=1000, description="sequences of token ids that end a completion"
     )
-    engine: str = Field("torch", description="what writes the completions: torch, or an engine that was registered")
+    engine: str = Field(
+        "torch", description="what writes the completions: torch, vllm, openai, or an engine that was registered"
+    )
+    engine_settings: Table = Field({}, description="settings of the engine, by name; docs/engines.md has them")
 
 
 class RewardPartSection(Section):
@@ -380,6 +391,9 @@ class OptimizerSection(Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient's running mean")
     epsilon: float = Field(1e-8, ge=1e-30, le=1, description="AdamW's epsilon")
     max_gradient_norm: float = Field(1.0, ge=1e-12, le=1e12, description="gradients are clipped to this norm")
+    states: Literal["float32", "int8"] = Field(
+        "float32", description="how AdamW's two moments are kept; int8 is a quarter of their memory"
+    )
 
 
 class ScaleSection(Section):
@@ -393,6 +407,9 @@ class ScaleSection(Section):
     )
     reward_workers: int = Field(
         0, ge=0, le=65536, description="processes that score completions; 0: the trainer ranks do"
+    )
+    reward_memory: float = Field(
+        4.0, ge=0.25, le=65536, description="GiB that a reward worker may hold; one that holds more is started again"
     )
     address: str = Field("", description="Ray cluster: auto, or host:port; empty: one that the run starts and ends")
     max_staleness: int = Field(

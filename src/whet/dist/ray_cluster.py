@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import logging
 import os
 import platform
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from whet.dist.crew import package_versions
@@ -60,7 +64,7 @@ class RayCall:
         except errors.RayError as error:
             raise WorkerLost(_death(error)) from error
         if isinstance(value, _Begun):
-            self._worker.place = value.place
+            self._worker.place, self._worker.process = value.place, value.process
             return "begun"
         return value
 
@@ -71,6 +75,7 @@ class RayWorker:
     def __init__(self, cluster: RayCluster, name: str, actor: Any) -> None:
         self._cluster, self._name, self._actor = cluster, name, actor
         self.place = "a machine that is not known yet"
+        self.process = ("", 0)  # the node's id, and the process there
 
     @property
     def name(self) -> str:
@@ -79,8 +84,16 @@ class RayWorker:
     def call(self, method: str, *arguments: Any) -> RayCall:
         return RayCall(self._cluster, self, self._actor.call.remote(method, *arguments))
 
-    def ask(self, method: str, *arguments: Any) -> RayCall:
-        return RayCall(self._cluster, self, self._actor.call.options(concurrency_group="beside").remote(method, *arguments))
+    def line(self, method: str) -> Callable[[Any], None]:
+        return functools.partial(_send, self._actor, method)
+
+    def signal(self, number: int) -> None:
+        node, process = self.process
+        if node:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            on_it = NodeAffinitySchedulingStrategy(node, soft=False)
+            _ray().remote(num_cpus=0)(os.kill).options(scheduling_strategy=on_it).remote(process, number)
 
     def end(self) -> None:
         self._cluster.forget(self)
@@ -88,9 +101,13 @@ class RayWorker:
             _ray().kill(self._actor, no_restart=True)
 
 
+def _send(actor: Any, method: str, argument: Any) -> None:
+    actor.call.remote(method, argument)
+
+
 class _Begun:
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, place: str, process: tuple[str, int]) -> None:
+        self.place, self.process = place, process
 
 
 class _WorkerHost:
@@ -106,7 +123,8 @@ class _WorkerHost:
     def call(self, method: str, *arguments: Any) -> Any:
         if method == "begin":
             self._held = self._make()
-            return _Begun(f"{platform.node()} (process {os.getpid()})")
+            node = _ray().get_runtime_context().get_node_id()
+            return _Begun(f"{platform.node()}/{node[:6]} (process {os.getpid()})", (node, os.getpid()))
         return getattr(self._held, method)(*arguments)
 
 
@@ -131,16 +149,19 @@ class RayCluster:
         self._workers: list[RayWorker] = []
         self._is_open = True
 
-    def start(self, name: str, make: Callable[[], Any], *, gpus: float = 0.0, memory: int = 0) -> RayWorker:
+    def start(
+        self, name: str, make: Callable[[], Any], *, cpus: float = 1.0, gpus: float = 0.0, memory: int = 0
+    ) -> RayWorker:
         ray = _ray()
+        _send_by_value(make)
         options: dict[str, Any] = {
-            "num_cpus": 1,
+            "num_cpus": cpus,
             "num_gpus": gpus,
             "max_restarts": 0,
             "max_task_retries": 0,
             "scheduling_strategy": "SPREAD",
         }
-        host = ray.remote(concurrency_groups={"beside": 1})(_WorkerHost).options(**options)
+        host = ray.remote(_WorkerHost).options(**options)
         try:
             actor = host.remote(make, os.getcwd(), memory)
         except (TypeError, AttributeError, ValueError) as error:
@@ -201,6 +222,38 @@ def open_cluster(address: str, *, cpus: int, gpus: float = 0.0) -> RayCluster:
         cluster.close()
         raise
     return cluster
+
+
+def _send_by_value(value: Any) -> None:
+    """Functions of files that no machine can import by their name, such as rewards of a file.py, travel as code."""
+    from ray import cloudpickle
+
+    for module in _modules_of(value):
+        try:
+            found = importlib.util.find_spec(module.__name__)
+        except (ImportError, ValueError, AttributeError):
+            found = None
+        if found is None and module.__name__ != "__main__":
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _modules_of(value: Any, depth: int = 6) -> Iterator[Any]:
+    """The modules that functions and classes inside of a value come from."""
+    module = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
+    if module is not None:
+        yield module
+    if depth:
+        inner: list[Any] = []
+        if isinstance(value, functools.partial):
+            inner = [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, Mapping):
+            inner = list(value.values())
+        elif isinstance(value, list | tuple):
+            inner = list(value)[:64]
+        elif is_dataclass(value) and not isinstance(value, type):
+            inner = [getattr(value, each.name, None) for each in fields(value)]
+        for each in inner:
+            yield from _modules_of(each, depth - 1)
 
 
 def _settings() -> None:
@@ -328,11 +381,12 @@ def demo_cluster(nodes: int, cpus: int, port: int = 0) -> Iterator[tuple[str, An
     before = os.environ.get("RAY_TMPDIR")
     os.environ["RAY_TMPDIR"] = folder  # its address is noted there: `auto` of others must not find it
     quiet: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OWN_STORE // 2}
-    cluster = Cluster()
+    cluster: Any = Cluster()
     try:
         cluster.add_node(num_cpus=cpus, gcs_server_port=port or _free_port(), **quiet)
         for _ in range(nodes - 1):
             cluster.add_node(num_cpus=cpus, **quiet)
+        cluster.mark = folder
         yield cluster.address, cluster
     finally:
         cluster.shutdown()
@@ -341,6 +395,18 @@ def demo_cluster(nodes: int, cpus: int, port: int = 0) -> Iterator[tuple[str, An
         else:
             os.environ["RAY_TMPDIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes_in(mark: str) -> list[str]:
+    """Command lines of the processes of a `demo_cluster`, which all have its mark in their environment."""
+    found = []
+    for folder in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if folder.isdigit() and int(folder) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{folder}/environ", "rb") as environment:
+                if f"RAY_TMPDIR={mark}\0".encode() in environment.read():
+                    with open(f"/proc/{folder}/cmdline", "rb") as command:
+                        found.append(command.read().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 def _is_free(port: int) -> bool:

@@ -50,6 +50,8 @@ def whole_copy(policy: CausalLM) -> CausalLM:
 class WholeCopyEngine:
     """An engine on a whole copy of a policy in shards. `load` gathers the weights, on all ranks at once."""
 
+    shares_weights = False  # the engine computes with the copy's tensors, the trainer with its own
+
     def __init__(self, policy: CausalLM, make: Callable[[CausalLM], Engine]) -> None:
         """`policy` is still whole; `make` gives the engine that writes with the copy."""
         self._copy = whole_copy(policy)

@@ -32,10 +32,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from whet.dist.ranks import Ranks
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
+from whet.model.fused_trunk import fused_refusal
 from whet.model.lora import adapted_layers
 from whet.model.reference import AdapterFreeReference, CopiedReference, ReferencePolicy, ReloadedReference
 from whet.model.scalar_head import ScalarModel
 from whet.model.token_logp import packs
+from whet.types import WhetError
 
 T = TypeVar("T")
 
@@ -64,6 +66,8 @@ class Sharding:
 
 def sharding(ranks: Ranks, device: torch.device, offload: bool = False) -> Sharding:
     """Over all ranks, one device each."""
+    if offload and device.type == "cpu":
+        raise WhetError("scale.offload has no effect on a CPU: shards lie in its memory already; drop it")
     return Sharding(init_device_mesh(device.type, (ranks.size,)), offload)
 
 
@@ -147,7 +151,11 @@ def sharded(lm: CausalLM, sharding: Sharding, root: nn.Module | None = None) -> 
     if wraps:
         _add_method(root, "whet_pass", _pass)
     kind = half or next(lm.model.parameters()).dtype
-    return replace(lm, gathering=ShardedPasses(root, device, kind, wraps))
+    made = replace(lm, gathering=ShardedPasses(root, device, kind, wraps))
+    if lm.recompute != "none" and fused_refusal(made) and getattr(lm.model, "supports_gradient_checkpointing", False):
+        # written-out layers compute again what they are told to; the model's own know whole layers only
+        lm.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore
+    return made
 
 
 def _shard_bases(model: nn.Module, mesh: DeviceMesh) -> None:

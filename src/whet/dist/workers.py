@@ -36,8 +36,12 @@ class Worker(Protocol):
         """Begin a call; an argument that `WorkerPool.store` returned arrives as the value that was stored."""
         ...
 
-    def ask(self, method: str, *arguments: Any) -> WorkerCall:
-        """The same, beside the call that is running; for short questions."""
+    def line(self, method: str) -> Callable[[Any], None]:
+        """A function that calls the method and does not wait. Other workers may be given it."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal."""
         ...
 
     def end(self) -> None:
@@ -48,8 +52,13 @@ class Worker(Protocol):
 class WorkerPool(Protocol):
     """Where workers live."""
 
-    def start(self, name: str, make: Callable[[], Any], *, gpus: float = 0.0, memory: int = 0) -> Worker:
-        """A process that holds what `make` returns there; `memory` (bytes): a process that holds more ends itself."""
+    def start(
+        self, name: str, make: Callable[[], Any], *, cpus: float = 1.0, gpus: float = 0.0, memory: int = 0
+    ) -> Worker:
+        """A process that holds what `make` returns there, once its method `begin` is called.
+
+        `cpus` and `gpus` are what it takes of the cluster; one that holds more than `memory` (bytes) ends itself.
+        """
         ...
 
     def store(self, value: Any) -> Any:

@@ -107,7 +107,7 @@ def label_steps(config: EvaluationConfig, spec: LabelSpec, show: Callable[[Label
     provenance = {**_provenance(config, spec, runtime), "reward": reward_summary(parts), "separator": separator}
     chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
     started = time.monotonic()
-    with _open_output(spec.out, provenance) as (file, first):
+    with open_output(spec.out, provenance) as (file, first):
         completions = tokens = 0
         for number in range(first, len(chunks)):
             seed = (config.seed, number)
@@ -144,10 +144,19 @@ def _completer(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime, part
 def _provenance(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime) -> dict[str, Any]:
     """The model and the settings of the completions: the same for every row of a file."""
     return {
-        **{"model": config.model.name, "weights": weights_digest(runtime.loaded.model)[:12]},
-        **{"rollouts": spec.rollouts, "temperature": config.sampling.temperature, "seed": config.seed},
-        **{"max_new_tokens": config.sampling.max_new_tokens, "right_from": spec.right_from},
+        **model_facts(config, runtime),
+        **{"rollouts": spec.rollouts, "right_from": spec.right_from},
         **{"solutions": spec.solutions or config.data.source, "each": spec.each},
+    }
+
+
+def model_facts(config: EvaluationConfig, runtime: Runtime) -> dict[str, Any]:
+    """Whose completions they are, and how they are drawn."""
+    model: Any = runtime.loaded.model
+    weights = runtime.loaded.source if model is None else weights_digest(model)[:12]  # a server shows no weights
+    return {
+        **{"model": config.model.name, "weights": weights, "temperature": config.sampling.temperature},
+        **{"seed": config.seed, "max_new_tokens": config.sampling.max_new_tokens},
     }
 
 
@@ -221,7 +230,9 @@ def _draw_solutions(
 
 
 @contextmanager
-def _open_output(out: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[BinaryIO, int]]:
+def open_output(
+    out: Path, provenance: Mapping[str, Any], command: str = "whet label steps"
+) -> Iterator[tuple[BinaryIO, int]]:
     """The file, cut to its whole chunks, and the number of the chunk that comes next."""
     with open(out, "a+b") as file:
         try:
@@ -231,21 +242,23 @@ def _open_output(out: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[Bin
         file.seek(0)
         # the last chunk may be torn: it is labelled again, to the same bytes
         lines = file.read().split(b"\n")[:-1]
-        last = _chunk(out, len(lines), lines[-1], provenance) if lines else 0
-        kept = next((at for at, line in enumerate(lines) if _chunk(out, at + 1, line, provenance) == last), len(lines))
+        last = _chunk(out, len(lines), lines[-1], provenance, command) if lines else 0
+        kept = next(
+            (at for at, line in enumerate(lines) if _chunk(out, at + 1, line, provenance, command) == last), len(lines)
+        )
         file.truncate(sum(len(line) + 1 for line in lines[:kept]))
         file.seek(0, os.SEEK_END)
         yield file, last
 
 
-def _chunk(out: Path, number: int, line: bytes, provenance: Mapping[str, Any]) -> int:
+def _chunk(out: Path, number: int, line: bytes, provenance: Mapping[str, Any], command: str) -> int:
     """The chunk that a line belongs to; one that this command would not have written is an error."""
     try:
         row = json.loads(line)
         before, chunk = dict(row["labelled"]), int(row["chunk"])
     except (ValueError, KeyError, TypeError) as error:
         raise WhetError(
-            f"{out}:{number}: was not written by `whet label steps`; give another --out, or remove the file"
+            f"{out}:{number}: was not written by `{command}`; give another --out, or remove the file"
         ) from error
     other = [name for name in provenance if before.get(name) != provenance[name]]
     if other:

@@ -1,4 +1,4 @@
-"""A copy of a described model's adapters, laid side by side for few products in the dtype they run in.
+"""A copy of a described model's merged adapters, laid side by side for few products in the dtype they run in.
 
 Products whose outputs lie side by side (queries, keys and values; gate and up) share their input. So do their adapters:
 their `down` factors lie below one another, and their `up` factors lie in one matrix, each in its own rows and columns
@@ -9,27 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from whet.model.block import BlockStack
-from whet.model.fused_weights import is_current
+from whet.model.fused_weights import NO_FACTORS, BlockFactors, GroupFactors, is_current
 from whet.model.lora import AdaptedLinear
-
-
-@dataclass(frozen=True)
-class GroupFactors:
-    """The adapters of products that lie side by side, with their scale; R ranks together."""
-
-    down: Tensor  # [R, in]
-    up: Tensor  # [out, R]
-    spans: tuple[tuple[slice, slice] | None, ...]  # of each product: its rows and columns of `up`; None without adapter
-
-
-BlockFactors = tuple[GroupFactors | None, ...]  # of q, k, v; of o; of gate, up; of down
-NO_FACTORS: BlockFactors = (None, None, None, None)
 
 
 class AdapterCopies:

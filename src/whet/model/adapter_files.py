@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from whet.model.lora import AdaptedLinear, adapted_layers
+from whet.model.lora import AdaptedLinear, UnmergedLinear, adapted_layers
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def stored_factors(model: PreTrainedModel, checkpoint: Path) -> dict[str, Tensor
 
 
 @torch.no_grad()
-def load_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Put a checkpoint's factors into a model whose merged weights were read from the same checkpoint.
+def load_adapter(model: PreTrainedModel, checkpoint: Path, weights: Mapping[str, Tensor]) -> None:
+    """Put a checkpoint's factors into a model; `weights` are the checkpoint's, and in the model where it merges them.
 
     The base is not in a checkpoint: it was loaded from where the run found it, and must still be the same.
     """
@@ -111,12 +111,16 @@ def load_adapter(model: PreTrainedModel, checkpoint: Path) -> None:
                     "give the run's own model.lora"
                 )
             place.copy_(value)
-        merged = layer.weight.clone()
         layer.merge()
+        apart = isinstance(layer, UnmergedLinear)
+        merged = weights[f"{name}.weight"].to(place.device)
+        expected = layer.merged() if isinstance(layer, UnmergedLinear) else layer.weight
         # another machine may round the product otherwise, another base differs at once
-        if not torch.allclose(merged, layer.weight, rtol=1e-4, atol=1e-4 * float(merged.abs().max())):
+        near = 2 * torch.finfo(merged.dtype).eps if apart else 1e-4
+        if not torch.allclose(merged, expected.to(merged), rtol=near, atol=1e-4 * float(merged.abs().max())):
             raise WhetError(
                 f"{checkpoint}: {name} is not the model the run began with plus its adapter; "
                 "put the first model back where model.name says, or go on from this checkpoint with --model"
             )
-        layer.weight.copy_(merged)
+        if not apart:
+            layer.weight.copy_(merged)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
 from whet.model.lora import is_linear
+from whet.model.narrow import WideEmbedding
 
 FIXED_ROTATIONS = frozenset(("default", "linear", "llama3", "yarn"))  # the others depend on the length of the text
 TRIAL_WINDOW = 4  # tokens: shorter than the rows of every trial
@@ -209,7 +210,7 @@ def _check(lm: CausalLM) -> None:
     if hooked:
         raise OtherBlock(f"{hooked[0] or 'the model'} has a forward hook")
     parts: Any = trunk
-    if type(parts.embed_tokens) is not nn.Embedding:
+    if type(parts.embed_tokens) not in (nn.Embedding, WideEmbedding):
         raise OtherBlock(f"the embedding is a {type(parts.embed_tokens).__name__}")
     _check_norm("the last norm", parts.norm)
     head = _vocabulary_head(model)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from whet.model.adapter_files import FOLDER as ADAPTER
 from whet.model.adapter_files import load_adapter, save_adapter
-from whet.model.lora import adapter_factors
+from whet.model.lora import adapter_factors, unmerged_layers
+from whet.model.narrow import saved_weights
 from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
 from whet.types import WhetError
 
@@ -67,7 +68,7 @@ def save_checkpoint(
         remove_folder(partial)
         partial.mkdir(parents=True)
         with quiet_transformers():
-            model.save_pretrained(partial)
+            model.save_pretrained(partial, state_dict=saved_weights(model))
             tokenizer.save_pretrained(partial)
         save_adapter(model, partial / ADAPTER)
         for name, values in tensors.items():
@@ -228,8 +229,10 @@ def damage_fix(path: Path) -> str:
 def load_checkpoint(path: Path, model: PreTrainedModel) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Put a verified checkpoint's weights into the model, in place and byte for byte; its tensors and state."""
     verify_checkpoint(path)
-    copy_weights(stored_weights(path, model), model, path)
-    load_adapter(model, path)
+    stored, apart = stored_weights(path, model), [f"{name}.weight" for name in unmerged_layers(model)]
+    # a base that is kept apart was read from where the run found it; the checkpoint has it with the adapter in it
+    copy_weights({name: value for name, value in stored.items() if name not in apart}, model, path, apart)
+    load_adapter(model, path, stored)
     return load_tensors(path), checkpoint_state(path)
 
 
@@ -261,9 +264,9 @@ def stored_weights(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:
         return read_model(str(path), next(model.parameters()).dtype, str(path)).state_dict()
 
 
-def copy_weights(stored: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
+def copy_weights(stored: Mapping[str, Tensor], model: nn.Module, path: Path, besides: Collection[str] = ()) -> None:
     """Fill every weight of the model or raise before touching any; tied ones are one memory under several names."""
-    targets = model.state_dict()
+    targets = {name: value for name, value in model.state_dict().items() if name not in besides}
     for name in stored.keys() & targets.keys():
         given, expected = described(stored[name]), described(targets[name])
         if given != expected:
@@ -301,7 +304,9 @@ def digest_of(tensor: Tensor) -> str:
 def weights_digest(model: nn.Module) -> str:
     """sha256 over every parameter's name, type, shape and bytes: equal exactly when the policy is the same."""
     total = hashlib.sha256()
-    learned = adapter_factors(model)  # they are in the weights already
+    learned = adapter_factors(model)  # they are in the weights already, unless these are kept apart
+    apart = tuple(f"{name}." for name in unmerged_layers(model))
+    learned = {name: each for name, each in learned.items() if not name.startswith(apart)}
     found = [(name, parameter) for name, parameter in model.named_parameters() if name not in learned]
     for name, parameter in sorted(found):
         total.update(f"{name} {described(parameter)}\n".encode())

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.model.cuda_step import Caches
-from whet.model.fused_weights import FusedBlock, FusedWeights
+from whet.model.fused_weights import FusedBlock, FusedWeights, continued
 from whet.model.layer_ops import added_and_normed, gated, kernels_for, rotated
 from whet.model.shared_prefix import long_tensor, to_device
 
@@ -73,11 +73,13 @@ def chunk_step(weights: FusedWeights, caches: Caches, chunk: Chunk) -> Tensor:
         query, key, value = heads.split([sizes.num_heads, sizes.num_key_heads, sizes.num_key_heads], 1)
         caches.own_k[number][row_of_token, :, chunk.place] = key
         caches.own_v[number][row_of_token, :, chunk.place] = value
-        mixed = _attended(query, caches, number, chunk, sizes.scale)
+        _, leaving, widening, narrowing = block.factors
+        mixed = continued(_attended(query, caches, number, chunk, sizes.scale).flatten(1), leaving)
         x, normed = _entered(
-            x, _left(mixed.flatten(1) @ block.output.t(), block.after_attention, weights), block.before_mlp, weights
+            x, _left(mixed @ block.output.t(), block.after_attention, weights), block.before_mlp, weights
         )
-        y = _left(gated(normed @ block.gate_up.t()) @ block.down.t(), block.after_mlp, weights)
+        opened = gated(continued(normed, widening) @ block.gate_up.t())
+        y = _left(continued(opened, narrowing) @ block.down.t(), block.after_mlp, weights)
     last = chunk.first + chunk.sizes - 1
     assert y is not None
     final = added_and_normed(x[last], y[last], weights.last_norm, sizes.epsilon, weights.head.dtype)[1]
@@ -99,6 +101,7 @@ def _left(added: Tensor, norm: Tensor | None, weights: FusedWeights) -> Tensor:
 def _heads(normed: Tensor, block: FusedBlock, weights: FusedWeights) -> Tensor:
     """Queries, keys and values [T, H + 2 K, D], not yet rotated."""
     sizes = weights.sizes
+    normed = continued(normed, block.factors[0])
     qkv = normed @ block.qkv.t() if block.qkv_bias is None else torch.addmm(block.qkv_bias, normed, block.qkv.t())
     if block.head_norms is not None:
         start = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.model.fused_weights import FusedWeights
+from whet.model.fused_weights import FusedWeights, GroupFactors
 
 LONG_PROMPT = 256  # tokens from which a prompt is read once for all its rows, in a pass of its own
 PROGRAMS = 256  # that such a pass should have: two on each of an H200's multiprocessors
@@ -34,7 +34,7 @@ class Caches:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What a step writes on its way, for B rows."""
+    """What a step writes on its way, for B rows. What goes into a product has columns more where adapters are apart."""
 
     residual: Tensor  # float32 [B, W]
     normed: Tensor  # [B, W]
@@ -62,14 +62,20 @@ def workspace(weights: FusedWeights, rows: int, parts: int) -> Workspace:
     def empty(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return torch.empty(rows, *shape, dtype=kind, device=device)
 
+    def ranks(*groups: int) -> int:
+        """Columns that the adapters of these groups of products need behind their input."""
+        held = [block.factors[number] for block in weights.blocks for number in groups]
+        return max((len(each.down) for each in held if each is not None), default=0)
+
     heads, size = sizes.num_heads, sizes.head_size
     shares = None
     if parts:  # zeros: rows that nobody sits in read them too
         top, mass = (torch.zeros(parts, rows, heads, device=device) for _ in range(2))
         shares = (top, mass, torch.zeros(parts, rows, heads, size, device=device))
     return Workspace(
-        empty(sizes.width, kind=torch.float32), empty(sizes.width), empty((heads + 2 * sizes.num_key_heads) * size),
-        empty(heads * size), empty(sizes.width), empty(2 * sizes.inner), empty(sizes.inner),
+        empty(sizes.width, kind=torch.float32), empty(sizes.width + ranks(0, 2)),
+        empty((heads + 2 * sizes.num_key_heads) * size), empty(heads * size + ranks(1)), empty(sizes.width),
+        empty(2 * sizes.inner), empty(sizes.inner + ranks(3)),
         empty(sizes.width, kind=weights.head.dtype), empty(sizes.vocabulary, kind=weights.head.dtype), shares,
     )  # fmt: skip
 
@@ -84,16 +90,18 @@ def decode_step(
     from whet.model import decode_kernels, layer_kernels
 
     sizes = weights.sizes
+    normed, mixed = work.normed[:, : sizes.width], work.mixed[:, : sizes.num_heads * sizes.head_size]
+    opened = work.opened[:, : sizes.inner]
     shares = None if work.shares is None else decode_kernels.PromptShares(*work.shares)
 
     def enter(added: Tensor | None, norm: Tensor | None) -> None:
         """The residual stream with what was added, and what the next products read of it."""
         if norm is not None:
-            layer_kernels.add_norm(work.residual, added, norm, sizes.epsilon, work.normed)
+            layer_kernels.add_norm(work.residual, added, norm, sizes.epsilon, normed)
             return
         if added is not None:
             work.residual.add_(added)
-        work.normed.copy_(work.residual)
+        normed.copy_(work.residual)
 
     def leave(norm: Tensor | None) -> None:
         """What a sublayer adds, normed in place: a program of the kernel reads its whole row before it writes."""
@@ -104,10 +112,12 @@ def decode_step(
     added: Tensor | None = None
     for number, block in enumerate(weights.blocks):
         enter(added, block.before_attention)
+        entering, leaving, widening, narrowing = block.factors
+        entered = _continued(work.normed, sizes.width, entering)
         if block.qkv_bias is None:
-            torch.mm(work.normed, block.qkv.t(), out=work.qkv)
+            torch.mm(entered, block.qkv.t(), out=work.qkv)
         else:
-            torch.addmm(block.qkv_bias, work.normed, block.qkv.t(), out=work.qkv)
+            torch.addmm(block.qkv_bias, entered, block.qkv.t(), out=work.qkv)
         head_norms = block.head_norms
         if head_norms is not None and len(head_norms[0]) != sizes.head_size:
             _norm_whole_heads(work.qkv, head_norms, sizes.epsilon)
@@ -121,18 +131,27 @@ def decode_step(
         if shares is not None:
             decode_kernels.prompt_shares(work.qkv, position, heads, prompts, shares)
         own = (caches.own_k[number], caches.own_v[number])
-        decode_kernels.attention(work.qkv, (position, written), heads, prompts, own, shares, work.mixed)
-        torch.mm(work.mixed, block.output.t(), out=work.added)
+        decode_kernels.attention(work.qkv, (position, written), heads, prompts, own, shares, mixed)
+        torch.mm(_continued(work.mixed, mixed.shape[1], leaving), block.output.t(), out=work.added)
         leave(block.after_attention)
         enter(work.added, block.before_mlp)
-        torch.mm(work.normed, block.gate_up.t(), out=work.gate_up)
-        layer_kernels.gated(work.gate_up, work.opened)
-        torch.mm(work.opened, block.down.t(), out=work.added)
+        torch.mm(_continued(work.normed, sizes.width, widening), block.gate_up.t(), out=work.gate_up)
+        layer_kernels.gated(work.gate_up, opened)
+        torch.mm(_continued(work.opened, sizes.inner, narrowing), block.down.t(), out=work.added)
         leave(block.after_mlp)
         added = work.added
     layer_kernels.add_norm(work.residual, added, weights.last_norm, sizes.epsilon, work.last)
     torch.mm(work.last, weights.head.t(), out=work.logits)
     return work.logits
+
+
+def _continued(buffer: Tensor, width: int, factors: GroupFactors | None) -> Tensor:
+    """The columns of a buffer that go into a product: its input, and behind it what `down` makes of that."""
+    if factors is None:
+        return buffer[:, :width]
+    end = width + len(factors.down)
+    torch.mm(buffer[:, :width], factors.down.t(), out=buffer[:, width:end])
+    return buffer[:, :end]
 
 
 def _norm_whole_heads(qkv: Tensor, norms: tuple[Tensor, Tensor], epsilon: float) -> None:

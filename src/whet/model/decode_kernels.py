@@ -156,7 +156,7 @@ def _seen(  # type: ignore[no-untyped-def]
 @triton.jit
 def _attention(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, written, q_norm, k_norm, prompt_k, prompt_v, lengths, slots, own_k, own_v,
-    top, total, partial, out, batch, longest, budget, parts, scale, epsilon,
+    top, total, partial, out, out_stride, batch, longest, budget, parts, scale, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, normed: tl.constexpr,
     apart: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
@@ -205,7 +205,7 @@ def _attention(  # type: ignore[no-untyped-def]
     best, mass, mixed = _seen(
         queries, own_k + base, own_v + base, count, lane, scale, best, mass, mixed, size, block, exact
     )
-    target = out + (row * heads + head)[:, None] * size + lane[None, :]
+    target = out + row * out_stride + head[:, None] * size + lane[None, :]
     tl.store(target, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
@@ -217,7 +217,7 @@ def attention(
     prompts: PromptCache,
     own: tuple[Tensor, Tensor],  # keys and values [B, K, budget, D]; the newest are written to their place
     shares: PromptShares | None,  # what `prompt_shares` found; None: each row reads its prompt itself
-    out: Tensor,  # [B, H D]
+    out: Tensor,  # [B, H D]; rows may lie further apart than they are long
 ) -> None:
     """Each row over its prompt, over what it has written, and over its newest token."""
     (position, written), (own_k, own_v) = rows, own
@@ -229,8 +229,8 @@ def attention(
     block, warps = (64, 4) if heads.size != 64 else (32, 1) if len(qkv) * heads.num_key_heads >= 512 else (128, 4)
     _attention[(len(qkv), heads.num_key_heads)](
         qkv, *heads.tables, position, written, q_norm, k_norm, prompts.keys, prompts.values, prompts.lengths,
-        prompts.slot, own_k, own_v, top, mass, mixed, out, batch, prompts.keys.shape[2], own_k.shape[2], parts,
-        heads.scale, heads.epsilon, heads.num_heads, heads.num_key_heads, heads.size,
+        prompts.slot, own_k, own_v, top, mass, mixed, out, out.stride(0), batch, prompts.keys.shape[2], own_k.shape[2],
+        parts, heads.scale, heads.epsilon, heads.num_heads, heads.num_key_heads, heads.size,
         32 if exact else block, heads.norms is not None, shares is not None, exact,
         num_warps=4 if exact else warps, num_stages=3,
     )  # fmt: skip

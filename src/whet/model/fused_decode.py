@@ -26,6 +26,7 @@ from whet.model.block import (
 )
 from whet.model.decode_state import BatchShape, DecodeState
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
+from whet.model.lora import UnmergedLinear
 from whet.model.ring_decode import RingDecoder
 
 Product = Callable[[Tensor], Tensor]
@@ -169,6 +170,10 @@ def fused_decoder(base: HookedDecoder) -> FusedDecoder | NotDescribed:
         return stack
     if stack.head is None:
         return NotDescribed("the model has no vocabulary head")
+    if stack.embedding.weight.dtype.itemsize < 4 or any(
+        isinstance(each, UnmergedLinear) for block in stack.blocks for each in block.products
+    ):
+        return NotDescribed("the written-out step would need a second copy of weights that are kept once")
     with short_windows(base.lm):
         trial = FusedDecoder(HookedDecoder(base.lm, attention_shape(base.lm)), blocks_of(base.lm))
         if gap := disagreement(trial):

@@ -7,10 +7,11 @@ residual stream, queries, keys, values and the output of attention; norms are co
 `lm.recompute` says what else is computed again: nothing, the wide rows of the MLP ("wide": half the memory for one
 product in six), or whole layers ("layers": only the residual stream is kept).
 
-Of a layer with an adapter only the factors get a gradient, from thin products; its weight carries the adapter already.
+Of a layer with an adapter only the factors get a gradient, from thin products; its weight carries the adapter already,
+or the adapter continues it (`whet.model.fused_weights`).
 
-Where products run below float32, the copy of the weights that the sampler uses is used here too, and the gradients of
-the weights are summed in float32.
+Where products run below float32, the weights that the sampler uses are used here too, and the gradients of the weights
+are summed in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from whet.model.adapter_copies import NO_FACTORS, BlockFactors, GroupFactors, block_factors
+from whet.model.adapter_copies import block_factors
 from whet.model.block import (
     Block,
     BlockStack,
@@ -39,9 +40,9 @@ from whet.model.block import (
     short_windows,
 )
 from whet.model.causal_lm import CausalLM, Gathering
-from whet.model.fused_weights import FusedBlock, fused_weights
+from whet.model.fused_weights import NO_FACTORS, BlockFactors, FusedBlock, GroupFactors, continued, fused_weights
 from whet.model.layer_ops import NormGrad, Tables, added_and_normed, gated, gated_grad, norm_grad, rotated, turned_back
-from whet.model.lora import adapted_layers, layer_factors
+from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
 from whet.model.ragged_attention import ragged_backward, ragged_forward, ragged_works
 from whet.model.shared_prefix import SharedPrefixBatch, shared_prefix_batch
 from whet.model.shared_prefix_attention import (
@@ -89,6 +90,7 @@ def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = Non
     """The hidden state before each action, in row order: [A, W]."""
     stack = blocks_of(lm)
     x = F.embedding(batch.tokens[0], stack.embedding.weight)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     residual: tuple[Tensor, Tensor | None] = (x, None)
     again = lm.recompute == "layers" and torch.is_grad_enabled()
     if lm.gathering is not None:
@@ -134,9 +136,14 @@ def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: tor
     """Of each layer; `dtype` is that of the residual stream."""
     sizes, tables = stack.sizes, stack.rotation(batch.position_ids[0])
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
-    if lm.dtype.itemsize < dtype.itemsize:
+    apart = any(isinstance(each, UnmergedLinear) for block in stack.blocks for each in block.products)
+    if lm.dtype.itemsize < dtype.itemsize or apart:
         copies, dtype = fused_weights(stack, lm.dtype).blocks, lm.dtype
-    every_factor = block_factors(stack, dtype) if torch.is_grad_enabled() else [NO_FACTORS] * len(stack.blocks)
+    every_factor: Sequence[BlockFactors] = [NO_FACTORS] * len(stack.blocks)
+    if apart:
+        every_factor = [NO_FACTORS if copy is None else copy.factors for copy in copies]
+    elif torch.is_grad_enabled():
+        every_factor = block_factors(stack, dtype)
     for block, copy, factors in zip(stack.blocks, copies, every_factor, strict=True):
         enter: tuple[Tensor, ...]
         if copy is None:
@@ -286,13 +293,19 @@ def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None]
     return out
 
 
-def _input_grad(grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Of what went into `_product`."""
+def _input_grad(
+    grad: Tensor, weights: Sequence[Tensor], factors: GroupFactors | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Of what went into `_product`; and grad times `up`, where that comes with it."""
     parts = grad.split([len(weight) for weight in weights], 1)
     found = torch.mm(parts[0], weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         found.addmm_(part, weight)
-    return found
+    if factors is None or not factors.apart:
+        return found, None
+    inputs = factors.down.shape[1]
+    lowered = found[:, inputs:]
+    return torch.addmm(found[:, :inputs], lowered, factors.down), lowered
 
 
 def _weight_grads(grad: Tensor, x: Tensor, parameters: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -316,14 +329,15 @@ def _summed(grad: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _factor_grads(
-    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], factors: GroupFactors | None
+    grad: Tensor, x: Tensor, factors: GroupFactors | None, lowered: Tensor | None, kind: torch.dtype
 ) -> list[Tensor | None]:
-    """Of down and up of each of the parameters whose products lie side by side in `grad`."""
+    """Of down and up of each of the products that lie side by side in `grad`; `lowered` is grad times `up`."""
     if factors is None:
-        return [None] * (2 * len(parameters))
-    kind = parameters[0].dtype
-    lowered, raised = torch.mm(grad, factors.up), torch.mm(x, factors.down.t())
-    down, up = _summed(lowered, x, kind), _summed(grad, raised, kind)
+        return []
+    lowered = torch.mm(grad, factors.up) if lowered is None else lowered
+    down, up = _summed(lowered, x, kind), _summed(grad, torch.mm(x, factors.down.t()), kind)
+    if factors.up_scale != 1.0:
+        up = up.mul_(factors.up_scale)
     found: list[Tensor | None] = []
     for span in factors.spans:
         found += [None, None] if span is None else [down[span[1]], up[span]]
@@ -394,7 +408,8 @@ class _FusedLayer(torch.autograd.Function):
         biases = inputs[13 : _FusedLayer.PARAMETERS]
         total, normed = _entered(x, y, before, plan)
         bias = biases if len(plan.enter) > 1 or biases[0] is None else [torch.cat(biases).to(plan.dtype)]
-        heads = _product(normed, plan.enter, bias).view(len(x), -1, plan.size)
+        entering, leaving, widening, narrowing = plan.factors
+        heads = _product(continued(normed, entering), plan.enter, bias).view(len(x), -1, plan.size)
         unnormed = None
         if query_norm is not None:
             unnormed, heads = heads, _head_norms(heads, (query_norm, key_norm), plan)
@@ -402,10 +417,10 @@ class _FusedLayer(torch.autograd.Function):
         if plan.keep is not None:
             plan.keep(key, value)
         mixed, kept, attention = _attended(query, key, value, plan, any(ctx.needs_input_grad))
-        attention_output = torch.mm(mixed.flatten(1), plan.leave.t())
+        attention_output = torch.mm(continued(mixed.flatten(1), leaving), plan.leave.t())
         between, normed = _entered(total, _left(attention_output, after, plan), before_mlp, plan)
-        gate_up = _product(normed, plan.widen)
-        mlp_output = torch.mm(gated(gate_up), plan.narrow.t())
+        gate_up = _product(continued(normed, widening), plan.widen)
+        mlp_output = torch.mm(continued(gated(gate_up), narrowing), plan.narrow.t())
         ctx.plan, ctx.attention, ctx.num_kept = plan, attention, len(kept)
         wide = gate_up if plan.keep_wide else None
         outputs = (attention_output if after is not None else None, mlp_output if after_mlp is not None else None)
@@ -423,30 +438,33 @@ class _FusedLayer(torch.autograd.Function):
         plan = ctx.plan
         norms_learn = ctx.needs_input_grad[2:][_FusedLayer.NORMS]
         needed = ctx.needs_input_grad[2:][_FusedLayer.PRODUCTS]
+        entering, leaving, widening, narrowing = plan.factors
+        learned = torch.promote_types(down.dtype, torch.float32)  # as factors are kept
         if gate_up is None:
-            gate_up = _product(_entered(between, None, before_mlp, plan)[1], plan.widen)
+            gate_up = _product(continued(_entered(between, None, before_mlp, plan)[1], widening), plan.widen)
         narrow, after_mlp_grad = _left_grad(mlp_output, after_mlp, plan, narrow.contiguous())
-        opened, gate_grad = gated_grad(gate_up, torch.mm(narrow, plan.narrow))
+        opened_grad, lowered = _input_grad(narrow, [plan.narrow], narrowing)
+        opened, gate_grad = gated_grad(gate_up, opened_grad)
         down_grad = _weight_grads(narrow, opened, [down], needed[6:])
-        down_factors = _factor_grads(narrow, opened, [down], plan.factors[3])
-        later = _entered_grad(
-            between, before_mlp, plan, _input_grad(gate_grad, plan.widen), grad.contiguous(), norms_learn[4]
-        )
+        down_factors = _factor_grads(narrow, opened, narrowing, lowered, learned)
+        pulled, lowered = _input_grad(gate_grad, plan.widen, widening)
+        later = _entered_grad(between, before_mlp, plan, pulled, grad.contiguous(), norms_learn[4])
         wide_grads = _weight_grads(gate_grad, later.normed, [gate, up], needed[4:6])
-        wide_factors = _factor_grads(gate_grad, later.normed, [gate, up], plan.factors[2])
+        wide_factors = _factor_grads(gate_grad, later.normed, widening, lowered, learned)
         left, after_grad = _left_grad(attention_output, after, plan, later.narrow)
+        mixed_grad, lowered = _input_grad(left, [plan.leave], leaving)
         output_grad = _weight_grads(left, mixed.flatten(1), [output], needed[3:4])
-        output_factors = _factor_grads(left, mixed.flatten(1), [output], plan.factors[1])
-        mixed_grad = torch.mm(left, plan.leave).view(mixed.shape)
-        heads = ctx.attention(mixed_grad, mixed, saved[: ctx.num_kept])
+        output_factors = _factor_grads(left, mixed.flatten(1), leaving, lowered, learned)
+        heads = ctx.attention(mixed_grad.view(mixed.shape), mixed, saved[: ctx.num_kept])
         heads = turned_back(heads, plan.heads + plan.key_heads, plan.tables)
         head_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         if unnormed is not None:
             heads, head_grads = _head_norm_grads(unnormed, (query_norm, key_norm), heads, plan)
         entered = heads.flatten(1)
-        first = _entered_grad(total, before, plan, _input_grad(entered, plan.enter), later.x, norms_learn[0])
+        pulled, lowered = _input_grad(entered, plan.enter, entering)
+        first = _entered_grad(total, before, plan, pulled, later.x, norms_learn[0])
         enter_grads = _weight_grads(entered, first.normed, [q, k, v], needed[:3])
-        enter_factors = _factor_grads(entered, first.normed, [q, k, v], plan.factors[0])
+        enter_factors = _factor_grads(entered, first.normed, entering, lowered, learned)
         bias_grads: Sequence[Tensor | None] = (None, None, None)
         if biases[0] is not None:
             bias_grads = entered.sum(0, dtype=biases[0].dtype).split([len(each) for each in biases])
@@ -454,7 +472,8 @@ class _FusedLayer(torch.autograd.Function):
             first.x, first.narrow if ctx.needs_input_grad[1] else None,
             first.weight, *head_grads, after_grad, later.weight, after_mlp_grad,
             *enter_grads, *output_grad, *wide_grads, *down_grad, *bias_grads,
-            *enter_factors, *output_factors, *wide_factors, *down_factors, None,
+            *(enter_factors or [None] * 6), *(output_factors or [None] * 2), *(wide_factors or [None] * 4),
+            *(down_factors or [None] * 2), None,
         )  # fmt: skip
 
 

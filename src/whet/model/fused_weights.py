@@ -1,4 +1,13 @@
-"""A copy of a described model's weights, laid side by side for few, large products in the dtype they run in."""
+"""A described model's weights, laid side by side for few, large products in the dtype they run in.
+
+Weights of another dtype are copied. Those that have it already are not: they are moved side by side, and the model's
+own parameters become views of that place, so that there is one copy for everybody.
+
+An adapter that is kept apart from its base lies beside it. Its `up` (times its scale) continues the rows of the weight,
+so that one product gives both; what goes in is continued by what `down` makes of it:
+
+    y = [x, x down'] [weight, scale up]'
+"""
 
 from __future__ import annotations
 
@@ -12,11 +21,32 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockStack, norm_weight
+from whet.model.lora import AdaptedLinear, UnmergedLinear
+
+ALIGNED = 8  # numbers of two bytes: rows that begin at a multiple of 16 bytes are read faster
+
+
+@dataclass(frozen=True)
+class GroupFactors:
+    """The adapters of products that lie side by side, in the dtype of the products; R ranks together.
+
+    Each has its own rows and columns of `up`, with zeros elsewhere. The gradient of the factors takes four products.
+    """
+
+    down: Tensor  # [R, in]
+    up: Tensor  # [out, R], times the scale
+    spans: tuple[tuple[slice, slice] | None, ...]  # of each product: its rows and columns of `up`; None without adapter
+    up_scale: float = 1.0  # what the gradient of `up` lacks, where `down` has no scale
+    apart: bool = False  # the weight is the base alone
+
+
+BlockFactors = tuple[GroupFactors | None, ...]  # of q, k, v; of o; of gate, up; of down
+NO_FACTORS: BlockFactors = (None, None, None, None)
 
 
 @dataclass(frozen=True)
 class FusedBlock:
-    """Weights in the dtype of the products; norms in float32."""
+    """Weights in the dtype of the products; norms in float32. With `factors` R columns more than said here."""
 
     before_attention: Tensor | None  # [W]
     qkv: Tensor  # [(H + 2 K) D, W]
@@ -28,21 +58,32 @@ class FusedBlock:
     gate_up: Tensor  # [2 F, W]
     down: Tensor  # [W, F]
     after_mlp: Tensor | None
+    factors: BlockFactors = NO_FACTORS  # of adapters that are kept apart
+
+
+def continued(x: Tensor, factors: GroupFactors | None) -> Tensor:
+    """What goes into a product with a weight that its adapter continues."""
+    if factors is None or not factors.apart:
+        return x
+    return torch.cat((x, torch.mm(x, factors.down.t())), 1)
 
 
 class FusedWeights:
-    """The copy. `refresh` takes over the weights as they are now."""
+    """The weights side by side. `refresh` takes over what is a copy as it is now."""
 
     def __init__(self, stack: BlockStack, dtype: torch.dtype) -> None:
         self.sizes, self.dtype = stack.sizes, dtype  # not the modules: a copy must not keep a model alive
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
+        self._ups: list[tuple[Tensor, UnmergedLinear]] = []  # columns of a weight, and whose they are
         self.blocks = [self._fused(block) for block in stack.blocks]
         # of the products only the logits' show how they are rounded: they are large, and differences between them count
         fine = torch.float16 if dtype == torch.bfloat16 and _fits_float16(stack) else dtype
-        self.embedding = self._copy(stack.embedding.weight, fine)
+        narrow = stack.embedding.weight.dtype == dtype and dtype.itemsize < 4
+        self.embedding = stack.embedding.weight.detach() if narrow else self._copy(stack.embedding.weight, fine)
         self.head = self.embedding
-        if stack.head is not None and stack.head.weight is not stack.embedding.weight:
-            self.head = self._copy(stack.head.weight, fine)
+        if stack.head is not None and (narrow or stack.head.weight is not stack.embedding.weight):
+            same = narrow and fine == dtype
+            self.head = stack.head.weight.detach() if same else self._copy(stack.head.weight, fine)
         self.last_norm = self._copy(stack.last_norm.weight, torch.float32)  # type: ignore[arg-type]
         self._copies, self._parameters = [mine for mine, _ in self._pairs], [theirs for _, theirs in self._pairs]
         self.refresh()
@@ -54,6 +95,13 @@ class FusedWeights:
         Always, since no cheap sign tells that they changed: a fused optimizer leaves their version counters alone.
         """
         torch._foreach_copy_(self._copies, self._parameters)
+        on = [(columns, layer) for columns, layer in self._ups if layer.on]
+        if on:
+            torch._foreach_copy_([columns for columns, _ in on], [layer.up for _, layer in on])
+            torch._foreach_mul_([columns for columns, _ in on], on[0][1].scale)
+        for columns, layer in self._ups:
+            if not layer.on:
+                columns.zero_()
 
     def _copy(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         copy = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -71,20 +119,55 @@ class FusedWeights:
         self._pairs += zip(copy.split(rows), parameters, strict=True)
         return copy
 
+    def _products(self, *layers: nn.Linear) -> tuple[Tensor, GroupFactors | None]:
+        """The weights of layers that read the same input, and their adapters where these are kept apart."""
+        apart = [isinstance(each, UnmergedLinear) for each in layers]
+        owned = any(apart) or self.dtype.itemsize < 4
+        if not owned or any(type(each.weight.data) is not Tensor or each.weight.dtype != self.dtype for each in layers):
+            return self._side_by_side(*(each.weight for each in layers)), None
+        ranks = [len(each.down) if isinstance(each, UnmergedLinear) else 0 for each in layers]
+        padded = -(-sum(ranks) // ALIGNED) * ALIGNED
+        outputs, inputs = [len(each.weight) for each in layers], layers[0].weight.shape[1]
+        device = layers[0].weight.device
+        whole = torch.empty(sum(outputs), inputs + padded, dtype=self.dtype, device=device)
+        whole[:, inputs:] = 0
+        for layer, place in zip(layers, whole[:, :inputs].split(outputs), strict=True):
+            place.copy_(layer.weight.detach())
+            layer.weight.data = place
+        if not any(apart):
+            return whole, None
+        down = torch.zeros(padded, inputs, dtype=self.dtype, device=device)
+        spans: list[tuple[slice, slice] | None] = []
+        row = column = 0
+        for layer, size, rank in zip(layers, outputs, ranks, strict=True):
+            span = slice(row, row + size), slice(column, column + rank)
+            if isinstance(layer, UnmergedLinear):
+                self._pairs.append((down[span[1]], layer.down))
+                self._ups.append((whole[:, inputs:][span], layer))
+            spans.append(span if rank else None)
+            row, column = span[0].stop, span[1].stop
+        scale = next(each.scale for each in layers if isinstance(each, AdaptedLinear))
+        return whole, GroupFactors(down, whole[:, inputs:], tuple(spans), scale, True)
+
     def _fused(self, block: Block) -> FusedBlock:
         entering = (block.query, block.key, block.value)
         query_norm, key_norm = self._norm(block.query_norm), self._norm(block.key_norm)
+        qkv, enter = self._products(*entering)
+        output, leave = self._products(block.output)
+        gate_up, widen = self._products(block.gate, block.up)
+        down, narrow = self._products(block.down)
         return FusedBlock(
             before_attention=self._norm(block.before_attention),
-            qkv=self._side_by_side(*(each.weight for each in entering)),
+            qkv=qkv,
             qkv_bias=None if block.query.bias is None else self._side_by_side(*(each.bias for each in entering)),
             head_norms=None if query_norm is None or key_norm is None else (query_norm, key_norm),
-            output=self._side_by_side(block.output.weight),
+            output=output,
             after_attention=self._norm(block.after_attention),
             before_mlp=self._norm(block.before_mlp),
-            gate_up=self._side_by_side(block.gate.weight, block.up.weight),
-            down=self._side_by_side(block.down.weight),
+            gate_up=gate_up,
+            down=down,
             after_mlp=self._norm(block.after_mlp),
+            factors=(enter, leave, widen, narrow),
         )
 
 

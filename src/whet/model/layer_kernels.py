@@ -23,7 +23,9 @@ def _grad_warps(block: int) -> int:
 
 
 @triton.jit
-def _added_and_normed(x, y, weight, total, out, width, epsilon, has_y: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _added_and_normed(  # type: ignore[no-untyped-def]
+    x, y, weight, total, out, width, out_stride, epsilon, has_y: tl.constexpr, block: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -33,7 +35,7 @@ def _added_and_normed(x, y, weight, total, out, width, epsilon, has_y: tl.conste
         tl.store(total + row * width + column, value.to(total.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + epsilon)
     normed = value * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * out_stride + column, normed.to(out.dtype.element_ty), mask=inside)
 
 
 def added_and_normed(
@@ -44,16 +46,16 @@ def added_and_normed(
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, total, out)
-    _added_and_normed[(rows,)](*tensors, width, epsilon, y is not None, block, num_warps=_warps(block))
+    _added_and_normed[(rows,)](*tensors, width, width, epsilon, y is not None, block, num_warps=_warps(block))
     return total, out
 
 
 def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: Tensor) -> None:
-    """x [B, W] += y in place, out = rmsnorm(x) * weight."""
+    """x [B, W] += y in place, out = rmsnorm(x) * weight. Rows of `out` may lie further apart than they are long."""
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, x, out)
-    _added_and_normed[(rows,)](*tensors, width, epsilon, y is not None, block, num_warps=_warps(block))
+    _added_and_normed[(rows,)](*tensors, width, out.stride(0), epsilon, y is not None, block, num_warps=_warps(block))
 
 
 @triton.jit
@@ -170,14 +172,14 @@ def join(out: Tensor, norm: Tensor, other: Tensor, other_norm: Tensor) -> None:
 
 
 @triton.jit
-def _gated(x, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated(x, out, width, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
     gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0)
     opened = (gate * tl.sigmoid(gate)).to(x.dtype.element_ty)
-    tl.store(out + row * width + column, opened * up, mask=inside)
+    tl.store(out + row * out_stride + column, opened * up, mask=inside)
 
 
 def _block(width: int) -> int:
@@ -185,11 +187,12 @@ def _block(width: int) -> int:
 
 
 def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rows of `out` may lie further apart than they are long."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if out is None:
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     block = _block(width)
-    _gated[(rows, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+    _gated[(rows, triton.cdiv(width, block))](gate_up, out, width, out.stride(0), block, num_warps=4)
     return out
 
 

@@ -1,13 +1,13 @@
 """Low-rank adapters: a few small matrices learn, the model they stand on stays as it was.
 
-An adapted layer keeps three things: its own weight as it was loaded, the two factors that learn, and in `weight`, where
-everybody reads it, the sum
+An adapted layer counts as `base + scale * up @ down`. In float32 it keeps three things: its weight as loaded, the
+two factors that learn, and in `weight`, where everybody reads it, the sum, written anew after every optimizer step.
+Samplers, written-out layers and checkpoints therefore work on one matrix and need not know of adapters. The gradient of
+the factors is taken from what goes in and out of the layer, at their rank: the gradient of the full matrix is never
+built.
 
-    weight = base + scale * up @ down
-
-written anew after every optimizer step. Samplers, written-out layers and checkpoints therefore work on one matrix and
-need not know of adapters. The gradient of the factors is taken from what goes in and out of the layer, at their rank:
-the gradient of the full matrix is never built.
+A base of 16 bits is kept once and nothing is written into it (`UnmergedLinear`): a step of an adapter is mostly smaller
+than half a unit in the last place of such a weight, and would be rounded away.
 
 Hu et al. 2021, LoRA, arXiv 2106.09685. `up` starts at zero: before the first step the model is the base, exactly.
 """
@@ -15,7 +15,7 @@ Hu et al. 2021, LoRA, arXiv 2106.09685. `up` starts at zero: before the first st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -89,6 +89,40 @@ class AdaptedLinear(nn.Linear):
             del destination[prefix + name]
 
 
+class UnmergedLinear(AdaptedLinear):
+    """The same layer with one copy of its weight: `weight` is the base, and the factors work beside it.
+
+        y = x weight' + scale (x down') up'
+
+    Switched off, it is the base's own layer.
+    """
+
+    on: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = self.base_output(input)
+        return output + F.linear(F.linear(input, self.down), self.up) * self.scale if self.on else output
+
+    def base_output(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias)
+
+    def whole_base(self) -> Tensor:
+        """[out, in], as it is multiplied with."""
+        return self.weight.detach()
+
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """Base and adapter in one matrix, rounded once to the type of the base. Memory of its own."""
+        base = self.whole_base()
+        return base.to(self.down.dtype, copy=True).addmm_(self.up, self.down, alpha=self.scale).to(base.dtype)
+
+    def merge(self) -> None:
+        self.on = True
+
+    def unmerge(self) -> None:
+        self.on = False
+
+
 class _GradientToBoth(torch.autograd.Function):
     """The first tensor itself; the gradient goes to both. A view of it could not be added to in place."""
 
@@ -104,8 +138,8 @@ class _GradientToBoth(torch.autograd.Function):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer that nothing is wrapped around: x times `weight`, plus `bias`."""
-    return type(module) in (nn.Linear, AdaptedLinear)
+    """A linear layer that nothing is wrapped around: x times `weight`, plus `bias`, and the adapter it may have."""
+    return type(module) in (nn.Linear, AdaptedLinear, UnmergedLinear)
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
@@ -113,8 +147,18 @@ def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
 
-def add_adapters(model: Any, low_rank: LowRank) -> dict[str, AdaptedLinear]:
-    """Freeze the model and put adapters on the linear layers of its trunk, in place."""
+def unmerged_layers(model: nn.Module) -> dict[str, UnmergedLinear]:
+    """Those among them whose weight is the base alone."""
+    return {name: layer for name, layer in adapted_layers(model).items() if isinstance(layer, UnmergedLinear)}
+
+
+def add_adapters(
+    model: Any, low_rank: LowRank, merged: bool = True, pack: Callable[[UnmergedLinear], None] | None = None
+) -> dict[str, AdaptedLinear]:
+    """Freeze the model and put adapters on the linear layers of its trunk, in place.
+
+    `merged=False` keeps base and adapters apart; `pack` may then put another form of the base in its place.
+    """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     named = model.base_model.named_modules()
     linears = {name: module for name, module in named if type(module) is nn.Linear and module is not head}
@@ -129,7 +173,9 @@ def add_adapters(model: Any, low_rank: LowRank) -> dict[str, AdaptedLinear]:
     model.requires_grad_(False)
     stream = torch.Generator().manual_seed(low_rank.seed)
     for module in chosen.values():
-        _adapt(module, low_rank, stream)
+        _adapt(module, low_rank, stream, merged)
+        if pack is not None and isinstance(module, UnmergedLinear):
+            pack(module)
     return adapted_layers(model)
 
 
@@ -152,16 +198,20 @@ def unadapted_experts(model: Any) -> int:
     return sum(weight.numel() for weight in model.base_model.parameters() if weight.ndim > 2)
 
 
-def _adapt(module: nn.Linear, low_rank: LowRank, stream: torch.Generator) -> None:
+def _adapt(module: nn.Linear, low_rank: LowRank, stream: torch.Generator, merged: bool) -> None:
     weight = module.weight.detach()
     outputs, inputs = weight.shape
     # drawn as a linear layer's own weights would be, on the CPU: the same on every device
     drawn = (torch.rand(low_rank.rank, inputs, generator=stream) * 2 - 1) / math.sqrt(inputs)
-    module.__class__ = AdaptedLinear
+    module.__class__ = AdaptedLinear if merged else UnmergedLinear
     assert isinstance(module, AdaptedLinear)
-    module.register_buffer("base", smallest_exact(weight), persistent=False)
-    module.down = nn.Parameter(drawn.to(weight))
-    module.up = nn.Parameter(torch.zeros(outputs, low_rank.rank, dtype=weight.dtype, device=weight.device))
+    if isinstance(module, UnmergedLinear):
+        module.on = True
+    else:
+        module.register_buffer("base", smallest_exact(weight), persistent=False)
+    learns = torch.promote_types(weight.dtype, torch.float32)  # what learns is never kept in less
+    module.down = nn.Parameter(drawn.to(weight.device, learns))
+    module.up = nn.Parameter(torch.zeros(outputs, low_rank.rank, dtype=learns, device=weight.device))
     module.scale = low_rank.scale
 
 
@@ -175,7 +225,7 @@ def smallest_exact(weight: Tensor) -> Tensor:
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """After an optimizer step: every weight again what its base and its factors say."""
+    """After an optimizer step: every layer again what its base and its factors say."""
     for layer in adapted_layers(model).values():
         layer.merge()
 

@@ -109,8 +109,9 @@ class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, *_ = ctx.saved_tensors
-        found = ragged_backward(grad.contiguous(), ctx.saved_tensors, ctx.segments, ctx.noise, ctx.scale)
+        saved = ctx.saved_tensors  # once: a layer that is computed again refuses a second look
+        query, key, *_ = saved
+        found = ragged_backward(grad.contiguous(), saved, ctx.segments, ctx.noise, ctx.scale)
         return (*found.split([query.shape[1], key.shape[1], key.shape[1]], 1), None, None)
 
 

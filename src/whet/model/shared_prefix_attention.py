@@ -79,7 +79,7 @@ def shared_prefix_refusal(lm: CausalLM) -> str:
     known = _REFUSALS.setdefault(lm.trunk, {})
     if lm.dtype not in known:
         # half precision takes kernels of its own, and is too coarse to show a small mistake
-        tries = (_refusal(replace(lm, dtype=each)) for each in dict.fromkeys((torch.float32, lm.dtype)))
+        tries = (_refusal(replace(lm, dtype=each)) for each in dict.fromkeys((lm.finest, lm.dtype)))
         known[lm.dtype] = next((refusal for refusal in tries if refusal), "")
     return known[lm.dtype]
 

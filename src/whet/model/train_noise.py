@@ -26,7 +26,7 @@ def switch_off_noise(lm: CausalLM) -> str:
 
     Done once, before training. `WhetError` where the two modes still differ.
     """
-    single = replace(lm, dtype=torch.float32)
+    single = replace(lm, dtype=lm.finest)
     modules = [(each, each.training) for each in lm.model.modules()]
     try:
         lm.model.eval()

@@ -45,6 +45,7 @@ STRONG_COMPANY = 0.6  # a correlation from here on is one
 FEWEST_FOR_PARTING = 8
 ENDS = 3  # steps that the first and last disagreement are taken over
 GROWTH = 2.0  # times the first disagreement
+MUCH_DRIFT = 0.05  # of (token, layer)
 LEAST_APART = 0.05  # in the scores' own scale: below, members agree
 
 
@@ -249,6 +250,20 @@ def _sampler_gap(history: History) -> HealthFinding | None:
         f"Sampler and trainer disagree by {number(gap)} per token (at most {history.tolerance:g} is expected)",
         "the completions are not quite from the policy that is trained",
         "run sampler and trainer in the same precision (model.precision) and with the same weights",
+    )
+
+
+def _router_drift(history: History) -> HealthFinding | None:
+    metrics = history.steps[-1].metrics
+    drift = metrics.get("router_drift_layers")
+    # completions of an older policy are meant to differ, and replayed experts do no harm
+    if drift is None or "staleness" in metrics or "replayed_tokens" in metrics or not drift > MUCH_DRIFT:
+        return None
+    return problem(
+        "router drift",
+        f"Sampler and trainer send a token to other experts in {percent(drift)} of the layers",
+        "the trained log-probabilities are not those of the experts that wrote the completions",
+        "give batch.routing_replay=sampler, or run sampler and trainer in the same precision",
     )
 
 
@@ -457,6 +472,7 @@ CHECKS: tuple[Check, ...] = (
     _truncation,
     _length,
     _sampler_gap,
+    _router_drift,
     _unscorable,
     _hacked,
     _held_out,

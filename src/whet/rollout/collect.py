@@ -14,6 +14,7 @@ from whet.metrics.timer import PhaseTimer
 from whet.protocols import Engine
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
 from whet.rollout.episodes import EpisodeRunner
+from whet.rollout.identity import PolicyWatch
 from whet.rollout.play import Player
 from whet.rollout.prompt_order import PromptOrder
 from whet.types import Group, Prompt, Sample, Sampling
@@ -75,7 +76,9 @@ class RolloutCollector:
         order: PromptOrder,
         staleness: int = 0,
         player: Player | None = None,  # of the episodes; None: each is one completion
+        watch: PolicyWatch | None = None,  # of an engine with weights of its own
     ) -> None:
+        self._watch = watch
         self._engine, self._dataset, self._reward_at = engine, dataset, reward_at
         self._player = player or EpisodeRunner(engine)
         self._spec, self._order = spec, order
@@ -90,10 +93,12 @@ class RolloutCollector:
         reward, timer = self._reward_at(progress), PhaseTimer()
         reward.take_notes()  # those of an evaluation do not belong to the step
         self._player.take_notes()
+        checked: Mapping[str, float] = {}
         while not self._buffer.is_full:
             self._num_batches += 1
             sample_groups = partial(self._sample_groups, reward, timer)
             batch = draw_batch(sample_groups, self._order.take, self._spec, (self._order.seed, self._num_batches))
+            checked = self._check_policy(batch, timer)
             self._order.record(batch.outcomes)
             self._buffer.add(replace(batch, part_weights=reward.part_weights))
         played = self._player.take_notes()
@@ -101,11 +106,18 @@ class RolloutCollector:
         waited = sum(played.seconds.values())
         timer.add({**played.seconds, **({"rollout": -waited} if waited else {})})
         batch = self._buffer.take()
-        return replace(batch, seconds=timer.seconds, notes=reward.take_notes(), played=played)
+        return replace(batch, seconds=timer.seconds, notes={**reward.take_notes(), **checked}, played=played)
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Hand the policy's new weights to the engine."""
-        self._engine.load(weights, version)
+        (self._watch or self._engine).load(weights, version)
+
+    def _check_policy(self, batch: RolloutBatch, timer: PhaseTimer) -> Mapping[str, float]:
+        """Completions were written by the policy that is trained; what that took, for the metrics."""
+        if self._watch is None:
+            return {}
+        with timer.phase("train"):  # a pass of the trainer
+            return self._watch.check([sample for _, group in batch.groups for sample in group.samples])
 
     def _sample_groups(
         self,

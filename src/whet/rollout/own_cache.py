@@ -22,7 +22,7 @@ from whet.rollout.sampling import Draw, draw
 from whet.rollout.scheduler import DecodeJob, TokenLog
 
 # Of the largest logit, in float32. Rounding alone must not cost a model its cache: without it nothing is quick.
-LOGIT_TOLERANCE, LAST_LOGIT_TOLERANCE = 1e-4, 1e-3
+LOGIT_TOLERANCE, LAST_LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 1e-3, 5e-2
 
 
 class RowReader(Protocol):
@@ -131,12 +131,13 @@ OWN_CACHE = "the model's own forward and cache"
 @torch.no_grad()
 def own_forward(lm: CausalLM) -> OwnForward:
     """The quickest way that gives the logits of the model's plain forward pass."""
-    single = replace(lm, dtype=torch.float32)  # half precision is too coarse to show a small mistake
+    single = replace(lm, dtype=lm.finest)  # half precision is too coarse to show a small mistake
+    exact = single.dtype.itemsize >= 4
     with short_windows(lm):
-        if not (refusal := _cache_refusal(single, (20, 3), LOGIT_TOLERANCE)):
+        if not (refusal := _cache_refusal(single, (20, 3), LOGIT_TOLERANCE if exact else HALF_LOGIT_TOLERANCE)):
             return OwnForward()
         mixed = f"with prompts of different lengths, {refusal}"
-        if not (refusal := _cache_refusal(single, (20, 20), LAST_LOGIT_TOLERANCE)):
+        if not (refusal := _cache_refusal(single, (20, 20), LAST_LOGIT_TOLERANCE if exact else HALF_LOGIT_TOLERANCE)):
             return OwnForward(mixes_lengths=False, reason=mixed)
         return OwnForward(WholeRows, reason=f"with its cache, {refusal}")
 

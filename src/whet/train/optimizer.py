@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whet.model.placement import laid_out_like
+from whet.train.narrow_adamw import NarrowAdamW
+from whet.types import WhetError
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class OptimizerSettings:
     beta2: float = 0.999
     epsilon: float = 1e-8
     max_gradient_norm: float = 1.0
+    states: str = "float32"  # of the moments; or int8
 
 
 def scheduled_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
@@ -33,21 +37,19 @@ def scheduled_rate(settings: OptimizerSettings, step: int, total_steps: int) -> 
     return settings.learning_rate * share
 
 
-def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
+def adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Weight decay on matrices only: decaying norms and biases shrinks what is not a weight."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     matrices = [parameter for _, parameter in trained if parameter.ndim >= 2]
     others = [parameter for _, parameter in trained if parameter.ndim < 2]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        fused=True,
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    rate, betas, epsilon = settings.learning_rate, (settings.beta1, settings.beta2), settings.epsilon
+    if settings.states == "int8" or any(parameter.dtype.itemsize < 4 for _, parameter in trained):
+        return NarrowAdamW(groups, rate, betas, epsilon, settings.states == "int8")
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -65,8 +67,14 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
+        if isinstance(optimizer, NarrowAdamW):  # its moments are flat, and it reads the step count
+            optimizer.state[parameter][key] = value.reshape(-1).to(parameter.device).clone() if value.ndim else value
+            continue
+        if value.dtype == torch.uint8 or (value.ndim and value.numel() != parameter.numel()):
+            raise WhetError("the checkpoint's moments are of 8 bits; resume it with optimizer.states=int8")
         # the fused optimizer keeps even the step count where the parameter is
-        optimizer.state[parameter][key] = laid_out_like(value, parameter).clone()
+        placed = value.reshape(parameter.shape) if value.ndim else value
+        optimizer.state[parameter][key] = laid_out_like(placed, parameter).clone()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from whet.reward.judge.ask import check_url
+from whet.remote import check_url
 from whet.reward.judge.cache import AtBudgetEnd
 from whet.types import WhetError
 
@@ -65,7 +65,7 @@ class JudgeSettings:
         if self.structured and not self.base_url:
             raise WhetError("structured of reward 'judge' has no effect without base_url; set that, or drop it")
         if self.base_url:
-            check_url(self.base_url)
+            check_url(self.base_url, "the judge")
             if not self.model:
                 raise WhetError(f"reward 'judge' asks {self.base_url} for no model; give model=NAME")
 

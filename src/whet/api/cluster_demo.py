@@ -1,0 +1,63 @@
+"""A run on a small Ray cluster on this machine: two nodes, engines, reward workers, ranks; and who did what."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.api.run import Run
+from whet.api.training import train
+
+NODES, WORKERS, ENGINES, REWARD_WORKERS = 2, 2, 2, 2
+
+
+def cluster_demo(steps: int = 4, port: int = 0, folder: str = "", console: bool = True) -> tuple[Run, str]:
+    """The run, and a table in words."""
+    from whet.dist.ray_cluster import demo_cluster, processes_in
+
+    processes = WORKERS + ENGINES + REWARD_WORKERS
+    folder = folder or str(Path(tempfile.mkdtemp(prefix="whet-cluster-demo-")) / "run")
+    with demo_cluster(NODES, -(-processes // NODES), port) as (address, cluster):
+        mark = cluster.mark
+        scale = {"address": address, "workers": WORKERS, "engines": ENGINES, "reward_workers": REWARD_WORKERS}
+        run = train(
+            "grpo",
+            steps=steps,
+            folder=folder,
+            batch={"prompts_per_step": 16, "group_size": 8},
+            eval={"prompts": 50, "every": 0},
+            scale=scale,
+            console=console,
+        )
+    left = processes_in(mark)
+    return run, table(run, len(left))
+
+
+def table(run: Run, left: int) -> str:
+    """Who did what, the run's result, and what is left of it on this machine."""
+    summary: Mapping[str, Any] = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
+    rows = [("process", "where", "did", "weights", "restarts")]
+    for each in summary.get("processes", ()):
+        if "tokens" in each:
+            did = f"{each['requests']:,} completions, {each['tokens']:,} tokens in {each['seconds']:.1f} s"
+        else:
+            did = f"{each['samples']:,} completions scored"
+        fetched = f"{each['weight_bytes'] / 1e6:.1f} MB in {each['loads']} loads" if "loads" in each else ""
+        rows.append((each["process"], each["place"], did, fetched, str(each["restarts"])))
+    before, after = summary.get("before", {}), summary.get("after", {})
+    metrics = [f"{name} {before[name]:.3f} -> {after[name]:.3f}" for name in before if name in after]
+    return "\n".join(
+        [
+            *_aligned(rows),
+            f"{WORKERS} trainer ranks on {NODES} nodes, {summary['tokens']:,} tokens trained on; {', '.join(metrics)}",
+            f"processes left behind: {left}",
+        ]
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

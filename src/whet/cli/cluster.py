@@ -1,0 +1,28 @@
+"""`whet cluster-demo`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from whet.cli.options import APP_SETTINGS
+from whet.config.bounds import MOST_STEPS
+
+commands = typer.Typer(**APP_SETTINGS)
+
+
+@commands.command("cluster-demo")
+def cluster_demo(
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = 4,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the head; 0: a free one.")] = 0,
+    folder: Annotated[str, typer.Option("--folder", help="Of the run; default: a temporary one.")] = "",
+) -> None:
+    """A short run on a Ray cluster of two nodes on this machine: two engines, two reward workers, two trainer ranks.
+
+    Ends with a table of who did what. `whet train ... --set scale.address=auto` does the same on a cluster of your own.
+    """
+    from whet.api.cluster_demo import cluster_demo as demo
+
+    _, table = demo(steps, port, folder)
+    typer.echo(f"\n{table}")

@@ -1,0 +1,65 @@
+"""Weights of 16 bits, and the float32 that must stay around them.
+
+Matrices are kept as they are read. Vectors (norms, biases) are few and are kept in float32; so is the residual stream,
+which would otherwise take the type of the embedding and lose eight bits in every layer. Products run in 16 bits anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.model.lora import unmerged_layers
+
+
+class WideEmbedding(nn.Embedding):
+    """An embedding of 16 bits whose rows come out in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).float()
+
+
+def is_narrow(model: nn.Module) -> bool:
+    """Whether matrices are kept in less than float32."""
+    return next(model.parameters()).dtype.itemsize < 4
+
+
+@torch.no_grad()
+def widen_vectors(model: nn.Module) -> None:
+    """Put float32 around matrices of 16 bits, in place."""
+    for parameter in model.parameters():
+        if parameter.ndim < 2 and parameter.dtype.itemsize < 4:
+            parameter.data = parameter.data.float()
+    for module in model.modules():
+        if type(module) is nn.Embedding:
+            module.__class__ = WideEmbedding
+        elif isinstance(module, nn.Embedding) and not isinstance(module, WideEmbedding):
+            module.register_forward_hook(_widened)  # one that computes: a class in its place would lose that
+
+
+def _widened(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    return output.float()
+
+
+@torch.no_grad()
+def saved_weights(model: nn.Module) -> dict[str, Tensor] | None:
+    """What a checkpoint holds, on the CPU: adapters merged, and no two weights in one memory unless they are tied.
+
+    None where the model's own state is just that.
+    """
+    apart = {f"{name}.weight": layer for name, layer in unmerged_layers(model).items()}
+    if not apart and not is_narrow(model):
+        return None
+    held: dict[tuple[int, torch.Size], Tensor] = {}
+    found = {}
+    for name, value in model.state_dict().items():
+        if name in apart:
+            found[name] = apart[name].merged().cpu().contiguous()
+            continue
+        place = (value.data_ptr(), value.shape)
+        if place not in held:
+            held[place] = value.detach().to("cpu", copy=True).contiguous()
+        found[name] = held[place]
+    return found
