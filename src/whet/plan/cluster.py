@@ -212,7 +212,7 @@ def cluster_text(plan: ClusterPlan) -> str:
         str(work.shape),
         f"{work.method}: {work.prompts_per_step} prompts x {work.group_size}, {work.prompt_tokens} + up to "
         f"{work.completion_tokens} tokens; {plan.devices}",
-        f"a version of the weights is {plan.sync_bytes / GIGA:.3g} GB, {plan.sync_seconds:.2g} s on its way to the engines",
+        f"a version of the weights is {plan.sync_bytes / GIGA:.3g} GB, {plan.sync_seconds:.2g} s on its way to engines",
         "",
         f"{'':36}{'engines':>8}{'ranks':>7}{'s/step':>9}{'tokens/s':>12}{'trainer':>9}{'engines':>9}{'staleness':>11}",
         f"{'':36}{'':>8}{'':>7}{'':>9}{'':>12}{'idle':>9}{'idle':>9}{'mean, most':>11}  limited by",
