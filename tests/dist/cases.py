@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "src")]
 from methods import MEMORY, METHODS, example  # noqa: E402
 
 from whet.data.families import ClassifierRow, Family  # noqa: E402
-from whet.dist.ranks import ALONE, Ranks, joined_ranks, leave_ranks  # noqa: E402
+from whet.dist.ranks import ALONE, OtherRankFailed, Ranks, joined_ranks, leave_ranks  # noqa: E402
 from whet.dist.shard import (  # noqa: E402
     Sharding,
     sharded,
@@ -58,7 +58,7 @@ from whet.train.reward_model import (  # noqa: E402
     bootstrap_rows,
 )
 from whet.train.sft import SFTSettings, SFTTrainer  # noqa: E402
-from whet.train.update import TrainState, critic_values, token_scores, update  # noqa: E402
+from whet.train.update import TrainState, UpdateRefused, critic_values, token_scores, update  # noqa: E402
 from whet.types import Encoded, TokenBatch  # noqa: E402
 
 Gradients = dict[str, Tensor]
@@ -232,6 +232,48 @@ def adapters(world: World) -> dict[str, Gradients]:
     return found
 
 
+def refusals(world: World) -> dict[str, Gradients]:
+    """What one rank finds is refused by all of them, in the same words; so is an error in one rank's share of work."""
+    lm = causal_lm(tiny())
+    objective, batch = policy_case("grpo", lm)
+    assert batch.advantage is not None
+    broken = replace(batch, advantage=batch.advantage.index_fill(0, torch.tensor([0]), float("nan")))
+    lm, frozen = world.model(lm), causal_lm(tiny())
+    frozen.model.requires_grad_(False)
+    said = []
+    for model, given in ((lm, broken), (world.model(frozen), batch)):
+        optimizer = torch.optim.SGD([*lm.model.parameters()], lr=0.0)
+        state = TrainState(model, optimizer, 1.0, 60, NO_LIMIT, ranks=world.ranks)
+        try:
+            update(state, objective, given, step_totals(given, 16))
+            said.append("nothing")
+        except UpdateRefused as refusal:
+            said.append(f"{type(refusal).__name__} {refusal} {refusal.rows}")
+    everyone = world.ranks.gather(said)
+    assert [each.split()[0] for each in said] == ["NotFinite", "NoGradient"], said
+    assert all(each == said for each in everyone), everyone
+    if world.ranks.size > 1:
+        _share_that_fails(world.ranks)
+    return {}
+
+
+def _share_that_fails(ranks: Ranks) -> None:
+    def work(rows: list[int]) -> list[int]:
+        if 0 in rows:
+            raise ValueError("row 0 is bad")
+        return rows
+
+    owner = next(rank for rank, rows in enumerate(ranks.shares([1.0] * 6)) if 0 in rows)
+    try:
+        ranks.spread([1.0] * 6, work)
+    except ValueError:
+        assert ranks.rank == owner
+    except OtherRankFailed as failed:
+        assert (ranks.rank != owner) and failed.rank == owner and "row 0 is bad" in str(failed)
+    else:
+        raise AssertionError("nobody failed")
+
+
 def rows_of(stream: torch.Generator, completions: int) -> Family:
     def draw(least: int, most: int) -> list[int]:
         size = int(torch.randint(least, most, (), generator=stream))
@@ -369,6 +411,7 @@ def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:
         **demonstrations(world),
         **reward_models(world),
         **other_shapes(world),
+        **refusals(world),
     }
 
 

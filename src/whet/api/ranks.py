@@ -15,7 +15,7 @@ from whet.api.ending import one_line_of, signals_wait, write_traceback
 from whet.api.inputs import saved_start
 from whet.config.config import Config, PolicyConfig, config_values, flattened
 from whet.config.run_folder import claimed_folder
-from whet.dist.launch import Launch, rank_device, refuse_idle_ranks
+from whet.dist.launch import Launch, launched, rank_device, refuse_idle_ranks
 from whet.dist.ranks import OtherRankFailed, Ranks
 from whet.types import WhetError
 
@@ -34,6 +34,13 @@ def is_silent() -> bool:
     return _silent
 
 
+def refuse_ranks(what: str) -> None:
+    """Raise under a launcher of several processes, where each would do all of it on its own."""
+    size = launched().size
+    if size > 1:
+        raise WhetError(f"{what} runs in one process, and {size} were started; start it without torchrun")
+
+
 @contextlib.contextmanager
 def crew_of(launch: Launch) -> Iterator[Crew | None]:
     """The ranks of this run, met and of one version; None for one process. They hear of every way to end."""
@@ -45,9 +52,12 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
 
     crew = meet(launch)
     _silent = not launch.is_first
+    in_order = False
     try:
+        crew.agree_on_packages()
         yield crew
         crew.finish()
+        in_order = True
     except BaseException as error:
         with signals_wait():
             ended = explained(crew, error)
@@ -55,7 +65,7 @@ def crew_of(launch: Launch) -> Iterator[Crew | None]:
             raise
         raise ended from error
     finally:
-        crew.leave()
+        crew.leave(in_order)
 
 
 def explained(crew: Crew | None, error: BaseException) -> BaseException:
@@ -94,6 +104,8 @@ def _is_of_collective(error: BaseException) -> bool:
 def check_ranks(config: Config, launch: Launch) -> None:
     """Raise where these settings cannot work on so many ranks, before anything is made or loaded."""
     size, scale = launch.size, config.scale
+    if size == 1:
+        return
     if scale.workers not in (1, size):
         raise WhetError(
             f"scale.workers={scale.workers} and {size} ranks were started; leave it away under torchrun, or start one "
@@ -195,6 +207,7 @@ def heard_in_log(folder: Path, crew: Crew | None, takes_streams: bool) -> Iterat
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     logging.getLogger("whet").addHandler(handler)
     logging.getLogger("whet").propagate = False
+    crew.heart.last_words = lambda cause: logging.getLogger("whet").warning("%s", cause)
     try:
         with _streams_in(path) if takes_streams else contextlib.nullcontext():
             yield
@@ -212,7 +225,7 @@ def heard_in_log(folder: Path, crew: Crew | None, takes_streams: bool) -> Iterat
 
 @contextlib.contextmanager
 def _streams_in(path: Path) -> Iterator[None]:
-    """Standard output and error of the process, C code's too, in a file."""
+    """Standard output and error of the process, C code's too, in a file; after an error until the process ends."""
     streams = (sys.stdout, sys.stderr)
     kept = {number: os.dup(number) for number in (1, 2)}
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -222,11 +235,10 @@ def _streams_in(path: Path) -> Iterator[None]:
         for number in kept:
             os.dup2(file, number)
         yield
-    finally:
         for stream in streams:
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+            stream.flush()
         for number, was in kept.items():
             os.dup2(was, number)
-            os.close(was)
-        os.close(file)
+    finally:
+        for descriptor in (file, *kept.values()):
+            os.close(descriptor)

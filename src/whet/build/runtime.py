@@ -19,6 +19,7 @@ from whet.config.config import CRITIC_RATE, RATE, Config, EvaluationConfig, Poli
 from whet.config.sections import DataSection, SamplingSection
 from whet.data import check_context, prompt_tokens
 from whet.data.usable import Usable, without
+from whet.dist.agreement import agree_on_weights
 from whet.dist.ranks import ALONE, Ranks
 from whet.dist.ray_cluster import RayCluster, open_cluster
 from whet.dist.rollout import FirstRankEngine, FirstRankPlayer, SharedPlayer, WholeCopyEngine
@@ -101,6 +102,8 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         raise WhetError(
             f"{config.model.name}: its weight {name} is not finite (NaN or infinity); give another model or checkpoint"
         )
+    if apart := agree_on_weights(ranks, loaded.model):
+        raise WhetError(apart)
     size = sum(parameter.numel() for parameter in loaded.model.parameters())
     adapters = {} if isinstance(config, EvaluationConfig) else add_configured_adapters(config, loaded.model, kept)
     policy = build_policy(loaded.model, dtype, recompute_choice(config.model.recompute, device))

@@ -6,10 +6,13 @@ as soon as one rank is missing, and with NCCL nothing can interrupt it.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -33,18 +36,12 @@ _runs = 0
 
 
 def meet(launch: Launch, patience: float = PATIENCE) -> Crew:
-    """Wait for the other ranks; an error where the meeting point cannot be had, or the packages are not the same."""
+    """The other ranks, where they meet; an error where that place cannot be had."""
     global _runs
     store = _meeting_point(launch, patience)
     _runs += 1  # of this process: every rank counts the same
     post = Post(store, f"whet/{launch.attempt}/{_runs}/", launch.rank, launch.size)
-    crew = Crew(launch, post, patience)
-    try:
-        crew.agree("versions", package_versions(), "install the same packages everywhere")
-    except BaseException:
-        crew.leave()
-        raise
-    return crew
+    return Crew(launch, post, patience)
 
 
 def _meeting_point(launch: Launch, patience: float) -> Any:
@@ -80,7 +77,7 @@ class Crew:
 
     def __init__(self, launch: Launch, post: Post, timeout: float) -> None:
         self.launch, self._post, self._timeout = launch, post, timeout
-        self._has_group = False
+        self._has_group = self._uses_nccl = False
         self.heart = Heartbeat(post.another(), timeout)
         self.heart.start()
 
@@ -118,6 +115,10 @@ class Crew:
         if verdict:
             raise WhetError(verdict)
 
+    def agree_on_packages(self) -> None:
+        """Raise, everywhere, unless all ranks run the same packages."""
+        self.agree("versions", package_versions(), "install the same packages everywhere")
+
     def _wait_for(self, name: str) -> str:
         """A text that another rank is about to give, unless it ends before."""
         until = time.monotonic() + self._timeout
@@ -150,7 +151,7 @@ class Crew:
             world_size=self.launch.size,
             timeout=longest,
         )
-        self._has_group = True
+        self._has_group, self._uses_nccl = True, cuda
         return Ranks(self.launch.rank, self.launch.size)
 
     def fail(self, line: str) -> None:
@@ -171,11 +172,17 @@ class Crew:
         """All ranks have done their work: wait until the first has written the run's last files."""
         self.hand_out("finished")
 
-    def leave(self) -> None:
-        """End heartbeat and process group. The first rank goes last where it keeps the meeting point."""
+    def leave(self, in_order: bool = True) -> None:
+        """End heartbeat and process group. The first rank goes last where it keeps the meeting point.
+
+        `in_order`: all ranks are there. Without that NCCL may wait for them for ever: it is left to the process's end.
+        """
         self.heart.stop()
         if self._has_group and distributed.is_initialized():
-            distributed.destroy_process_group()
+            if in_order or not self._uses_nccl:
+                distributed.destroy_process_group()
+            else:
+                atexit.register(_end_at_once)
         try:
             self._post.put(f"left/{self.launch.rank}", "")
             if self.is_first and not self.launch.meets_elsewhere:
@@ -185,6 +192,13 @@ class Crew:
                     time.sleep(POLL)
         except RuntimeError:
             pass
+
+
+def _end_at_once() -> None:
+    """Without clearing away what other ranks would have to help with."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 class OtherRankEnded(Exception):

@@ -88,6 +88,7 @@ class Heartbeat(threading.Thread):
         self.doing = "starting"  # in words, for the others
         self.last_words: Callable[[str], object] | None = None  # called with the cause before the process is ended
         self._post, self._stopped = post, threading.Event()
+        self._spared = threading.Event()  # the main thread has come out by itself
         self._main, self._pulse = threading.current_thread(), 0  # the thread that trains
         self._stood: tuple[tuple[int, int], ...] = ()  # where the main thread was seen, and since when
         self._stood_since = time.monotonic()
@@ -99,6 +100,7 @@ class Heartbeat(threading.Thread):
         if self._stopped.is_set():
             return
         self._stopped.set()
+        self._spared.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join(timeout=2 * interval_of(self.timeout) + 1)
         try:
@@ -107,7 +109,8 @@ class Heartbeat(threading.Thread):
             pass
 
     def find_cause(self) -> str | None:
-        """The cause, after a wait in which a rank that is gone cannot have been only slow."""
+        """The cause, after a wait in which a rank that is gone cannot have been only slow. For the main thread."""
+        self._spared.set()
         interval = interval_of(self.timeout)
         until = time.monotonic() + 4 * interval + 0.2
         pulses = {rank: pulse for rank, (pulse, _) in self._seen.items()}
@@ -128,9 +131,8 @@ class Heartbeat(threading.Thread):
         except RuntimeError as error:  # of the store
             if not self._stopped.is_set():
                 self.cause = f"nobody answers where the ranks met ({_first_line(error)}): rank 0 or the launcher is gone"
-        if self.cause is None or self._stopped.wait(GRACE):
-            return
-        self._end()
+        if self.cause is not None and not self._spared.wait(GRACE) and not self._stopped.is_set():
+            self._end()
 
     def _beat(self) -> None:
         self._pulse += 1

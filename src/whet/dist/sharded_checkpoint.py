@@ -12,6 +12,7 @@ import io
 import json
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,7 +199,9 @@ def _fill_from_shards(ranks: Ranks, model: nn.Module, path: Path) -> dict[str, d
     absent = [key for key in parameters if f"{WEIGHTS}{BETWEEN}{key}" not in stored]
     if absent:
         raise WhetError(f"checkpoint {path} lacks {absent[0]}; it was saved from another model: load its own")
-    load(targets, storage_reader=reader, no_dist=ranks.size == 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that one process reads alone is what was asked for
+        load(targets, storage_reader=reader, no_dist=ranks.size == 1)
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, value in targets.items():
         group, _, key = name.partition(BETWEEN)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import api
+from whet.api.ranks import refuse_ranks
 from whet.config import run_folder
 from whet.config.config import Config, PolicyConfig, config_kind, differing_keys, flattened, merged, read_toml, resolved
 from whet.pipeline.progress import ProgressLine, print_line
@@ -83,6 +84,7 @@ def compare(
     batch={"group_size": 4}`; `model`, `data` and `reward` may be given by name, as on the command line. A folder that
     already holds runs of this comparison is continued.
     """
+    refuse_ranks("a comparison")
     base = read_toml(config) if isinstance(config, str | Path) else dict(config or {})
     names, layer = chosen_methods(methods), merged(named_settings(base), named_settings(settings))
     if seeds < 1:

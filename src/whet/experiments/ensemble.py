@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import api
+from whet.api.ranks import refuse_ranks
 from whet.config.config import RewardModelConfig, config_kind, differing_keys, merged, resolved
 from whet.config.run_folder import CONFIG, next_free_folder, read_config
 from whet.pipeline.stages import write_atomically
@@ -53,6 +54,7 @@ def train_ensemble(
             f"--seeds makes an ensemble of reward models, and {method} trains a policy; drop it, or see several seeds "
             f"of a method side by side with `whet compare --methods {method} --seeds {seeds}`"
         )
+    refuse_ranks("an ensemble")
     place = Path(folder) if folder else next_free_folder(f"{method}-seeds")
     values = merged(config or {}, _named(settings))
     first = int(values.pop("seed", 0))

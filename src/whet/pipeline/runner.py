@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from whet.api.ranks import refuse_ranks
 from whet.config.config import flattened, read_toml
 from whet.config.run_folder import LOCK, claimed_place, discard, locked
 from whet.config.run_inputs import INPUTS, RunInputs, accepted_inputs, read_inputs, started_in, write_inputs
@@ -40,6 +41,7 @@ class PipelineRun:
 
 def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> PipelineRun:
     """Run a pipeline in a new folder; later layers of settings win."""
+    refuse_ranks("a pipeline")
     pipeline = find_pipeline(name)
     settings = resolve_settings(pipeline, *layers)
     stages = pipeline.stages(settings)
@@ -73,6 +75,7 @@ def resume_pipeline(
     accept_changes: bool = False,
 ) -> PipelineRun:
     """Continue a pipeline; stages that are finished are not run again."""
+    refuse_ranks("a pipeline")
     place, start = Path(folder), started_in(Path(folder))
     if start is not None and not start.samefile(Path.cwd()):  # relative paths in its settings start there
         place = Path(os.path.relpath(place.resolve(), start))

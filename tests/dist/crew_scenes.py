@@ -1,0 +1,66 @@
+"""Scenes of ranks that meet, played by one rank: `python crew_scenes.py SCENE`. What it has to say is printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from whet.dist import crew as crews  # noqa: E402
+from whet.dist.crew import OtherRankEnded, meet  # noqa: E402
+from whet.dist.launch import launched  # noqa: E402
+from whet.types import WhetError  # noqa: E402
+
+LAUNCH = launched()
+
+
+def agreeing() -> None:
+    """Two runs of one process, one after the other; then one in which the ranks do not agree, and one that fails."""
+    for number in range(2):
+        crew = meet(LAUNCH, 60)
+        print("given", crew.hand_out("word", f"run {number}" if crew.is_first else ""))
+        print("given", crew.exchange("names", f"rank {LAUNCH.rank}"))
+        crew.finish()
+        crew.leave()
+    crew = meet(LAUNCH, 60)
+    try:
+        crew.agree("config", {"seed": str(LAUNCH.rank), "steps": "3"}, "give the same")
+    except WhetError as error:
+        print("raised", error)
+    crew.leave()
+    crews.package_versions = lambda: {"torch": f"2.{LAUNCH.rank}"}
+    crew = meet(LAUNCH, 60)
+    try:
+        crew.agree_on_packages()
+    except WhetError as error:
+        print("raised", error)
+    crew.leave()
+    crew = meet(LAUNCH, 60)
+    if LAUNCH.rank == 1:
+        crew.fail("the tape is torn")
+    else:
+        try:
+            crew.hand_out("nothing") if not crew.is_first else crew.exchange("word", "")
+        except OtherRankEnded as error:
+            print("raised", error)
+    crew.leave()
+
+
+def standing_still() -> None:
+    """Rank 1 is gone while the main thread of rank 0 is in a call that nothing interrupts."""
+    crew = meet(LAUNCH, 2)
+    crew.exchange("names", "")
+    crew.note("in step 7")
+    time.sleep(1)
+    if LAUNCH.rank == 1:
+        os._exit(9)
+    crew.heart.last_words = lambda cause: print("last words:", cause)
+    time.sleep(300)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    sys.stdout.flush()
