@@ -21,10 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
-
-from results_file import add_results_flag, write_results
+from results_file import ROOT, add_results_flag, write_results
 
 WARM_UP = 2  # steps whose times do not count: processes start, kernels compile
 
