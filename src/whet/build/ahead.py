@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from whet.build.adapters import add_configured_adapters
-from whet.build.runtime import Runtime, weights_choice
+from whet.build.runtime import Runtime
 from whet.build.threads import thread_choice
+from whet.build.weights import weights_choice
 from whet.config.config import PolicyConfig
 from whet.dist.background import ProcessSession
 from whet.dist.ranks import ALONE
