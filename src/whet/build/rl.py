@@ -199,6 +199,11 @@ def build_collector(
         watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
         return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
     check_ahead(spec)
+    if runtime.ranks.size > 1:
+        raise WhetError(
+            f"scale.max_staleness: each of {runtime.ranks.size} ranks would take the groups that were finished first "
+            "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
+        )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
     session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
