@@ -14,7 +14,7 @@ from whet.api.training import train
 NODES, WORKERS, ENGINES, REWARD_WORKERS = 2, 2, 2, 2
 
 
-def cluster_demo(steps: int = 4, port: int = 0, folder: str = "", console: bool = True) -> tuple[Run, str]:
+def cluster_demo(method: str, steps: int = 4, port: int = 0, folder: str = "", console: bool = True) -> tuple[Run, str]:
     """The run, and a table in words."""
     from whet.dist.ray_cluster import demo_cluster, processes_in
 
@@ -24,7 +24,7 @@ def cluster_demo(steps: int = 4, port: int = 0, folder: str = "", console: bool 
         mark = cluster.mark
         scale = {"address": address, "workers": WORKERS, "engines": ENGINES, "reward_workers": REWARD_WORKERS}
         run = train(
-            "grpo",
+            method,
             steps=steps,
             folder=folder,
             batch={"prompts_per_step": 16, "group_size": 8},

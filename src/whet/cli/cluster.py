@@ -14,6 +14,7 @@ commands = typer.Typer(**APP_SETTINGS)
 
 @commands.command("cluster-demo")
 def cluster_demo(
+    method: Annotated[str, typer.Argument(help="A method of `whet algorithms` that writes completions.")] = "",
     steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Optimization steps.")] = 4,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the head; 0: a free one.")] = 0,
     folder: Annotated[str, typer.Option("--folder", help="Of the run; default: a temporary one.")] = "",
@@ -23,6 +24,9 @@ def cluster_demo(
     Ends with a table of who did what. `whet train ... --set scale.address=auto` does the same on a cluster of your own.
     """
     from whet.api.cluster_demo import cluster_demo as demo
+    from whet.explain import catalogue
 
-    _, table = demo(steps, port, folder)
+    known = catalogue.methods("policy").items()
+    of_groups = next(name for name, each in known if each.components["baseline"].name == "group_mean")
+    _, table = demo(method or of_groups, steps, port, folder)
     typer.echo(f"\n{table}")
