@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "rows": ("sft", ROWS),
     "pairs": ("dpo", {**ROWS, "objective": {"reference": {"kind": "ema", "decay": 0.5}}}),
-    "reward model": ("bradley_terry", {key: each for key, each in ROWS.items() if key != "sampling"}),
+    "reward model": ("rm", {key: each for key, each in ROWS.items() if key != "sampling"}),
 }
 
 
