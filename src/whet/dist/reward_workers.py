@@ -150,10 +150,10 @@ class RewardWorkers:
             each.is_ready = True
             came.append((each, piece, result if piece is not None else None, ""))
         for each in calls.values():
-            limit = self._timeout if each.is_ready else max(self._timeout, START_SECONDS)
-            if each.call is not None and time.monotonic() - each.since > limit:
+            longest = self._timeout if each.is_ready else max(self._timeout, START_SECONDS)
+            if each.call is not None and time.monotonic() - each.since > longest:
                 piece, each.piece = each.piece, None
-                lost = self._restart(each, f"no answer for {limit:g} seconds (scale.timeout)")
+                lost = self._restart(each, f"no answer for {longest:g} seconds (scale.timeout)")
                 came.append((each, piece, None, lost))
         return came
 
