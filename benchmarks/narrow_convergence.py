@@ -1,7 +1,7 @@
 """Does a run learn as well with weights of 16 bits and moments of 8? The built-in model, several seeds.
 
     python benchmarks/narrow_convergence.py --results           # on a GPU: every kind; about four minutes
-    python benchmarks/narrow_convergence.py --kinds float32,int8 --results narrow_convergence_cpu    # on a CPU, in fp32
+    python benchmarks/narrow_convergence.py --kinds float32,int8 --results narrow_cpu    # on a CPU, in fp32
 
 Kinds: `float32` is whet's default; `int8` keeps the moments in 8 bits; `bfloat16` the weights in 16, steps rounded at
 random; `both`; `nearest` is `bfloat16` with steps rounded to the nearest, which nobody should use: it shows what
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--out", type=Path, help="write the values as JSON there as well")
-    add_results_flag(parser, "narrow_convergence")
+    add_results_flag(parser, "gpu_narrow")
     chosen = parser.parse_args()
     values: dict[str, Any] = {"method": chosen.method, "steps": chosen.steps, "seeds": chosen.seeds}
     with tempfile.TemporaryDirectory() as folder:

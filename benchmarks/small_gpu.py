@@ -1,6 +1,6 @@
 """What fits a GPU of 24 GB: real GRPO steps under a cap on the device's memory, and what the savings cost.
 
-    python benchmarks/small_gpu.py --results       # results/small_gpu.json; under four minutes on an H200
+    python benchmarks/small_gpu.py --results       # results/gpu_small.json; under four minutes on an H200
     python benchmarks/small_gpu.py --tiny          # the same code on a CPU in seconds: does it run?
 
 Weights are random, of a real model's shape, made on the device in the type they are kept in. `lora_7b`, `full_1.5b` and
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--completion-tokens", type=int, default=512)
     parser.add_argument("--tiny", action="store_true", help="tiny models and lengths")
     parser.add_argument("--out", type=Path, help="write the values as JSON there as well")
-    add_results_flag(parser, "small_gpu")
+    add_results_flag(parser, "gpu_small")
     chosen = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape = RolloutShape(chosen.prompts, chosen.group, chosen.prompt_tokens, chosen.completion_tokens)

@@ -1,3 +1,4 @@
 from whet.cli import main
 
-main()
+if __name__ == "__main__":  # a process that the run starts imports this file too
+    main()

@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "dist": ("types", "protocols", "model", "reward", "rollout"),
     "train": ("types", "protocols", "objective", "data", "model", "metrics", "report", "rollout", "dist"),
     "explain": ("types", "registry", "objective", "report"),
-    "plan": ("types", "report"),
+    "plan": ("types", "report", "rollout"),
     "advise": ("types", "explain", "plan"),
     "config": ("types", "hub", "data", "explain", "reward"),
     "build": (

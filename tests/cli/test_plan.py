@@ -86,6 +86,11 @@ def test_a_model_is_named_in_many_ways(monkeypatch, capsys, tmp_path):
         (("--set", "batch.grop_size=4"), "batch.grop_size"),
         (("--method", "sft", "--reward-model", "7B"), "--reward-model has no effect: sft draws no completions"),
         (("--method", "sft", "--set", "batch.group_size=4"), "group_size"),
+        (("--reward-seconds", "1"), "have no effect without --simulate"),
+        (("--simulate", "--gpus", "cpu:8GB"), "--simulate needs devices whose rates were measured"),
+        (("--simulate", "--method", "sft"), "sft draws no completions"),
+        (("--simulate", "--gpus", "4xH100", "--set", "scale.engines=4"), "leave no device to train on"),
+        (("--simulate", "--mean-length", "9000"), "--mean-length is 9000 and the longest completion 256 tokens"),
     ],
 )
 def test_each_mistake_is_one_line(monkeypatch, capsys, words, line):

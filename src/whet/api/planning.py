@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from whet.build.planning import UNKNOWN_PROMPT, model_shape, workload
 from whet.config.config import resolved
-from whet.plan.machines import devices
+from whet.config.sections import ScaleSection
+from whet.plan.cluster import ClusterPlan, Wishes, cluster_plan
+from whet.plan.machines import Devices, devices
 from whet.plan.plan import Plan, plan_for
+from whet.plan.workload import Workload
 from whet.types import WhetError
 
 
@@ -23,15 +27,46 @@ def plan(
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Memory of every copy, seconds per step and what to change; `settings` are those of `whet.train`."""
+    room, work, _ = _asked(method, model, gpus, prompt_tokens, completion_tokens, settings)
+    if reward_model:
+        if not work.draws:
+            raise WhetError(f"--reward-model has no effect: {method} draws no completions; drop it")
+        work = replace(work, reward_model=model_shape(reward_model))
+    return plan_for(work, room)
+
+
+def simulation(
+    method: str,
+    *,
+    model: str,
+    gpus: str,
+    prompt_tokens: int = UNKNOWN_PROMPT,
+    completion_tokens: int | None = None,
+    mean_length: float | None = None,
+    reward_seconds: float = 0.0,
+    settings: Mapping[str, Any] | None = None,
+) -> ClusterPlan:
+    """The same run on many devices, by events in time: throughput, idle shares, staleness, what limits."""
+    room, work, scale = _asked(method, model, gpus, prompt_tokens, completion_tokens, settings)
+    if mean_length is not None and mean_length > work.completion_tokens:
+        raise WhetError(
+            f"--mean-length is {mean_length:g} and the longest completion {work.completion_tokens} tokens; give less"
+        )
+    wishes = Wishes(mean_length, reward_seconds, scale.reward_workers, scale.max_staleness, scale.window, scale.engines)
+    return cluster_plan(work, room, wishes)
+
+
+def _asked(
+    method: str,
+    model: str,
+    gpus: str,
+    prompt_tokens: int,
+    completion_tokens: int | None,
+    settings: Mapping[str, Any] | None,
+) -> tuple[Devices, Workload, ScaleSection]:
     room, shape = devices(gpus), model_shape(model)
     layer: dict[str, Any] = {} if completion_tokens is None else {"sampling": {"max_new_tokens": completion_tokens}}
     # the run of a large model, whatever it is called: the built-in model's small defaults are not meant
     config = resolved(method, {"model": {"name": "planned/model"}}, settings or {}, layer, width=shape.hidden)
     work = workload(config, shape, prompt_tokens, on_cpu=room.is_cpu, eval_prompts=config.eval.prompts)
-    if reward_model:
-        from dataclasses import replace
-
-        if not work.draws:
-            raise WhetError(f"--reward-model has no effect: {method} draws no completions; drop it")
-        work = replace(work, reward_model=model_shape(reward_model))
-    return plan_for(work, room)
+    return room, work, config.scale

@@ -99,6 +99,11 @@ def _assembled(
     remembering = {f"reward {part.name}": part.reward for part in parts if hasattr(part.reward, "restore")}
     also_saved: dict[str, Any] = {"failures": failures, **remembering} if parts else {}
     precision = str(runtime.policy.dtype)
+
+    def close() -> None:
+        built.close()
+        runtime.close()
+
     return Assembly(
         built.trainer,
         title,
@@ -108,7 +113,7 @@ def _assembled(
         tuple(parts),
         also_saved,
         eval_size,
-        runtime.close,
+        close,
         lambda: process_rows(runtime.engine, workers),
     )
 

@@ -35,6 +35,7 @@ class Built:
     facts: Mapping[str, str]  # about the data and the reward, for the run's summary
     lengths: Mapping[str, str]  # of what is trained on, likewise
     eval_rows: int = 0  # rows of the data that it is evaluated on, besides eval prompts
+    close: Callable[[], None] = lambda: None  # ends what the trainer started elsewhere
 
 
 @dataclass(frozen=True)

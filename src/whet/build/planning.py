@@ -102,7 +102,10 @@ def workload(
         "eval_prompts": eval_prompts,
         "compute": compute if model.precision == "auto" else model.precision,
         "recompute": recompute,
+        "weights": model.weights,
+        "moments": config.optimizer.states,
         "lora_rank": model.lora.rank,
+        "base": _base(model.lora.base, compute if model.precision == "auto" else model.precision, on_cpu),
         "reference": model.reference,
         "reward_model": _reward_model(config),
         "engines": config.scale.engines,
@@ -134,6 +137,11 @@ def workload(
         has_head=not isinstance(config, RewardModelConfig),
         **{**common, "samples": drawn or common["samples"]},
     )
+
+
+def _base(asked: str, compute: str, on_cpu: bool) -> str:
+    """How the base of adapters is kept, as `load_runtime` decides."""
+    return asked if asked != "auto" else "bfloat16" if compute == "bf16" and not on_cpu else "float32"
 
 
 def _reward_model(config: Config) -> ModelShape | None:

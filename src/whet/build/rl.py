@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from whet.build.adapters import first_policy
+from whet.build.ahead import ahead_fact, session_ahead
 from whet.build.kind import BuildInputs, Built, TrainingKind
 from whet.build.player import most_actions
 from whet.build.prompts import data_summary
@@ -34,9 +35,11 @@ from whet.model.reference import ReferencePolicy, ReloadedReference
 from whet.objective import Objective, RunSetting, check_setting, description, preset_named, title, with_changes
 from whet.reward import RewardPart, step_scorer, with_steps
 from whet.reward.steps import StepScorer
-from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
+from whet.rollout.ahead import AsyncCollector, check_ahead
+from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
 from whet.rollout.identity import PolicyWatch, shares_weights
 from whet.rollout.prompt_order import PromptOrder
+from whet.rollout.window import GroupWindow
 from whet.train.evaluate import Evaluator
 from whet.train.rl import RLModels, RLSettings, RLTrainer
 from whet.types import Prompt, Sample, WhetError
@@ -51,10 +54,11 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
         batch.group_size,
         batch.updates_per_step * batch.epochs_per_batch,
         len(parts),
-        batch.staleness,
+        batch.staleness or config.scale.max_staleness,
         step_scorer(parts) is not None,
         config.steps,
         not config.env.is_single,
+        "scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
     )
     check_setting(objective, setting, changes)
     if config.model.reference == "reload" and objective.reference.name != "frozen":
@@ -84,7 +88,9 @@ def build_rl(config: PolicyConfig, inputs: BuildInputs) -> Built:
         **column_facts(prompts, inputs.eval_prompts),
         "reward": reward_summary(inputs.parts),
     }
-    return Built(trainer, {**decode_facts(runtime, sampling, tokens), **facts}, sampling_fact(sampling, tokens))
+    ahead = {"asynchrony": ahead_fact(config)} if config.scale.max_staleness else {}
+    facts = {**decode_facts(runtime, sampling, tokens), **facts, **ahead}
+    return Built(trainer, facts, sampling_fact(sampling, tokens), close=trainer.close)
 
 
 def build_reward_at(
@@ -150,11 +156,7 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    engine = runtime.engine
-    watch = None
-    if not shares_weights(engine):
-        watch = PolicyWatch(policy, engine, sampling.temperature, config.sampling.engine, config.scale.max_staleness)
-    collector = RolloutCollector(engine, dataset, reward_at, spec, order, batch.staleness, runtime.player, watch)
+    collector = build_collector(config, runtime, dataset, reward_at, spec, order)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
@@ -162,7 +164,7 @@ def build_rl_trainer(
         sampling,
         config.seed,
         batch.epochs_per_batch,
-        batch.staleness,
+        batch.staleness or config.scale.max_staleness,
         most_actions(config),
         batch.routing_replay,
     )
@@ -179,6 +181,28 @@ def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
     unrecorded = getattr(runtime.engine, "unrecorded_experts", None)  # an engine of one's own need not have it
     if source == "sampler" and unrecorded is not None and (reason := unrecorded()):
         raise WhetError(f"batch.routing_replay=sampler: {reason}; give batch.routing_replay=trainer, or drop it")
+
+
+def build_collector(
+    config: PolicyConfig,
+    runtime: Runtime,
+    dataset: PromptDataset,
+    reward_at: Callable[[float], RewardContext],
+    spec: RolloutSpec,
+    order: PromptOrder,
+) -> Collector:
+    """Each step waits for its own completions, or they are written while the trainer trains."""
+    scale, engine = config.scale, runtime.engine
+    policy, temperature, name = runtime.policy, spec.sampling.temperature, config.sampling.engine
+    if not scale.max_staleness:
+        watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
+        return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
+    check_ahead(spec)
+    window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
+    session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
+    watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)
+    weights = policy.model.state_dict
+    return AsyncCollector(session, dataset, reward_at, spec, order, window, weights, engine, watch)
 
 
 def build_reference(config: PolicyConfig, runtime: Runtime, objective: Objective) -> ReferencePolicy:

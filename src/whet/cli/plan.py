@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli.options import APP_SETTINGS, AsJson, Settings, print_json
+from whet.cli.options import APP_SETTINGS, AsJson, Settings, finite, print_json
 from whet.config.bounds import MOST_TOKENS
 
 commands = typer.Typer(**APP_SETTINGS)
@@ -26,6 +26,17 @@ def plan(
         int | None, typer.Option("--completion", min=1, max=MOST_TOKENS, help="Tokens of the longest completion.")
     ] = None,
     reward_model: Annotated[str, typer.Option("--reward-model", help="A learned reward, named as --model is.")] = "",
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Events of a cluster in time: throughput, idle shares, staleness, limits."),
+    ] = False,
+    mean_length: Annotated[
+        float | None,
+        typer.Option("--mean-length", min=1, max=MOST_TOKENS, callback=finite, help="Of a simulated completion."),
+    ] = None,
+    reward_seconds: Annotated[
+        float, typer.Option("--reward-seconds", min=0, max=86400, callback=finite, help="Of a simulated reward.")
+    ] = 0.0,
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
@@ -34,11 +45,31 @@ def plan(
     Example:
 
       whet plan --model 7B --method ppo --gpus 8x80GB --prompt 512 --completion 4096
+
+      whet plan --model 7B --method grpo --gpus 64xH100 --simulate --set batch.prompts_per_step=512
     """
     from whet.api.planning import plan as planned
+    from whet.api.planning import simulation
     from whet.config.config import from_settings
+    from whet.plan.cluster import cluster_record, cluster_text
     from whet.plan.plan import plan_record, plan_text
+    from whet.types import WhetError
 
+    if not simulate and (mean_length is not None or reward_seconds):
+        raise WhetError("--mean-length and --reward-seconds have no effect without --simulate; add it, or drop them")
+    if simulate:
+        layouts = simulation(
+            method,
+            model=model,
+            gpus=gpus,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            mean_length=mean_length,
+            reward_seconds=reward_seconds,
+            settings=from_settings(settings or []),
+        )
+        print_json(cluster_record(layouts)) if as_json else typer.echo(cluster_text(layouts))
+        return
     found = planned(
         method,
         model=model,

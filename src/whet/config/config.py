@@ -85,6 +85,11 @@ class RunConfig(Section):
     def idle(self) -> dict[str, str]:
         """Paths that cannot change this run, with the reason."""
         idle = idle_data_keys(self.data)
+        if self.kind != "policy":
+            idle |= dict.fromkeys(
+                ("scale.max_staleness", "scale.window"),
+                f"has no effect: {self.method} draws no completions that could be behind; drop it",
+            )
         if self.model.lora.rank:
             idle["model.weights"] = "has no effect with model.lora: the weights are frozen; give model.lora.base"
         if not self.samples():
@@ -130,6 +135,11 @@ class PolicyConfig(RunConfig):
         idle = super().idle()
         if not self.trains_critic():
             idle["critic"] = f"has no effect: {self.method} trains no critic; drop it"
+        if self.scale.max_staleness < 2:
+            idle["scale.window"] = (
+                f"has no effect with scale.max_staleness={self.scale.max_staleness}: no group may be passed; give "
+                "scale.max_staleness=2 or more, or drop it"
+            )
         return idle
 
     def check(self) -> None:
@@ -145,6 +155,33 @@ class PolicyConfig(RunConfig):
             raise WhetError(
                 "batch.routing_replay=trainer has no effect on a single update: it repeats the experts that the policy "
                 "chooses by itself; give batch.updates_per_step=2 or more, batch.routing_replay=sampler, or drop it"
+            )
+        if self.scale.max_staleness:
+            self._check_ahead()
+
+    def _check_ahead(self) -> None:
+        """Refuse what does not go with completions that are written while the trainer trains."""
+        scale = self.scale
+        if self.batch.staleness:
+            raise WhetError(
+                f"batch.staleness={self.batch.staleness} makes every step that far behind, and "
+                f"scale.max_staleness={scale.max_staleness} at most that far; give one of the two"
+            )
+        if not self.env.is_single:
+            raise WhetError(
+                "scale.max_staleness: the turns of an episode wait for its environment, which answers in the trainer's "
+                "process while it collects; give scale.max_staleness=0 with env, or env=single"
+            )
+        if self.batch.routing_replay == "sampler":
+            raise WhetError(
+                "scale.max_staleness: a completion that goes on under newer weights was routed by several policies, "
+                "and the experts of its first part are not kept; give batch.routing_replay=none or "
+                "scale.max_staleness=0"
+            )
+        if scale.workers > 1:
+            raise WhetError(
+                f"scale.max_staleness: each of {scale.workers} ranks would take the groups that were finished first "
+                "for itself, and they must train on the same ones; give scale.workers=1, or scale.max_staleness=0"
             )
 
 

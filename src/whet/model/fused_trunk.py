@@ -19,6 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -54,6 +55,7 @@ from whet.model.shared_prefix_attention import (
     trial_rows,
 )
 
+TWIN_TOKENS, TWIN_LAYERS = 512, 2  # of the float32 copy that a trial of weights of 16 bits makes
 Keep = Callable[[int, Tensor, Tensor], None]  # number of a layer, its keys and values [S, K, D]
 
 _REFUSALS: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = weakref.WeakKeyDictionary()
@@ -212,10 +214,31 @@ def _refusal(lm: CausalLM) -> str:
             single = replace(lm, dtype=torch.float32)
             if refusal := _layers_refusal(single) or _states_refusal(single, STATES_TOLERANCE):
                 return refusal
+        elif refusal := _layers_refusal(_wide_twin(lm)):
+            return refusal
         exact = weights == torch.float32 and lm.dtype.itemsize >= 4
         return "" if exact else _states_refusal(lm, HALF_TOLERANCE)
     except Exception as error:  # whatever stumbles here, the model's own trunk is still right
         return f"the written-out layers failed on this model: {type(error).__name__}: {error}"
+
+
+def _wide_twin(lm: CausalLM) -> CausalLM:
+    """The first layers of a model of 16 bits once more in float32, behind a small embedding: enough for a trial."""
+    trunk: Any = lm.trunk
+    config = deepcopy(trunk.config)
+    config.vocab_size, config.num_hidden_layers = (
+        min(lm.vocabulary, TWIN_TOKENS),
+        min(len(trunk.layers), TWIN_LAYERS),
+    )
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(config, name, None)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    with torch.device(lm.device):
+        twin: Any = type(trunk)(config).float().eval()
+    for mine, theirs in zip(twin.layers, trunk.layers, strict=False):
+        mine.load_state_dict(theirs.state_dict())
+    return CausalLM(twin, twin, nn.Identity(), False, lm.takes_positions)
 
 
 def _trial(lm: CausalLM) -> tuple[Tensor, Tensor, SharedPrefixBatch]:

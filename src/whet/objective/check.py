@@ -23,6 +23,7 @@ class RunSetting:
     has_steps: bool = False  # a reward scores the steps of a completion
     steps: int = 0  # of the run; 0: not known
     has_turns: bool = False  # an environment, tools or an agent answer the policy
+    stale_by: str = "batch.staleness"  # the setting that says so
 
 
 def check_setting(objective: Objective, setting: RunSetting, changed: Mapping[str, Any]) -> None:
@@ -169,14 +170,14 @@ def _pointless(objective: Objective, setting: RunSetting) -> Iterator[str]:
         and setting.staleness > getattr(objective.keep, "max_staleness", 0)
     ):
         yield (
-            f"batch.staleness is {setting.staleness} but objective.keep=fresh leaves out completions older than "
+            f"{setting.stale_by} is {setting.staleness} but objective.keep=fresh leaves out completions older than "
             f"{getattr(objective.keep, 'max_staleness', 0):g} versions: nothing would be left; "
-            "lower batch.staleness or raise keep.max_staleness"
+            f"lower {setting.stale_by} or raise keep.max_staleness"
         )
     corrected = objective.mismatch.needs or "behavior_logp" in objective.ratio.needs | objective.baseline.needs
     if setting.staleness and not corrected:
         yield (
-            f"batch.staleness is {setting.staleness}: completions are those of an older policy, which this method "
+            f"{setting.stale_by} is {setting.staleness}: completions are those of an older policy, which this method "
             "does not correct for; "
             "give objective.mismatch=truncate"
         )

@@ -64,6 +64,22 @@ class PromptDataset:
     prompt_tokens: Sequence[tuple[int, ...]]
 
 
+class Collector(Protocol):
+    """Gives a trainer the groups of one step after another, and takes the weights of every step."""
+
+    def collect(self, progress: float) -> RolloutBatch: ...
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RolloutCollector:
     """Collects the groups of one step after another: samples, scores, keeps what is worth training on."""
 
@@ -118,6 +134,9 @@ class RolloutCollector:
             return {}
         with timer.phase("train"):  # a pass of the trainer
             return self._watch.check([sample for _, group in batch.groups for sample in group.samples])
+
+    def close(self) -> None:
+        """Nothing runs between two steps."""
 
     def _sample_groups(
         self,

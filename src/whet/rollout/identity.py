@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -109,10 +109,18 @@ class Replay:
         return self.gap <= self.limit  # False where the gap is not a number
 
 
+class TakesWeights(Protocol):
+    """An engine, or a session of one."""
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None: ...
+
+
 class PolicyWatch:
     """Follows the weights of one policy into an engine, and checks the completions that come back."""
 
-    def __init__(self, policy: CausalLM, engine: Engine, temperature: float, name: str, max_staleness: int = 0) -> None:
+    def __init__(
+        self, policy: CausalLM, engine: TakesWeights, temperature: float, name: str, max_staleness: int = 0
+    ) -> None:
         """`max_staleness`: policy versions that new completions may lie behind; 0: each batch waits for the weights."""
         self._policy, self._engine, self._temperature, self._name = policy, engine, temperature, name
         self._max_staleness, self._version = max_staleness, 0

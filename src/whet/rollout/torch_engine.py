@@ -36,8 +36,6 @@ from whet.types import Request, Sample, Sampling, SessionShape
 class TorchEngine:
     """Generates with the model it is given; `load` only notes the policy's version, unless the weights are its own."""
 
-    shares_weights = True
-
     def __init__(
         self,
         lm: CausalLM,
@@ -68,6 +66,11 @@ class TorchEngine:
         self._own_forward: OwnForward | None = None
         self._fast, self._owns_weights = fast, owns_weights
         self._path: FastPath | None = None
+
+    @property
+    def shares_weights(self) -> bool:
+        """True where the model is the one that is trained."""
+        return not self._owns_weights
 
     @property
     def uses_graphs(self) -> bool:

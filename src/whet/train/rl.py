@@ -24,7 +24,7 @@ from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.token_logp import TokenScores
 from whet.objective import Memory, Objective, step_totals
 from whet.rollout.buffer import RolloutBatch
-from whet.rollout.collect import RolloutCollector, outcomes_of
+from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
 from whet.train.evaluate import Evaluator
 from whet.train.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
@@ -106,7 +106,7 @@ class RLTrainer:
         self,
         models: RLModels,
         objective: Objective,
-        collector: RolloutCollector,
+        collector: Collector,
         settings: RLSettings,
         optimizer: OptimizerSettings,
         evaluator: Evaluator | None = None,
@@ -301,6 +301,10 @@ class RLTrainer:
 
     def evaluate(self) -> dict[str, float]:
         return {} if self._evaluator is None else self._evaluator.metrics()
+
+    def close(self) -> None:
+        """End what writes completions in the background."""
+        self._collector.close()
 
     def state(self) -> dict[str, Any]:
         return {"collector": self._collector.state(), "memory": dict(self._memory), "version": self._version}

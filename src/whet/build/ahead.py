@@ -1,0 +1,73 @@
+"""From a config to completions that are written while the trainer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from whet.build.adapters import add_configured_adapters
+from whet.build.runtime import Runtime
+from whet.build.threads import thread_choice
+from whet.config.config import PolicyConfig
+from whet.dist.background import ProcessSession
+from whet.model import device_choice, dtype_choice, load_model
+from whet.model.causal_lm import causal_lm
+from whet.protocols import Engine, Session
+from whet.rollout.ahead import BackgroundSession
+from whet.rollout.engines import build_engine
+from whet.rollout.session import BatchSession
+from whet.rollout.torch_engine import TorchEngine
+from whet.rollout.window import GroupWindow
+from whet.types import Sampling, SessionShape, WhetError
+
+
+def session_ahead(
+    config: PolicyConfig, runtime: Runtime, sampling: Sampling, prompt_tokens: Sequence[Sequence[int]], groups: int
+) -> BackgroundSession:
+    """Room for the completions of so many groups: in a process of its own, or where the run's engines are."""
+    shape = SessionShape(
+        conversations=groups * config.batch.group_size,
+        prompt_tokens=max(map(len, prompt_tokens)),
+        growth=sampling.max_new_tokens,
+    )
+    elsewhere: Callable[[Sampling, SessionShape], BackgroundSession] | None
+    elsewhere = getattr(runtime.engine, "background_session", None)
+    if elsewhere is not None:  # of engines that are in processes of their own already
+        return elsewhere(sampling, shape)
+    if config.scale.engines:
+        raise WhetError(
+            f"scale.max_staleness: {type(runtime.engine).__name__} writes batch by batch and not in the background; "
+            "give scale.engines=0 (one engine in a process of its own, without Ray), or scale.max_staleness=0"
+        )
+    make = partial(open_session_ahead, config, sampling, shape)
+    return ProcessSession(make, runtime.policy.model.state_dict(), config.scale.timeout)
+
+
+def ahead_fact(config: PolicyConfig) -> str:
+    """What is written while the trainer trains, in words."""
+    batch, scale = config.batch, config.scale
+    window = GroupWindow(batch.prompts_per_step, scale.max_staleness, scale.window)
+    passed = f"a slow one may be passed {window.passes} times" if window.passes else "in strict order"
+    return f"at most {scale.max_staleness} versions behind; {window.capacity} groups in flight, {passed}"
+
+
+def open_session_ahead(config: PolicyConfig, sampling: Sampling, shape: SessionShape) -> Session:
+    """Runs in the engine's own process: the policy as the config describes it, and a session of its engine."""
+    device = device_choice(config.model.device)
+    dtype, _ = dtype_choice(config.model.precision, device)
+    loaded = load_model(config.model.name, torch.float32, str(device))
+    add_configured_adapters(config, loaded.model)
+    threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
+    torch.set_num_threads(threads)
+    policy = causal_lm(loaded.model, dtype, "none")
+    engine: Engine
+    if config.sampling.engine == "torch":
+        engine = TorchEngine(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context, owns_weights=True)
+    else:
+        engine = build_engine(config.sampling.engine, policy, loaded.tokenizer, loaded.end_tokens, loaded.context)
+    own: Any = getattr(engine, "session", None)
+    session: Session = BatchSession(engine, sampling) if own is None else own(sampling, shape)
+    return session

@@ -1,0 +1,312 @@
+"""A cluster on paper: engines that write, workers that score and a trainer that learns, as events in time.
+
+Engines advance all their rows together, the slower the more rows they have. Groups are admitted, passed and trained on
+by the window of the real collector (`whet.rollout.window`). A trained step makes a version; with staleness 0 everybody
+waits for it, else engines go on writing, take the new weights in between and read again what their rows hold.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from whet.rollout.window import GroupWindow
+from whet.types import WhetError
+
+WARM_UP = 2  # steps besides the staleness that are not counted
+BUSY = 0.9  # share of the time from which something is the limit
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of completions: a lognormal distribution, cut at the budget; or values that were measured."""
+
+    mean: float
+    most: int
+    spread: float = 0.7  # of the logarithm; 0: all alike
+    values: tuple[int, ...] = ()
+
+    def draw(self, stream: random.Random) -> int:
+        if self.values:
+            return stream.choice(self.values)
+        if self.spread == 0:
+            return max(1, min(self.most, round(self.mean)))
+        middle = math.log(self.mean) - self.spread**2 / 2
+        return max(1, min(self.most, round(stream.lognormvariate(middle, self.spread))))
+
+
+@dataclass(frozen=True)
+class ClusterModel:
+    """What is simulated. Times in seconds."""
+
+    engines: int
+    rows_per_engine: int  # that write side by side
+    prompts_per_step: int
+    group_size: int
+    lengths: Lengths
+    token_seconds: Callable[[int], float]  # one token for each of so many rows
+    train_seconds: float  # of a step
+    max_staleness: int = 0
+    window: float = 0.5
+    sync_seconds: float = 0.0  # engines stand still while weights arrive
+    reread_seconds: float = 0.0  # and per token that a row holds, where rows go on under newer weights
+    reward_seconds: float = 0.0  # of a completion
+    reward_workers: int = 0  # 0: no queue for rewards, all are scored at once
+    slow_engines: float = 0.0  # share of the engines that take twice the time
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.engines < 1 or self.rows_per_engine < 1:
+            raise WhetError(
+                f"a cluster of {self.engines} engines of {self.rows_per_engine} rows; give 1 or more of each"
+            )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came out, over the steps that were counted."""
+
+    seconds_per_step: float
+    tokens_per_second: float
+    trainer_idle: float  # share of the time
+    engine_idle: float  # share of the engines' time without a row
+    engine_paused: float  # share that went to weights and reading again
+    occupancy: float  # rows that write, of those there is room for
+    reward_busy: float
+    staleness_mean: float
+    staleness_most: int
+    passed_most: int  # how often a straggler was passed
+    limit: str
+
+
+@dataclass
+class _Engine:
+    speed: float  # times the seconds of a token
+    clock: float = 0.0  # tokens that a row present since the beginning would have written
+    at: float = 0.0  # time of the clock
+    resumes: float = 0.0  # no progress before this time
+    rows: list[tuple[float, int, float]] = field(
+        default_factory=list
+    )  # heap: clock at its end, completion, at its start
+    waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (completion, tokens)
+    epoch: int = 0
+    idle: float = 0.0
+    paused: float = 0.0
+    row_seconds: float = 0.0
+
+
+class _Simulation:
+    def __init__(self, model: ClusterModel, steps: int) -> None:
+        self._model, self._steps = model, steps
+        self._stream = random.Random(model.seed)
+        slow = round(model.slow_engines * model.engines)
+        self._engines = [_Engine(2.0 if number < slow else 1.0) for number in range(model.engines)]
+        self._window = GroupWindow(model.prompts_per_step, model.max_staleness, model.window)
+        self._events: list[tuple[float, int, str, int, int]] = []
+        self._order = 0
+        self._version = 0
+        self._now = 0.0
+        self._admitted: dict[int, int] = {}  # group: version
+        self._open: dict[int, int] = {}  # group: completions that are not scored
+        self._owner: dict[int, int] = {}  # completion: group
+        self._tokens: dict[int, int] = {}  # of a completion
+        self._next = 0
+        self._training = False
+        self._taken: list[int] = []
+        self._workers = [0.0] * model.reward_workers
+        self._reward_busy = 0.0
+        self._counts = [0] * model.engines
+        self._loads = [(0, number) for number in range(model.engines)]
+        self._written = 0
+        self.done: list[tuple[float, float]] = []  # (end, seconds that the trainer waited before it)
+        self._free_since = 0.0
+        self.staleness: list[list[int]] = []
+        self.passed = 0
+        self.marks: list[tuple[int, float, float, float, float]] = []  # at each step's end: sums over the engines
+
+    def run(self) -> None:
+        self._admit()
+        while len(self.done) < self._steps and self._events:
+            self._now, _, kind, who, epoch = heapq.heappop(self._events)
+            if kind == "engine":
+                engine = self._engines[who]
+                if epoch == engine.epoch:
+                    self._finish_rows(who)
+            elif kind == "scored":
+                self._scored(who)
+            else:
+                self._trained()
+
+    def _push(self, time: float, kind: str, who: int, epoch: int = 0) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (time, self._order, kind, who, epoch))
+
+    def _admit(self) -> None:
+        """As many groups as the window has room for; each completion to the engine with the fewest."""
+        model, touched = self._model, set()
+        while self._window.room > 0:
+            number = self._window.admit()
+            self._admitted[number], self._open[number] = self._version, model.group_size
+            for _ in range(model.group_size):
+                completion, self._next = self._next, self._next + 1
+                tokens = model.lengths.draw(self._stream)
+                self._owner[completion], self._tokens[completion] = number, tokens
+                least = self._least_loaded()
+                self._load(least, 1)
+                self._engines[least].waiting.append((completion, tokens))
+                touched.add(least)
+        for each in touched:
+            self._advance(each)
+            self._fill(each)
+
+    def _advance(self, number: int) -> None:
+        """The engine's clock up to now."""
+        engine = self._engines[number]
+        start = max(engine.at, min(engine.resumes, self._now))
+        paused, ran = start - engine.at, self._now - start
+        if engine.rows:
+            engine.clock += ran / (engine.speed * self._model.token_seconds(len(engine.rows)))
+            engine.paused += paused
+            engine.row_seconds += ran * len(engine.rows)
+        else:
+            engine.idle += paused + ran
+        engine.at = self._now
+
+    def _fill(self, number: int) -> None:
+        """Seats for those that wait; then when the next row ends."""
+        engine = self._engines[number]
+        while engine.waiting and len(engine.rows) < self._model.rows_per_engine:
+            completion, tokens = engine.waiting.popleft()
+            heapq.heappush(engine.rows, (engine.clock + tokens, completion, engine.clock))
+        engine.epoch += 1
+        if engine.rows:
+            left = max(0.0, engine.rows[0][0] - engine.clock)
+            each = engine.speed * self._model.token_seconds(len(engine.rows))
+            self._push(max(self._now, engine.resumes) + left * each, "engine", number, engine.epoch)
+
+    def _finish_rows(self, number: int) -> None:
+        self._advance(number)
+        engine = self._engines[number]
+        while engine.rows and engine.rows[0][0] <= engine.clock + 1e-6:
+            _, completion, _ = heapq.heappop(engine.rows)
+            self._load(number, -1)
+            self._written += self._tokens.pop(completion)
+            self._score(completion)
+        self._fill(number)
+
+    def _load(self, number: int, more: int) -> None:
+        """Completions that an engine has; entries of the heap that are no longer true are skipped."""
+        self._counts[number] += more
+        heapq.heappush(self._loads, (self._counts[number], number))
+
+    def _least_loaded(self) -> int:
+        while self._loads[0][0] != self._counts[self._loads[0][1]]:
+            heapq.heappop(self._loads)
+        return self._loads[0][1]
+
+    def _score(self, completion: int) -> None:
+        seconds = self._model.reward_seconds
+        if not seconds:
+            self._scored(completion)
+        elif not self._workers:
+            self._push(self._now + seconds, "scored", completion)
+        else:
+            free = max(heapq.heappop(self._workers), self._now)
+            heapq.heappush(self._workers, free + seconds)
+            self._reward_busy += seconds
+            self._push(free + seconds, "scored", completion)
+
+    def _scored(self, completion: int) -> None:
+        group = self._owner.pop(completion)
+        self._open[group] -= 1
+        if not self._open[group]:
+            del self._open[group]
+            self._window.finish(group)
+            self._start_training()
+
+    def _start_training(self) -> None:
+        if self._training:
+            return
+        while len(self._taken) < self._model.prompts_per_step:
+            found = self._window.take()
+            if found is None:
+                return
+            self._taken.append(found.number)
+            self.passed = max(self.passed, found.passed)
+        self._training = True
+        self.staleness.append([self._version - self._admitted.pop(group) for group in self._taken])
+        self.done.append((math.inf, self._now - self._free_since))
+        self._push(self._now + self._model.train_seconds, "trained", 0)
+
+    def _trained(self) -> None:
+        model = self._model
+        self._version += 1
+        self._training, self._taken = False, []
+        self._window.trained()
+        self.done[-1] = (self._now, self.done[-1][1])
+        self._free_since = self._now
+        for number, engine in enumerate(self._engines):
+            self._advance(number)
+            held = sum(engine.clock - start for _, _, start in engine.rows) if model.reread_seconds else 0.0
+            engine.resumes = self._now + model.sync_seconds + held * model.reread_seconds
+            self._fill(number)
+        self.marks.append(
+            (
+                self._written,
+                sum(each.idle for each in self._engines),
+                sum(each.paused for each in self._engines),
+                sum(each.row_seconds for each in self._engines),
+                self._reward_busy,
+            )
+        )
+        self._admit()
+        self._start_training()
+
+
+def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
+    """Run so many steps after a warm-up."""
+    warm = model.max_staleness + WARM_UP
+    run = _Simulation(model, warm + steps + 1)
+    run.run()
+    ended = [end for end, _ in run.done if end < math.inf]
+    first, last = warm - 1, min(len(ended), warm + steps) - 1
+    span, count = ended[last] - ended[first], last - first
+    before, after = run.marks[first], run.marks[last]
+    written, idle, paused, row_seconds, reward_busy = (b - a for a, b in zip(before, after, strict=True))
+    waited = sum(wait for _, wait in run.done[first + 1 : last + 1])
+    lags = [lag for step in run.staleness[first + 1 : last + 1] for lag in step]
+    engines = model.engines * span
+    found = {
+        "seconds_per_step": span / count,
+        "tokens_per_second": written / span,
+        "trainer_idle": waited / span,
+        "engine_idle": idle / engines,
+        "engine_paused": paused / engines,
+        "occupancy": row_seconds / (engines * model.rows_per_engine),
+        "reward_busy": reward_busy / (span * model.reward_workers) if model.reward_workers else 0.0,
+    }
+    return Simulated(
+        **found,
+        staleness_mean=sum(lags) / len(lags),
+        staleness_most=max(lags),
+        passed_most=run.passed,
+        limit=_limit(found, model),
+    )
+
+
+def _limit(found: dict[str, float], model: ClusterModel) -> str:
+    if found["trainer_idle"] < 1 - BUSY:
+        return "training"
+    if found["reward_busy"] > BUSY:
+        return "rewards"
+    if found["engine_paused"] > 0.2:
+        return "weights on their way to the engines"
+    if found["engine_idle"] < 0.1 and found["occupancy"] > 0.6:
+        return "writing"
+    if model.max_staleness == 0:
+        return "waiting for each other: nobody writes while the trainer learns"
+    return "the longest completions of a step"
