@@ -156,7 +156,7 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    collector = build_collector(config, runtime, dataset, reward_at, spec, order)
+    collector = build_collector(config, replace(runtime, policy=policy), dataset, reward_at, spec, order)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
@@ -197,6 +197,11 @@ def build_collector(
     if not scale.max_staleness:
         watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
         return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
+    if runtime.ranks.size > 1:
+        raise WhetError(
+            f"scale.max_staleness={scale.max_staleness} is for one trainer rank so far; leave it away, or train in one "
+            "process with engines of their own"
+        )
     check_ahead(spec)
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
     session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
