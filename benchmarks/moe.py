@@ -6,9 +6,9 @@ replayed experts.
 
 A mixture in Qwen3's shape learns the built-in task from demonstrations, once, until it is right about half of the time.
 Every run then starts from it: the same prompts, four updates per step, a sampler of its own whose weights and products
-are bfloat16 while the trainer's are float32. So the two may route a token to different experts, and so may the policy before and after an update. What
-differs between runs is the method (its clipping scaled to its ratio), and whose experts the trainer's passes use. A run
-that is there already in FOLDER is not repeated.
+are bfloat16 while the trainer's are float32. So the two may route a token to different experts, and so may the policy
+before and after an update. What differs between runs is the method, and whose experts
+the trainer's passes use. A run that is there already in FOLDER is not repeated.
 """
 
 from __future__ import annotations

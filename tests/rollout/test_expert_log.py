@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from whet.model.token_logp import Details, token_logp
 from whet.rollout import buffer_decode
 from whet.rollout.expert_log import experts_of_engine, joined_experts
 from whet.rollout.torch_engine import TorchEngine
+from whet.rollout.vllm_engine import VLLMEngine
 from whet.types import Request, Sampling, SessionShape, WhetError
 
 SMALL = {
@@ -206,3 +208,18 @@ def test_experts_of_other_tokens_are_refused(shape):
         experts_of_engine(torch.zeros(shape).numpy(), 4, of)
     with pytest.raises(WhetError, match="3 layers"):
         experts_of_engine(torch.zeros(3, 3, 2).numpy(), 4, of)
+
+
+def test_what_vllm_returns_is_taken_and_what_it_was_not_asked_for_is_said():
+    """A stand-in: vLLM's CPU build does not return experts."""
+    engine = object.__new__(VLLMEngine)
+    engine._routers = Routers((torch.nn.Identity(),) * 2, (1, 1), 8, 2, (1, 3))
+    engine._returns_experts, engine._routing_refusal = True, ""
+    assert engine.unrecorded_experts() == ""
+    returned = torch.arange(6 * 4 * 2).view(6, 4, 2).numpy().astype("uint8") % 8
+    request, tokens = Request((5, 6, 7), 0), [8, 9]  # a stop has cut two of four tokens off
+    found = engine._experts(request, tokens, SimpleNamespace(routed_experts=returned))
+    assert torch.equal(found[:-1], torch.from_numpy(returned)[:4, [1, 3]].to(torch.int8))
+    assert engine._experts(request, tokens, SimpleNamespace(routed_experts=None)) is None
+    engine._returns_experts = False
+    assert "enable_return_routed_experts=true" in engine.unrecorded_experts()
