@@ -1,6 +1,6 @@
 """The planner beside real peaks: training steps of many configurations, each in a process of its own.
 
-    python benchmarks/plan_check.py --results                    # one GPU: results/plan_check.json
+    python benchmarks/plan_check.py --results                    # one GPU: results/gpu_plan_check.json
     python benchmarks/plan_check.py --cpu --results              # results/plan_check_cpu.json
     python benchmarks/plan_check.py --only 1.5b-grpo,7b-lora     # some of them
     python benchmarks/plan_check.py --tiny                       # the GPU's list, tiny, on a CPU: does it run?
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds after which no further one is started")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     on_cpu = "--cpu" in sys.argv or "--tiny" in sys.argv
-    add_results_flag(parser, "plan_check_cpu" if on_cpu else "plan_check")
+    add_results_flag(parser, "plan_check_cpu" if on_cpu else "gpu_plan_check")
     chosen = parser.parse_args()
     every = cases(chosen.tiny, chosen.cpu)
     names = [each for each in chosen.only.split(",") if each] or list(every)

@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--card", default="H100")
     parser.add_argument("--counts", default="8,64,1000")
     parser.add_argument("--prompts-per-gpu", type=int, default=8)
+    parser.add_argument("--most-prompts", type=int, default=1024, help="of a step: more teach little more")
     parser.add_argument("--completion", type=int, default=4096)
     add_results_flag(parser, "simulate_scale")
     chosen = parser.parse_args()
@@ -37,11 +38,14 @@ def main() -> None:
             model=chosen.model,
             gpus=f"{count}x{chosen.card}",
             completion_tokens=chosen.completion,
-            settings={"batch": {"prompts_per_step": count * chosen.prompts_per_gpu, "group_size": 8}},
+            settings={
+                "batch": {"prompts_per_step": min(chosen.most_prompts, count * chosen.prompts_per_gpu), "group_size": 8}
+            },
         )
         record = cluster_record(plan)
         layouts = dict(zip(NAMES, record.pop("layouts"), strict=True))
-        found[str(count)] = {**record, **layouts}
+        best = max(layouts.values(), key=lambda each: each["tokens_per_second"])
+        found[str(count)] = {**record, **layouts, "prompts": plan.work.prompts_per_step, "best": best}
         print(json.dumps({count: {name: each["seconds_per_step"] for name, each in layouts.items()}}), flush=True)
     if chosen.results:
         write_results(chosen.results, found)
