@@ -1,6 +1,8 @@
 """The experts that the sampler used, noted while it writes: by row, by turn, and replayed in the trainer."""
 
 import copy
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,11 +10,13 @@ import transformers
 
 from tests.rollout.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
+from whet.model.experts import Routers
 from whet.model.token_logp import Details, token_logp
 from whet.rollout import buffer_decode
-from whet.rollout.expert_log import joined_experts
+from whet.rollout.expert_log import experts_of_engine, joined_experts
 from whet.rollout.torch_engine import TorchEngine
-from whet.types import Request, Sampling, SessionShape
+from whet.rollout.vllm_engine import VLLMEngine
+from whet.types import Request, Sampling, SessionShape, WhetError
 
 SMALL = {
     **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "eos_token_id": 1},
@@ -186,3 +190,36 @@ def test_a_model_that_is_decoded_another_way_says_that_its_experts_are_not_noted
     assert sample.routed_experts is None
     dense = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**SMALL, head_dim=8))
     assert engine_of(dense).unrecorded_experts() == "the model is no mixture of experts"
+
+
+def test_experts_of_another_engine_are_put_on_the_layers_that_have_routers():
+    of = Routers((), (1, 1), 8, 2, (1, 3))  # of four layers, the second and the last have experts
+    returned = torch.arange(3 * 4 * 2).view(3, 4, 2).numpy().astype("uint8") % 8
+    table = experts_of_engine(returned, 4, replace(of, modules=(torch.nn.Identity(), torch.nn.Identity())))
+    assert table.shape == (4, 2, 2) and table.dtype == torch.int8
+    assert (table[-1] == -1).all()
+    assert torch.equal(table[:3], torch.from_numpy(returned)[:, [1, 3]].to(torch.int8))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 3), (2, 4, 2), (3, 2)])
+def test_experts_of_other_tokens_are_refused(shape):
+    of = Routers((torch.nn.Identity(),) * 2, (1, 1), 8, 2, (1, 3))
+    with pytest.raises(WhetError, match=r"expected \[3, layers, 2\]"):
+        experts_of_engine(torch.zeros(shape).numpy(), 4, of)
+    with pytest.raises(WhetError, match="3 layers"):
+        experts_of_engine(torch.zeros(3, 3, 2).numpy(), 4, of)
+
+
+def test_what_vllm_returns_is_taken_and_what_it_was_not_asked_for_is_said():
+    """A stand-in: vLLM's CPU build does not return experts."""
+    engine = object.__new__(VLLMEngine)
+    engine._routers = Routers((torch.nn.Identity(),) * 2, (1, 1), 8, 2, (1, 3))
+    engine._returns_experts, engine._routing_refusal = True, ""
+    assert engine.unrecorded_experts() == ""
+    returned = torch.arange(6 * 4 * 2).view(6, 4, 2).numpy().astype("uint8") % 8
+    request, tokens = Request((5, 6, 7), 0), [8, 9]  # a stop has cut two of four tokens off
+    found = engine._experts(request, tokens, SimpleNamespace(routed_experts=returned))
+    assert torch.equal(found[:-1], torch.from_numpy(returned)[:4, [1, 3]].to(torch.int8))
+    assert engine._experts(request, tokens, SimpleNamespace(routed_experts=None)) is None
+    engine._returns_experts = False
+    assert "enable_return_routed_experts=true" in engine.unrecorded_experts()

@@ -11,10 +11,13 @@ import torch
 from whet.build.adapters import add_configured_adapters
 from whet.build.runtime import Runtime
 from whet.build.threads import thread_choice
+from whet.build.weights import weights_choice
 from whet.config.config import PolicyConfig
 from whet.dist.background import ProcessSession
+from whet.dist.ranks import ALONE
 from whet.model import device_choice, dtype_choice, load_model
 from whet.model.causal_lm import causal_lm
+from whet.model.narrow import widen_vectors
 from whet.protocols import Engine, Session
 from whet.rollout.ahead import BackgroundSession
 from whet.rollout.engines import build_engine
@@ -58,8 +61,11 @@ def open_session_ahead(config: PolicyConfig, sampling: Sampling, shape: SessionS
     """Runs in the engine's own process: the policy as the config describes it, and a session of its engine."""
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, torch.float32, str(device))
-    add_configured_adapters(config, loaded.model)
+    kept, _ = weights_choice(config, device, dtype, ALONE)
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
+    add_configured_adapters(config, loaded.model, kept)
     threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
     torch.set_num_threads(threads)
     policy = causal_lm(loaded.model, dtype, "none")

@@ -156,7 +156,7 @@ def build_rl_trainer(
         batch.prompts_per_step, batch.group_size, sampling, greedy="greedy_reward" in needs, keep=objective.keep
     )
     order = PromptOrder(len(dataset.prompts), config.seed, config.data.order == "by_difficulty")
-    collector = build_collector(config, runtime, dataset, reward_at, spec, order)
+    collector = build_collector(config, runtime, policy, dataset, reward_at, spec, order)
     settings = RLSettings(
         config.steps,
         batch.updates_per_step,
@@ -186,6 +186,7 @@ def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
 def build_collector(
     config: PolicyConfig,
     runtime: Runtime,
+    policy: CausalLM,
     dataset: PromptDataset,
     reward_at: Callable[[float], RewardContext],
     spec: RolloutSpec,
@@ -193,11 +194,16 @@ def build_collector(
 ) -> Collector:
     """Each step waits for its own completions, or they are written while the trainer trains."""
     scale, engine = config.scale, runtime.engine
-    policy, temperature, name = runtime.policy, spec.sampling.temperature, config.sampling.engine
+    temperature, name = spec.sampling.temperature, config.sampling.engine
     if not scale.max_staleness:
         watch = None if shares_weights(engine) else PolicyWatch(policy, engine, temperature, name)
         return RolloutCollector(engine, dataset, reward_at, spec, order, config.batch.staleness, runtime.player, watch)
     check_ahead(spec)
+    if runtime.ranks.size > 1:
+        raise WhetError(
+            f"scale.max_staleness: each of {runtime.ranks.size} ranks would take the groups that were finished first "
+            "for itself, and they must train on the same ones; start one process, or give scale.max_staleness=0"
+        )
     window = GroupWindow(spec.num_prompts, scale.max_staleness, scale.window)
     session = session_ahead(config, runtime, spec.sampling, dataset.prompt_tokens, window.capacity)
     watch = PolicyWatch(policy, session, temperature, name, scale.max_staleness)

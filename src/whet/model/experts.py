@@ -38,6 +38,7 @@ class Routers:
     calls: tuple[int, ...]  # how often each does so: the last call decides (others score groups of experts)
     num_experts: int
     experts_per_token: int
+    layer_numbers: tuple[int, ...]  # of all layers of the model, those without experts included
 
     @property
     def num_layers(self) -> int:
@@ -230,7 +231,9 @@ def _tried(lm: CausalLM) -> Routers | str:
         return f"the routers of {name} do not choose their experts by topk over all of them"
     if len(chosen) > 1:
         return f"the routers of {name} choose different numbers of experts"
-    of = Routers(tuple(picked), tuple(map(len, picked.values())), num_experts, chosen.pop())
+    number_of = {module: _layer_number(name) for name, module in lm.trunk.named_modules()}
+    layers = tuple(number_of.get(module, -1) for module in picked)
+    of = Routers(tuple(picked), tuple(map(len, picked.values())), num_experts, chosen.pop(), layers)
     return _replay_gap(lm, of, tokens, own) or of
 
 
@@ -255,6 +258,11 @@ def _replay_gap(lm: CausalLM, of: Routers, tokens: Tensor, own: Tensor) -> str:
     if apart > 0.1 * moved_by:
         return f"{name} gives other states when it is told the experts it chose"
     return ""
+
+
+def _layer_number(name: str) -> int:
+    """The first number in a module's name, as in layers.3.mlp.gate; -1 where it has none."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), -1)
 
 
 def _hidden(lm: CausalLM, tokens: Tensor) -> Tensor:

@@ -251,7 +251,9 @@ def _trial(lm: CausalLM) -> tuple[Tensor, Tensor, SharedPrefixBatch]:
 def _states_refusal(lm: CausalLM, tolerance: float) -> str:
     tokens, action, batch = _trial(lm)
     ours, theirs = fused_states(lm, batch), lm.hidden(tokens)[:, :-1][action[:, 1:]]
-    gap = float((ours - theirs).float().abs().max() / theirs.float().abs().max())
+    error, size = (ours - theirs).float(), theirs.float()
+    # half precision: over all states, since the largest error of millions grows with their number; layers were exact
+    gap = float(error.abs().max() / size.abs().max() if lm.dtype.itemsize >= 4 else error.norm() / size.norm())
     return "" if gap <= tolerance else f"the written-out states differ from the model's own by {gap:.1e} in {lm.dtype}"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.model.experts import UNKNOWN, Routers
 from whet.rollout.scheduler import numbers_on
+from whet.types import WhetError
 
 
 class ExpertLog:
@@ -48,6 +50,31 @@ class ExpertLog:
         table = torch.cat([self._prompts[slot, :prompt], self._own[row, :own]]).cpu()
         table[-1] = UNKNOWN
         return table
+
+
+def experts_of_engine(returned: Any, length: int, of: Routers) -> Tensor:
+    """[length, layers, k] of what another engine returns for a sample of so many tokens: [tokens, all layers, k].
+
+    vLLM (`CompletionOutput.routed_experts`, 0.32) numbers all layers of the model, those without experts included, and
+    leaves out the last token, which was never read. One of another shape is an error: experts of other tokens or layers
+    would be replayed.
+    """
+    table = torch.as_tensor(returned).to(of.dtype)
+    if table.ndim != 3 or len(table) not in (length - 1, length) or table.shape[2] != of.experts_per_token:
+        raise WhetError(
+            f"the engine returned experts of shape {tuple(table.shape)} for a sample of {length} tokens; expected "
+            f"[{length - 1}, layers, {of.experts_per_token}]: give batch.routing_replay=trainer"
+        )
+    if table.shape[1] != of.num_layers:
+        if max(of.layer_numbers) >= table.shape[1] or min(of.layer_numbers) < 0:
+            raise WhetError(
+                f"the engine returned experts of {table.shape[1]} layers and the model has routers in "
+                f"{of.num_layers}; give batch.routing_replay=trainer"
+            )
+        table = table[:, list(of.layer_numbers)]
+    found = of.unknown(length)
+    found[: length - 1] = table[: length - 1]
+    return found
 
 
 def joined_experts(tables: Sequence[Tensor | None]) -> Tensor | None:

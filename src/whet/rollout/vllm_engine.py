@@ -31,8 +31,10 @@ import torch
 from torch import Tensor
 
 from whet.model.causal_lm import CausalLM
+from whet.model.experts import routers, routing_refusal
 from whet.model.fast_path import FastPath
 from whet.rollout.decode_session import check_length
+from whet.rollout.expert_log import experts_of_engine
 from whet.rollout.identity import PolicyMismatch, fingerprint
 from whet.rollout.scheduler import DrawnCompletion, StopRule
 from whet.rollout.torch_engine import samples_of
@@ -195,6 +197,8 @@ class VLLMEngine:
         # weights travel through a file where vLLM's workers are other processes
         self._apart = process or int(options.get("tensor_parallel_size", 1)) > 1
         self.arrived: Mapping[str, int] | None = None
+        self._routers, self._routing_refusal = routers(policy), routing_refusal(policy)
+        self._returns_experts = bool(options.get("enable_return_routed_experts"))
         self._folder = Path(tempfile.mkdtemp(prefix="whet-vllm-", dir=_shared_memory()))
         weakref.finalize(self, shutil.rmtree, str(self._folder), ignore_errors=True)
         self._save_description(policy)
@@ -370,8 +374,24 @@ class VLLMEngine:
         by_text = count is not None or isinstance(output.stop_reason, str)
         stop = StopReason.TEXT if by_text else StopReason.END if tokens[-1] in self._ends else StopReason.LENGTH
         return DrawnCompletion(
-            number, request, torch.tensor(tokens), torch.tensor(logp[:count], dtype=torch.float32), stop, None
+            *(number, request, torch.tensor(tokens), torch.tensor(logp[:count], dtype=torch.float32), stop, None),
+            experts=self._experts(request, tokens, output),
         )
+
+    def unrecorded_experts(self) -> str:
+        """Why samples do not say which experts wrote them; empty where they do."""
+        if not self._returns_experts:
+            setting = "sampling.engine_settings.options.enable_return_routed_experts"
+            return f"vLLM is not asked for its experts; give {setting}=true"
+        return self._routing_refusal
+
+    def _experts(self, request: Request, tokens: Sequence[int], output: Any) -> Tensor | None:
+        """Those that vLLM returns where it was started with `enable_return_routed_experts`."""
+        returned = getattr(output, "routed_experts", None)
+        if returned is None or self._routers is None:
+            return None
+        length = len(request.tokens) + len(tokens)
+        return experts_of_engine(returned[: length - 1], length, self._routers)
 
     def rest(self) -> None:
         """Nothing will be written for a while: keys and values go, weights wait in the CPU's memory."""
