@@ -179,3 +179,45 @@ def test_rows_of_several_turns_learn_as_on_the_cpu(precision):
     assert float((ours - theirs)[action].abs().mean()) < (1e-4 if exact else 5e-2)
     for name, grad in their_grads.items():
         assert float((our_grads[name].cpu() - grad).norm() / grad.norm()) < (1e-3 if exact else 0.1), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_that_come_in_the_middle(precision):
+    """Each part is that of the weights that wrote it, by the trainer's own pass."""
+    import copy
+
+    from whet.model.causal_lm import causal_lm
+    from whet.model.token_logp import token_logp
+    from whet.rollout.torch_engine import TorchEngine
+    from whet.types import Request, Sampling, SessionShape
+
+    models = [tiny("Llama")]
+    for _ in range(2):
+        models.append(copy.deepcopy(models[-1]))
+        with torch.no_grad():
+            for parameter in models[-1].parameters():
+                parameter.mul_(1.15)
+    dtype = DTYPES[precision][0]
+    fast = TorchEngine(causal_lm(copy.deepcopy(models[0]), dtype), Silent(), [], context=512, owns_weights=True)
+    requests = [Request(tokens, 50 * row + copy) for row, tokens in enumerate(prompts_of(9, 90)) for copy in range(8)]
+    found, calls, version = {}, 0, 0
+    with fast.session(Sampling(64), SessionShape(16, 90, 64)) as session:
+        assert fast.uses_graphs
+        for number, request in enumerate(requests):
+            session.add(number, request)
+        while not session.is_idle:
+            found |= dict(session.advance())
+            calls += 1
+            if calls in (2, 4):
+                version += 1
+                session.load(models[version].state_dict(), version)
+    assert len(found) == 16 and all(sample.versions == (0, 2) for sample in found.values())
+    for version, model in enumerate(models):
+        lm, gaps = causal_lm(model, dtype), []
+        for sample in found.values():
+            tokens, action = sample.tokens[None].cuda(), sample.action[None].cuda()
+            logp = token_logp(lm, tokens, action).logp[0].float().cpu()
+            here = sample.action & (sample.token_versions == version)
+            assert here.any()
+            gaps.append((logp - sample.behavior_logp)[here].abs())
+        assert torch.cat(gaps).mean() < (1e-4 if precision == "fp32" else 0.05)

@@ -15,6 +15,7 @@ from tests.rollout.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
 from whet.model.lora import LowRank, adapter_factors, add_adapters
+from whet.model.token_logp import token_logp
 from whet.rollout import cuda_decode
 from whet.rollout.cuda_decode import GraphBackend
 from whet.rollout.sampling import draw, kept_tokens, uniforms
@@ -265,3 +266,57 @@ def test_every_turn_of_a_session_is_what_the_plain_engine_writes(no_device, sett
         torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
         if sampling.truncates:
             assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)
+
+
+def written(session, requests, loads, weights=None):
+    """Samples by request; after these calls of `advance` come weights, the same ones or those that are given."""
+    found, calls = {}, 0
+    for number, request in enumerate(requests):
+        session.add(number, request)
+    while not session.is_idle:
+        found |= dict(session.advance())
+        calls += 1
+        if calls in loads:
+            if weights is not None:
+                with torch.no_grad():
+                    for parameter in session._lm.model.parameters():
+                        parameter.mul_(weights)
+            session.load({}, calls)
+    return [found[number] for number in range(len(requests))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [({}, 512), ({"top_k": 5, "keeps_support": True, "stop": ("2>",)}, 16)],
+    ids=["plain", "support"],
+)
+def test_weights_that_come_in_the_middle_interrupt_nothing(no_device, settings, rows):
+    fast, plain = engines(rows_per_batch=rows)
+    sampling = Sampling(40, **settings)
+    prompts = prompts_of(3, 9, 20, vocabulary=61)
+    requests = [Request(tokens, 10 * row + copy) for row, tokens in enumerate(prompts) for copy in range(9)]
+    with fast.session(sampling, SessionShape(27, 20, 40)) as session:
+        found = written(session, requests, loads=(1, 2, 4))
+    assert any(sample.versions == (0, 2) for sample in found)
+    for one, two in zip(found, plain.generate(requests, sampling), strict=True):
+        assert torch.equal(one.tokens, two.tokens) and one.stop == two.stop and one.completion == two.completion
+        torch.testing.assert_close(one.behavior_logp, two.behavior_logp, rtol=0, atol=1e-4)
+        if sampling.truncates:
+            assert torch.equal(one.support.ids, two.support.ids) and torch.equal(one.support.counts, two.support.counts)
+
+
+def test_what_newer_weights_write_is_theirs(no_device):
+    fast, _ = engines(ends=(), rows_per_batch=16)
+    lm = fast._lm
+    before = {name: value.clone() for name, value in lm.model.state_dict().items()}
+    requests = [Request((5, 9, 11), seed) for seed in range(4)]
+    with fast.session(Sampling(40), SessionShape(4, 3, 40)) as session:
+        samples = written(session, requests, loads=(2,), weights=1.1)
+    after = {name: value.clone() for name, value in lm.model.state_dict().items()}
+    for version, weights in ((0, before), (2, after)):
+        lm.model.load_state_dict(weights)
+        for sample in samples:
+            here = sample.action & (sample.token_versions == version)
+            logp = token_logp(lm, sample.tokens[None], sample.action[None]).logp[0]
+            assert here.sum() > 8
+            torch.testing.assert_close(logp[here], sample.behavior_logp[here], rtol=0, atol=1e-4)

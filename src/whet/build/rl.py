@@ -186,7 +186,7 @@ def check_replay(config: PolicyConfig, runtime: Runtime) -> None:
 def build_collector(
     config: PolicyConfig,
     runtime: Runtime,
-    policy: CausalLM,
+    policy: CausalLM,  # as it is trained: in shards, on several ranks
     dataset: PromptDataset,
     reward_at: Callable[[float], RewardContext],
     spec: RolloutSpec,

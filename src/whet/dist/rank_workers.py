@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whet.dist.launch import rank_environment, run_rank
-from whet.dist.workers import Worker, WorkerCall, WorkerLost, WorkerPool
+from whet.dist.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
 from whet.types import RunFailed, WhetError
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def run_ranks(
 
     ranks = [pool.start(f"rank {number}", make, gpus=gpus) for number in range(count)]
     box = pool.start("mailbox", Mailbox, cpus=0)
-    _all_of(pool, [each.call("begin") for each in (*ranks, box)], timeout)
+    _all_of(pool, [each.call("begin") for each in (*ranks, box)], max(timeout, START_SECONDS))
     ((address, port),) = _all_of(pool, [ranks[0].call("meeting_point")], timeout)
     running = {
         number: rank.call("run", rank_environment(number, count, address, port), box.line("put") if not number else None)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from whet.dist.engine_host import WrittenPiece
 from whet.dist.sample_check import wrong_with
 from whet.dist.wire import packed_weights, unpacked_samples
-from whet.dist.workers import WorkerCall, Worker, WorkerLost, WorkerPool
+from whet.dist.workers import START_SECONDS, WorkerCall, Worker, WorkerLost, WorkerPool
 from whet.types import Request, RunFailed, Sample, Sampling
 
 logger = logging.getLogger(__name__)
@@ -195,8 +195,10 @@ class RemoteEngine:
             elif self._version is not None and engine.sent != self._version:  # started in the middle of a run
                 self._load_into(engine)
         for engine in running.values():
-            if engine.call is not None and time.monotonic() - engine.since > self._timeout:
-                self._lose(engine, f"no answer for {self._timeout:g} seconds (scale.timeout)", engine.doing == "start")
+            starts = engine.doing == "start"
+            limit = max(self._timeout, START_SECONDS) if starts else self._timeout
+            if engine.call is not None and time.monotonic() - engine.since > limit:
+                self._lose(engine, f"no answer for {limit:g} seconds (scale.timeout)", starts)
         return came
 
     def _lose(self, engine: _RemoteWorker, why: str, has_no_room: bool = False) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.dist.wire import packed_samples, unpacked_samples
-from whet.dist.workers import Worker, WorkerCall, WorkerLost, WorkerPool
+from whet.dist.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
 from whet.protocols import Reward
 from whet.reward import Failures, RewardPart, score
 from whet.reward.call import PerSample, Together
@@ -150,9 +150,10 @@ class RewardWorkers:
             each.is_ready = True
             came.append((each, piece, result if piece is not None else None, ""))
         for each in calls.values():
-            if each.call is not None and time.monotonic() - each.since > self._timeout:
+            longest = self._timeout if each.is_ready else max(self._timeout, START_SECONDS)
+            if each.call is not None and time.monotonic() - each.since > longest:
                 piece, each.piece = each.piece, None
-                lost = self._restart(each, f"no answer for {self._timeout:g} seconds (scale.timeout)")
+                lost = self._restart(each, f"no answer for {longest:g} seconds (scale.timeout)")
                 came.append((each, piece, None, lost))
         return came
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
+START_SECONDS = 300.0  # at least, for a process to start, import and read a model
+
+
 class WorkerLost(Exception):
     """A worker process ended, does not answer, or failed in a way that another one need not; the message says why."""
 

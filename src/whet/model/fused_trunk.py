@@ -329,7 +329,7 @@ def _input_grad(
     if factors is None or not factors.apart:
         return found, None
     inputs = factors.down.shape[1]
-    lowered = found[:, inputs:]
+    lowered = found[:, inputs:].contiguous()  # a view would keep the rest alive
     return torch.addmm(found[:, :inputs], lowered, factors.down), lowered
 
 

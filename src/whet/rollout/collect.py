@@ -117,6 +117,8 @@ class RolloutCollector:
             checked = self._check_policy(batch, timer)
             self._order.record(batch.outcomes)
             self._buffer.add(replace(batch, part_weights=reward.part_weights))
+        if (rest := getattr(self._engine, "rest", None)) is not None:
+            rest()  # nothing is written while the policy is trained
         played = self._player.take_notes()
         # the wait for environments is part of the rollout
         waited = sum(played.seconds.values())

@@ -18,6 +18,7 @@ import inspect
 import json
 import logging
 import os
+import random
 import shutil
 import tempfile
 import weakref
@@ -192,6 +193,12 @@ class VLLMEngine:
             torch.tensor(sorted(end_tokens), dtype=torch.long), partial(_with_special_tokens, tokenizer)
         )
         self._ends = frozenset(map(int, end_tokens))
+        packed = [name for name, weight in policy.model.named_parameters() if not weight.is_floating_point()]
+        if packed:
+            raise WhetError(
+                f"sampling.engine=vllm is sent whole weights, and {packed[0]} is kept in fewer bits; train a model "
+                "that is not quantized, or give sampling.engine=torch"
+            )
         self._on_gpu = policy.device.type != "cpu"
         self._sleeps, self._asleep = sleep and self._on_gpu, False
         # weights travel through a file where vLLM's workers are other processes
@@ -241,7 +248,7 @@ class VLLMEngine:
         self._tokenizer.save_pretrained(self._folder)
 
     def _start(self, arguments: Mapping[str, Any], process: bool, devices: str) -> Any:
-        threads = torch.get_num_threads()
+        threads, numbers, others = torch.get_num_threads(), torch.get_rng_state(), random.getstate()
         wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if process else "0"}
         if devices:
             wanted["CUDA_VISIBLE_DEVICES"] = devices
@@ -271,6 +278,8 @@ class VLLMEngine:
             raise WhetError(f"vLLM {self.vllm} did not start: {type(error).__name__}: {cause}") from error
         finally:
             torch.set_num_threads(threads)
+            torch.set_rng_state(numbers)  # vLLM seeds the whole process
+            random.setstate(others)
             for name, value in before.items():
                 if value is None:
                     os.environ.pop(name, None)
