@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from whet.build.adapters import add_configured_adapters
 from whet.build.runtime import Runtime
 from whet.build.threads import thread_choice
 from whet.build.weights import weights_choice
@@ -24,7 +23,7 @@ from whet.rollout.engines import build_engine
 from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.window import GroupWindow
-from whet.types import Sampling, SessionShape, WhetError
+from whet.types import Sampling, SessionShape
 
 
 def session_ahead(
@@ -40,11 +39,6 @@ def session_ahead(
     elsewhere = getattr(runtime.engine, "background_session", None)
     if elsewhere is not None:  # of engines that are in processes of their own already
         return elsewhere(sampling, shape)
-    if config.scale.engines:
-        raise WhetError(
-            f"scale.max_staleness: {type(runtime.engine).__name__} writes batch by batch and not in the background; "
-            "give scale.engines=0 (one engine in a process of its own, without Ray), or scale.max_staleness=0"
-        )
     make = partial(open_session_ahead, config, sampling, shape)
     return ProcessSession(make, runtime.policy.model.state_dict(), config.scale.timeout)
 
@@ -58,14 +52,16 @@ def ahead_fact(config: PolicyConfig) -> str:
 
 
 def open_session_ahead(config: PolicyConfig, sampling: Sampling, shape: SessionShape) -> Session:
-    """Runs in the engine's own process: the policy as the config describes it, and a session of its engine."""
+    """Runs in the engine's own process: the policy as the config describes it, and a session of its engine.
+
+    Adapters are in the weights that the trainer sends: there are none here.
+    """
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
     kept, _ = weights_choice(config, device, dtype, ALONE)
     loaded = load_model(config.model.name, kept, str(device))
     if kept.itemsize < 4:
         widen_vectors(loaded.model)
-    add_configured_adapters(config, loaded.model, kept)
     threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
     torch.set_num_threads(threads)
     policy = causal_lm(loaded.model, dtype, "none")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from whet.build.adapters import add_configured_adapters
 from whet.build.threads import thread_choice
 from whet.config.config import Config
 from whet.dist.engine_host import EngineHost
@@ -16,34 +15,59 @@ from whet.dist.remote_engine import RemoteEngine
 from whet.dist.workers import WorkerPool
 from whet.model import device_choice, dtype_choice, load_model
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.lora import adapted_layers
+from whet.model.narrow import widen_vectors
 from whet.protocols import Engine
 from whet.registry import lookup
+from whet.rollout.engines import check_settings
+from whet.rollout.torch_engine import TorchEngine
 
 
-def engine_host(config: Config, maker: Callable[..., Engine]) -> EngineHost:
-    """Runs in the engine's own process: the policy as the config describes it, and its engine."""
+def engine_host(config: Config, maker: Callable[..., Engine], kept: torch.dtype) -> EngineHost:
+    """Runs in the engine's own process: the policy as the config describes it, and its engine.
+
+    `kept` is how the trainer keeps its weights. Adapters are in the weights that it sends: there are none here.
+    """
     device = device_choice(config.model.device)
     dtype, _ = dtype_choice(config.model.precision, device)
-    loaded = load_model(config.model.name, torch.float32, str(device))
+    loaded = load_model(config.model.name, kept, str(device))
+    if kept.itemsize < 4:
+        widen_vectors(loaded.model)
     threads, _ = thread_choice(config.model.threads, sum(each.numel() for each in loaded.model.parameters()))
     torch.set_num_threads(threads)
-    add_configured_adapters(config, loaded.model)
     policy = causal_lm(loaded.model, dtype, "none")
-    return EngineHost(policy, maker(policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context))
+    settings = dict(config.sampling.engine_settings)
+    owns_weights = maker is TorchEngine
+    if owns_weights:
+        settings["owns_weights"] = True
+    make = partial(maker, policy, loaded.tokenizer, loaded.end_tokens, context=loaded.context, **settings)
+    return EngineHost(policy, make, owns_weights)
 
 
-def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM) -> RemoteEngine:
+def remote_engine(config: Config, pool: WorkerPool, policy: CausalLM, kept: torch.dtype) -> RemoteEngine:
     """`scale.engines` of them, with the policy's weights."""
-    make = partial(engine_host, config, lookup("engine", config.sampling.engine))
+    maker = lookup("engine", config.sampling.engine)
+    check_settings(config.sampling.engine, maker, config.sampling.engine_settings)
+    make = partial(engine_host, config, maker, kept)
     gpus = 1.0 if policy.device.type == "cuda" else 0.0
 
     def start(number: int) -> Any:
         return pool.start(f"engine {number}", make, gpus=gpus)
 
-    trained = {name for name, each in policy.model.named_parameters() if each.requires_grad}
-    frozen = frozenset(policy.model.state_dict()) - trained if config.model.lora.rank else frozenset()
     engine = RemoteEngine(
-        pool, start, config.scale.engines, vocabulary=policy.vocabulary, timeout=config.scale.timeout, frozen=frozen
+        pool,
+        start,
+        config.scale.engines,
+        vocabulary=policy.vocabulary,
+        timeout=config.scale.timeout,
+        frozen=frozen_weights(policy.model) if config.model.lora.rank else frozenset(),
     )
     engine.load(policy.model.state_dict(), 0)
     return engine
+
+
+def frozen_weights(model: torch.nn.Module) -> frozenset[str]:
+    """Names of weights that never change: those that neither learn nor have an adapter merged into them."""
+    changing = {name for name, each in model.named_parameters() if each.requires_grad}
+    changing |= {f"{name}.weight" for name in adapted_layers(model)}
+    return frozenset(model.state_dict()) - changing

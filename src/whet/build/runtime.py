@@ -113,7 +113,7 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
     if isinstance(config, EvaluationConfig) or not config.scale.engines:
         engine = rank_engine(config, policy, loaded, ranks)
     else:
-        remote = None if cluster is None else remote_engine(config, cluster, policy)
+        remote = None if cluster is None else remote_engine(config, cluster, policy, kept)
         engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
     threads, threads_why = thread_choice(config.model.threads, size)

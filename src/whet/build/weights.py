@@ -31,7 +31,8 @@ def weights_choice(
     if copied and asked != "float32":
         raise WhetError(
             f"{key}={asked} keeps adapters apart from the weights, and an engine that is sent weights would lack them; "
-            f"leave {key} away, or let the trainer's own process write (scale.engines=0, sampling.engine=torch)"
+            f"leave {key} away, or let the trainer's own process write (scale.engines=0, scale.max_staleness=0, "
+            "sampling.engine=torch)"
         )
     if asked == "float32":
         return torch.float32, ""
@@ -45,5 +46,5 @@ def weights_choice(
 
 def _engine_has_copy(config: Config | EvaluationConfig) -> bool:
     """Whether completions are written from weights that are handed over, not from the trainer's own."""
-    elsewhere = not isinstance(config, EvaluationConfig) and config.scale.engines > 0
+    elsewhere = not isinstance(config, EvaluationConfig) and bool(config.scale.engines or config.scale.max_staleness)
     return elsewhere or config.sampling.engine != "torch"

@@ -7,6 +7,7 @@ another, and the completion is the same. Requests of one prompt stay together, s
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from whet.dist.engine_host import WrittenPiece
+from whet.dist.remote_session import RemoteAhead, RemoteSession
 from whet.dist.sample_check import wrong_with
 from whet.dist.wire import packed_weights, unpacked_samples
 from whet.dist.workers import START_SECONDS, WorkerCall, Worker, WorkerLost, WorkerPool
-from whet.types import Request, RunFailed, Sample, Sampling
+from whet.types import Request, RunFailed, Sample, Sampling, SessionShape
+
+Doing = Literal["start", "load", "write", "open", "exchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +44,18 @@ class EngineCounts:
 
 
 @dataclass(eq=False)
-class _RemoteWorker:
+class RemoteWorker:
     """One engine, over all processes it has had. It does one thing at a time."""
 
     number: int
     worker: Worker
     counts: EngineCounts
     call: WorkerCall | None = None  # that runs
-    doing: Literal["start", "load", "write"] = "start"
+    doing: Doing = "start"
     since: float = 0.0  # the call began
     piece: list[int] | None = None  # requests that it writes
-    sent: int | None = None  # version of the weights that it was given
+    sent: int | None = None  # number of the load whose weights it was given
+    arrived: Mapping[str, int] | None = None  # their fingerprint there, where it has told it
     failures: int = 0  # in a row
     is_given_up: bool = False
 
@@ -72,25 +77,52 @@ class RemoteEngine:
         timeout: float,
         frozen: frozenset[str] = frozenset(),  # weights that never change: sent once
     ) -> None:
-        self._pool, self._start, self._vocabulary, self._timeout = pool, start, vocabulary, timeout
+        self._pool, self._start, self._vocabulary, self.timeout = pool, start, vocabulary, timeout
         self._frozen = frozen
         self._base: tuple[Any, int] | None = None  # stored, bytes: all weights of the first load, where some are frozen
         self._newest: tuple[Any, int] | None = None  # stored, bytes: those that change
-        self._version: int | None = None
+        self.version: int | None = None
+        self._num_loads = 0
+        self._session: RemoteSession | None = None
+        self.lock = threading.RLock()  # a session is looked after by a thread of its own
         self._lost_pieces: list[list[int]] = []
         self._last_loss = ""
-        self._engines = [_RemoteWorker(number, start(number), EngineCounts()) for number in range(count)]
+        self._engines = [RemoteWorker(number, start(number), EngineCounts()) for number in range(count)]
         for engine in self._engines:
-            self._call(engine, "start", "begin")
-        self._await(lambda: any(each.call is not None for each in self._usable()))
+            self.call(engine, "start", "begin")
+        self._await(lambda: any(each.call is not None for each in self.usable()))
 
     @property
     def counts(self) -> dict[str, tuple[str, EngineCounts]]:
         """By name: where the engine runs, and what it did."""
         return {each.name: (each.worker.place, each.counts) for each in self._engines}
 
+    @property
+    def arrived(self) -> Mapping[str, int] | None:
+        """Fingerprint of the weights as they are in the engines: what differs in any of them differs here.
+
+        None while a session is open, and where only a part of the weights is sent.
+        """
+        told = [each.arrived for each in self.usable()]
+        known = [each for each in told if each is not None]
+        if self._frozen or self._session is not None or not known or len(known) < len(told):
+            return None
+        first = known[0]
+        other = {name: value for each in known for name, value in each.items() if first.get(name) != value}
+        return {**first, **other}
+
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         """Weights are stored once and fetched by the engines: one copy per machine."""
+        if self._session is not None:  # which is told each version by itself
+            return
+        self.store(weights, version)
+        for engine in self.usable():
+            if engine.call is None:
+                self.load_into(engine)
+        self._await(lambda: any(each.doing == "load" and each.call is not None for each in self.usable()))
+
+    def store(self, weights: Mapping[str, Any], version: int) -> None:
+        """Put weights where engines fetch them; `load_into` tells an engine so."""
         first = self._base is None and bool(self._frozen)
         packed = packed_weights(weights, () if first else self._frozen)
         stored = (self._pool.store(packed), packed.num_bytes)
@@ -98,21 +130,38 @@ class RemoteEngine:
             self._base = stored
         else:
             self._newest = stored
-        self._version = version
-        for engine in self._usable():
+        self.version = version
+        self._num_loads += 1
+
+    def background_session(self, sampling: Sampling, shape: SessionShape) -> RemoteAhead:
+        """Completions that all engines write while this process does something else."""
+        if self._session is not None:
+            raise RuntimeError("a session is open on these engines: close it first")
+        self._session = RemoteSession(self, sampling, shape, self._vocabulary)
+        return RemoteAhead(self._session)
+
+    def end_session(self) -> None:
+        """Engines that do nothing else end theirs; the others do when they are asked for the next one."""
+        self._session = None
+        for engine in self.usable():
             if engine.call is None:
-                self._load_into(engine)
-        self._await(lambda: any(each.doing == "load" and each.call is not None for each in self._usable()))
+                self.call(engine, "open", "shut")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        with self.lock:
+            return self._generate(requests, sampling)
+
+    def _generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
         samples: dict[int, Sample] = {}
-        todo = deque(pieces(requests, sampling, max(1, len(self._usable()))))
+        todo = deque(pieces(requests, sampling, max(1, len(self.usable()))))
         while len(samples) < len(requests):
-            for engine in self._usable():
-                if engine.call is None and engine.sent == self._version and todo:
+            for engine in self.usable():
+                if engine.call is None and not self.is_current(engine):
+                    self.load_into(engine)
+                elif engine.call is None and todo:
                     engine.piece = todo.popleft()
-                    self._call(engine, "write", "generate", [requests[number] for number in engine.piece], sampling)
-            for engine, piece, written in self._next_results():
+                    self.call(engine, "write", "generate", [requests[number] for number in engine.piece], sampling)
+            for engine, piece, written in self._next_results(PATIENCE):
                 wrong = self._take(engine, piece, written, requests, sampling, samples)
                 if wrong:
                     todo.appendleft(piece)
@@ -127,7 +176,7 @@ class RemoteEngine:
 
     def _take(
         self,
-        engine: _RemoteWorker,
+        engine: RemoteWorker,
         piece: Sequence[int],
         written: WrittenPiece,
         requests: Sequence[Request],
@@ -142,7 +191,7 @@ class RemoteEngine:
         if len(found) != len(piece):
             return f"{len(found)} came for {len(piece)} requests"
         for number, sample in zip(piece, found, strict=True):
-            wrong = wrong_with(sample, requests[number], sampling, self._vocabulary, self._version)
+            wrong = wrong_with(sample, requests[number], sampling, self._vocabulary, self.version)
             if wrong:
                 return wrong
         samples.update(zip(piece, found, strict=True))
@@ -152,36 +201,46 @@ class RemoteEngine:
         engine.counts.seconds += written.seconds
         return ""
 
-    def _usable(self) -> list[_RemoteWorker]:
+    def all_engines(self) -> list[RemoteWorker]:
+        return list(self._engines)
+
+    def is_current(self, engine: RemoteWorker) -> bool:
+        """Whether it was given the newest weights."""
+        return engine.sent == self._num_loads
+
+    def look(self, seconds: float) -> None:
+        """Take in what the engines have done since; waits so long for the first."""
+        if not self.usable() or any(each.call is not None for each in self.usable()):
+            self._next_results(seconds)
+
+    def usable(self) -> list[RemoteWorker]:
         return [each for each in self._engines if not each.is_given_up]
 
-    def _call(
-        self, engine: _RemoteWorker, doing: Literal["start", "load", "write"], method: str, *arguments: Any
-    ) -> None:
+    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None:
         engine.call, engine.doing, engine.since = engine.worker.call(method, *arguments), doing, time.monotonic()
 
-    def _load_into(self, engine: _RemoteWorker) -> None:
+    def load_into(self, engine: RemoteWorker) -> None:
         stored = [self._base if engine.sent is None else None, self._newest]
         chosen = [each for each in stored if each is not None]
-        engine.sent = self._version
+        engine.sent, engine.arrived = self._num_loads, None
         engine.counts.loads += 1
         engine.counts.weight_bytes += sum(size for _, size in chosen)
-        self._call(engine, "load", "load", self._version, *[each for each, _ in chosen])
+        self.call(engine, "load", "load", self.version, *[each for each, _ in chosen])
 
     def _await(self, is_waiting: Callable[[], bool]) -> None:
-        while is_waiting() or not self._usable():
-            self._next_results()
+        while is_waiting() or not self.usable():
+            self._next_results(PATIENCE)
 
-    def _next_results(self) -> list[tuple[_RemoteWorker, list[int], WrittenPiece]]:
+    def _next_results(self, seconds: float) -> list[tuple[RemoteWorker, list[int], WrittenPiece]]:
         """Wait for calls; completions that came, each with its engine and its requests."""
-        running = {id(each.call): each for each in self._usable() if each.call is not None}
+        running = {id(each.call): each for each in self.usable() if each.call is not None}
         if not running:
             raise RunFailed(
                 f"all {len(self._engines)} engines are lost; the last: {self._last_loss}; look at its machine, then "
                 "resume the run"
             )
         came = []
-        for call in self._pool.finished([each.call for each in running.values() if each.call is not None], PATIENCE):
+        for call in self._pool.finished([each.call for each in running.values() if each.call is not None], seconds):
             engine = running[id(call)]
             engine.call = None
             try:
@@ -192,16 +251,24 @@ class RemoteEngine:
             if engine.piece is not None:
                 came.append((engine, engine.piece, result))
                 engine.piece = None
-            elif self._version is not None and engine.sent != self._version:  # started in the middle of a run
-                self._load_into(engine)
+                continue
+            if engine.doing == "load":
+                engine.arrived = result
+            wrong = ""
+            if engine.doing == "exchange" and self._session is not None:
+                wrong = self._session.take(engine, result)
+            if wrong:
+                self._lose(engine, wrong)
+            elif self.version is not None and not self.is_current(engine):  # newer ones came, or it was started anew
+                self.load_into(engine)
         for engine in running.values():
             starts = engine.doing == "start"
-            limit = max(self._timeout, START_SECONDS) if starts else self._timeout
+            limit = max(self.timeout, START_SECONDS) if starts else self.timeout
             if engine.call is not None and time.monotonic() - engine.since > limit:
                 self._lose(engine, f"no answer for {limit:g} seconds (scale.timeout)", starts)
         return came
 
-    def _lose(self, engine: _RemoteWorker, why: str, has_no_room: bool = False) -> None:
+    def _lose(self, engine: RemoteWorker, why: str, has_no_room: bool = False) -> None:
         """End an engine's process and start another, unless it has failed too often; others get its requests."""
         engine.call = None
         engine.worker.end()
@@ -216,8 +283,8 @@ class RemoteEngine:
             return
         logger.warning("%s; its requests are written by another engine, and it is started again", self._last_loss)
         engine.counts.restarts += 1
-        engine.worker, engine.sent = self._start(engine.number), None
-        self._call(engine, "start", "begin")
+        engine.worker, engine.sent, engine.arrived = self._start(engine.number), None, None
+        self.call(engine, "start", "begin")
 
 
 def pieces(requests: Sequence[Request], sampling: Sampling, engines: int) -> list[list[int]]:
