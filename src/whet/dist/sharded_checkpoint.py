@@ -195,7 +195,8 @@ def _fill_from_shards(ranks: Ranks, model: nn.Module, path: Path) -> dict[str, d
                 raise WhetError(f"checkpoint {path} holds {key} {list(kind.size)}; it is of another model: load its own")
             targets[name] = parameters[key].detach()
         else:
-            targets[name] = _empty(kind.size, kind.properties.dtype, mesh)
+            # in one piece: it was whole on every rank, such as completions that wait to be trained on
+            targets[name] = _empty(kind.size, kind.properties.dtype, mesh if len(kind.chunks) > 1 else None)
     absent = [key for key in parameters if f"{WEIGHTS}{BETWEEN}{key}" not in stored]
     if absent:
         raise WhetError(f"checkpoint {path} lacks {absent[0]}; it was saved from another model: load its own")
