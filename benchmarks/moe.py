@@ -39,7 +39,7 @@ REPLAYS = ("none", "trainer", "sampler")
 NOTED = (
     *("sampler_gap", "sampler_gap_max", "kl_old", "reweighted", "gradient_norm", "router_drift"),
     *("router_drift_layers", "router_shift", "router_shift_layers", "expert_load_max", "expert_load_evenness"),
-    *("dead_experts", "replayed_tokens"),
+    *("dead_experts", "replayed_experts"),
 )
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_experts": 8, "moe_intermediate_size": 64},
@@ -47,10 +47,15 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+class HalfPrecisionEngine(TorchEngine):
+    dtype = torch.bfloat16
+
+
 def half_precision_engine(policy: CausalLM, tokenizer: Any, end_tokens: Any, *, context: int) -> TorchEngine:
     """A sampler with weights of its own, in bfloat16, as an engine in another process has them."""
     twin = copy.deepcopy(policy.model).to(torch.bfloat16)
-    return TorchEngine(causal_lm(twin, torch.bfloat16), tokenizer, end_tokens, context=context, owns_weights=True)
+    lm = causal_lm(twin, torch.bfloat16)
+    return HalfPrecisionEngine(lm, tokenizer, end_tokens, context=context, owns_weights=True)
 
 
 def fresh_mixture(size: str, folder: Path, seed: int = 0) -> Path:

@@ -1,6 +1,6 @@
 """The planner beside real peaks: training steps of many configurations, each in a process of its own.
 
-    python benchmarks/plan_check.py --results                    # one GPU: results/plan_check.json
+    python benchmarks/plan_check.py --results                    # one GPU: results/gpu_plan_check.json
     python benchmarks/plan_check.py --cpu --results              # results/plan_check_cpu.json
     python benchmarks/plan_check.py --only 1.5b-grpo,7b-lora     # some of them
     python benchmarks/plan_check.py --tiny                       # the GPU's list, tiny, on a CPU: does it run?
@@ -69,13 +69,13 @@ GPU: dict[str, dict[str, Any]] = {
     "7b-sft-bfloat16": case("7b", "sft", (16, 1), (128, 896), 4096, **model(weights="bfloat16")),
 }
 CPU: dict[str, dict[str, Any]] = {
-    "words-grpo": case("words", "grpo", (8, 8), (64, 192), 16384, **NO_KL),
-    "words-grpo-reference": case("words", "grpo", (8, 8), (64, 192), 4096),
-    "words-ppo": case("words", "ppo", (8, 4), (64, 128), 4096),
-    "wide-sft": case("wide", "sft", (16, 1), (64, 448), 8192),
-    "wide-sft-layers": case("wide", "sft", (16, 1), (64, 448), 8192, **model(recompute="layers")),
-    "wide-dpo": case("wide", "dpo", (8, 2), (64, 192), 4096),
-    "wide-lora": case("wide", "grpo", (4, 8), (64, 128), 4096, **model(lora=16)),
+    "words-grpo": case("words", "grpo", (4, 4), (64, 96), 4096, **NO_KL),
+    "words-grpo-reference": case("words", "grpo", (4, 4), (64, 96), 1024),
+    "words-ppo": case("words", "ppo", (4, 4), (64, 64), 2048),
+    "wide-sft": case("wide", "sft", (4, 1), (64, 448), 2048),
+    "wide-sft-layers": case("wide", "sft", (4, 1), (64, 448), 2048, **model(recompute="layers")),
+    "wide-dpo": case("wide", "dpo", (2, 2), (64, 192), 1024),
+    "wide-lora": case("wide", "grpo", (2, 4), (64, 64), 1024, **model(lora=16)),
 }
 CPU_SHAPES = {
     "words": "hidden=256,layers=4,heads=8,kv_heads=4,head_dim=32,inner=688,vocab=49152",
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds after which no further one is started")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     on_cpu = "--cpu" in sys.argv or "--tiny" in sys.argv
-    add_results_flag(parser, "plan_check_cpu" if on_cpu else "plan_check")
+    add_results_flag(parser, "plan_check_cpu" if on_cpu else "gpu_plan_check")
     chosen = parser.parse_args()
     every = cases(chosen.tiny, chosen.cpu)
     names = [each for each in chosen.only.split(",") if each] or list(every)

@@ -37,5 +37,7 @@ def run_ranks(size: int, script: str, *arguments: str, seconds: float = 600) -> 
         for rank in ranks:
             rank.kill()
             rank.wait()
-    failed = [(number, text[-3000:]) for number, (rank, text) in enumerate(zip(ranks, said, strict=True)) if rank.returncode]
+    failed = [
+        (number, text[-3000:]) for number, (rank, text) in enumerate(zip(ranks, said, strict=True)) if rank.returncode
+    ]
     assert not failed, failed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-import whet  # noqa: E402
+import whet
 
 
 def main(file: str) -> None:

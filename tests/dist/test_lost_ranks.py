@@ -110,14 +110,14 @@ def test_a_stopped_rank_ends_the_run_after_the_timeout(tmp_path):
     assert (tmp_path / "run" / "rank-1.log").read_text()
 
 
-REWARDS = '''
+REWARDS = """
 import os, time
 
 def hanging(prompt, completion):
     while os.environ["RANK"] == "1":
         time.sleep(0.5)
     return float(len(completion) % 2)
-'''
+"""
 
 
 @pytest.mark.slow
@@ -200,5 +200,7 @@ def children_of(process: int) -> list[int]:
 
 
 def rank_of(process: int) -> str:
-    values = dict(each.split("=", 1) for each in Path(f"/proc/{process}/environ").read_text().split("\0") if "=" in each)
+    values = dict(
+        each.split("=", 1) for each in Path(f"/proc/{process}/environ").read_text().split("\0") if "=" in each
+    )
     return values.get("RANK", "")

@@ -16,6 +16,7 @@ from processes import run_ranks
 from runs import RUNS, alone
 
 NOISE = 2e-3  # of a number, beside 1e-3: rounding grows in the second step
+COPY_ONLY = {"replayed_tokens", "replay_gap", "replay_limit"}  # of an engine on a copy of the policy, which is watched
 QUICK = ("grpo", "dpo online")
 
 
@@ -35,7 +36,7 @@ def compared(names: list[str], size: int, folder: Path) -> None:
 
 
 def _assert_close(found: dict[str, Any], wanted: dict[str, Any], where: tuple[str, int]) -> None:
-    assert found.keys() == wanted.keys(), where
+    assert found.keys() - COPY_ONLY == wanted.keys(), where
     for key, value in wanted.items():
         same = math.isclose(found[key], value, rel_tol=NOISE, abs_tol=NOISE * 0.1)
         assert same or (math.isnan(value) and math.isnan(found[key])), (*where, key, found[key], value)

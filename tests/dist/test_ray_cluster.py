@@ -85,8 +85,9 @@ def test_a_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        with pytest.raises(WhetError, match=f"port {taken.getsockname()[1]} is in use"), demo_cluster(
-            1, 1, taken.getsockname()[1]
+        with (
+            pytest.raises(WhetError, match=f"port {taken.getsockname()[1]} is in use"),
+            demo_cluster(1, 1, taken.getsockname()[1]),
         ):
             pass
 

@@ -62,7 +62,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     for line in found:  # ranks have an engine with a copy of the weights, which is checked by replaying some tokens
         for name in [name for name in line.get("metrics", ()) if name.startswith("replay")]:
             del line["metrics"][name]
-    return [{name: value for name, value in line.items() if name not in ("seconds", "health", "eval")} for line in found]
+    return [
+        {name: value for name, value in line.items() if name not in ("seconds", "health", "eval")} for line in found
+    ]
 
 
 def assert_same(one: Path, other: Path) -> None:

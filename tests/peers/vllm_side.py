@@ -109,10 +109,11 @@ def served():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder = load_model("whetstone").source
-    words = ["serve", folder, "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager"]
+    words = ["--model", folder, "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager"]
     words += ["--max-model-len", "256", "--host", "127.0.0.1", "--port", str(port)]
-    script = "from vllm.entrypoints.cli.main import main; main()"
-    there = subprocess.Popen([sys.executable, "-c", script, *words], stdout=sys.stderr)
+    # vLLM's command line looks for a package of the name vllm, which a CPU build has not
+    module = "vllm.entrypoints.openai.api_server"
+    there = subprocess.Popen([sys.executable, "-m", module, *words], stdout=sys.stderr)
     try:
         for _ in range(600):
             try:

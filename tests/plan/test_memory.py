@@ -131,6 +131,8 @@ def test_shards_are_a_share():
     assert lines["policy: AdamW's two moments, fp32"] == LARGE.weights == lines["policy: weights in shards, fp32"] * 2
     assert lines["sampler: a whole copy of the policy"] >= 2 * LARGE.weights and eight.fits and not one.fits
     assert 4 * eight.time.step < one.time.step and "8 ranks" in plan_text(eight)
+    assert eight.memory.loading >= 4 * LARGE.weights and "ranks read the whole model" in plan_text(eight)
+    assert not plan_for(replace(work, shape=NAMED["qwen2.5-32b"]), devices("64x80GB")).fits  # 131 GB before it is cut
     away = plan_for(replace(work, offload=True), devices("8x80GB"))
     assert away.memory.total < eight.memory.total - 15e9
     apart = plan_for(replace(work, engines=4), devices("8x80GB"))

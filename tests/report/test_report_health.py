@@ -182,7 +182,7 @@ def test_sampler_gap_depends_on_the_dtype(gap: float, dtype: str, fires: bool) -
     [
         ({"router_drift_layers": 0.1}, True),
         ({"router_drift_layers": 0.01}, False),
-        ({"router_drift_layers": 0.1, "replayed_tokens": 1.0}, False),
+        ({"router_drift_layers": 0.1, "replayed_experts": 1.0}, False),
         ({"router_drift_layers": 0.1, "staleness": 0.02}, False),
     ],
 )

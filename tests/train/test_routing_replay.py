@@ -45,26 +45,27 @@ def mixture(tmp_path_factory):
 
 
 @pytest.fixture
-def half_engine(monkeypatch):
-    """A sampler with weights of its own that routes some tokens otherwise: its routers are moved a little."""
+def jittery_engine(monkeypatch):
+    """A sampler with the same weights in a copy of its own, whose routers take the next best expert now and then."""
 
     def maker(policy, tokenizer, end_tokens, *, context):
         twin = copy.deepcopy(policy.model)
+        for module in twin.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.forward = jittery(module)
+        return TorchEngine(causal_lm(twin), tokenizer, end_tokens, context=context, owns_weights=True)
 
-        class Jittery(TorchEngine):
-            def load(self, weights, version):
-                super().load(weights, version)
-                shift(twin)
+    def jittery(router):
+        def forward(states):
+            states = states.reshape(-1, states.shape[-1])
+            logits = states @ router.weight.T
+            share = logits.softmax(-1)
+            jitter = (1000 * states.sum(-1, keepdim=True) + torch.arange(router.num_experts)).sin() * 0.1
+            index = (share + jitter).topk(router.top_k, dim=-1).indices
+            value = share.gather(-1, index)
+            return logits, value / value.sum(-1, keepdim=True), index
 
-        shift(twin)
-        return Jittery(causal_lm(twin), tokenizer, end_tokens, context=context, owns_weights=True)
-
-    def shift(model):
-        stream = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("gate.weight"):
-                    parameter.add_(torch.randn(parameter.shape, generator=stream) * 0.02)
+        return forward
 
     monkeypatch.setitem(ENGINES, "jittery", maker)
     assert registry.lookup("engine", "jittery") is maker
@@ -99,9 +100,9 @@ def trained(model, folder, replay, method="grpo", engine="torch", updates=2, **b
     return [line["metrics"] for line in read_metrics(run.folder) if "metrics" in line]
 
 
-def test_a_sampler_that_routes_otherwise_is_seen_and_replayed(mixture, half_engine, tmp_path):
+def test_a_sampler_that_routes_otherwise_is_seen_and_replayed(mixture, jittery_engine, tmp_path):
     found = {
-        replay: trained(mixture, tmp_path / replay, replay, engine=half_engine)
+        replay: trained(mixture, tmp_path / replay, replay, engine=jittery_engine)
         for replay in ("none", "sampler", "trainer")
     }
     first = {name: steps[0] for name, steps in found.items()}
@@ -110,8 +111,8 @@ def test_a_sampler_that_routes_otherwise_is_seen_and_replayed(mixture, half_engi
     assert first["none"]["router_drift_layers"] < first["none"]["router_drift"]
     assert first["none"]["sampler_gap"] == first["trainer"]["sampler_gap"]
     assert first["sampler"]["sampler_gap"] < 0.5 * first["none"]["sampler_gap"]
-    assert "replayed_tokens" not in first["none"]
-    assert first["sampler"]["replayed_tokens"] == first["trainer"]["replayed_tokens"] == 1.0
+    assert "replayed_experts" not in first["none"]
+    assert first["sampler"]["replayed_experts"] == first["trainer"]["replayed_experts"] == 1.0
     for steps in found.values():
         for metrics in steps:
             assert 0 < metrics["router_shift"] < 1  # the second update sees what the first has moved
@@ -121,13 +122,13 @@ def test_a_sampler_that_routes_otherwise_is_seen_and_replayed(mixture, half_engi
 
 def test_a_shared_sampler_agrees_with_the_trainer(mixture, tmp_path):
     (first, _) = trained(mixture, tmp_path / "shared", "sampler", method="gspo", updates=1)
-    assert first["router_drift"] == 0 and first["replayed_tokens"] == 1
+    assert first["router_drift"] == 0 and first["replayed_experts"] == 1
     assert first["sampler_gap"] < 1e-4 and "router_shift" not in first
 
 
 def test_with_staleness_the_experts_of_the_older_sampler_wait_with_the_samples(mixture, tmp_path):
     (_, second) = trained(mixture, tmp_path / "stale", "sampler", staleness=1)
-    assert second["replayed_tokens"] == 1 and second["router_drift"] > 0
+    assert second["replayed_experts"] == 1 and second["router_drift"] > 0
 
 
 def test_what_cannot_be_replayed_is_refused(mixture, tmp_path, monkeypatch):
@@ -187,5 +188,5 @@ def test_load_and_drift_of_known_tables():
     # a token that was not computed stays unknown, whatever was to be replayed
     assert torch.equal(used_experts(first, second)[0, 2], first[0, 2])
     assert torch.equal(used_experts(first, second)[0, :2], second[0, :2])
-    assert replayed_share(first, second) == {"replayed_tokens": 1.0}
-    assert replayed_share(second, first)["replayed_tokens"] == pytest.approx(2 / 3)
+    assert replayed_share(first, second) == {"replayed_experts": 1.0}
+    assert replayed_share(second, first)["replayed_experts"] == pytest.approx(2 / 3)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from whet.dist.ranks import Ranks
-from whet.dist.shard import layers_of, whole
+from whet.dist.shard import gathered_dtype, layers_of, whole
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import FACTORS, adapted_layers
 from whet.protocols import Engine
@@ -39,12 +39,17 @@ def whole_copy(policy: CausalLM) -> CausalLM:
             if hasattr(layer, name):
                 delattr(layer, name)
     lm = causal_lm(model, policy.dtype)
-    if policy.dtype.itemsize < 4:
-        for module in layers_of(lm.trunk):
-            for weight in module.parameters():
-                if weight.ndim > 1:
-                    weight.data = weight.data.to(policy.dtype)
+    half = gathered_dtype(lm)
+    for weight in _layer_weights(lm):
+        if weight.ndim > 1 and lm.dtype.itemsize < 4:
+            weight.data = weight.data.to(lm.dtype)
+        elif half is not None:
+            weight.data = weight.data.to(half).to(weight.dtype)
     return lm
+
+
+def _layer_weights(lm: CausalLM) -> list[nn.Parameter]:
+    return [weight for layer in layers_of(lm.trunk) for weight in layer.parameters()]
 
 
 class WholeCopyEngine:
@@ -62,12 +67,14 @@ class WholeCopyEngine:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any], version: int) -> None:
-        places: dict[int, str] = {}  # a weight that two layers share travels once
-        mine = self._copy.model.state_dict(keep_vars=True)
-        for name, place in mine.items():
-            if id(place) not in places and name in weights:
-                places[id(place)] = name
-                place.copy_(whole(weights[name], place.dtype))
+        done: set[int] = set()  # a weight that two layers share travels once
+        half = gathered_dtype(self._copy)
+        layered = {id(weight) for weight in _layer_weights(self._copy)}
+        for name, place in self._copy.model.state_dict(keep_vars=True).items():
+            if id(place) not in done and name in weights:
+                done.add(id(place))
+                # rounded as it is where the trainer gathers it
+                place.copy_(whole(weights[name], half if half is not None and id(place) in layered else place.dtype))
         self._engine.load(self._copy.model.state_dict(), version)
 
     def __getattr__(self, name: str) -> Any:

@@ -133,6 +133,11 @@ def _size(modules: Iterable[nn.Module]) -> int:
     return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
+def gathered_dtype(lm: CausalLM) -> torch.dtype | None:
+    """What layers are gathered in, where that is not how their weights are kept: half precision, on a GPU."""
+    return lm.dtype if lm.device.type == "cuda" and lm.dtype.itemsize < 4 else None
+
+
 def sharded(lm: CausalLM, sharding: Sharding, root: nn.Module | None = None) -> CausalLM:
     """The model in shards, in place. `root` is the module that holds all that is trained; None: the whole model.
 
@@ -140,7 +145,7 @@ def sharded(lm: CausalLM, sharding: Sharding, root: nn.Module | None = None) -> 
     """
     packs(lm)
     device = lm.device
-    half = lm.dtype if device.type == "cuda" and lm.dtype.itemsize < 4 else None
+    half = gathered_dtype(lm)
     root = lm.model if root is None else root
     _shard_bases(lm.model, sharding.mesh)
     for layer in layers_of(lm.trunk):

@@ -65,11 +65,12 @@ class MemoryPlan:
     @property
     def allocated(self) -> float:
         """The peak of what torch allocates."""
-        return max(self.of(phase) for phase in PHASES)
+        return max(self.loading, *(self.of(phase) for phase in PHASES))
 
     @property
-    def peak_phase(self) -> Phase:
-        return max(PHASES, key=self.of)
+    def peak_phase(self) -> str:
+        phase = max(PHASES, key=self.of)
+        return "load" if self.loading > self.of(phase) else phase
 
     @property
     def outside(self) -> float:
@@ -77,6 +78,7 @@ class MemoryPlan:
         return self._outside
 
     _outside: float = 0.0
+    loading: float = 0.0  # bytes while a model in shards is still whole: every rank reads all of it first
 
     @property
     def total(self) -> float:
@@ -97,9 +99,12 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
         wanted = _wanted_rows(work)
         rows = wanted if work.on_cpu else _rows_that_fit(work, wanted, devices.memory - CONTEXT_BYTES - standing)
         lines += _sampler(work, rows, devices.memory)
-    plan = MemoryPlan(tuple(line for line in lines if line.bytes > 0), rows, wanted, devices.memory)
+    copies = sum(line.bytes for line in lines if line.name.startswith("sampler: a whole copy"))
+    loading = 4 * work.shape.weights + copies if work.ranks > 1 else 0.0
+    kept = tuple(line for line in lines if line.bytes > 0)
+    plan = MemoryPlan(kept, rows, wanted, devices.memory, loading=loading)
     outside = CPU_PROCESS if work.on_cpu else CONTEXT_BYTES + SLACK * plan.allocated
-    return MemoryPlan(plan.lines, rows, wanted, devices.memory, outside)
+    return MemoryPlan(kept, rows, wanted, devices.memory, outside, loading)
 
 
 def _millions(count: float) -> str:

@@ -179,6 +179,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             "allocated": memory.allocated,
             "outside": memory.outside,
             "by_phase": {phase: memory.of(phase) for phase in PHASES},
+            "loading": memory.loading,
             "rows": memory.rows,
             "wanted_rows": memory.wanted_rows,
             "lines": [
@@ -211,6 +212,9 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"  {line.gigabytes:8.2f}  {line.name:{width}}  {line.formula}{when}")
     lines.append(f"  {memory.outside / GIGA:8.2f}  {_outside_words(work):{width}}")
     by_phase = ", ".join(f"{phase} {(memory.of(phase) + memory.outside) / GIGA:.1f}" for phase in _phases(work))
+    by_phase += f", load {(memory.loading + memory.outside) / GIGA:.1f}: ranks read the whole model" * bool(
+        memory.loading
+    )
     lines += [f"  {memory.total / GIGA:8.2f}  at most   (by phase: {by_phase})", ""]
     if memory.rows and memory.rows < memory.wanted_rows:
         lines += [

@@ -257,7 +257,7 @@ def _router_drift(history: History) -> HealthFinding | None:
     metrics = history.steps[-1].metrics
     drift = metrics.get("router_drift_layers")
     # completions of an older policy are meant to differ, and replayed experts do no harm
-    if drift is None or "staleness" in metrics or "replayed_tokens" in metrics or not drift > MUCH_DRIFT:
+    if drift is None or "staleness" in metrics or "replayed_experts" in metrics or not drift > MUCH_DRIFT:
         return None
     return problem(
         "router drift",

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from whet.data.packing import token_batch
 from whet.model.causal_lm import CausalLM
+from whet.model.experts import routers
 from whet.model.token_logp import Details, token_logp
 from whet.protocols import Engine
 from whet.types import Group, Prompt, Sample, WhetError
@@ -195,12 +196,14 @@ def replay(
     was_training = policy.model.training
     policy.model.eval()
     try:
-        ours = token_logp(policy, batch.tokens, batch.action, temperature, batch.support).logp.float().cpu()
+        # a router that decides otherwise at a near tie is another's rounding, and no other policy
+        experts = batch.routed_experts if routers(policy) is not None else None
+        scored = (batch.tokens, batch.action, temperature, batch.support)
+        ours = token_logp(policy, *scored, Details(replay=experts)).logp.float().cpu()
         again = ours
         if policy.gathering is None:  # weights in shards are gathered once; then a token's last digit is all there is
             other = replace(policy, dtype=_other_precision(policy.dtype, dtype))
-            details = Details(packed=False)
-            again = token_logp(other, batch.tokens, batch.action, temperature, batch.support, details).logp
+            again = token_logp(other, *scored, Details(packed=False, replay=experts)).logp
     finally:
         policy.model.train(was_training)
     coarse = min((policy.dtype, dtype or policy.dtype), key=lambda each: each.itemsize)

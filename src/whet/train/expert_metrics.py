@@ -60,4 +60,4 @@ def replayed_share(chosen: Tensor, replay: Tensor | None) -> dict[str, float]:
     if replay is None:
         return {}
     computed, replayed = (chosen >= 0).all(-1).all(-1), (replay >= 0).all(-1).all(-1)
-    return {"replayed_tokens": float((replayed & computed).sum() / computed.sum().clamp(min=1))}
+    return {"replayed_experts": float((replayed & computed).sum() / computed.sum().clamp(min=1))}
