@@ -1,4 +1,4 @@
-"""Calls of whet.train and whet.resume, one after another, as one rank among several: `python ranked_runs.py CALLS.json`.
+"""Calls of whet.train and whet.resume, one after another, as one of several ranks: `python ranked_runs.py CALLS.json`.
 
 CALLS.json is a list of `[function, arguments, keywords]`; RANK and the rest are in the environment.
 """
