@@ -296,8 +296,8 @@ def _connected(address: str) -> RayCluster:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise WhetError(
-            f"scale.address={address}: no Ray cluster answers ({_first_line(error)}); start one with `ray start --head`, "
-            "or drop scale.address"
+            f"scale.address={address}: no Ray cluster answers ({_first_line(error)}); start one with "
+            "`ray start --head`, or drop scale.address"
         ) from error
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
@@ -341,9 +341,13 @@ def require_same_versions(by_node: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse machines whose packages differ from those here: they would train something else, or break later."""
     own = package_versions()
     for node, versions in by_node.items():
-        different = [f"{name} {versions.get(name)} (here {own[name]})" for name in own if versions.get(name) != own[name]]
+        different = [
+            f"{name} {versions.get(name)} (here {own[name]})" for name in own if versions.get(name) != own[name]
+        ]
         if different:
-            raise WhetError(f"the machine {node} has {', '.join(different)}; install the same versions on every machine")
+            raise WhetError(
+                f"the machine {node} has {', '.join(different)}; install the same versions on every machine"
+            )
 
 
 def _versions_by_node(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:

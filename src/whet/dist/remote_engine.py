@@ -18,7 +18,7 @@ from whet.dist.engine_host import WrittenPiece
 from whet.dist.remote_session import RemoteAhead, RemoteSession
 from whet.dist.sample_check import wrong_with
 from whet.dist.wire import packed_weights, unpacked_samples
-from whet.dist.workers import START_SECONDS, WorkerCall, Worker, WorkerLost, WorkerPool
+from whet.dist.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
 from whet.types import Request, RunFailed, Sample, Sampling, SessionShape
 
 Doing = Literal["start", "load", "write", "open", "exchange"]
