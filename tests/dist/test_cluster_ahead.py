@@ -87,7 +87,7 @@ def test_an_engine_that_is_killed_while_it_writes_ahead_costs_no_prompt(tmp_path
 
 def test_adapters_reach_engines_that_write_ahead(tmp_path):
     scale = {"engines": 2, "max_staleness": 1}
-    run = trained(tmp_path / "run", scale, lora=4)
+    run = trained(tmp_path / "run", scale, config={"model": {"lora": {"rank": 4}}})
     assert max(found_in(metrics_of(run), "versions_behind_max")) <= 1
     gaps, limits = (found_in(metrics_of(run), name) for name in ("replay_gap", "replay_limit"))
     assert gaps and all(gap <= limit for gap, limit in zip(gaps, limits, strict=True))

@@ -152,7 +152,7 @@ def test_the_last_engine_ends_the_run():
         raise WorkerLost("bad memory")
 
     _, session, _ = opened(2, breaks)
-    with pytest.raises(RunFailed, match="all 2 engines are lost; the last: engine . at here: bad memory"):
+    with pytest.raises(RunFailed, match=r"all 2 engines are lost; the last: engine . at here: bad memory"):
         written(session, REQUESTS)
 
 

@@ -11,17 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from whet.dist.engine_host import WrittenPiece
 from whet.dist.remote_session import RemoteAhead, RemoteSession
+from whet.dist.remote_worker import Doing, EngineCounts, RemoteWorker
 from whet.dist.sample_check import wrong_with
 from whet.dist.wire import packed_weights, unpacked_samples
-from whet.dist.workers import START_SECONDS, Worker, WorkerCall, WorkerLost, WorkerPool
+from whet.dist.workers import START_SECONDS, Worker, WorkerLost, WorkerPool
 from whet.types import Request, RunFailed, Sample, Sampling, SessionShape
-
-Doing = Literal["start", "load", "write", "open", "exchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,39 +27,6 @@ MOST_RESTARTS = 2  # of an engine that has written nothing in between
 LEAST_ROWS = 64  # of a piece: fewer side by side cost more per token than an even load saves
 MOST_PIECES = 4  # per engine
 PATIENCE = 0.2  # seconds between two looks at calls that run
-
-
-@dataclass
-class EngineCounts:
-    """What one engine did so far."""
-
-    requests: int = 0
-    tokens: int = 0  # of completions
-    seconds: float = 0.0  # that it wrote
-    weight_bytes: int = 0  # that it fetched
-    loads: int = 0
-    restarts: int = 0
-
-
-@dataclass(eq=False)
-class RemoteWorker:
-    """One engine, over all processes it has had. It does one thing at a time."""
-
-    number: int
-    worker: Worker
-    counts: EngineCounts
-    call: WorkerCall | None = None  # that runs
-    doing: Doing = "start"
-    since: float = 0.0  # the call began
-    piece: list[int] | None = None  # requests that it writes
-    sent: int | None = None  # number of the load whose weights it was given
-    arrived: Mapping[str, int] | None = None  # their fingerprint there, where it has told it
-    failures: int = 0  # in a row
-    is_given_up: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"engine {self.number}"
 
 
 class RemoteEngine:

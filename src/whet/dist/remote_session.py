@@ -9,15 +9,14 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from whet.dist.background import ThreadSession
 from whet.dist.engine_host import WrittenAhead
+from whet.dist.remote_worker import Doing, RemoteWorker
 from whet.dist.sample_check import wrong_with
 from whet.types import Request, Sample, Sampling, SessionShape
-
-if TYPE_CHECKING:
-    from whet.dist.remote_engine import RemoteEngine, RemoteWorker
 
 PAUSE = 0.02  # seconds between two looks at the engines
 
@@ -86,10 +85,41 @@ def _cost(request: Request, budget: int) -> int:
     return request.max_new_tokens or budget
 
 
+class SharedEngines(Protocol):
+    """Engines that a session looks after; `whet.dist.remote_engine.RemoteEngine` has them."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    @property
+    def version(self) -> int | None:
+        """Of the newest weights."""
+        ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    def store(self, weights: Mapping[str, Any], version: int) -> None: ...
+
+    def look(self, seconds: float) -> None: ...
+
+    def all_engines(self) -> list[RemoteWorker]: ...
+
+    def usable(self) -> list[RemoteWorker]: ...
+
+    def is_current(self, engine: RemoteWorker) -> bool: ...
+
+    def load_into(self, engine: RemoteWorker) -> None: ...
+
+    def call(self, engine: RemoteWorker, doing: Doing, method: str, *arguments: Any) -> None: ...
+
+    def end_session(self) -> None: ...
+
+
 class RemoteSession:
     """A `whet.protocols.Session` over the engines of a `RemoteEngine`, which it looks after while it is open."""
 
-    def __init__(self, engines: RemoteEngine, sampling: Sampling, shape: SessionShape, vocabulary: int) -> None:
+    def __init__(self, engines: SharedEngines, sampling: Sampling, shape: SessionShape, vocabulary: int) -> None:
         self._engines, self._sampling, self._shape, self._vocabulary = engines, sampling, shape, vocabulary
         self._shares = RequestShares()
         self._opened: dict[int, Any] = {}  # engine -> the worker that the session is open on
